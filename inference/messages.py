@@ -1,0 +1,92 @@
+"""Messages between the web process and the workers: one schema, JSON values only.
+
+A generation travels as a ``GenerateMessage`` (argument of the Celery message on the model's queue) and
+comes back as events on the stream of the web process that asked. Every event names the request,
+the attempt and a dense ``index`` from 0 per attempt; exactly one of them is terminal (``done`` or ``error``).
+
+    start    prompt accepted by the engine: prompt_tokens [, prompt_token_ids, prompt_logprobs]
+    delta    text and tokens of one choice: choice, text, token_ids [, logprobs], [finish_reason, stop_reason]
+    done     usage; the request is complete
+    error    BlazrError.to_dict(); the request failed
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class PromptMessage(TypedDict, total=False):
+    """Exactly one of text, token_ids, messages."""
+
+    text: str
+    token_ids: list[int]
+    messages: list[dict[str, Any]]
+    template_kwargs: dict[str, Any]  # tools, documents, enable_thinking, …
+    add_generation_prompt: bool  # default true
+    continue_final_message: bool
+    add_special_tokens: bool  # text prompts: put BOS; default true
+
+
+class GenerateMessage(TypedDict):
+    """One generation request for a worker.
+
+    ``params`` is ``SamplingParams.to_dict()`` with the seed set by the web process, so that a second attempt
+    draws the same tokens. ``delivered`` holds, per choice, the token ids that the client already has.
+    """
+
+    request_id: str
+    web_id: str  # names the reply stream: out:<web_id>
+    attempt: int
+    model: str  # Checkpoint primary key
+    prompt: PromptMessage
+    params: dict[str, Any]
+    priority: int
+    deadline: float  # Unix time after which nobody waits
+    echo: NotRequired[bool]
+    return_prompt_token_ids: NotRequired[bool]
+    cache_salt: NotRequired[str]
+    delivered: NotRequired[list[list[int]]]
+
+
+class LogprobEntry(TypedDict):
+    """One position. ``token`` is the token's text, ``bytes`` its bytes (a token may be part of a character)."""
+
+    token_id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+    top: list[dict[str, Any]]  # the same members without ``top``
+
+
+class UsageEvent(TypedDict):
+    """Token counts and durations of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    queue_s: float
+    ttft_s: float
+    duration_s: float
+
+
+class GenerationEvent(TypedDict):
+    """One event; members beyond the first four depend on ``type`` as listed above."""
+
+    request_id: str
+    attempt: int
+    index: int
+    type: Literal["start", "delta", "done", "error"]
+    prompt_tokens: NotRequired[int]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_text: NotRequired[str]  # echo
+    prompt_logprobs: NotRequired[list[LogprobEntry | None]]
+    choice: NotRequired[int]
+    text: NotRequired[str]
+    token_ids: NotRequired[list[int]]
+    logprobs: NotRequired[list[LogprobEntry]]
+    finish_reason: NotRequired[str | None]
+    stop_reason: NotRequired[str | int | None]
+    usage: NotRequired[UsageEvent]
+    error: NotRequired[dict[str, Any]]

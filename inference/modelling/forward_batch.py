@@ -1,0 +1,100 @@
+"""ForwardBatch: everything that one forward pass may read besides weights and states.
+
+One pass computes T tokens of B sequences, prefill chunks and decodes together. Tokens lie flat, one
+row each; the sequences that decode (exactly one token, with earlier tokens computed) come first, so
+row i is sequence i for i < ``num_decodes``; the prefill chunks follow, each a run of rows. Built by
+the model runner once per step; the layers share the masks that are made here.
+
+States: per-token state (keys, values, latents) of token position p lives at physical slot
+``block_table[p // block_size] * block_size + p % block_size`` of each layer's paged tensors, whose
+first axis is the slot; per-sequence state lives at ``state_slots[i]`` of each layer's slot tensors.
+
+Slot 0 of both kinds is scratch: padding reads and writes go there, no sequence owns it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+LayerState = dict[str, torch.Tensor]
+"""State tensors of one layer by name (``StateTensor.name``); first axis: physical slot."""
+
+
+@dataclass(slots=True)
+class PrefillChunk:
+    """Consecutive prompt tokens of one sequence.
+
+    Attributes:
+        start, stop: Its rows in the batch; ``stop - start`` tokens.
+        context_len: Tokens of the sequence computed before this chunk; 0: the recurrent state starts
+            at zero, whatever the slot holds.
+        sequence: Index of the sequence in ``state_slots``.
+        state_slot: ``state_slots[sequence]`` as a Python number.
+        kv_slots: (context_len + stop - start,) int64, physical slots of all tokens up to the chunk's
+            end. Empty when the model has no paged state.
+    """
+
+    start: int
+    stop: int
+    context_len: int
+    sequence: int
+    state_slot: int
+    kv_slots: torch.Tensor
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step's tokens.
+
+    Attributes:
+        input_ids: (T,) int64.
+        positions: (T,) int64, from 0 in each sequence.
+        slot_mapping: (T,) int64, physical slot for each token's paged state.
+        state_slots: (B,) int64, state slot of each sequence, decodes first.
+        num_decodes: Number of leading rows that are decodes.
+        prefills: The chunks after them, in row order.
+        decode_kv_slots: (num_decodes, L) int64, physical slots of positions 0 … context-1 of each decoding
+            sequence, the new token included, padded with 0 to the longest; None without decodes.
+        decode_context_lens: (num_decodes,) int64, valid columns of each row of ``decode_kv_slots``.
+        max_decode_context: L, as a Python number.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    state_slots: torch.Tensor
+    num_decodes: int
+    prefills: tuple[PrefillChunk, ...]
+    decode_kv_slots: torch.Tensor | None = None
+    decode_context_lens: torch.Tensor | None = None
+    max_decode_context: int = 0
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.input_ids.shape[0])
+
+    @property
+    def decode_state_slots(self) -> torch.Tensor:
+        """(num_decodes,) state slots of the decoding sequences."""
+        return self.state_slots[: self.num_decodes]
+
+    def decode_mask(self, sliding_window: int | None) -> torch.Tensor:
+        """(num_decodes, L) bool: which columns of ``decode_kv_slots`` the new token may see.
+
+        Args:
+            sliding_window: Number of visible positions, the new token's own included; None: all.
+        """
+        mask = self._masks.get(sliding_window)
+        if mask is None:
+            assert self.decode_context_lens is not None
+            columns = torch.arange(self.max_decode_context, device=self.input_ids.device)
+            lens = self.decode_context_lens.unsqueeze(1)
+            mask = columns < lens
+            if sliding_window is not None:
+                mask &= columns >= lens - sliding_window
+            self._masks[sliding_window] = mask
+        return mask

@@ -1,0 +1,721 @@
+"""ModelSpec: what a network is, layer by layer, without its weights.
+
+Inspection makes it from headers, names and config; the database stores it as JSON; the worker
+builds the network from it and never detects anything again. Standard library only: the web
+process reads specs too.
+
+A model is a residual stream ``x`` of width h (``hidden_size``). Layer by layer, each part that is there:
+
+    x = x + r · post_norm(token_mixer(norm(x)))
+    x = x + r · post_norm(channel_mixer(norm(x)))
+
+with r = ``residual_multiplier``; then logits = cap(head(final_norm(x)) · ``logits_multiplier``).
+
+Our parameter names are the keys of ``ModelSpec.parameters``; ``Source`` says from which tensors of
+the checkpoint each one is put together. ``parameter_shapes`` gives the shape that each must have,
+so that a wrong checkpoint is refused before any tensor is read.
+
+Shape letters: h hidden, V vocabulary, I inner width of a Mamba layer, H heads, P head width,
+S state size, G groups, K convolution kernel, E experts, f intermediate.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar, Literal
+
+Shape = tuple[int, ...]
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """A normalisation over the last axis.
+
+    ``rms``: x / sqrt(mean(x²) + eps) · (w + offset), statistics in float32.
+    ``layer``: subtracts the mean first, biased variance, weight and bias.
+    ``weightless`` drops the weight.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-5
+    offset: float = 0.0
+    weightless: bool = False
+
+    def parameter_shapes(self, width: int) -> dict[str, Shape]:
+        """Shapes of this norm's own parameters over ``width`` values."""
+        if self.weightless:
+            return {}
+        if self.kind == "layer":
+            return {"weight": (width,), "bias": (width,)}
+        return {"weight": (width,)}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context.
+
+    Attributes:
+        kind: ``linear`` (frequencies / factor), ``llama3`` (by wavelength bands), ``yarn``
+            (Peng et al. 2023, https://arxiv.org/abs/2309.00071), ``longrope`` (per-frequency factors),
+            ``dynamic`` (NTK; base grows with the length).
+        attention_factor: Multiplies cos and sin; None: the kind's own rule.
+    """
+
+    kind: Literal["linear", "llama3", "yarn", "longrope", "dynamic"]
+    factor: float = 1.0
+    original_max_position_embeddings: int = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding over the first ``rotary_dim`` values of a head.
+
+    ``interleaved`` rotates adjacent pairs (2i, 2i+1); otherwise pairs are (i, i + rotary_dim/2).
+    """
+
+    theta: float
+    rotary_dim: int
+    interleaved: bool = False
+    scaling: RopeScaling | None = None
+    max_position_embeddings: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a layer's generation state.
+
+    ``per='token'`` lives in paged blocks, one entry of ``shape`` for each token; ``per='sequence'``
+    lives in a state slot, one entry for each running request. dtype ``model`` follows the weights.
+    """
+
+    name: str
+    per: Literal["token", "sequence"]
+    shape: Shape
+    dtype: Literal["model", "float32"] = "model"
+
+    def size_bytes(self, model_dtype: str) -> int:
+        """Bytes of one entry."""
+        return math.prod(self.shape) * DTYPE_BYTES["float32" if self.dtype == "float32" else model_dtype]
+
+
+# --- token mixers ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Grouped-query attention with a paged KV cache.
+
+    Attributes:
+        scale: Factor of q·k before the softmax.
+        qk_norm: Norm of q and k before the rotation; over one head (``qk_norm_per_head``) or the whole width.
+        sliding_window: A query sees this many positions, its own included; None: all.
+        softcap: cap · tanh(score / cap) before the softmax (Gemma 2); None: off.
+        rope: None: no positions (Jamba, Nemotron-H).
+    """
+
+    kind: ClassVar[str] = "attention"
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeSpec | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: NormSpec | None = None
+    qk_norm_per_head: bool = True
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``qkv_proj`` is q, k and v stacked in this order."""
+        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes: dict[str, Shape] = {"qkv_proj.weight": (q_width + 2 * kv_width, hidden_size)}
+        if self.qkv_bias:
+            shapes["qkv_proj.bias"] = (q_width + 2 * kv_width,)
+        shapes["o_proj.weight"] = (hidden_size, q_width)
+        if self.o_bias:
+            shapes["o_proj.bias"] = (hidden_size,)
+        if self.qk_norm is not None:
+            for name, width in (("q_norm", q_width), ("k_norm", kv_width)):
+                shapes |= _prefixed(name, self.qk_norm.parameter_shapes(self.head_dim if self.qk_norm_per_head else width))
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """Keys (already rotated) and values of each token."""
+        shape = (self.num_kv_heads, self.head_dim)
+        return (StateTensor("k", "token", shape), StateTensor("v", "token", shape))
+
+
+@dataclass(frozen=True, slots=True)
+class MLASpec:
+    """Multi-head latent attention; the cache holds the compressed latent and the rotated shared key.
+
+    Two spellings, one arithmetic: DeepSeek norms the latents and takes the rotary query from the
+    query latent; oxidizr has no norms and takes it from the hidden state (``q_rope_from_hidden``).
+
+    Attributes:
+        q_lora_rank: None: q comes straight from the hidden state.
+        scale: Factor of (q_nope·k_nope + q_rope·k_rope).
+    """
+
+    kind: ClassVar[str] = "mla"
+    num_heads: int
+    kv_lora_rank: int
+    q_lora_rank: int | None
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    scale: float
+    rope: RopeSpec
+    q_rope_from_hidden: bool = False
+    q_a_norm: NormSpec | None = None
+    kv_a_norm: NormSpec | None = None
+    bias: bool = False
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``kv_a_proj`` is latent then rotary key; ``k_b_proj``, ``v_b_proj`` expand the latent per head."""
+        heads, nope, rope = self.num_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
+        q_width = heads * (nope if self.q_rope_from_hidden else nope + rope)
+        shapes: dict[str, Shape] = {"kv_a_proj.weight": (self.kv_lora_rank + rope, hidden_size)}
+        if self.bias:
+            shapes["kv_a_proj.bias"] = (self.kv_lora_rank + rope,)
+        if self.kv_a_norm is not None:
+            shapes |= _prefixed("kv_a_norm", self.kv_a_norm.parameter_shapes(self.kv_lora_rank))
+        shapes["k_b_proj.weight"] = (heads * nope, self.kv_lora_rank)
+        shapes["v_b_proj.weight"] = (heads * self.v_head_dim, self.kv_lora_rank)
+        if self.q_lora_rank is None:
+            shapes["q_proj.weight"] = (q_width, hidden_size)
+        else:
+            shapes["q_a_proj.weight"] = (self.q_lora_rank, hidden_size)
+            if self.bias:
+                shapes["q_a_proj.bias"] = (self.q_lora_rank,)
+            if self.q_a_norm is not None:
+                shapes |= _prefixed("q_a_norm", self.q_a_norm.parameter_shapes(self.q_lora_rank))
+            shapes["q_b_proj.weight"] = (q_width, self.q_lora_rank)
+        if self.q_rope_from_hidden:
+            shapes["q_rope_proj.weight"] = (heads * rope, hidden_size)
+        shapes["o_proj.weight"] = (hidden_size, heads * self.v_head_dim)
+        if self.bias:
+            shapes["o_proj.bias"] = (hidden_size,)
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """One row per token: latent (normed where there is a norm), then the rotated key."""
+        return (StateTensor("latent", "token", (self.kv_lora_rank + self.qk_rope_head_dim,)),)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1Spec:
+    """Selective state space layer of Gu and Dao 2023, https://arxiv.org/abs/2312.00752.
+
+    Attributes:
+        inner_norm: Norm of dt, B and C after ``x_proj`` (Jamba with weights, Falcon-Mamba without).
+        positive_a: A = +exp(-a_log), the oxidizr trainer's form, instead of -exp(A_log).
+        state_clamp: The state stays within ± this (oxidizr: 30); None: free.
+    """
+
+    kind: ClassVar[str] = "mamba1"
+    intermediate_size: int
+    state_size: int
+    conv_kernel: int
+    dt_rank: int
+    proj_bias: bool = False
+    conv_bias: bool = True
+    activation: str = "silu"
+    inner_norm: NormSpec | None = None
+    positive_a: bool = False
+    state_clamp: float | None = None
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is x then gate; ``x_proj`` is dt, B, C."""
+        inner, size = self.intermediate_size, self.state_size
+        shapes: dict[str, Shape] = {"in_proj.weight": (2 * inner, hidden_size)}
+        if self.proj_bias:
+            shapes["in_proj.bias"] = (2 * inner,)
+        shapes["conv1d.weight"] = (inner, 1, self.conv_kernel)
+        if self.conv_bias:
+            shapes["conv1d.bias"] = (inner,)
+        shapes |= {
+            "x_proj.weight": (self.dt_rank + 2 * size, inner),
+            "dt_proj.weight": (inner, self.dt_rank),
+            "dt_proj.bias": (inner,),
+            "A_log": (inner, size),
+            "D": (inner,),
+            "out_proj.weight": (hidden_size, inner),
+        }
+        if self.proj_bias:
+            shapes["out_proj.bias"] = (hidden_size,)
+        if self.inner_norm is not None:
+            for name, width in (("dt_norm", self.dt_rank), ("b_norm", size), ("c_norm", size)):
+                shapes |= _prefixed(name, self.inner_norm.parameter_shapes(width))
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The last K-1 inputs of the convolution, and the recurrent state."""
+        return (
+            StateTensor("conv_state", "sequence", (self.intermediate_size, self.conv_kernel - 1), "float32"),
+            StateTensor("ssm_state", "sequence", (self.intermediate_size, self.state_size), "float32"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec:
+    """State space dual layer of Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
+
+    Attributes:
+        dt_min, dt_max: dt is clamped to this range after softplus.
+        a_clamp: exp(A_log) is clamped to this range (oxidizr); None: not.
+        a_override: ``"-(1..H)"`` replaces the stored A_log by A = -(1, 2, …, H), an explicit choice of
+            the operator for checkpoints of a trainer that didn't store what it used; None: as stored.
+        norm_group_size: The gated norm runs over groups of this many values (I: all at once).
+        norm_before_gate: norm(y) · silu(gate) instead of norm(y · silu(gate)).
+        gated_norm: None: y · silu(gate) without a norm.
+    """
+
+    kind: ClassVar[str] = "mamba2"
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    norm_group_size: int
+    gated_norm: NormSpec | None
+    norm_before_gate: bool = False
+    dt_min: float = 0.0
+    dt_max: float = math.inf
+    proj_bias: bool = False
+    conv_bias: bool = True
+    activation: str = "silu"
+    a_clamp: tuple[float, float] | None = None
+    a_override: Literal["-(1..H)"] | None = None
+    chunk_size: int = 64
+
+    @property
+    def conv_width(self) -> int:
+        """C = I + 2GS: width of x, B and C together."""
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is gate, x, B, C, dt."""
+        inner, heads = self.intermediate_size, self.num_heads
+        rows = inner + self.conv_width + heads
+        shapes: dict[str, Shape] = {"in_proj.weight": (rows, hidden_size)}
+        if self.proj_bias:
+            shapes["in_proj.bias"] = (rows,)
+        shapes["conv1d.weight"] = (self.conv_width, 1, self.conv_kernel)
+        if self.conv_bias:
+            shapes["conv1d.bias"] = (self.conv_width,)
+        shapes |= {"dt_bias": (heads,), "A_log": (heads,), "D": (heads,)}
+        if self.gated_norm is not None:
+            shapes |= _prefixed("norm", self.gated_norm.parameter_shapes(inner))
+        shapes["out_proj.weight"] = (hidden_size, inner)
+        if self.proj_bias:
+            shapes["out_proj.bias"] = (hidden_size,)
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The last K-1 raw rows of x, B, C, and the recurrent state."""
+        return (
+            StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"),
+            StateTensor("ssm_state", "sequence", (self.num_heads, self.head_dim, self.state_size), "float32"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba3Spec:
+    """oxidizr's Mamba-3: trapezoidal recurrence, optional complex rotation, convolution and MIMO.
+
+    The state is as wide as P · max(R, 1) per head, R = ``mimo_rank``. Norms inside have eps 1e-6.
+    """
+
+    kind: ClassVar[str] = "mamba3"
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int | None
+    complex_rope: bool
+    mimo_rank: int
+    gated_norm: NormSpec
+    bc_norm: NormSpec
+    dt_min: float = 0.001
+    dt_max: float = 0.1
+    a_clamp: tuple[float, float] | None = (1e-6, 1e6)
+    a_override: Literal["-(1..H)"] | None = None
+
+    @property
+    def conv_width(self) -> int:
+        """C = I + 2GS: width of x, B and C together."""
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def state_head_dim(self) -> int:
+        """P · max(R, 1)."""
+        return self.head_dim * max(self.mimo_rank, 1)
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is gate, x, B, C, dt."""
+        inner, heads, size = self.intermediate_size, self.num_heads, self.state_size
+        rows = inner + self.conv_width + heads
+        shapes: dict[str, Shape] = {
+            "in_proj.weight": (rows, hidden_size),
+            "in_proj.bias": (rows,),
+            "lambda_proj.weight": (heads, hidden_size),
+            "lambda_proj.bias": (heads,),
+            "b_bias": (heads, size),
+            "c_bias": (heads, size),
+            "dt_bias": (heads,),
+            "A_log": (heads,),
+            "D": (heads,),
+        }
+        shapes |= _prefixed("bc_norm", self.bc_norm.parameter_shapes(size))
+        shapes |= _prefixed("norm", self.gated_norm.parameter_shapes(inner))
+        if self.complex_rope:
+            shapes |= {"theta_proj.weight": (heads * size // 2, hidden_size), "theta_proj.bias": (heads * size // 2,)}
+        if self.conv_kernel is not None:
+            shapes |= {"conv1d.weight": (self.conv_width, 1, self.conv_kernel), "conv1d.bias": (self.conv_width,)}
+        if self.mimo_rank > 0:
+            wide, narrow = self.state_head_dim, self.head_dim
+            shapes |= {
+                "mimo_x_up.weight": (wide, narrow),
+                "mimo_x_up.bias": (wide,),
+                "mimo_x_down.weight": (narrow, wide),
+                "mimo_x_down.bias": (narrow,),
+            }
+        return shapes | {"out_proj.weight": (hidden_size, inner), "out_proj.bias": (hidden_size,)}
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """Recurrent state, previous expanded x and rotated B, running angle, convolution tail."""
+        heads, wide, size = self.num_heads, self.state_head_dim, self.state_size
+        found = [
+            StateTensor("ssm_state", "sequence", (heads, wide, size), "float32"),
+            StateTensor("x_state", "sequence", (heads, wide), "float32"),
+            StateTensor("b_state", "sequence", (heads, size), "float32"),
+        ]
+        if self.complex_rope:
+            found.append(StateTensor("angle_state", "sequence", (heads, size // 2), "float32"))
+        if self.conv_kernel is not None:
+            found.append(StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"))
+        return tuple(found)
+
+
+TokenMixerSpec = AttentionSpec | MLASpec | Mamba1Spec | Mamba2Spec | Mamba3Spec
+
+
+# --- channel mixers ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MLPSpec:
+    """down(act(gate x) · up x), or down(act(up x)) when not ``gated``."""
+
+    kind: ClassVar[str] = "mlp"
+    intermediate_size: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``gate_up_proj`` is gate then up."""
+        name, rows = ("gate_up_proj", 2 * self.intermediate_size) if self.gated else ("up_proj", self.intermediate_size)
+        shapes: dict[str, Shape] = {f"{name}.weight": (rows, hidden_size)}
+        if self.bias:
+            shapes[f"{name}.bias"] = (rows,)
+        shapes["down_proj.weight"] = (hidden_size, self.intermediate_size)
+        if self.bias:
+            shapes["down_proj.bias"] = (hidden_size,)
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class MoESpec:
+    """Routed experts, and optionally shared ones.
+
+    Attributes:
+        scoring: Scores over all experts from the router's logits.
+        normalise_top_k: The chosen scores are divided by their sum (softmax over the chosen logits is
+            ``softmax`` with this on).
+        routed_scaling_factor: Multiplies the routed experts' weights.
+        num_expert_groups, top_k_groups: Group-limited routing of DeepSeek; 1, 1: off.
+        group_score: A group's score: its best expert (V2) or the sum of its two best (V3).
+        correction_bias: A learned bias added to the scores for choosing only (V3).
+        normalise_eps: Added to the sum when normalising.
+        shared_intermediate_size: Width of the always-on expert; 0: none.
+        shared_gate: The shared expert is multiplied by sigmoid of a learned projection (Qwen2-MoE).
+    """
+
+    kind: ClassVar[str] = "moe"
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    activation: str = "silu"
+    gated: bool = True
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalise_top_k: bool = True
+    normalise_eps: float = 0.0
+    routed_scaling_factor: float = 1.0
+    num_expert_groups: int = 1
+    top_k_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    correction_bias: bool = False
+    shared_intermediate_size: int = 0
+    shared_gate: bool = False
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """Experts are stacked: ``experts.gate_up_proj`` (E, 2f, h), ``experts.down_proj`` (E, h, f)."""
+        count, inner = self.num_experts, self.intermediate_size
+        shapes: dict[str, Shape] = {"router.weight": (count, hidden_size)}
+        if self.correction_bias:
+            shapes["router.correction_bias"] = (count,)
+        if self.gated:
+            shapes["experts.gate_up_proj"] = (count, 2 * inner, hidden_size)
+        else:
+            shapes["experts.up_proj"] = (count, inner, hidden_size)
+        shapes["experts.down_proj"] = (count, hidden_size, inner)
+        if self.shared_intermediate_size:
+            shared = MLPSpec(self.shared_intermediate_size, self.activation, self.gated)
+            shapes |= _prefixed("shared_expert", shared.parameter_shapes(hidden_size))
+        if self.shared_gate:
+            shapes["shared_expert_gate.weight"] = (1, hidden_size)
+        return shapes
+
+
+ChannelMixerSpec = MLPSpec | MoESpec
+
+
+# --- the whole ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer: a token mixer, a channel mixer, or both, each with its norms.
+
+    ``token_norm`` and ``channel_norm`` come before their mixer, the ``post`` ones after it.
+    """
+
+    token_mixer: TokenMixerSpec | None = None
+    token_norm: NormSpec | None = None
+    token_post_norm: NormSpec | None = None
+    channel_mixer: ChannelMixerSpec | None = None
+    channel_norm: NormSpec | None = None
+    channel_post_norm: NormSpec | None = None
+    residual_multiplier: float = 1.0
+
+    @property
+    def kind(self) -> str:
+        """A short label for people: ``mamba2``, ``mla+moe``, ``attention+mlp``."""
+        parts = [part.kind for part in (self.token_mixer, self.channel_mixer) if part is not None]
+        return "+".join(parts)
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """Shapes of all parameters of the layer, by name within it."""
+        shapes: dict[str, Shape] = {}
+        for name in ("token_norm", "token_post_norm", "channel_norm", "channel_post_norm"):
+            norm: NormSpec | None = getattr(self, name)
+            if norm is not None:
+                shapes |= _prefixed(name, norm.parameter_shapes(hidden_size))
+        if self.token_mixer is not None:
+            shapes |= _prefixed("token_mixer", self.token_mixer.parameter_shapes(hidden_size))
+        if self.channel_mixer is not None:
+            shapes |= _prefixed("channel_mixer", self.channel_mixer.parameter_shapes(hidden_size))
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """Generation state of the layer; empty for a layer without a token mixer."""
+        return () if self.token_mixer is None else self.token_mixer.state()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """(Part of) one tensor of the checkpoint, as a contribution to a parameter.
+
+    The steps apply in this order. ``{e}`` in ``name`` stands for the expert's number.
+
+    Attributes:
+        name: Tensor name.
+        index: Take this entry of the first axis (``{e}`` sources may use -1: the expert's own number).
+        transpose: Swap the last two axes (stored in × out).
+        rows: Take rows start to stop of the first axis.
+        per_group: (size, start, stop): see the first axis as groups of ``size`` rows and take rows start to
+            stop of each (DeepSeek's kv_b_proj holds k and v head by head).
+        stride: (start, step): take every step-th row from start (interleaved gate and up).
+        reshape: View the result in this shape, of as many values.
+    """
+
+    name: str
+    index: int | None = None
+    transpose: bool = False
+    rows: tuple[int, int] | None = None
+    per_group: tuple[int, int, int] | None = None
+    stride: tuple[int, int] | None = None
+    reshape: Shape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How one parameter is put together: ``pieces`` concatenated along the first axis.
+
+    With ``num_experts`` this is done once for each expert number and the results are stacked along a
+    new first axis. A source without ``num_experts`` may still be a tensor that is stacked on disk.
+    """
+
+    pieces: tuple[Piece, ...]
+    num_experts: int | None = None
+
+    def tensor_names(self) -> Iterator[str]:
+        """Names of all tensors that are read, experts spelled out."""
+        for piece in self.pieces:
+            if "{e}" in piece.name and self.num_experts is not None:
+                for expert in range(self.num_experts):
+                    yield piece.name.replace("{e}", str(expert))
+            else:
+                yield piece.name
+
+
+def tensor(name: str) -> Source:
+    """The plain case: the parameter is the tensor ``name``."""
+    return Source((Piece(name),))
+
+
+def concatenated(*names: str) -> Source:
+    """The tensors ``names`` one below the other."""
+    return Source(tuple(Piece(name) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A whole network.
+
+    Attributes:
+        format: ``oxidizr`` or ``huggingface``.
+        model_type: The family's name, as config.json has it (``oxidizr`` for that format).
+        vocab_size: Rows of the embedding; token ids must be below it.
+        dtype: dtype of the stored weights.
+        embedding_multiplier: Multiplies the embedding's output.
+        logits_multiplier: Multiplies the logits before the cap.
+        logits_softcap: cap · tanh(logits / cap); None: off.
+        tie_word_embeddings: The head is the embedding; then there is no ``lm_head.weight`` in ``parameters``.
+        parameters: Our parameter names to their sources.
+    """
+
+    format: Literal["oxidizr", "huggingface"]
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    dtype: Dtype = "float32"
+    tie_word_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_softcap: float | None = None
+    parameters: Mapping[str, Source] = field(default_factory=dict)
+
+    def parameter_shapes(self) -> dict[str, Shape]:
+        """The shape each parameter must have, by its full name."""
+        shapes: dict[str, Shape] = {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
+        for number, layer in enumerate(self.layers):
+            shapes |= _prefixed(f"layers.{number}", layer.parameter_shapes(self.hidden_size))
+        shapes |= _prefixed("final_norm", self.final_norm.parameter_shapes(self.hidden_size))
+        if not self.tie_word_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+        return shapes
+
+    def num_parameters(self) -> int:
+        """Number of weights, a tied head counted once."""
+        return sum(math.prod(shape) for shape in self.parameter_shapes().values())
+
+    def state_bytes_per_token(self, model_dtype: str | None = None) -> int:
+        """Bytes of paged state (keys, values, latents) for each token of a sequence, all layers."""
+        return self._state_bytes("token", model_dtype)
+
+    def state_bytes_per_sequence(self, model_dtype: str | None = None) -> int:
+        """Bytes of fixed state (convolution and recurrent states) for each sequence, all layers."""
+        return self._state_bytes("sequence", model_dtype)
+
+    def _state_bytes(self, per: str, model_dtype: str | None) -> int:
+        dtype = model_dtype or self.dtype
+        return sum(part.size_bytes(dtype) for layer in self.layers for part in layer.state() if part.per == per)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form (infinities spelled as strings); ``from_dict`` reads it back to an equal value."""
+        result: dict[str, Any] = _encode(self)
+        return result
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> ModelSpec:
+        """Read ``to_dict``'s form."""
+        spec = _decode(payload)
+        if not isinstance(spec, cls):
+            raise TypeError(f"not a stored ModelSpec: {type(spec).__name__}")
+        return spec
+
+    def to_json(self) -> str:
+        """``to_dict`` as text."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+
+def _prefixed(prefix: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+
+
+_CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec,
+        MLPSpec, MoESpec, LayerSpec, Piece, Source, ModelSpec,
+    )
+}  # fmt: skip
+
+
+def _encode(value: Any) -> Any:
+    """Dataclasses become objects with a ``_`` member for the class; defaults are left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        encoded: dict[str, Any] = {"_": type(value).__name__}
+        for item in fields(value):
+            member = getattr(value, item.name)
+            if member != item.default:
+                encoded[item.name] = _encode(member)
+        return encoded
+    if isinstance(value, Mapping):
+        return {str(key): _encode(member) for key, member in value.items()}
+    if isinstance(value, tuple | list):
+        return [_encode(member) for member in value]
+    if isinstance(value, float) and math.isinf(value):
+        return {"_": "Infinity", "negative": value < 0}
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode(member) for member in value)
+    if not isinstance(value, Mapping):
+        return value
+    name = value.get("_")
+    if name is None:
+        return {key: _decode(member) for key, member in value.items()}
+    if name == "Infinity":
+        return -math.inf if value.get("negative") else math.inf
+    return _CLASSES[name](**{key: _decode(member) for key, member in value.items() if key != "_"})

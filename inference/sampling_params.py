@@ -1,0 +1,215 @@
+"""SamplingParams: what a request asks of the sampler, checked in one place.
+
+Every range is closed and every number finite; the API edge and the engine door both call this
+class, so that no value reaches a tensor unchecked. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from inference.errors import InvalidSamplingParams
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_TOKENS_LIMIT = 1 << 24
+SEED_RANGE = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next tokens of one request are chosen. Defaults are OpenAI's.
+
+    Attributes:
+        max_tokens: Most tokens to generate; None: up to the model's context. 0 only scores the prompt.
+        min_tokens: End-of-sequence and stop strings are ignored before this many tokens.
+        temperature: 0 is greedy; otherwise logits are divided by it. Range 0 to 2.
+        top_p: Nucleus: keep the smallest set of tokens whose probabilities sum to at least this. (0, 1].
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        min_p: Keep tokens of at least this share of the likeliest one's probability. 0 to 1.
+        repetition_penalty: Divides positive (multiplies negative) logits of tokens seen in prompt or
+            output. (0, 10]; 1 is off. Source: Keskar et al. 2019, https://arxiv.org/abs/1909.05858.
+        presence_penalty: Subtracted once from tokens seen in the output. -2 to 2.
+        frequency_penalty: Subtracted per occurrence in the output. -2 to 2.
+        logit_bias: Token id to an addition to its logit, -100 to 100.
+        stop: Strings that end the text; they aren't part of it.
+        stop_token_ids: Ids that end it as well.
+        ignore_eos: Go on after end-of-sequence.
+        seed: Fixes the draws; None lets the server pick one per request.
+        logprobs: Return the log-probability of each chosen token and of this many alternatives; None: off.
+        prompt_logprobs: The same for the prompt's tokens; None: off.
+        n: Number of choices.
+        skip_special_tokens: Leave special tokens out of the text.
+        include_stop_str_in_output: Keep the stop string in the text.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _check_int("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT, optional=True)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
+        _check_number("temperature", self.temperature, 0.0, 2.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_int("top_k", self.top_k, 0, MAX_TOKENS_LIMIT)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_int("seed", self.seed, -SEED_RANGE, SEED_RANGE - 1, optional=True)
+        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
+        _check_int("n", self.n, 1, MAX_CHOICES)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidSamplingParams(
+                    f"{name} must be true or false, got {_show(getattr(self, name))}.", param=name
+                )
+        self._check_collections()
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSamplingParams(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it.",
+                param="min_tokens",
+            )
+
+    def _check_collections(self) -> None:
+        if not isinstance(self.stop, tuple) or not all(isinstance(item, str) for item in self.stop):
+            raise InvalidSamplingParams(
+                f"stop must be a string or a list of strings, got {_show(self.stop)}.", param="stop"
+            )
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidSamplingParams(
+                f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed.", param="stop"
+            )
+        for item in self.stop:
+            if not item or len(item) > MAX_STOP_STRING_CHARS:
+                raise InvalidSamplingParams(
+                    f"each stop string needs 1 to {MAX_STOP_STRING_CHARS} characters, got {len(item)}.", param="stop"
+                )
+        if not isinstance(self.stop_token_ids, tuple) or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidSamplingParams(
+                f"stop_token_ids must be a list of at most {MAX_STOP_TOKEN_IDS} token ids.", param="stop_token_ids"
+            )
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
+        if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidSamplingParams(
+                f"logit_bias must map at most {MAX_LOGIT_BIAS} token ids to numbers.", param="logit_bias"
+            )
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0, MAX_TOKENS_LIMIT)
+            _check_number("logit_bias", bias, -100.0, 100.0)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, without a draw."""
+        return self.temperature == 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form; only the members that differ from their default."""
+        full = asdict(self)
+        full["logit_bias"] = {str(key): value for key, value in self.logit_bias.items()}
+        default = SamplingParams()
+        return {
+            item.name: full[item.name]
+            for item in fields(self)
+            if getattr(self, item.name) != getattr(default, item.name)
+        }
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> SamplingParams:
+        """Read ``to_dict``'s form (or a request's plain values); unknown members are refused by name.
+
+        Raises:
+            InvalidSamplingParams: A value is out of range, of the wrong type, or unknown.
+        """
+        known = {item.name for item in fields(cls)}
+        values = dict(payload)
+        for name in values:
+            if name not in known:
+                raise InvalidSamplingParams(f"{name} is not a sampling parameter.", param=name)
+        if "stop" in values:
+            values["stop"] = _as_strings(values["stop"])
+        if "stop_token_ids" in values:
+            values["stop_token_ids"] = _as_tuple("stop_token_ids", values["stop_token_ids"])
+        if "logit_bias" in values:
+            values["logit_bias"] = _as_bias(values["logit_bias"])
+        return cls(**values)
+
+
+def _as_strings(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    return _as_tuple("stop", value)
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise InvalidSamplingParams(f"{name} must be a list, got {_show(value)}.", param=name)
+    return tuple(value)
+
+
+def _as_bias(value: Any) -> dict[int, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidSamplingParams("logit_bias must map token ids to numbers.", param="logit_bias")
+    bias: dict[int, Any] = {}
+    for key, number in value.items():
+        try:
+            bias[int(str(key))] = number
+        except ValueError:
+            raise InvalidSamplingParams(
+                f"logit_bias has the key {_show(key)}, which is not a token id.", param="logit_bias"
+            ) from None
+    return bias
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidSamplingParams(f"{name} must be an integer, got {_show(value)}.", param=name)
+    if not low <= value <= high:
+        raise InvalidSamplingParams(f"{name} is {_show(value)}, it must be from {low} to {high}.", param=name)
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidSamplingParams(f"{name} must be a number, got {_show(value)}.", param=name)
+    if (isinstance(value, float) and not math.isfinite(value)) or not low <= value <= high or (low_open and value <= low):
+        border = "above" if low_open else "from"
+        raise InvalidSamplingParams(f"{name} is {_show(value)}, it must be {border} {low:g} to {high:g}.", param=name)
