@@ -61,9 +61,7 @@ class BlazrError(Exception):
 
     def to_openai(self) -> dict[str, Any]:
         """OpenAI's error object, ready for JSON."""
-        return {
-            "error": {"message": self.message, "type": self.openai_type, "param": self.param, "code": self.code}
-        }
+        return {"error": {"message": self.message, "type": self.openai_type, "param": self.param, "code": self.code}}
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form that ``from_dict`` turns back into the same class."""

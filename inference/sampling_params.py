@@ -210,6 +210,10 @@ def _check_int(name: str, value: object, low: int, high: int, *, optional: bool 
 def _check_number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidSamplingParams(f"{name} must be a number, got {_show(value)}.", param=name)
-    if (isinstance(value, float) and not math.isfinite(value)) or not low <= value <= high or (low_open and value <= low):
+    if (
+        (isinstance(value, float) and not math.isfinite(value))
+        or not low <= value <= high
+        or (low_open and value <= low)
+    ):
         border = "above" if low_open else "from"
         raise InvalidSamplingParams(f"{name} is {_show(value)}, it must be {border} {low:g} to {high:g}.", param=name)

@@ -156,7 +156,9 @@ class AttentionSpec:
             shapes["o_proj.bias"] = (hidden_size,)
         if self.qk_norm is not None:
             for name, width in (("q_norm", q_width), ("k_norm", kv_width)):
-                shapes |= _prefixed(name, self.qk_norm.parameter_shapes(self.head_dim if self.qk_norm_per_head else width))
+                shapes |= _prefixed(
+                    name, self.qk_norm.parameter_shapes(self.head_dim if self.qk_norm_per_head else width)
+                )
         return shapes
 
     def state(self) -> tuple[StateTensor, ...]:

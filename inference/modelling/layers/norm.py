@@ -1,0 +1,41 @@
+"""RMSNorm and LayerNorm, as a ``NormSpec`` says."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from inference.modelling.spec import NormSpec
+
+
+class Norm(nn.Module):
+    """Normalisation over the last axis; statistics in float32 whatever the input's dtype.
+
+    Args:
+        spec: Kind, eps, offset.
+        width: Length of the last axis.
+    """
+
+    def __init__(self, spec: NormSpec, width: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.width = width
+        if spec.weightless:
+            self.weight = None
+        else:
+            self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(width), requires_grad=False) if spec.kind == "layer" else None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(…, width) to the same shape and dtype."""
+        spec = self.spec
+        values = hidden.float()
+        if spec.kind == "layer":
+            values = values - values.mean(-1, keepdim=True)
+        values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + spec.eps)
+        if self.weight is not None:
+            weight = self.weight.float()
+            values = values * (weight + spec.offset if spec.offset else weight)
+        if self.bias is not None:
+            values = values + self.bias.float()
+        return values.to(hidden.dtype)
