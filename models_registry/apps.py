@@ -1,0 +1,11 @@
+"""Django application of the registry."""
+
+from django.apps import AppConfig
+
+
+class ModelsRegistryConfig(AppConfig):
+    """Checkpoints, their overrides, and browser uploads."""
+
+    name = "models_registry"
+    verbose_name = "models registry"
+    default_auto_field = "django.db.models.BigAutoField"

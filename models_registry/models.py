@@ -1,0 +1,158 @@
+"""Rows of the registry: checkpoints, what people said about them, and uploads on their way in.
+
+Rows only. Reading is in ``selectors``, writing in ``services`` and ``uploads``; networks are elsewhere
+(``inference.modelling``).
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+
+MAX_NAME_CHARS = 96
+"""Longest served model name."""
+
+
+class Checkpoint(models.Model):
+    """Stored weights with their config, as inspection understood them.
+
+    ``inspection`` is ``Inspection.to_dict()``: the ``ModelSpec`` that the worker builds from, the
+    ``TokenizerSpec``, facts with evidence, files and tensors. It can be several megabytes; lists leave
+    it out. The columns beside it repeat what lists and selectors need.
+    """
+
+    class Source(models.TextChoices):
+        """Where the files came from, and with that whose they are."""
+
+        PATH = "path", "path"
+        UPLOAD = "upload", "upload"
+        HUB = "hub", "hub"
+
+    class State(models.TextChoices):
+        """Whether the files can be served. Whether they *are* is the workers' news, not a column."""
+
+        AVAILABLE = "available", "available"
+        MISSING = "missing", "files are missing"
+        REFUSED = "refused", "refused"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    served_model_name = models.CharField(
+        max_length=MAX_NAME_CHARS, unique=True, help_text="What the API calls model: a label, never a path."
+    )
+    source = models.CharField(max_length=8, choices=Source.choices, default=Source.PATH)
+    origin = models.CharField(
+        max_length=300, blank=True, default="", help_text="Hub id and revision, or the uploader's folder name."
+    )
+    path = models.TextField(unique=True, help_text="Registered directory or weight file, absolute.")
+    directory = models.TextField(help_text="Directory that the inspection's file names are relative to.")
+    format = models.CharField(max_length=16, help_text="oxidizr or huggingface.")
+    model_type = models.CharField(max_length=64)
+    architecture = models.CharField(max_length=300, help_text="Layer kinds and how many of each, for people.")
+    dtype = models.CharField(max_length=16, help_text="dtype of the stored weights.")
+    num_layers = models.PositiveIntegerField(default=0)
+    num_parameters = models.BigIntegerField(default=0)
+    size_bytes = models.BigIntegerField(default=0)
+    vocab_size = models.PositiveIntegerField(default=0)
+    max_position_embeddings = models.PositiveIntegerField(default=0)
+    inspection = models.JSONField(default=dict)
+    file_stamps = models.JSONField(
+        default=list, help_text="Per file: name, size, modification time (ns), inode, SHA-256 if known."
+    )
+    settings = models.JSONField(default=dict, blank=True, help_text="Operator's choices; see settings_schema.")
+    state = models.CharField(max_length=12, choices=State.choices, default=State.AVAILABLE)
+    state_reason = models.TextField(blank=True, default="")
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["served_model_name"]
+
+    def __str__(self) -> str:
+        return self.served_model_name
+
+
+class CheckpointOverride(models.Model):
+    """A fact that a person set against (or before) detection; kept with author and time, also once cleared."""
+
+    checkpoint = models.ForeignKey(Checkpoint, on_delete=models.CASCADE, related_name="overrides")
+    fact = models.CharField(max_length=64)
+    value = models.JSONField()
+    author = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    author_name = models.CharField(max_length=150, blank=True, default="", help_text="Outlives the account.")
+    created_at = models.DateTimeField(auto_now_add=True)
+    cleared_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-created_at", "-id"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["checkpoint", "fact"], condition=Q(cleared_at__isnull=True), name="one_override_per_fact"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.fact} = {self.value!r}"
+
+
+class Upload(models.Model):
+    """Files on their way from a browser to a checkpoint.
+
+    receiving → checking → done, or refused (with the reason), or cancelled. The last three never change. The
+    checkpoint that comes of it has the upload's id.
+    """
+
+    class State(models.TextChoices):
+        """Stages of an upload."""
+
+        RECEIVING = "receiving", "receiving"
+        CHECKING = "checking", "checking"
+        DONE = "done", "done"
+        REFUSED = "refused", "refused"
+        CANCELLED = "cancelled", "cancelled"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    served_model_name = models.CharField(max_length=MAX_NAME_CHARS)
+    size_bytes = models.BigIntegerField(help_text="Declared total.")
+    state = models.CharField(max_length=12, choices=State.choices, default=State.RECEIVING)
+    stage = models.CharField(max_length=100, blank=True, default="", help_text="What the check is at.")
+    reason = models.TextField(blank=True, default="", help_text="Why it was refused.")
+    checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    active_at = models.DateTimeField(help_text="Last sign of life; the sweep ends silent uploads.")
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-created_at"]
+        indexes: ClassVar[list[Any]] = [models.Index(fields=["state", "active_at"], name="upload_sweep")]
+
+    def __str__(self) -> str:
+        return f"{self.served_model_name} ({self.state})"
+
+
+class UploadFile(models.Model):
+    """One declared file of an upload. ``received_bytes`` is the only offset at which the next bytes are taken."""
+
+    upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="files")
+    number = models.PositiveIntegerField(help_text="Position in the declaration; names its temporary file.")
+    name = models.CharField(max_length=200)
+    size_bytes = models.BigIntegerField()
+    received_bytes = models.BigIntegerField(default=0)
+    sha256 = models.CharField(max_length=64, blank=True, default="", help_text="Declared, then the measured one.")
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["number"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["upload", "number"], name="upload_file_number"),
+            models.UniqueConstraint(fields=["upload", "name"], name="upload_file_name"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,70 @@
+"""Reads of the registry. Every function hits the database: call it off the event loop."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from inference.errors import UnknownModel
+from models_registry.models import Checkpoint, CheckpointOverride
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    from models_registry.detection.inspection import Inspection
+
+
+def checkpoint_get_by_name(name: str) -> Checkpoint:
+    """The checkpoint that is served under ``name``, inspection included.
+
+    Raises:
+        UnknownModel: There is none.
+    """
+    # A NUL reaches PostgreSQL as an error, not as "not found".
+    row = None if "\0" in name else Checkpoint.objects.filter(served_model_name=name).first()
+    if row is None:
+        raise UnknownModel(
+            f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
+        )
+    return row
+
+
+def checkpoint_get(checkpoint_id: uuid.UUID | str) -> Checkpoint:
+    """The checkpoint with this id, inspection included.
+
+    Raises:
+        UnknownModel: There is none, or the id isn't a UUID.
+    """
+    try:
+        key = checkpoint_id if isinstance(checkpoint_id, uuid.UUID) else uuid.UUID(checkpoint_id)
+    except ValueError:
+        key = None
+    row = None if key is None else Checkpoint.objects.filter(pk=key).first()
+    if row is None:
+        raise UnknownModel(f"There is no checkpoint with the id {str(checkpoint_id)[:60]!r}.", param="checkpoint")
+    return row
+
+
+def checkpoint_list() -> QuerySet[Checkpoint]:
+    """All checkpoints by name, **without** the large columns (``inspection``, ``file_stamps``).
+
+    Touching a column that was left out costs a query per row.
+    """
+    return Checkpoint.objects.defer("inspection", "file_stamps")
+
+
+def checkpoint_inspection(checkpoint: Checkpoint) -> Inspection:
+    """The stored inspection as a value: ``.spec``, ``.tokenizer``, ``.facts``, ``.tensors``."""
+    from models_registry.detection.inspection import Inspection
+
+    return Inspection.from_dict(checkpoint.inspection)
+
+
+def override_history(checkpoint: Checkpoint) -> QuerySet[CheckpointOverride]:
+    """Everything people set on this checkpoint, newest first, cleared values included."""
+    return checkpoint.overrides.select_related("author")
+
+
+def overrides_in_force(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Fact to value, for the overrides that aren't cleared."""
+    return dict(checkpoint.overrides.filter(cleared_at__isnull=True).values_list("fact", "value"))
