@@ -1,0 +1,59 @@
+# Each target does all the set-up it needs on a fresh machine: Debian or Ubuntu, Python 3.11 or newer, make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_FLAGS := --disable-pip-version-check --progress-bar on
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-fast test-gpu lint format types imports demo bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once; a few minutes, most of it torch)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "blazr needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "python3-venv is missing. Try: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -q -c constraints.txt setuptools wheel
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e . | grep -v "already satisfied" || true
+	@$(BIN)/python -c 'import django, torch, splintr' && touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Adding the test and lint tools"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+serve: $(VENV)/.installed  ## start everything; MODEL=directory|file|hub id, PORT=8080, HOST=127.0.0.1
+	@$(BIN)/blazr serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(ARGS)
+
+test: $(VENV)/.installed-dev lint types imports  ## all checks and all tests
+	@$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.installed-dev  ## the tests that start no servers
+	@$(BIN)/python -m pytest -m "not live and not browser and not slow"
+
+test-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.installed-dev  ## ruff
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev  ## ruff, fixing
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+types: $(VENV)/.installed-dev  ## mypy
+	@$(BIN)/mypy inference models_registry blazr_site
+
+imports: $(VENV)/.installed-dev  ## the direction of imports
+	@$(BIN)/lint-imports
+
+demo: $(VENV)/.installed  ## train the demo model afresh (about a minute)
+	@$(BIN)/blazr demo $(ARGS)
+
+bench: $(VENV)/.installed-dev  ## the engine against transformers, and over HTTP
+	@$(BIN)/python -m bench $(ARGS)
+
+clean:  ## remove the environment and caches; keeps data/
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,102 @@
+"""``blazr info``: what a checkpoint is, layer by layer, and how sure we are of each fact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blazr_site.commands.models import add_model_arguments, inspect_model
+from inference.units import format_bytes, format_count
+
+HELP = "show what a checkpoint is: layers, sizes, dtype, detected facts with evidence"
+CONFIDENCE_STYLES = {
+    "override": "magenta",
+    "certain": "green",
+    "high": "green",
+    "medium": "yellow",
+    "low": "red",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the description as tables or JSON."""
+    from models_registry.detection.describe import describe
+
+    description = describe(inspect_model(arguments))
+    if arguments.json:
+        sys.stdout.write(json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+        return 0
+    console = Console()
+    _print_sizes(console, description)
+    _print_layers(console, description["layers"])
+    _print_facts(console, description["facts"])
+    for warning in description["warnings"]:
+        console.print(Text("note: ", style="yellow").append(warning, style="default"))
+    return 0
+
+
+def _print_sizes(console: Console, description: Mapping[str, Any]) -> None:
+    table = Table(show_header=False, box=None)
+    for label, value in (
+        ("format", description["format"]),
+        ("family", description["model_type"]),
+        ("stored dtype", description["dtype"]),
+        ("parameters", format_count(description["num_parameters"])),
+        ("size on disk", format_bytes(description["size_bytes"])),
+        ("hidden size", description["hidden_size"]),
+        ("vocabulary rows", f"{description['vocab_size']:,}"),
+        ("context", f"{description['max_position_embeddings']:,} tokens"),
+        ("state per token", format_bytes(description["state_bytes_per_token"])),
+        ("state per sequence", format_bytes(description["state_bytes_per_sequence"])),
+    ):
+        table.add_row(Text(label, style="dim"), Text(str(value)))
+    console.print(table)
+
+
+def _print_layers(console: Console, layers: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(title="Layers", title_justify="left", box=None)
+    for heading in ("layer", "kind", "sizes", "parameters"):
+        table.add_column(heading, justify="right" if heading == "parameters" else "left")
+    # Equal neighbours share a row: a 40-layer model reads as a handful of lines.
+    start = 0
+    for stop in range(1, len(layers) + 1):
+        first = layers[start]
+        if stop < len(layers) and _same(first, layers[stop]):
+            continue
+        number = str(start) if stop - start == 1 else f"{start}-{stop - 1}"
+        sizes = ", ".join(f"{key} {value}" for key, value in first["sizes"].items())
+        table.add_row(number, first["kind"], Text(sizes), f"{first['num_parameters']:,}")
+        start = stop
+    console.print(table)
+
+
+def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    return all(first[key] == second[key] for key in ("kind", "sizes", "num_parameters"))
+
+
+def _print_facts(console: Console, facts: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(title="Detected facts", title_justify="left", box=None)
+    for heading in ("fact", "value", "confidence", "evidence"):
+        table.add_column(heading)
+    for fact in facts:
+        confidence = str(fact["confidence"])
+        table.add_row(
+            Text(fact["name"]),
+            Text(str(fact["value"])),
+            Text(confidence, style=CONFIDENCE_STYLES.get(confidence, "default")),
+            Text(fact["evidence"]),
+        )
+    console.print(table)
