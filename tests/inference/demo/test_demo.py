@@ -1,4 +1,4 @@
-"""The demo model: trained network and inference network agree; training is reproducible; the shipped copy reads well."""
+"""The demo model: training and inference agree, training is reproducible, the shipped copy knows its text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from inference.demo.corpus import as_prose, encode_documents, load_documents, train_tokenizer
 from inference.demo.network import DemoConfig, DemoNetwork
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.demo.train import create_demo, orthogonalised
-from tests.inference.modelling.harness import assert_matches_oracle, load_directory
+from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle, load_directory
 
 TINY = DemoConfig(vocab_size=300, hidden_size=40, mamba_heads=5, mamba_head_dim=16, layers=("mamba2", "mla", "gqa"))
 
@@ -65,12 +66,8 @@ def test_prebuilt_model_predicts_its_own_text() -> None:
     """The shipped weights know the corpus: far below the 10 bits of a uniform guess over 1,024 tokens."""
     network = load_directory(PREBUILT_DIRECTORY, model_type="oxidizr")
     documents = load_documents(7)[10:12]
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(PREBUILT_DIRECTORY / "tokenizer.json"))
     tokens = encode_documents(tokenizer, documents)[:200]
-    from tests.inference.modelling.harness import SequenceRunner
-
     logits = SequenceRunner(network, max_len=256).run("text", tokens, 64)
     loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:]))
     assert loss < 3.0
