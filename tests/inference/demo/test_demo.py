@@ -58,7 +58,8 @@ def test_orthogonalised_has_singular_values_near_one() -> None:
 
 
 def test_prose_keeps_sentences_only() -> None:
-    page = "Title\n*****\n\n   x ::= y\n\nThis is a wrapped\nsentence of words::\n\n   >>> code()\n\nAnd one more sentence."
+    sentence = "This is a wrapped\nsentence of words::"
+    page = f"Title\n*****\n\n   x ::= y\n\n{sentence}\n\n   >>> code()\n\nAnd one more sentence."
     assert as_prose(page) == "This is a wrapped sentence of words:\nAnd one more sentence."
 
 
