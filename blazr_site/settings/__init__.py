@@ -1,0 +1,14 @@
+"""Settings of the site: one module per concern, values from the environment through ``env``.
+
+``python -m blazr_site.settings`` prints every variable with its default.
+"""
+
+from blazr_site.settings.api import *  # noqa: F403
+from blazr_site.settings.base import *  # noqa: F403
+from blazr_site.settings.celery import *  # noqa: F403
+from blazr_site.settings.channels import *  # noqa: F403
+from blazr_site.settings.database import *  # noqa: F403
+from blazr_site.settings.logging import *  # noqa: F403
+from blazr_site.settings.redis import *  # noqa: F403
+from blazr_site.settings.serving import *  # noqa: F403
+from blazr_site.settings.storage import *  # noqa: F403

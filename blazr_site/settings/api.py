@@ -1,0 +1,70 @@
+"""The HTTP side: addresses, keys, limits, REST framework and its schema."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from blazr_site.settings import env
+
+BLAZR_HOST = env.text("BLAZR_HOST", "127.0.0.1", help="Address that the web server is bound to.") or "127.0.0.1"
+BLAZR_PORT = env.required_integer("BLAZR_PORT", 8080, low=0, high=65535, help="Port of the web server; 0: a free one.")
+BLAZR_NO_AUTH = env.flag("BLAZR_NO_AUTH", False, help="Serve the API without keys even beyond loopback.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+BLAZR_API_KEY_REQUIRED = not is_loopback(BLAZR_HOST) and not BLAZR_NO_AUTH
+BLAZR_MAX_BODY_BYTES = env.size_bytes(
+    "BLAZR_MAX_BODY_BYTES", 32 << 20, low=1 << 10, help="Largest body of an API request."
+)
+
+_LOCAL_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
+# Bound to loopback, only loopback's names are answered: a foreign page whose name was rebound to 127.0.0.1 gets 400.
+ALLOWED_HOSTS = env.texts(
+    "BLAZR_ALLOWED_HOSTS",
+    _LOCAL_HOSTS if is_loopback(BLAZR_HOST) else ["*"],
+    help="Host names that the site answers to. Default: loopback's names, or all when bound to anything else.",
+)
+CSRF_TRUSTED_ORIGINS = env.texts(
+    "BLAZR_TRUSTED_ORIGINS", help="Origins such as https://blazr.example whose pages may post (behind a TLS proxy)."
+)
+BLAZR_HTTPS = env.flag("BLAZR_HTTPS", False, help="Reached over HTTPS through a proxy: secure cookies, HSTS.")
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = BLAZR_HTTPS
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+if BLAZR_HTTPS:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SECURE_HSTS_SECONDS = 31_536_000
+    SECURE_HSTS_INCLUDE_SUBDOMAINS = True
+    SECURE_SSL_REDIRECT = True
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+DATA_UPLOAD_MAX_MEMORY_SIZE = BLAZR_MAX_BODY_BYTES
+
+REST_FRAMEWORK = {
+    # Default deny: a view that says nothing is for staff with a session.
+    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_PAGINATION_CLASS": None,
+    "EXCEPTION_HANDLER": "inference.api.exception_handler.exception_handler",
+    "COERCE_DECIMAL_TO_STRING": False,
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "blazr",
+    "DESCRIPTION": "Inference for hybrid language models, with OpenAI's endpoints and a job queue.",
+    "VERSION": "0.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
+    "COMPONENT_SPLIT_REQUEST": True,
+}

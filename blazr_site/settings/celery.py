@@ -1,0 +1,52 @@
+"""Celery: late acks on a short visibility timeout that the worker's lease thread keeps extending."""
+
+from __future__ import annotations
+
+from blazr_site.settings import env
+from blazr_site.settings.redis import _URLS, BLAZR_REDIS_TIMEOUT_S
+from blazr_site.settings.storage import BLAZR_DATA_DIR
+
+BLAZR_VISIBILITY_TIMEOUT_S = env.required_integer(
+    "BLAZR_VISIBILITY_TIMEOUT_S",
+    10,
+    low=2,
+    high=3600,
+    help="Seconds after which another worker gets the requests of a killed one.",
+)
+BLAZR_DRAIN_GRACE_S = env.required_integer(
+    "BLAZR_DRAIN_GRACE_S", 30, low=0, high=3600, help="Seconds that running requests may take to finish at shutdown."
+)
+BLAZR_WORKER_ADMISSION = env.required_integer(
+    "BLAZR_WORKER_ADMISSION", 1024, low=1, high=100_000, help="Most requests that one worker holds, over all models."
+)
+
+CELERY_BROKER_URL = _URLS.celery
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    # kombu's defaults give a killed worker's messages back after an hour; these after seconds. Without the lease
+    # thread of inference.worker.lease a short timeout would redeliver every long generation for ever.
+    "visibility_timeout": BLAZR_VISIBILITY_TIMEOUT_S,
+    "unacked_restore_interval": 2,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 10,
+    "priority_steps": [0],
+    "socket_keepalive": True,
+    "socket_connect_timeout": BLAZR_REDIS_TIMEOUT_S,
+    "health_check_interval": 15,
+}
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_DEFAULT_QUEUE = "default"
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_RESULT_BACKEND = None
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_CONCURRENCY = BLAZR_WORKER_ADMISSION
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_SEND_TASK_EVENTS = False
+CELERY_ENABLE_UTC = True
+CELERY_TIMEZONE = "UTC"
+CELERY_BEAT_SCHEDULE_FILENAME = str(BLAZR_DATA_DIR / "beat-schedule")
+CELERY_BEAT_MAX_LOOP_INTERVAL = 5

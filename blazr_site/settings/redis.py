@@ -1,0 +1,85 @@
+"""Redis: one setting, three spellings.
+
+Celery, redis-py and channels-redis write the address of one unix socket in three ways; all are
+derived here. Without ``REDIS_URL`` the address is that of the server which ``blazr serve`` starts:
+a socket in a short directory (a socket path holds about 107 bytes) named after the data directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+from blazr_site.settings import env
+from blazr_site.settings.storage import BLAZR_DATA_DIR
+
+_MAX_SOCKET_PATH_BYTES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrls:
+    """One server as its three clients spell it."""
+
+    client: str  # redis-py: redis://, rediss://, unix://
+    celery: str  # kombu: redis://, rediss://, redis+socket://
+    channels: str  # channels-redis: as redis-py
+
+
+def redis_urls(url: str) -> RedisUrls:
+    """Derive the three spellings from any one of them.
+
+    Raises:
+        ImproperlyConfigured: The scheme is unknown or a part is missing.
+    """
+    wanted = "redis://host:6379/0, rediss://host:6379/0 or unix:///run/redis.sock?db=0"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ImproperlyConfigured(f"REDIS_URL can't be read, it must look like {wanted}.") from None
+    query = parse_qs(parts.query)
+    if parts.scheme in ("redis", "rediss"):
+        database = parts.path.strip("/") or "0"
+        if not parts.hostname or not database.isdigit():
+            raise ImproperlyConfigured(f"REDIS_URL needs a host and a database number, such as {wanted}.")
+        login = parts.netloc.rpartition("@")[0]
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        same = f"{parts.scheme}://{login + '@' if login else ''}{host}:{port or 6379}/{database}"
+        if parts.scheme == "rediss":
+            return RedisUrls(same, f"{same}?ssl_cert_reqs=required", same)
+        return RedisUrls(same, same, same)
+    if parts.scheme in ("unix", "redis+socket"):
+        path = unquote(parts.path)
+        database = (query.get("db") or query.get("virtual_host") or ["0"])[0]
+        if not path.startswith("/") or not database.isdigit():
+            raise ImproperlyConfigured(f"REDIS_URL needs an absolute socket path, such as {wanted}.")
+        login = parts.netloc.rpartition("@")[0]
+        login = login + "@" if login else ""
+        client = f"unix://{login}{quote(path)}?db={database}"
+        return RedisUrls(client, f"redis+socket://{login}{quote(path)}?virtual_host={database}", client)
+    raise ImproperlyConfigured(f"REDIS_URL has the scheme {parts.scheme!r}, it must look like {wanted}.")
+
+
+def runtime_dir(data_dir: Path) -> Path:
+    """Short directory for the sockets of the server that owns ``data_dir``; not created here."""
+    tag = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:10]
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+    if len(os.fsencode(base)) > _MAX_SOCKET_PATH_BYTES - 40:
+        base = Path("/tmp")
+    return base / f"blazr-{os.getuid()}-{tag}"
+
+
+BLAZR_RUNTIME_DIR = runtime_dir(BLAZR_DATA_DIR)
+BLAZR_EMBEDDED_REDIS_SOCKET = BLAZR_RUNTIME_DIR / "redis.sock"
+_GIVEN_URL = env.text("REDIS_URL", help="Redis (>= 6.2) of the cluster. Default: embedded, on a private unix socket.")
+BLAZR_REDIS_EMBEDDED = _GIVEN_URL is None
+_URLS = redis_urls(_GIVEN_URL or f"unix://{BLAZR_EMBEDDED_REDIS_SOCKET}?db=0")
+BLAZR_REDIS_URL = _URLS.client
+BLAZR_REDIS_TIMEOUT_S = env.number(
+    "BLAZR_REDIS_TIMEOUT_S", 2.0, low=0.1, high=60, help="Longest wait for one answer of Redis, in seconds."
+)

@@ -1,0 +1,59 @@
+"""What the workers load and how much they admit. The engine itself never reads settings."""
+
+from __future__ import annotations
+
+import os
+
+from blazr_site.settings import env
+
+BLAZR_DEVICE = env.text("BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one.")
+BLAZR_DTYPE = env.text(
+    "BLAZR_DTYPE",
+    "auto",
+    choices=("auto", "float32", "bfloat16", "float16"),
+    help="Number format of weights and caches; auto: what fits the device and the stored weights.",
+)
+BLAZR_MAX_MODEL_LEN = env.integer(
+    "BLAZR_MAX_MODEL_LEN",
+    None,
+    low=16,
+    high=1 << 24,
+    help="Longest prompt plus output in tokens. Default: the model's.",
+)
+BLAZR_MAX_NUM_SEQS = env.required_integer(
+    "BLAZR_MAX_NUM_SEQS", 64, low=1, high=4096, help="Most requests of one model that are computed together."
+)
+BLAZR_CACHE_BYTES = env.size_bytes(
+    "BLAZR_CACHE_BYTES",
+    None,
+    low=1 << 16,
+    help="State memory (KV cache, …) of one model. Default: by the budget.",
+)
+BLAZR_NUM_THREADS = env.integer(
+    "BLAZR_NUM_THREADS", None, low=1, high=1024, help="Compute threads of a CPU worker. Default: the physical cores."
+)
+BLAZR_MEMORY_BUDGET = env.size_bytes(
+    "BLAZR_MEMORY_BUDGET",
+    None,
+    low=1 << 20,
+    help="Memory for resident models; beyond it the least recently used are evicted. Default: 70 % of the device's.",
+)
+BLAZR_KEEP_ALIVE_S = env.required_integer(
+    "BLAZR_KEEP_ALIVE_S", 300, low=-1, high=10**8, help="Seconds that an unused model stays resident; -1: for ever."
+)
+BLAZR_PRELOAD = env.texts("BLAZR_PRELOAD", help="Checkpoint ids that a worker loads at its start and keeps.")
+BLAZR_MAX_IN_FLIGHT = env.required_integer(
+    "BLAZR_MAX_IN_FLIGHT", 512, low=1, high=10**6, help="Most requests of one model, queued or running, before 429."
+)
+BLAZR_REQUEST_TIMEOUT_S = env.required_integer(
+    "BLAZR_REQUEST_TIMEOUT_S", 600, low=1, high=86_400, help="Seconds after which a request is given up."
+)
+BLAZR_WORKER_LOST_TIMEOUT_S = env.required_integer(
+    "BLAZR_WORKER_LOST_TIMEOUT_S",
+    20,
+    low=1,
+    high=3600,
+    help="Seconds that a request waits for some worker to be alive before it fails.",
+)
+_DEFAULT_WORKER_ID = f"{os.uname().nodename}-{os.getpid()}"
+BLAZR_WORKER_ID = env.text("BLAZR_WORKER_ID", _DEFAULT_WORKER_ID, help="Name of this worker process.")

@@ -1,0 +1,79 @@
+"""Where things are kept: everything below one data directory.
+
+Reading settings creates nothing. ``prepare_data_dir`` does, and the entry points of processes
+(``manage.py``, the ASGI and Celery modules, ``blazr serve``) call it before Django reads the settings.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from blazr_site.settings import env
+
+BLAZR_DATA_DIR = env.path("BLAZR_DATA_DIR", "data", help="Directory of the database, uploads, logs and secrets.")
+BLAZR_BLOBS_DIR = BLAZR_DATA_DIR / "blobs"
+BLAZR_CHECKPOINTS_DIR = BLAZR_DATA_DIR / "checkpoints"
+BLAZR_UPLOADS_DIR = BLAZR_DATA_DIR / "uploads"
+BLAZR_LOG_DIR = BLAZR_DATA_DIR / "logs"
+BLAZR_MAX_UPLOAD_BYTES = env.size_bytes(
+    "BLAZR_MAX_UPLOAD_BYTES", 64 << 30, low=1 << 10, help="Largest checkpoint that may be uploaded, all files together."
+)
+
+SECRET_KEY_FILE = "secret_key"
+
+
+def prepare_data_dir() -> Path:
+    """Create the data directory and its secret key, where they are missing; safe to call from many processes.
+
+    Returns:
+        The data directory.
+    """
+    for directory in (BLAZR_DATA_DIR, BLAZR_BLOBS_DIR, BLAZR_CHECKPOINTS_DIR, BLAZR_UPLOADS_DIR, BLAZR_LOG_DIR):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_secret_once(BLAZR_DATA_DIR / SECRET_KEY_FILE, secrets.token_urlsafe(50))
+    # Importing this module has read the whole settings package, before the key was there. Django copies the values
+    # later, at its first access.
+    settings_module = sys.modules["blazr_site.settings"]
+    settings_module.SECRET_KEY = _secret_key()  # type: ignore[attr-defined]
+    return BLAZR_DATA_DIR
+
+
+def write_secret_once(path: Path, value: str) -> bool:
+    """Write a file that only its owner can read, unless it is there already; never seen half-written.
+
+    Returns:
+        Whether this call wrote it.
+    """
+    if path.exists():
+        return False
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(value + "\n")
+    try:
+        # A hard link fails when the name exists: of two first starts at once, one wins and both read the same key.
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
+
+
+def _secret_key() -> str:
+    given = env.text(
+        "BLAZR_SECRET_KEY", help="Signs sessions, the same in all processes. Default: made at first start."
+    )
+    if given:
+        return given
+    try:
+        return (BLAZR_DATA_DIR / SECRET_KEY_FILE).read_text().strip()
+    except OSError:
+        # Nothing was started yet (tests, a type checker): good for this process only.
+        return secrets.token_urlsafe(50)
+
+
+SECRET_KEY = _secret_key()

@@ -1,0 +1,124 @@
+"""Shared fixtures: an own data directory, an embedded Redis, a PostgreSQL where its binaries are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.conf import settings as django_settings
+
+from blazr_site import embedded_redis
+from blazr_site.settings.redis import RedisUrls, redis_urls
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Every path of the settings that lies in the data directory moves to a temporary one."""
+    old = django_settings.BLAZR_DATA_DIR
+    new = tmp_path_factory.mktemp("data")
+    changed = {}
+    for name in dir(django_settings):
+        value = getattr(django_settings, name) if name.startswith("BLAZR_") else None
+        if isinstance(value, Path) and (value == old or old in value.parents):
+            changed[name] = value
+            moved = new / value.relative_to(old)
+            setattr(django_settings, name, moved)
+            if name.endswith("_DIR"):
+                moved.mkdir(parents=True, exist_ok=True)
+    yield new
+    for name, value in changed.items():
+        setattr(django_settings, name, value)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisUrls]:
+    """A Redis of this test session on a private socket, as its three clients spell it."""
+    with tempfile.TemporaryDirectory(prefix="blazr-test-") as name:
+        directory = Path(name)
+        socket = directory / "redis.sock"
+        process = subprocess.Popen(
+            embedded_redis.server_command(socket=socket, directory=directory, durable=False),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            urls = redis_urls(f"unix://{socket}?db=0")
+            embedded_redis.wait_until_ready(urls.client, timeout_s=10)
+            yield urls
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@pytest.fixture
+def redis_urls_in_settings(redis_server: RedisUrls, settings) -> RedisUrls:
+    """The session's Redis, emptied, and the settings pointing at it."""
+    import redis
+
+    client = redis.Redis.from_url(redis_server.client)
+    client.flushall()
+    client.close()
+    settings.BLAZR_REDIS_URL = redis_server.client
+    settings.CELERY_BROKER_URL = redis_server.celery
+    settings.CHANNEL_LAYERS = {
+        "default": {
+            "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+            "CONFIG": {"hosts": [redis_server.channels], "prefix": "blazr:channels"},
+        }
+    }
+    return redis_server
+
+
+def _postgres_bin() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
+    if found:
+        return found[0].parent
+    on_path = shutil.which("initdb")
+    return Path(on_path).resolve().parent if on_path else None
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """URL of a throw-away PostgreSQL cluster on a unix socket."""
+    binaries = _postgres_bin()
+    if binaries is None:
+        pytest.skip("the PostgreSQL server programs (initdb, postgres) are not installed")
+    with tempfile.TemporaryDirectory(prefix="blazr-pg-") as name:
+        root = Path(name)
+        cluster = root / "cluster"
+        as_user: list[str] = []
+        if os.getuid() == 0:  # initdb refuses root
+            if shutil.which("runuser") is None or subprocess.run(["id", "postgres"], capture_output=True).returncode:
+                pytest.skip("PostgreSQL doesn't run as root, and there is no user postgres")
+            as_user = ["runuser", "-u", "postgres", "--"]
+            shutil.chown(root, "postgres")
+        run = {"check": True, "capture_output": True, "cwd": root}
+        subprocess.run(
+            [*as_user, binaries / "initdb", "-D", cluster, "-U", "blazr", "-A", "trust", "--no-sync", "-E", "UTF8"],
+            **run,
+        )
+        server = subprocess.Popen(
+            [*as_user, binaries / "postgres", "-D", cluster, "-k", root, "-c", "listen_addresses=", "-F"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=root,
+        )
+        try:
+            for _ in range(200):
+                ready = subprocess.run([binaries / "pg_isready", "-h", root], capture_output=True)
+                if ready.returncode == 0:
+                    break
+                if server.poll() is not None:
+                    pytest.fail("PostgreSQL stopped at its start")
+                time.sleep(0.05)
+            subprocess.run([*as_user, binaries / "createdb", "-h", root, "-U", "blazr", "blazr"], **run)
+            yield f"postgres://blazr@{str(root).replace('/', '%2F')}/blazr"
+        finally:
+            server.terminate()
+            server.wait(20)
