@@ -100,11 +100,11 @@ def test_sqlite_is_opened_for_many_processes(tmp_path):
     assert "journal_mode=WAL" in config["OPTIONS"]["init_command"]
 
 
-@pytest.mark.parametrize("url", ["mysql://u@h/db", "nonsense", "postgres://h:port/x"])
+@pytest.mark.parametrize("url", ["mysql://u:hunter2@h/db", "nonsense", "postgres://u:hunter2@h:port/x"])
 def test_bad_database_url_is_refused_by_name_and_keeps_its_password(url):
     with pytest.raises(ImproperlyConfigured, match="DATABASE_URL") as caught:
         database_config(url)
-    assert url not in str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
