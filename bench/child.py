@@ -3,7 +3,8 @@
     python -m bench.child engine|transformers CHECKPOINT_DIRECTORY
 
 Commands: {"do": "prefill", "tokens": n}, {"do": "decode", "batch": b, "prompt": p, "new": n},
-{"do": "first_token", "prompt": p, "repeats": r}, {"do": "quit"}. A process of its own keeps thread pools and memory apart.
+{"do": "first_token", "prompt": p, "repeats": r}, {"do": "quit"}. A process of its own keeps thread pools and
+memory apart.
 """
 
 from __future__ import annotations

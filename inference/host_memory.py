@@ -1,0 +1,26 @@
+"""Settings of the C library's allocator for processes that run networks. Standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_LARGE = 1 << 30
+_TOP_PAD_BYTES = 64 << 20
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc reuse the memory of freed tensors instead of giving it back to the system each time.
+
+    By default every activation above 128 KiB is mapped afresh, and its pages are faulted in one by one: an RMSNorm of
+    512 rows took 0.99 ms instead of 0.10 ms here, a whole prefill a quarter longer (docs/performance.md).
+
+    Returns:
+        Whether the C library took the settings; False on others than glibc, where nothing changes.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((_M_MMAP_THRESHOLD, _LARGE), (_M_TRIM_THRESHOLD, _LARGE), (_M_TOP_PAD, _TOP_PAD_BYTES))
+    return all(mallopt(option, value) == 1 for option, value in settings)
