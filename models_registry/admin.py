@@ -1,0 +1,92 @@
+"""Plain admin pages over the rows; the real pages are in ``views``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.contrib import admin
+
+from models_registry.models import Checkpoint, CheckpointOverride, Upload, UploadFile
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+    from django.http import HttpRequest
+
+    _CheckpointAdmin = admin.ModelAdmin[Checkpoint]
+    _OverrideInline = admin.TabularInline[CheckpointOverride, Checkpoint]
+    _UploadFileInline = admin.TabularInline[UploadFile, Upload]
+    _UploadAdmin = admin.ModelAdmin[Upload]
+else:
+    _CheckpointAdmin = _UploadAdmin = admin.ModelAdmin
+    _OverrideInline = _UploadFileInline = admin.TabularInline
+
+
+class CheckpointOverrideInline(_OverrideInline):
+    """History, read only: an override that isn't inspected with would be a lie."""
+
+    model = CheckpointOverride
+    extra = 0
+    can_delete = False
+    readonly_fields = ("fact", "value", "author_name", "created_at", "cleared_at")
+    exclude = ("author",)
+
+    def has_add_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
+        """Overrides are set on the model's page, which inspects again."""
+        return False
+
+
+@admin.register(Checkpoint)
+class CheckpointAdmin(_CheckpointAdmin):
+    """Everything can be read; writing goes through the services (pages, API), which keep files and rows together."""
+
+    list_display = ("served_model_name", "model_type", "architecture", "dtype", "source", "state", "updated_at")
+    list_filter = ("state", "source", "format", "model_type")
+    search_fields = ("served_model_name", "path", "origin")
+    exclude = ("inspection", "file_stamps")
+    inlines = (CheckpointOverrideInline,)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Checkpoint]:
+        """Without the megabytes."""
+        return super().get_queryset(request).defer("inspection", "file_stamps")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Registering inspects files; the admin's form can't."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
+        """Read only."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
+        """Deleting removes files and unloads; the admin's form can't."""
+        return False
+
+
+class UploadFileInline(_UploadFileInline):
+    """Files of an upload, read only."""
+
+    model = UploadFile
+    extra = 0
+    can_delete = False
+    readonly_fields = ("number", "name", "size_bytes", "received_bytes", "sha256")
+
+
+@admin.register(Upload)
+class UploadAdmin(_UploadAdmin):
+    """What was uploaded, and why something was refused."""
+
+    list_display = ("served_model_name", "state", "reason", "size_bytes", "owner", "created_at")
+    list_filter = ("state",)
+    inlines = (UploadFileInline,)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Uploads come from browsers."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Upload | None = None) -> bool:
+        """Read only."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Upload | None = None) -> bool:
+        """The sweep removes rows together with their files."""
+        return False

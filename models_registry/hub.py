@@ -1,0 +1,204 @@
+"""Checkpoints from the HuggingFace hub, into its usual cache.
+
+Only an operator's command comes here (``blazr pull``, ``blazr serve --model ORG/NAME``); no request of the API
+makes this server fetch anything. Offline, what the cache has is used. No Django: the CLI may call it alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.errors import CheckpointError, InvalidRequest, NotFound, PermissionRefused, Unavailable
+
+_REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z")
+_WANTED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_WANTED_SUFFIXES = (".safetensors", ".safetensors.index.json", ".tiktoken")
+
+
+@dataclass(frozen=True, slots=True)
+class PullProgress:
+    """State of a pull; all counts are over the wanted files only."""
+
+    file: str
+    done_bytes: int
+    total_bytes: int
+    done_files: int
+    total_files: int
+
+
+ProgressCallback = Callable[[PullProgress], None]
+
+
+def is_repo_id(text: str) -> bool:
+    """Whether ``text`` can be a hub id (``ORG/NAME``) and isn't something on this disk."""
+    return "/" in text and _REPO_ID.match(text) is not None and not Path(text).expanduser().exists()
+
+
+def wanted_files(names: Iterable[str]) -> list[str]:
+    """The files of a repository that serving needs: weights, config, tokenizer, templates; top level only.
+
+    Beside sharded or plain ``model*.safetensors`` a second copy under another name is left out (Mistral's
+    ``consolidated.safetensors``).
+    """
+    top = [name for name in names if "/" not in name]
+    chosen = sorted(name for name in top if name in _WANTED or name.endswith(_WANTED_SUFFIXES))
+    if any(name.startswith("model") and name.endswith(".safetensors") for name in chosen):
+        chosen = [name for name in chosen if not name.startswith("consolidated")]
+    return chosen
+
+
+def hub_pull(
+    repo_id: str,
+    revision: str | None = None,
+    progress: ProgressCallback | None = None,
+    *,
+    endpoint: str | None = None,
+    cache_dir: Path | None = None,
+) -> Path:
+    """Fetch what serving needs of a repository, resuming what was begun; returns its directory.
+
+    Args:
+        repo_id: ``ORG/NAME``.
+        revision: Branch, tag or commit; None: the main branch.
+        progress: Called often, in this thread.
+        endpoint: Another hub than the official one (or HF_ENDPOINT's).
+        cache_dir: Another cache than the usual one (HF_HOME's).
+
+    Raises:
+        InvalidRequest: Not a repository id.
+        NotFound: The hub has no such repository or revision.
+        PermissionRefused: It is private or gated.
+        CheckpointError: It has no .safetensors weights.
+        Unavailable: The hub can't be reached, and the cache doesn't have the repository.
+    """
+    from huggingface_hub import HfApi, errors
+
+    if not _REPO_ID.match(repo_id):
+        raise InvalidRequest(f"{repo_id[:80]!r} is not a hub id; they look like ORG/NAME.", param="model")
+    try:
+        info = HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=20)
+    except errors.GatedRepoError:
+        raise PermissionRefused(
+            f"{repo_id} is gated; accept its terms on the hub and set HF_TOKEN to a token of that account."
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise NotFound(f"{repo_id} has no revision {str(revision)[:60]!r}.", param="revision") from None
+    except errors.RepositoryNotFoundError:
+        raise NotFound(
+            f"the hub has no model {repo_id} (or it is private and HF_TOKEN isn't set).", param="model"
+        ) from None
+    except Exception as error:
+        return _from_cache(repo_id, revision, cache_dir, error)
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+    files = wanted_files(sizes)
+    _require_weights(repo_id, files)
+    return _download(repo_id, info.sha or revision or "main", files, sizes, progress, endpoint, cache_dir)
+
+
+def _require_weights(repo_id: str, files: Sequence[str]) -> None:
+    if not any(name.endswith(".safetensors") for name in files):
+        raise CheckpointError(
+            f"{repo_id} has no .safetensors weights at its top level; other formats are not read.", param="model"
+        )
+
+
+def _download(
+    repo_id: str,
+    commit: str,
+    files: Sequence[str],
+    sizes: dict[str, int],
+    progress: ProgressCallback | None,
+    endpoint: str | None,
+    cache_dir: Path | None,
+) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import LocalEntryNotFoundError
+
+    total, finished, place = sum(sizes[name] for name in files), 0, Path()
+    for number, name in enumerate(files):
+
+        def report(file_bytes: int, *, name: str = name, number: int = number, before: int = finished) -> None:
+            if progress is not None:
+                done = before + min(file_bytes, sizes[name])
+                progress(PullProgress(name, done, total, number, len(files)))
+
+        report(0)
+        try:
+            file = hf_hub_download(
+                repo_id,
+                name,
+                revision=commit,
+                endpoint=endpoint,
+                cache_dir=cache_dir,
+                tqdm_class=_reporting_bar(report),
+            )
+        except LocalEntryNotFoundError as error:
+            raise _unreachable(repo_id, error) from error
+        except OSError as error:
+            raise Unavailable(f"{name} of {repo_id} could not be fetched: {_first_line(error)}") from error
+        finished += sizes[name]
+        place = Path(file).parent
+    if progress is not None:
+        progress(PullProgress("", total, total, len(files), len(files)))
+    return place
+
+
+def _from_cache(repo_id: str, revision: str | None, cache_dir: Path | None, error: Exception) -> Path:
+    """The cached snapshot, if it is whole enough to have weights and a config."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(repo_id, revision=revision, cache_dir=cache_dir, local_files_only=True)
+    except Exception:
+        raise _unreachable(repo_id, error) from error
+    place = Path(str(found))
+    _require_weights(repo_id, [entry.name for entry in place.iterdir()])
+    return place
+
+
+def _unreachable(repo_id: str, error: Exception) -> Unavailable:
+    return Unavailable(
+        f"{repo_id} is not in the local cache and the hub can't be reached ({_first_line(error)}); "
+        "connect to the network once, or give a path to a checkpoint."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
+
+
+def _reporting_bar(report: Callable[[int], None]) -> Any:
+    """A stand-in for the hub library's progress bar that only counts bytes."""
+    from huggingface_hub.utils import tqdm
+
+    class ReportingBar(tqdm):  # type: ignore[misc]
+        """Silent: nothing reaches the terminal."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+            self._seen = int(kwargs.get("initial") or 0)
+            report(self._seen)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._seen += int(n or 0)
+            report(self._seen)
+            return None
+
+    return ReportingBar

@@ -1,0 +1,23 @@
+"""Remove what dead uploads left behind; run by the supervisor before the web starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from models_registry.uploads import storage_sweep
+
+
+class Command(BaseCommand):
+    """``manage.py sweep_uploads``."""
+
+    help = "End uploads that nobody goes on with and remove their files."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Sweep once and say what was found."""
+        report = storage_sweep()
+        self.stdout.write(
+            f"ended {report.ended_uploads} uploads, removed {report.removed_directories} directories "
+            f"and {report.removed_blobs} blobs"
+        )

@@ -1,0 +1,51 @@
+"""Served model names: labels of a safe alphabet, never paths.
+
+A name appears in URLs, logs, metric labels and shell lines; nothing on disk is ever derived from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from pathlib import PurePosixPath
+
+from inference.errors import InvalidRequest
+from models_registry.models import MAX_NAME_CHARS
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*\Z")
+_FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
+_WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+
+
+def check_name(name: str) -> str:
+    """``name`` itself, if it may be a served model name.
+
+    Raises:
+        InvalidRequest: It is empty, too long or has other characters.
+    """
+    if not name or len(name) > MAX_NAME_CHARS or not _NAME.match(name):
+        raise InvalidRequest(
+            f"served_model_name is {name[:60]!r}; it must be 1 to {MAX_NAME_CHARS} letters, digits, "
+            "dots, dashes, underscores or colons, and begin with a letter or digit.",
+            param="served_model_name",
+        )
+    return name
+
+
+def suggest_name(text: str) -> str:
+    """A legal name made of the last component of a path, a hub id or a folder's name."""
+    last = PurePosixPath(text.replace("\\", "/")).name
+    for suffix in _WEIGHT_SUFFIXES:
+        last = last.removesuffix(suffix)
+    name = _FOREIGN.sub("-", last).strip("-._:")[:MAX_NAME_CHARS].rstrip("-._:")
+    return name or "model"
+
+
+def make_unique(name: str, taken: Container[str]) -> str:
+    """``name``, or the first of ``name-2``, ``name-3`` … that isn't taken."""
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        suffix = f"-{number}"
+        candidate = name[: MAX_NAME_CHARS - len(suffix)] + suffix
+    return candidate

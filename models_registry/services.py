@@ -1,0 +1,341 @@
+"""Writes to the registry: register, override, set, rename, delete.
+
+Every function leaves either the old rows or complete new ones. Inspection runs before the transaction,
+because it reads files; nothing here loads a model or talks to a worker.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from inference.errors import BlazrError, ChecksumMismatch, Conflict, CorruptCheckpoint, NotFound
+from models_registry import storage
+from models_registry.detection.child import inspect_in_child
+from models_registry.detection.inspection import Inspection, inspect_checkpoint
+from models_registry.models import Checkpoint, CheckpointOverride
+from models_registry.names import check_name, make_unique, suggest_name
+from models_registry.selectors import overrides_in_force
+from models_registry.settings_schema import validate_settings
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AbstractBaseUser
+
+Inspector = Callable[..., Inspection]
+"""``inspect_checkpoint`` or, for files that aren't trusted, ``inspect_in_child``."""
+
+_NAME_ATTEMPTS = 5
+
+
+def checkpoint_register(
+    *,
+    path: str | Path,
+    served_model_name: str | None = None,
+    source: str = Checkpoint.Source.PATH,
+    overrides: Mapping[str, Any] | None = None,
+    origin: str = "",
+    author: AbstractBaseUser | None = None,
+    checkpoint_id: uuid.UUID | None = None,
+    sha256: Mapping[str, str] | None = None,
+    inspect: Inspector | None = None,
+) -> Checkpoint:
+    """Inspect the files at ``path`` and store what they are; a path that is known already is looked at again.
+
+    Args:
+        path: Directory or weight file. Links in it are kept as they are (hub caches are made of them).
+        served_model_name: None: the last component of the path, numbered if that is taken. A given name must be
+            free; for a known path it renames.
+        overrides: Facts set by a person, added to those in force.
+        origin: Where the files came from, for people (hub id, folder name).
+        author: Who set ``overrides``.
+        checkpoint_id: Primary key of a new row.
+        sha256: Digests by file name, where they have been measured.
+        inspect: Default: in this process.
+
+    Raises:
+        CheckpointError: The files aren't a checkpoint that can be served; nothing is stored.
+        Conflict: The name is taken by another checkpoint.
+        InvalidRequest: The name is not legal, or an override is unknown.
+    """
+    place = Path(path).expanduser().absolute()
+    if served_model_name is not None:
+        check_name(served_model_name)
+    known = Checkpoint.objects.filter(path=str(place)).first()
+    in_force = {**(overrides_in_force(known) if known else {}), **(overrides or {})}
+    inspection = (inspect or inspect_checkpoint)(place, overrides=in_force)
+    columns = _columns(inspection, sha256 or {})
+    with transaction.atomic():
+        if known is None:
+            name = served_model_name or suggest_name(origin or place.name)
+            row = _create_named(
+                name,
+                exact=served_model_name is not None,
+                values={"id": checkpoint_id or uuid.uuid4(), "path": str(place), "source": source, "origin": origin}
+                | columns,
+            )
+        else:
+            row = known
+            _assign(row, columns | ({"origin": origin} if origin else {}))
+            if served_model_name is not None:
+                row.served_model_name = served_model_name
+            _save_named(row)
+        for fact, value in (overrides or {}).items():
+            _record_override(row, fact, value, author)
+    return row
+
+
+def checkpoint_refresh(*, checkpoint: Checkpoint, inspect: Inspector | None = None) -> Checkpoint:
+    """Look at the files again, with the overrides in force.
+
+    Raises:
+        CheckpointError: They can't be served any more. The row keeps its last good inspection, with the state
+            ``missing`` or ``refused`` and the reason.
+    """
+    try:
+        inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=overrides_in_force(checkpoint))
+    except BlazrError as error:
+        gone = not Path(checkpoint.path).exists()
+        checkpoint.state = Checkpoint.State.MISSING if gone else Checkpoint.State.REFUSED
+        checkpoint.state_reason = error.message
+        checkpoint.save(update_fields=["state", "state_reason", "updated_at"])
+        raise
+    _store_again(checkpoint, inspection)
+    return checkpoint
+
+
+def checkpoint_files_verify(checkpoint: Checkpoint) -> None:
+    """Refuse files that aren't the inspected ones, by size, time and inode: to be called before a load.
+
+    Raises:
+        ChecksumMismatch: A file is gone, or was replaced or edited.
+    """
+    for stamp in checkpoint.file_stamps:
+        file = Path(checkpoint.directory) / stamp["name"]
+        try:
+            status = file.stat()
+        except OSError:
+            raise ChecksumMismatch(
+                f"{stamp['name']} of {checkpoint.served_model_name} is gone; restore it or register the model again.",
+                param=stamp["name"],
+            ) from None
+        if [status.st_size, status.st_mtime_ns, status.st_ino] != [
+            stamp["size_bytes"], stamp["mtime_ns"], stamp["inode"],
+        ]:  # fmt: skip
+            raise ChecksumMismatch(
+                f"{stamp['name']} of {checkpoint.served_model_name} has changed since it was inspected "
+                f"({stamp['size_bytes']} bytes then, {status.st_size} now); inspect the model again.",
+                param=stamp["name"],
+            )
+
+
+def checkpoint_states_refresh() -> int:
+    """Note which checkpoints' files have gone or come back; returns how many rows changed."""
+    changed = 0
+    for row in Checkpoint.objects.defer("inspection"):
+        gone = not Path(row.path).exists()
+        if gone and row.state == Checkpoint.State.AVAILABLE:
+            state, reason = Checkpoint.State.MISSING, f"{row.path} does not exist any more."
+        elif not gone and row.state == Checkpoint.State.MISSING:
+            state, reason = Checkpoint.State.AVAILABLE, ""
+        else:
+            continue
+        changed += Checkpoint.objects.filter(pk=row.pk, state=row.state).update(
+            state=state, state_reason=reason, updated_at=timezone.now()
+        )
+    return changed
+
+
+def checkpoint_override_set(
+    *,
+    checkpoint: Checkpoint,
+    fact: str,
+    value: Any,
+    author: AbstractBaseUser | None = None,
+    inspect: Inspector | None = None,
+) -> Checkpoint:
+    """Set a fact by hand and inspect again with it; the earlier value stays in the history.
+
+    A model that is loaded keeps what it was built from until its next load.
+
+    Raises:
+        InvalidRequest, CheckpointError: The fact is unknown, or the checkpoint contradicts the value; nothing
+            changes.
+    """
+    wanted = overrides_in_force(checkpoint) | {fact: value}
+    inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=wanted)
+    with transaction.atomic():
+        _record_override(checkpoint, fact, value, author)
+        _store_again(checkpoint, inspection)
+    return checkpoint
+
+
+def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str, inspect: Inspector | None = None) -> Checkpoint:
+    """Go back to what detection says about ``fact``.
+
+    Raises:
+        NotFound: It isn't overridden.
+        CheckpointError: Without the override the checkpoint can't be read; nothing changes.
+    """
+    wanted = overrides_in_force(checkpoint)
+    if fact not in wanted:
+        raise NotFound(f"{fact[:60]!r} is not overridden on {checkpoint.served_model_name}.", param="fact")
+    del wanted[fact]
+    inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=wanted)
+    with transaction.atomic():
+        checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now())
+        _store_again(checkpoint, inspection)
+    return checkpoint
+
+
+def checkpoint_settings_update(*, checkpoint: Checkpoint, values: Mapping[str, Any]) -> Checkpoint:
+    """Change some of the model's settings; null goes back to the default. They hold from the next load on.
+
+    Raises:
+        InvalidRequest: Unknown setting, wrong type, out of range.
+    """
+    with transaction.atomic():
+        row = Checkpoint.objects.select_for_update().defer("inspection").get(pk=checkpoint.pk)
+        merged = {**row.settings, **values}
+        row.settings = validate_settings(merged, max_position_embeddings=row.max_position_embeddings)
+        row.save(update_fields=["settings", "updated_at"])
+    checkpoint.settings, checkpoint.updated_at = row.settings, row.updated_at
+    return checkpoint
+
+
+def checkpoint_rename(*, checkpoint: Checkpoint, served_model_name: str) -> Checkpoint:
+    """Serve it under another name.
+
+    Raises:
+        InvalidRequest, Conflict: The name isn't legal, or taken.
+    """
+    checkpoint.served_model_name = check_name(served_model_name)
+    with transaction.atomic():
+        _save_named(checkpoint, ["served_model_name", "updated_at"])
+    return checkpoint
+
+
+def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
+    """Take it out of the registry; uploaded files go with it, files registered by path are never touched.
+
+    The caller unloads it from the workers first.
+    """
+    key, uploaded = checkpoint.pk, checkpoint.source == Checkpoint.Source.UPLOAD
+    checkpoint.delete()
+    if uploaded:
+        storage.remove_checkpoint_files(key)
+
+
+def architecture_summary(kinds: list[str]) -> str:
+    """``12 × mamba2, 4 × mla+moe`` from the layers' kinds, in order of first appearance."""
+    summary = ", ".join(f"{count} × {kind}" for kind, count in Counter(kinds).items())
+    return summary if len(summary) <= 300 else summary[:299] + "…"
+
+
+# --- rows --------------------------------------------------------------------------------------
+
+
+def _columns(inspection: Inspection, sha256: Mapping[str, str]) -> dict[str, Any]:
+    spec = inspection.spec
+    return {
+        "directory": str(inspection.directory),
+        "format": spec.format,
+        "model_type": spec.model_type,
+        "architecture": architecture_summary([layer.kind for layer in spec.layers]),
+        "dtype": spec.dtype,
+        "num_layers": len(spec.layers),
+        "num_parameters": inspection.num_parameters,
+        "size_bytes": inspection.size_bytes,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "inspection": inspection.to_dict(),
+        "file_stamps": _stamps(inspection, sha256),
+        "state": Checkpoint.State.AVAILABLE,
+        "state_reason": "",
+    }
+
+
+def _stamps(inspection: Inspection, sha256: Mapping[str, str]) -> list[dict[str, Any]]:
+    stamps = []
+    for file in inspection.files:
+        status = (Path(inspection.directory) / file.path).stat()
+        if status.st_size != file.size_bytes:
+            raise CorruptCheckpoint(
+                f"{file.path} changed while it was inspected ({file.size_bytes} bytes, then {status.st_size}).",
+                param=file.path,
+            )
+        stamps.append(
+            {
+                "name": file.path,
+                "size_bytes": status.st_size,
+                "mtime_ns": status.st_mtime_ns,
+                "inode": status.st_ino,
+                "sha256": sha256.get(file.path, ""),
+            }
+        )
+    return stamps
+
+
+def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:
+    before = {stamp["name"]: stamp for stamp in checkpoint.file_stamps}
+    _assign(checkpoint, _columns(inspection, {}))
+    for stamp in checkpoint.file_stamps:
+        # A digest is only worth keeping for the very bytes that it was measured on.
+        old = before.get(stamp["name"], {})
+        if stamp == {**old, "sha256": ""}:
+            stamp["sha256"] = old["sha256"]
+    checkpoint.save()
+
+
+def _record_override(checkpoint: Checkpoint, fact: str, value: Any, author: AbstractBaseUser | None) -> None:
+    checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now())
+    CheckpointOverride.objects.create(
+        checkpoint=checkpoint,
+        fact=fact,
+        value=value,
+        author_id=getattr(author, "pk", None),
+        author_name="" if author is None else author.get_username(),
+    )
+
+
+def _assign(row: Checkpoint, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(row, name, value)
+
+
+def _create_named(name: str, *, exact: bool, values: dict[str, Any]) -> Checkpoint:
+    """Insert under ``name``, or the next free number of it; two processes may try the same at once."""
+    for _ in range(_NAME_ATTEMPTS):
+        stem = name[:80]
+        taken = set(
+            Checkpoint.objects.filter(served_model_name__startswith=stem).values_list("served_model_name", flat=True)
+        )
+        if exact and name in taken:
+            raise _name_taken(name)
+        try:
+            with transaction.atomic():
+                return Checkpoint.objects.create(served_model_name=make_unique(name, taken), **values)
+        except IntegrityError:
+            if Checkpoint.objects.filter(path=values["path"]).exists():
+                raise Conflict(f"{values['path']} is being registered by another process; try again.") from None
+    raise _name_taken(name)
+
+
+def _save_named(row: Checkpoint, fields: list[str] | None = None) -> None:
+    try:
+        with transaction.atomic():
+            row.save(update_fields=fields)
+    except IntegrityError:
+        raise _name_taken(row.served_model_name) from None
+
+
+def _name_taken(name: str) -> Conflict:
+    return Conflict(
+        f"The name {name!r} is taken by another checkpoint; choose a different served_model_name.",
+        param="served_model_name",
+    )

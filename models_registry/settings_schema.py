@@ -1,0 +1,124 @@
+"""What an operator may set per model: one table, from which validation, the form and the docs are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from inference.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. A setting that isn't stored has the server's default.
+
+    Attributes:
+        kind: ``choice`` of ``choices``; ``integer`` or ``number`` from ``low`` to ``high``.
+        also: One more legal number outside the range (-1: never).
+        unit: Shown after the field; empty for plain counts and choices.
+    """
+
+    name: str
+    label: str
+    help: str
+    kind: Literal["choice", "integer", "number"]
+    choices: tuple[str, ...] = ()
+    low: float = 0
+    high: float = 0
+    also: float | None = None
+    unit: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form, for the page."""
+        return asdict(self)
+
+
+MODEL_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "dtype",
+        "Compute type",
+        "Type that weights and activations have in memory. auto keeps what the device runs best.",
+        "choice",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    ),
+    Setting(
+        "max_model_len",
+        "Longest sequence",
+        "Prompt and output of a request together may have this many tokens.",
+        "integer",
+        low=1,
+        high=1 << 24,
+        unit="tokens",
+    ),
+    Setting(
+        "max_num_seqs",
+        "Requests at once",
+        "How many requests are computed together; more wait in the queue.",
+        "integer",
+        low=1,
+        high=4096,
+    ),
+    Setting(
+        "keep_alive_s",
+        "Keep loaded",
+        "Unload after this long without a request. -1 keeps it until memory is needed; 0 unloads at once.",
+        "number",
+        low=0,
+        high=31_536_000,
+        also=-1,
+        unit="s",
+    ),
+)
+_BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in MODEL_SETTINGS}
+
+
+def validate_settings(values: Mapping[str, Any], *, max_position_embeddings: int = 0) -> dict[str, Any]:
+    """Check operator's settings; null members drop out (they mean the default).
+
+    Args:
+        values: Setting name to JSON value.
+        max_position_embeddings: What the checkpoint can address; 0: unknown.
+
+    Raises:
+        InvalidRequest: Unknown name, wrong type, out of range.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        setting = _BY_NAME.get(name)
+        if setting is None:
+            raise InvalidRequest(
+                f"{name[:60]!r} is not a model setting; the settings are {', '.join(_BY_NAME)}.", param=name[:60]
+            )
+        if value is not None:
+            checked[name] = _checked(setting, value)
+    length = checked.get("max_model_len")
+    if length is not None and 0 < max_position_embeddings < length:
+        raise InvalidRequest(
+            f"max_model_len is {length}, the checkpoint has {max_position_embeddings} positions; "
+            "lower it, or override max_position_embeddings first.",
+            param="max_model_len",
+        )
+    return checked
+
+
+def _checked(setting: Setting, value: Any) -> str | int | float:
+    name = setting.name
+    if setting.kind == "choice":
+        if value not in setting.choices:
+            raise InvalidRequest(
+                f"{name} is {str(value)[:60]!r}; it must be one of {', '.join(setting.choices)}.", param=name
+            )
+        return str(value)
+    wanted: type | tuple[type, ...] = int if setting.kind == "integer" else (int, float)
+    noun = "an integer" if setting.kind == "integer" else "a number"
+    if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} is {str(value)[:60]!r}; it must be {noun}.", param=name)
+    number: int | float = value
+    if number != setting.also and not setting.low <= number <= setting.high:
+        extra = "" if setting.also is None else f" (or {setting.also:g})"
+        raise InvalidRequest(
+            f"{name} is {str(value)[:60]}; it must be from {setting.low:g} to {setting.high:g}{extra}.", param=name
+        )
+    return number

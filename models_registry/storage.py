@@ -1,0 +1,178 @@
+"""Where uploaded bytes live, and the few moves that they may make.
+
+    <data>/uploads/<upload id>/<number>.part   being received; ``lock`` is held by the process that checks them
+    <data>/blobs/<sha256>                      whole files, read-only
+    <data>/checkpoints/<checkpoint id>/<name>  hard links to blobs: what gets served
+
+A blob with one link left belongs to no checkpoint and may go. Moves and removals of blobs happen under one
+file lock, so that a sweep in another process can't take away what is about to be linked. Locks are kernel
+locks: a killed process holds none.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from django.conf import settings
+
+from inference.errors import StorageFull
+
+_READ_BYTES = 1 << 20
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
+
+
+def uploads_dir() -> Path:
+    """Directory of uploads being received."""
+    return _made(Path(settings.BLAZR_UPLOADS_DIR))
+
+
+def blobs_dir() -> Path:
+    """Directory of whole files by digest."""
+    return _made(Path(settings.BLAZR_BLOBS_DIR))
+
+
+def checkpoints_dir() -> Path:
+    """Directory of uploaded checkpoints."""
+    return _made(Path(settings.BLAZR_CHECKPOINTS_DIR))
+
+
+def part_path(upload_id: uuid.UUID, number: int) -> Path:
+    """Temporary file of one file of an upload: named by us, never by the uploader."""
+    return uploads_dir() / str(upload_id) / f"{number}.part"
+
+
+def checkpoint_path(checkpoint_id: uuid.UUID) -> Path:
+    """Directory of one uploaded checkpoint."""
+    return checkpoints_dir() / str(checkpoint_id)
+
+
+def free_bytes() -> int:
+    """Bytes that can still be written to the data directory's disk."""
+    return shutil.disk_usage(uploads_dir()).free
+
+
+@contextmanager
+def full_disk_as_error() -> Iterator[None]:
+    """Turn "no space", "over quota" and "over the file size limit" into ``StorageFull``.
+
+    Raises:
+        StorageFull: The body ran out of room.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StorageFull(
+                "the server's disk has no room for this; free some space (or delete models) and upload again."
+            ) from error
+        raise
+
+
+def sha256_file(path: Path, on_bytes: Callable[[int], None]) -> str:
+    """SHA-256 of a file's content; ``on_bytes`` hears how many bytes each read took and may raise."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+            on_bytes(len(chunk))
+    return digest.hexdigest()
+
+
+def publish_file(part: Path, sha256: str, target: Path) -> None:
+    """Make a received file immutable, keep it as a blob, and link it where it is served from.
+
+    A blob that exists already is linked and the received copy dropped. On a filesystem without hard links the
+    file moves to ``target`` itself.
+    """
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.chmod(0o444)
+    blob = blobs_dir() / sha256
+    with _blobs_lock():
+        try:
+            if blob.exists():
+                os.link(blob, target)
+                part.unlink()
+            else:
+                os.link(part, target)
+                part.replace(blob)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            part.replace(target)
+    _fsync_directory(target.parent)
+
+
+def prune_blobs() -> int:
+    """Remove blobs that no checkpoint links to; returns how many."""
+    removed = 0
+    with _blobs_lock():
+        for blob in blobs_dir().iterdir():
+            if len(blob.name) == 64 and blob.stat().st_nlink == 1:
+                blob.unlink()
+                removed += 1
+    return removed
+
+
+def remove_upload_files(upload_id: uuid.UUID | str) -> None:
+    """Remove what an upload has received so far."""
+    _remove_tree(uploads_dir() / str(upload_id))
+
+
+def remove_checkpoint_files(checkpoint_id: uuid.UUID | str) -> None:
+    """Remove an uploaded checkpoint's directory and the blobs that only it used."""
+    _remove_tree(checkpoints_dir() / str(checkpoint_id))
+    prune_blobs()
+
+
+@contextmanager
+def upload_lock(upload_id: uuid.UUID | str) -> Iterator[bool]:
+    """Hold the right to check (or clean up) an upload; yields False at once if a living process has it."""
+    directory = uploads_dir() / str(upload_id)
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _blobs_lock() -> Iterator[None]:
+    descriptor = os.open(blobs_dir() / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_tree(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path

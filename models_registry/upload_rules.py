@@ -1,0 +1,128 @@
+"""What may be uploaded: which files, under which names, how large. Pure checks, before any byte is stored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inference.errors import InvalidRequest, RequestTooLarge, UnsupportedFormat
+
+CHUNK_BYTES = 2 << 20
+"""Largest piece per request; below Django's in-memory limit, so that a body never spools to the system's /tmp."""
+
+MAX_FILES = 1000
+MAX_NAME_CHARS = 200
+MEBIBYTE = 1 << 20
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+
+_EXACT: dict[str, int] = {
+    "config.json": MEBIBYTE,
+    "generation_config.json": MEBIBYTE,
+    "tokenizer.json": 32 * MEBIBYTE,
+    "tokenizer.model": 32 * MEBIBYTE,
+    "tokenizer_config.json": 8 * MEBIBYTE,
+    "special_tokens_map.json": MEBIBYTE,
+    "added_tokens.json": 8 * MEBIBYTE,
+    "vocab.json": 32 * MEBIBYTE,
+    "merges.txt": 32 * MEBIBYTE,
+    "chat_template.jinja": MEBIBYTE,
+    "chat_template.json": MEBIBYTE,
+    "training_config.json": MEBIBYTE,
+    "README.md": MEBIBYTE,
+}
+_SUFFIXES: dict[str, int | None] = {
+    ".safetensors": None,  # only the upload's total limits it
+    ".safetensors.index.json": 32 * MEBIBYTE,
+    ".tiktoken": 32 * MEBIBYTE,
+    ".meta.json": MEBIBYTE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredFile:
+    """What an uploader says a file is, before sending it.
+
+    Attributes:
+        sha256: In lower-case hexadecimal; empty: not declared, then only measured.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str = ""
+
+
+def accepted_kinds() -> list[str]:
+    """Names and suffixes of the files that are taken, for people and for the page."""
+    return [*_SUFFIXES, *_EXACT]
+
+
+def check_declaration(files: Sequence[DeclaredFile], *, max_bytes: int) -> int:
+    """Check all files of an upload before it begins; returns the total of their sizes.
+
+    Args:
+        max_bytes: Limit of the total.
+
+    Raises:
+        InvalidRequest: No file, no weights, a bad name or digest, one name twice.
+        UnsupportedFormat: A kind of file that isn't taken.
+        RequestTooLarge: Too many files, or too many bytes.
+    """
+    if not files:
+        raise InvalidRequest("the upload lists no files; choose a checkpoint's files.", param="files")
+    if len(files) > MAX_FILES:
+        raise RequestTooLarge(f"the upload lists {len(files)} files, at most {MAX_FILES} are taken.", param="files")
+    seen: set[str] = set()
+    for file in files:
+        _check_file(file)
+        # Two names that differ in case only would be one file on some disks.
+        if file.name.lower() in seen:
+            raise InvalidRequest(f"the file {file.name} is listed twice.", param="files")
+        seen.add(file.name.lower())
+    if not any(file.name.endswith(".safetensors") for file in files):
+        raise UnsupportedFormat("the upload has no .safetensors file; weights are taken in that format only.")
+    total = sum(file.size_bytes for file in files)
+    if total > max_bytes:
+        raise RequestTooLarge(
+            f"the upload has {total} bytes, the limit is {max_bytes}; raise BLAZR_MAX_UPLOAD_BYTES or register the "
+            "directory on the server instead.",
+            param="files",
+        )
+    return total
+
+
+def _check_file(file: DeclaredFile) -> None:
+    if not _NAME.match(file.name) or len(file.name) > MAX_NAME_CHARS or ".." in file.name:
+        raise InvalidRequest(
+            f"the file name {file.name[:80]!r} is not taken; names have up to {MAX_NAME_CHARS} letters, digits, dots, "
+            "dashes, underscores and plus signs, and no folders.",
+            param="files",
+        )
+    if file.name.lower().endswith(_PICKLES):
+        raise UnsupportedFormat(
+            f"{file.name} is a Python pickle by its name; pickles can run code and are never read. "
+            "Convert it to .safetensors.",
+            param=file.name,
+        )
+    limit = _limit(file.name)
+    if not 1 <= file.size_bytes <= limit:
+        shown = f"{file.name} has {file.size_bytes} bytes"
+        if file.size_bytes < 1:
+            raise InvalidRequest(f"{shown}; an empty file is not taken.", param=file.name)
+        raise RequestTooLarge(f"{shown}, the limit for this kind of file is {limit}.", param=file.name)
+    if file.sha256 and not _SHA256.match(file.sha256):
+        raise InvalidRequest(f"sha256 of {file.name} is not 64 lower-case hexadecimal digits.", param=file.name)
+
+
+def _limit(name: str) -> int:
+    if name in _EXACT:
+        return _EXACT[name]
+    for suffix, limit in _SUFFIXES.items():
+        if name.endswith(suffix):
+            return (1 << 62) if limit is None else limit
+    raise UnsupportedFormat(
+        f"{name} is not a file of a checkpoint; taken are {', '.join(accepted_kinds())}.", param=name
+    )

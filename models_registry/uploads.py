@@ -1,0 +1,463 @@
+"""Uploads: from a browser's declaration to a registered checkpoint, or to a reason and nothing left behind.
+
+    upload_create   sizes and names are checked first, then the room on the disk
+    upload_receive  pieces in order at the offset that the server names, so that an upload can be resumed
+    upload_finish   hashes, publishes, inspects in a killable child, registers
+    storage_sweep   ends silent uploads and removes what a killed process left
+
+Bytes are counted here; no header is believed. Rows move by conditional updates, files under kernel locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import IO, TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import close_old_connections, connection, transaction
+from django.db.models import F, Sum
+from django.utils import timezone
+
+from inference.errors import (
+    BlazrError,
+    ChecksumMismatch,
+    Conflict,
+    CorruptCheckpoint,
+    InvalidRequest,
+    NotFound,
+    QueueFull,
+    RequestTooLarge,
+    StorageFull,
+)
+from models_registry import storage
+from models_registry.detection.child import inspect_in_child
+from models_registry.models import Checkpoint, Upload, UploadFile
+from models_registry.names import check_name
+from models_registry.services import Inspector, checkpoint_register
+from models_registry.upload_rules import CHUNK_BYTES, DeclaredFile, check_declaration
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AbstractBaseUser
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN_UPLOADS = 16
+IDLE_LIMIT = timedelta(hours=1)
+"""An upload that receives nothing for this long is given up."""
+KEEP_ROWS = timedelta(days=7)
+"""How long the row of an ended upload tells its story."""
+DISK_RESERVE_BYTES = 256 << 20
+MAX_HEADER_BYTES = 8 << 20
+"""As in ``models_registry.detection.safetensors_header``: looked at here only to refuse in the first piece."""
+_OPEN = (Upload.State.RECEIVING, Upload.State.CHECKING)
+
+
+class UploadCancelled(BlazrError):
+    """The uploader gave up while the files were being checked."""
+
+    code = "upload_cancelled"
+    http_status = 409
+
+
+def upload_create(*, owner: AbstractBaseUser | None, served_model_name: str, files: Sequence[DeclaredFile]) -> Upload:
+    """Begin an upload: everything that can be refused before the first byte is refused here.
+
+    Raises:
+        InvalidRequest, UnsupportedFormat, RequestTooLarge: The declaration.
+        Conflict: The name is taken.
+        QueueFull: Too many uploads are open.
+        StorageFull: The disk hasn't room for it and the other open uploads.
+    """
+    check_name(served_model_name)
+    total = check_declaration(files, max_bytes=int(settings.BLAZR_MAX_UPLOAD_BYTES))
+    _check_name_free(served_model_name)
+    with transaction.atomic():
+        open_uploads = Upload.objects.filter(state__in=_OPEN)
+        if open_uploads.count() >= MAX_OPEN_UPLOADS:
+            raise QueueFull(
+                f"{MAX_OPEN_UPLOADS} uploads are open already; finish or cancel one first.", retry_after_s=60
+            )
+        _check_room(total)
+        upload = Upload.objects.create(
+            owner_id=getattr(owner, "pk", None),
+            served_model_name=served_model_name,
+            size_bytes=total,
+            active_at=timezone.now(),
+        )
+        UploadFile.objects.bulk_create(
+            UploadFile(upload=upload, number=number, name=file.name, size_bytes=file.size_bytes, sha256=file.sha256)
+            for number, file in enumerate(files)
+        )
+    return upload
+
+
+def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[bytes]) -> UploadFile:
+    """Store the next piece of a file, up to ``CHUNK_BYTES``, all of it or nothing.
+
+    Args:
+        offset: Where the piece begins; must be what the server has (``received_bytes``).
+
+    Raises:
+        NotFound: No such upload or file.
+        Conflict: Another offset is expected, or the upload has ended.
+        RequestTooLarge: The piece is over the limit, or goes beyond the declared size.
+        StorageFull: The disk is full; the upload is ended and its files are removed.
+        CorruptCheckpoint: The first piece can't be the head of a safetensors file; likewise.
+    """
+    file = UploadFile.objects.select_related("upload").filter(upload_id=upload_id, number=number).first()
+    if file is None:
+        raise NotFound(f"there is no file {number} in the upload {upload_id}.", param="file")
+    if file.upload.state != Upload.State.RECEIVING:
+        raise Conflict(f"the upload is {file.upload.state}: {file.upload.reason or 'it takes no more bytes'}.")
+    if offset != file.received_bytes:
+        raise Conflict(
+            f"{file.name} has {file.received_bytes} bytes here, the piece begins at {offset}; "
+            f"go on at {file.received_bytes}.",
+            param="offset",
+        )
+    piece = _read_piece(body, file)
+    try:
+        if offset == 0 and file.name.endswith(".safetensors"):
+            _check_head(file, piece)
+        with storage.full_disk_as_error():
+            _write_piece(file, offset, piece)
+    except (StorageFull, CorruptCheckpoint) as error:
+        # Files first: on a full disk the database may need their room to write the reason.
+        storage.remove_upload_files(upload_id)
+        _end(file.upload, Upload.State.REFUSED, error.message)
+        raise
+    with transaction.atomic():
+        taken = UploadFile.objects.filter(pk=file.pk, received_bytes=offset).update(
+            received_bytes=F("received_bytes") + len(piece)
+        )
+        alive = Upload.objects.filter(pk=upload_id, state=Upload.State.RECEIVING).update(active_at=timezone.now())
+    if not alive:
+        # Cancelled or swept while the piece was on its way: its directory may have come back with it.
+        storage.remove_upload_files(upload_id)
+        raise Conflict("the upload has ended; begin a new one.")
+    if not taken:
+        raise Conflict(f"{file.name} received another piece at {offset} at the same time; ask for the offset again.")
+    file.received_bytes = offset + len(piece)
+    return file
+
+
+def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspector | None = None) -> Upload:
+    """Check and register a completely received upload.
+
+    Args:
+        wait: Do it in this call; otherwise in a thread, and the row's ``state`` and ``stage`` tell the news.
+
+    Raises:
+        NotFound: No such upload.
+        Conflict: It isn't complete, or has ended.
+    """
+    upload = upload_get(upload_id)
+    for file in upload.files.all():
+        if file.received_bytes != file.size_bytes:
+            raise Conflict(
+                f"{file.name} has {file.received_bytes} of {file.size_bytes} bytes; send the rest first.",
+                param=file.name,
+            )
+    if upload.state != Upload.State.RECEIVING:
+        raise Conflict(f"the upload is {upload.state} already.")
+    if wait:
+        _check_locked(upload_id, inspect, threading.Event())
+        return upload_get(upload_id)
+    started = threading.Event()
+    thread = threading.Thread(
+        target=_check_in_thread, args=(upload_id, inspect, started), name=f"upload-{upload_id}", daemon=True
+    )
+    thread.start()
+    started.wait(10)
+    return upload_get(upload_id)
+
+
+def upload_cancel(*, upload_id: uuid.UUID) -> Upload:
+    """End an upload that isn't done and remove what it has received. Cancelling twice is no error.
+
+    Raises:
+        NotFound: No such upload.
+        Conflict: It is a checkpoint already.
+    """
+    upload = upload_get(upload_id)
+    if upload.state == Upload.State.DONE:
+        raise Conflict(f"the upload is done; delete the model {upload.served_model_name} instead.")
+    _end(upload, Upload.State.CANCELLED, "cancelled by the uploader")
+    return upload_get(upload_id)
+
+
+def upload_get(upload_id: uuid.UUID) -> Upload:
+    """The upload's row.
+
+    Raises:
+        NotFound: There is none.
+    """
+    upload = Upload.objects.filter(pk=upload_id).first()
+    if upload is None:
+        raise NotFound(f"there is no upload {upload_id}.", param="upload")
+    return upload
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep found and removed."""
+
+    ended_uploads: int
+    removed_directories: int
+    removed_blobs: int
+
+
+def storage_sweep() -> SweepReport:
+    """Remove what nobody will come back for. Safe at any time, in any process, beside running uploads.
+
+    Uploads whose checking process died end at once; uploads that are being received may be resumed until
+    ``IDLE_LIMIT``.
+    """
+    now, ended = timezone.now(), 0
+    for upload in Upload.objects.filter(state=Upload.State.RECEIVING, active_at__lt=now - IDLE_LIMIT):
+        ended += _end(upload, Upload.State.REFUSED, f"nothing was received for {IDLE_LIMIT}; upload it again")
+    for upload in Upload.objects.filter(state=Upload.State.CHECKING):
+        with storage.upload_lock(upload.pk) as held:
+            if held:
+                reason = "the server stopped while it checked the files; upload them again"
+                ended += _end(upload, Upload.State.REFUSED, reason)
+    Upload.objects.exclude(state__in=_OPEN).filter(active_at__lt=now - KEEP_ROWS).delete()
+    removed = _remove_strays()
+    return SweepReport(ended, removed, storage.prune_blobs())
+
+
+# --- receiving ---------------------------------------------------------------------------------
+
+
+def _check_name_free(name: str) -> None:
+    if Checkpoint.objects.filter(served_model_name=name).exists():
+        raise Conflict(
+            f"The name {name!r} is taken by another checkpoint; choose a different served_model_name.",
+            param="served_model_name",
+        )
+
+
+def _check_room(total: int) -> None:
+    """Room for this upload beside what the open ones still have to receive."""
+    sums = UploadFile.objects.filter(upload__state=Upload.State.RECEIVING).aggregate(
+        declared=Sum("size_bytes"), received=Sum("received_bytes")
+    )
+    promised = (sums["declared"] or 0) - (sums["received"] or 0)
+    free = storage.free_bytes() - promised
+    if total + DISK_RESERVE_BYTES > free:
+        raise StorageFull(
+            f"the upload has {total} bytes, the server's disk has {max(free - DISK_RESERVE_BYTES, 0)} to give; "
+            "free some space first."
+        )
+
+
+def _read_piece(body: IO[bytes], file: UploadFile) -> bytes:
+    room = min(CHUNK_BYTES, file.size_bytes - file.received_bytes)
+    parts, length = [], 0
+    while length <= room and (part := body.read(room + 1 - length)):
+        parts.append(part)
+        length += len(part)
+    if length > room:
+        limit = "the declared size" if room < CHUNK_BYTES else f"the limit of {CHUNK_BYTES} bytes a piece"
+        raise RequestTooLarge(f"the piece of {file.name} goes beyond {limit}; nothing of it was kept.", param=file.name)
+    if length == 0:
+        raise InvalidRequest(f"the piece of {file.name} is empty.", param=file.name)
+    return b"".join(parts)
+
+
+def _check_head(file: UploadFile, piece: bytes) -> None:
+    """Spare people a long upload that can only be refused; the real check is the inspection's."""
+    if len(piece) < 9:
+        return
+    (header,) = struct.unpack("<Q", piece[:8])
+    if piece[8:9] != b"{" or header > MAX_HEADER_BYTES or header + 8 > file.size_bytes:
+        raise CorruptCheckpoint(
+            f"{file.name} doesn't begin like a safetensors file (header of {header} bytes, limit "
+            f"{min(MAX_HEADER_BYTES, file.size_bytes - 8)}); it is damaged or of another format.",
+            param=file.name,
+        )
+
+
+def _write_piece(file: UploadFile, offset: int, piece: bytes) -> None:
+    path = storage.part_path(file.upload_id, file.number)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        view, position = memoryview(piece), offset
+        while view:
+            written = os.pwrite(descriptor, view, position)
+            view, position = view[written:], position + written
+    finally:
+        os.close(descriptor)
+
+
+# --- checking ----------------------------------------------------------------------------------
+
+
+def _check_in_thread(upload_id: uuid.UUID, inspect: Inspector | None, started: threading.Event) -> None:
+    close_old_connections()
+    try:
+        _check_locked(upload_id, inspect, started)
+    finally:
+        started.set()
+        connection.close()
+
+
+def _check_locked(upload_id: uuid.UUID, inspect: Inspector | None, started: threading.Event) -> None:
+    """Take the upload's lock, move it to ``checking``, and end it one way or the other."""
+    with storage.upload_lock(upload_id) as held:
+        moved = held and Upload.objects.filter(pk=upload_id, state=Upload.State.RECEIVING).update(
+            state=Upload.State.CHECKING, stage="reading back", active_at=timezone.now()
+        )
+        started.set()
+        if not moved:
+            return
+        upload = upload_get(upload_id)
+        try:
+            with storage.full_disk_as_error():
+                _check_and_register(upload, inspect or inspect_in_child)
+        except UploadCancelled:
+            _remove_files(upload)
+        except BlazrError as error:
+            _end(upload, Upload.State.REFUSED, error.message)
+        except Exception:
+            if upload_get(upload_id).state != Upload.State.CHECKING:  # cancelled: its files went away under us
+                _remove_files(upload)
+                return
+            logger.exception("upload %s: check failed", upload_id)
+            _end(upload, Upload.State.REFUSED, "the server failed while it checked the files; its log has details")
+
+
+def _check_and_register(upload: Upload, inspect: Inspector) -> None:
+    directory = storage.checkpoint_path(upload.pk)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files = list(upload.files.all())
+    digests = _publish(upload, files)
+    _set_stage(upload, "inspecting")
+    # A bare weight file is registered as that file, so that its own name names what is served.
+    place = directory / files[0].name if len(files) == 1 else directory
+    inspection = inspect(place, overrides={})
+    with transaction.atomic():
+        checkpoint = checkpoint_register(
+            path=place,
+            served_model_name=upload.served_model_name,
+            source=Checkpoint.Source.UPLOAD,
+            checkpoint_id=upload.pk,
+            sha256=digests,
+            inspect=lambda *_, **__: inspection,  # outside the transaction: it takes its time
+        )
+        done = Upload.objects.filter(pk=upload.pk, state=Upload.State.CHECKING).update(
+            state=Upload.State.DONE, stage="", checkpoint=checkpoint, active_at=timezone.now()
+        )
+        if not done:
+            raise UploadCancelled("the upload was cancelled.")
+    storage.remove_upload_files(upload.pk)
+
+
+def _publish(upload: Upload, files: Sequence[UploadFile]) -> dict[str, str]:
+    """Hash every file, compare with what was declared, and put it in place; returns digests by name."""
+    digests: dict[str, str] = {}
+    report = _StageReport(upload, total=upload.size_bytes)
+    for file in files:
+        part = storage.part_path(upload.pk, file.number)
+        size = part.stat().st_size
+        if size != file.size_bytes:
+            raise CorruptCheckpoint(
+                f"{file.name} has {size} bytes on the disk, {file.size_bytes} were declared; upload it again.",
+                param=file.name,
+            )
+        digest = storage.sha256_file(part, report)
+        if file.sha256 and file.sha256 != digest:
+            raise ChecksumMismatch(
+                f"{file.name} has SHA-256 {digest}, {file.sha256} was declared; it was damaged on the way.",
+                param=file.name,
+            )
+        storage.publish_file(part, digest, storage.checkpoint_path(upload.pk) / file.name)
+        UploadFile.objects.filter(pk=file.pk).update(sha256=digest)
+        digests[file.name] = digest
+    return digests
+
+
+class _StageReport:
+    """Called with each number of bytes read: tells the row now and then, and notices a cancel."""
+
+    STEP_BYTES = 256 << 20
+
+    def __init__(self, upload: Upload, *, total: int) -> None:
+        self._upload, self._total = upload, total
+        self._done = self._told = 0
+
+    def __call__(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        if self._done - self._told >= self.STEP_BYTES:
+            self._told = self._done
+            _set_stage(self._upload, f"reading back, {100 * self._done // max(self._total, 1)} %")
+
+
+def _set_stage(upload: Upload, stage: str) -> None:
+    alive = Upload.objects.filter(pk=upload.pk, state=Upload.State.CHECKING).update(
+        stage=stage, active_at=timezone.now()
+    )
+    if not alive:
+        raise UploadCancelled("the upload was cancelled.")
+
+
+# --- ending ------------------------------------------------------------------------------------
+
+
+def _end(upload: Upload, state: str, reason: str) -> int:
+    """Move an open upload to its end and remove its files; returns 0 if it had ended before."""
+    moved = Upload.objects.filter(pk=upload.pk, state__in=_OPEN).update(
+        state=state, reason=reason, stage="", active_at=timezone.now()
+    )
+    if moved:
+        _remove_files(upload)
+    return moved
+
+
+def _remove_files(upload: Upload) -> None:
+    storage.remove_upload_files(upload.pk)
+    if not Checkpoint.objects.filter(pk=upload.pk).exists():
+        storage.remove_checkpoint_files(upload.pk)
+
+
+def _remove_strays() -> int:
+    """Directories that no row speaks for. Rows are read after the listing: a row is written before its files."""
+    removed = 0
+    places: tuple[tuple[Any, Callable[[str], None], Callable[[list[str]], set[str]]], ...] = (
+        (storage.uploads_dir(), storage.remove_upload_files, _open_upload_ids),
+        (storage.checkpoints_dir(), storage.remove_checkpoint_files, _owned_checkpoint_ids),
+    )
+    for place, remove, spoken_for in places:
+        found = [entry.name for entry in place.iterdir()]
+        for name in set(found) - spoken_for(found):
+            remove(name)
+            removed += 1
+    return removed
+
+
+def _ids(names: list[str]) -> list[uuid.UUID]:
+    found = []
+    for name in names:
+        try:
+            found.append(uuid.UUID(name))
+        except ValueError:
+            continue
+    return found
+
+
+def _open_upload_ids(names: list[str]) -> set[str]:
+    keys = Upload.objects.filter(pk__in=_ids(names), state__in=_OPEN).values_list("pk", flat=True)
+    return {str(key) for key in keys}
+
+
+def _owned_checkpoint_ids(names: list[str]) -> set[str]:
+    keys = Checkpoint.objects.filter(pk__in=_ids(names)).values_list("pk", flat=True)
+    return {str(key) for key in keys} | _open_upload_ids(names)
