@@ -14,7 +14,9 @@ Slot 0 of both kinds is scratch: padding reads and writes go there, no sequence 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -59,6 +61,11 @@ class ForwardBatch:
             sequence, the new token included, padded with 0 to the longest; None without decodes.
         decode_context_lens: (num_decodes,) int64, valid columns of each row of ``decode_kv_slots``.
         max_decode_context: L, as a Python number.
+        rope_lengths: (T,) int64, only read by rotary embeddings whose frequencies depend on the sequence's
+            length (``RopeSpec.depends_on_length``): for each row the number of tokens that its sequence had when
+            its computation (re)started, or the row's position + 1 if that is more. None: position + 1.
+        shared: Values that layers derive from the batch once and share for the rest of the step (masks, cosines
+            and sines), under keys of the deriving module.
     """
 
     input_ids: torch.Tensor
@@ -70,6 +77,8 @@ class ForwardBatch:
     decode_kv_slots: torch.Tensor | None = None
     decode_context_lens: torch.Tensor | None = None
     max_decode_context: int = 0
+    rope_lengths: torch.Tensor | None = None
+    shared: dict[Hashable, Any] = field(default_factory=dict)
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     @property

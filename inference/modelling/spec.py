@@ -98,6 +98,11 @@ class RopeSpec:
     scaling: RopeScaling | None = None
     max_position_embeddings: int = 4096
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on how long the sequence is (``ForwardBatch.rope_lengths``)."""
+        return self.scaling is not None and self.scaling.kind in ("longrope", "dynamic")
+
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:

@@ -1,0 +1,215 @@
+"""Grouped-query attention over the paged KV cache.
+
+The rows of a step come in two kinds, and each has one path: all decoding sequences together in one
+gather and one attention call; prefill chunks one by one, a fresh chunk over its own keys without any
+gather. Masks and flat indices depend on the step only and are shared by the layers.
+
+Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, N tokens
+up to its end, H query heads, V key/value heads, P head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.norm import Norm
+from inference.modelling.layers.rotary import rotary_embedding, rotate_first
+from inference.modelling.spec import AttentionSpec
+
+
+class Attention(nn.Module):
+    """softmax(scale · q kᵀ + mask) v, with optional rotation, norms of q and k, sliding window and softcap.
+
+    Args:
+        spec: Sizes and rules.
+        hidden_size: h.
+    """
+
+    def __init__(self, spec: AttentionSpec, hidden_size: int) -> None:
+        super().__init__()
+        self.spec = spec
+        q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.qkv_proj = Linear(hidden_size, q_width + 2 * kv_width, spec.qkv_bias)
+        self.o_proj = Linear(q_width, hidden_size, spec.o_bias)
+        self.q_norm = self.k_norm = None
+        if spec.qk_norm is not None:
+            self.q_norm = Norm(spec.qk_norm, spec.head_dim if spec.qk_norm_per_head else q_width)
+            self.k_norm = Norm(spec.qk_norm, spec.head_dim if spec.qk_norm_per_head else kv_width)
+        self._rope = None if spec.rope is None else rotary_embedding(spec.rope)
+
+    def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
+        query, key, value = self._project(hidden, batch)
+        state["k"].index_copy_(0, batch.slot_mapping, key)
+        state["v"].index_copy_(0, batch.slot_mapping, value)
+        decodes = batch.num_decodes
+        if not batch.prefills:
+            mixed = self._decode(query, batch, state)
+        else:
+            mixed = torch.empty_like(query)
+            if decodes:
+                mixed[:decodes] = self._decode(query[:decodes], batch, state)
+            for chunk in batch.prefills:
+                rows = slice(chunk.start, chunk.stop)
+                mixed[rows] = self._prefill(chunk, query[rows], key[rows], value[rows], batch, state)
+        out: torch.Tensor = self.o_proj(mixed.flatten(1))
+        return out
+
+    def _project(self, hidden: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q (T, H, P), k and v (T, V, P), normed and rotated."""
+        spec = self.spec
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        joint = self.qkv_proj(hidden).view(-1, heads + 2 * kv_heads, spec.head_dim)
+        # q and k lie side by side, so that one rotation serves both.
+        query_key, value = joint[:, : heads + kv_heads], joint[:, heads + kv_heads :]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = query_key[:, :heads], query_key[:, heads:]
+            if spec.qk_norm_per_head:
+                query, key = self.q_norm(query), self.k_norm(key)
+            else:
+                query = self.q_norm(query.flatten(1)).view_as(query)
+                key = self.k_norm(key.flatten(1)).view_as(key)
+            query_key = torch.cat((query, key), 1)
+        if self._rope is not None:
+            query_key = rotate_first(query_key, self._rope.step(batch), self._rope.spec)
+        return query_key[:, :heads], query_key[:, heads:], value
+
+    def _decode(self, query: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """One query of each decoding sequence (B, H, P) over its context, to the same shape."""
+        spec = self.spec
+        count, length = query.shape[0], batch.max_decode_context
+        slots = decode_slots(batch)
+        shape = (count, length, spec.num_kv_heads, spec.head_dim)
+        key = state["k"].index_select(0, slots).view(shape).transpose(1, 2)
+        value = state["v"].index_select(0, slots).view(shape).transpose(1, 2)
+        # The query heads of one key/value head are its rows, so that no key is repeated for them.
+        grouped = query.reshape(count, spec.num_kv_heads, -1, spec.head_dim)
+        mask = decode_bias(batch, spec.sliding_window, query.dtype)
+        mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap)
+        return mixed.reshape(count, spec.num_heads, spec.head_dim)
+
+    def _prefill(
+        self,
+        chunk: PrefillChunk,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+    ) -> torch.Tensor:
+        """A chunk's queries (n, H, P) over the tokens up to each of them, to the same shape."""
+        spec = self.spec
+        first = 0
+        if chunk.context_len:
+            # Positions before the window of the chunk's first token are seen by none of its tokens.
+            if spec.sliding_window is not None:
+                first = max(0, chunk.context_len - spec.sliding_window + 1)
+            slots = chunk.kv_slots[first:]
+            key, value = state["k"].index_select(0, slots), state["v"].index_select(0, slots)
+        mask = chunk_bias(batch, chunk, first, spec.sliding_window, query.dtype)
+        mixed = attend(
+            query.transpose(0, 1).unsqueeze(0),
+            key.transpose(0, 1).unsqueeze(0),
+            value.transpose(0, 1).unsqueeze(0),
+            scale=spec.scale,
+            mask=mask,
+            softcap=spec.softcap,
+            causal=mask is None,
+        )
+        return mixed.squeeze(0).transpose(0, 1)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    mask: torch.Tensor | None,
+    softcap: float | None = None,
+    causal: bool = False,
+) -> torch.Tensor:
+    """Scaled dot-product attention.
+
+    Args:
+        query: (b, H, n, P).
+        key: (b, V, m, P), V dividing H.
+        value: (b, V, m, P').
+        scale: Factor of q·k.
+        mask: Added to the scores, broadcast to (b, H, n, m); None: no mask.
+        softcap: cap · tanh(score / cap) before the mask.
+        causal: Row i sees columns up to i; then n = m and ``mask`` is None.
+
+    Returns:
+        (b, H, n, P').
+    """
+    if softcap is None:
+        shared_heads = query.shape[1] != key.shape[1]
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, is_causal=causal, enable_gqa=shared_heads
+        )
+    batch, kv_heads, columns = key.shape[:3]
+    # The query heads that share a key/value head become further rows of it.
+    grouped = query.reshape(batch, kv_heads, -1, query.shape[-1])
+    scores = torch.matmul(grouped, key.transpose(-1, -2)).float() * scale
+    scores = (torch.tanh(scores / softcap) * softcap).view(batch, query.shape[1], -1, columns)
+    if causal:
+        rows = scores.shape[-2]
+        mask = torch.full((rows, rows), -torch.inf, device=scores.device).triu(1)
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1).to(value.dtype).view(batch, kv_heads, -1, columns)
+    return torch.matmul(weights, value).view(*query.shape[:-1], value.shape[-1])
+
+
+def decode_slots(batch: ForwardBatch) -> torch.Tensor:
+    """``decode_kv_slots`` as (B · L,): selecting by one flat index is ten times faster than by a matrix."""
+    flat: torch.Tensor | None = batch.shared.get("decode_slots")
+    if flat is None:
+        assert batch.decode_kv_slots is not None
+        flat = batch.decode_kv_slots.reshape(-1)
+        batch.shared["decode_slots"] = flat
+    return flat
+
+
+def decode_bias(batch: ForwardBatch, sliding_window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """(B, 1, 1, L) of 0 and -inf for the decoding rows; None when all columns are seen."""
+    if sliding_window is not None and sliding_window >= batch.max_decode_context:
+        sliding_window = None
+    if batch.num_decodes == 1 and sliding_window is None:
+        return None  # a lone sequence has no padding
+    key = ("decode_bias", sliding_window, dtype)
+    bias: torch.Tensor | None = batch.shared.get(key)
+    if bias is None:
+        visible = batch.decode_mask(sliding_window)
+        bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+        bias = bias[:, None, None, :]
+        batch.shared[key] = bias
+    return bias
+
+
+def chunk_bias(
+    batch: ForwardBatch, chunk: PrefillChunk, first: int, sliding_window: int | None, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """(n, N - first) of 0 and -inf for a chunk's rows over positions ``first`` …; None: row i sees columns up to i."""
+    count = chunk.stop - chunk.start
+    if sliding_window is not None and sliding_window >= chunk.context_len + count:
+        sliding_window = None
+    if chunk.context_len == 0 and sliding_window is None:
+        return None
+    key = ("chunk_bias", chunk.start, first, sliding_window, dtype)
+    bias: torch.Tensor | None = batch.shared.get(key)
+    if bias is None:
+        device = batch.positions.device
+        rows = torch.arange(chunk.context_len, chunk.context_len + count, device=device).unsqueeze(1)
+        columns = torch.arange(first, chunk.context_len + count, device=device)
+        hidden = columns > rows
+        if sliding_window is not None:
+            hidden |= columns <= rows - sliding_window
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+        batch.shared[key] = bias
+    return bias

@@ -1,0 +1,191 @@
+"""Multi-head latent attention: the cache holds one compressed row per token for all heads.
+
+A decoding query is multiplied into the space of the latents (the absorbed form), so that attention
+runs over the cached rows as they are, as if there were one key/value head of width r + R; only its
+result is expanded. A prefill chunk expands the latents to keys and values, which is cheaper when there
+are many queries. ``expanded_attention`` is the definition that both are held to.
+
+Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, m tokens,
+H heads, r kv_lora_rank, N unrotated and R rotated width of q and k, W width of v.
+
+Source: DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1 and appendix C.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layers.attention import attend, chunk_bias, decode_bias, decode_slots
+from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.norm import Norm
+from inference.modelling.layers.rotary import rotary_embedding, rotate
+from inference.modelling.spec import MLASpec
+
+
+class HeadExpansion(nn.Module):
+    """The matrix that expands latents head by head, (H · width, r), read as (H, width, r).
+
+    Not a ``Linear``: the absorbed form needs the single heads' matrices, from both sides.
+    """
+
+    def __init__(self, num_heads: int, width: int, rank: int) -> None:
+        super().__init__()
+        self.num_heads, self.width = num_heads, width
+        self.weight = nn.Parameter(torch.empty(num_heads * width, rank), requires_grad=False)
+
+    def per_head(self) -> torch.Tensor:
+        """(H, width, r)."""
+        return self.weight.view(self.num_heads, self.width, -1)
+
+    def forward(self, latents: torch.Tensor) -> torch.Tensor:
+        """(m, r) to (m, H, width)."""
+        return functional.linear(latents, self.weight).view(-1, self.num_heads, self.width)
+
+    def absorb(self, query: torch.Tensor) -> torch.Tensor:
+        """Queries (B, H, width) to (B, H, r): q · (W c) = (Wᵀ q) · c."""
+        return torch.bmm(query.transpose(0, 1), self.per_head()).transpose(0, 1)
+
+    def expand_mixed(self, mixed: torch.Tensor) -> torch.Tensor:
+        """Mixed latents (B, H, r), another one for each head, to (B, H, width)."""
+        return torch.bmm(mixed.transpose(0, 1), self.per_head().transpose(1, 2)).transpose(0, 1)
+
+
+class MultiHeadLatentAttention(nn.Module):
+    """MLA in DeepSeek's and oxidizr's spelling.
+
+    Args:
+        spec: Sizes and rules.
+        hidden_size: h.
+    """
+
+    def __init__(self, spec: MLASpec, hidden_size: int) -> None:
+        super().__init__()
+        self.spec = spec
+        heads, nope, rope = spec.num_heads, spec.qk_nope_head_dim, spec.qk_rope_head_dim
+        q_width = heads * (nope if spec.q_rope_from_hidden else nope + rope)
+        self.kv_a_proj = Linear(hidden_size, spec.kv_lora_rank + rope, spec.bias)
+        self.kv_a_norm = None if spec.kv_a_norm is None else Norm(spec.kv_a_norm, spec.kv_lora_rank)
+        self.k_b_proj = HeadExpansion(heads, nope, spec.kv_lora_rank)
+        self.v_b_proj = HeadExpansion(heads, spec.v_head_dim, spec.kv_lora_rank)
+        self.q_a_norm = None
+        if spec.q_lora_rank is None:
+            self.q_proj = Linear(hidden_size, q_width)
+        else:
+            self.q_a_proj = Linear(hidden_size, spec.q_lora_rank, spec.bias)
+            if spec.q_a_norm is not None:
+                self.q_a_norm = Norm(spec.q_a_norm, spec.q_lora_rank)
+            self.q_b_proj = Linear(spec.q_lora_rank, q_width)
+        if spec.q_rope_from_hidden:
+            self.q_rope_proj = Linear(hidden_size, heads * rope)
+        self.o_proj = Linear(heads * spec.v_head_dim, hidden_size, spec.bias)
+        self._rope = rotary_embedding(spec.rope)
+
+    def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """(T, h) to (T, h); the latents of the rows are written to ``state``."""
+        q_nope, q_rope, latent = self._project(hidden, batch)
+        state["latent"].index_copy_(0, batch.slot_mapping, latent)
+        decodes = batch.num_decodes
+        if not batch.prefills:
+            mixed = self._decode(q_nope, q_rope, batch, state)
+        else:
+            mixed = hidden.new_empty(hidden.shape[0], self.spec.num_heads, self.spec.v_head_dim)
+            if decodes:
+                mixed[:decodes] = self._decode(q_nope[:decodes], q_rope[:decodes], batch, state)
+            for chunk in batch.prefills:
+                rows = slice(chunk.start, chunk.stop)
+                mixed[rows] = self._prefill(chunk, q_nope[rows], q_rope[rows], latent[rows], batch, state)
+        return cast("torch.Tensor", self.o_proj(mixed.flatten(1)))
+
+    def _project(self, hidden: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q_nope (T, H, N), rotated q_rope (T, H, R), and the cache's rows (T, r + R)."""
+        spec = self.spec
+        heads, nope, rope = spec.num_heads, spec.qk_nope_head_dim, spec.qk_rope_head_dim
+        latent, k_rope = self.kv_a_proj(hidden).split((spec.kv_lora_rank, rope), -1)
+        if self.kv_a_norm is not None:
+            latent = self.kv_a_norm(latent)
+        if spec.q_lora_rank is None:
+            query = self.q_proj(hidden)
+        else:
+            compressed = self.q_a_proj(hidden)
+            query = self.q_b_proj(compressed if self.q_a_norm is None else self.q_a_norm(compressed))
+        if spec.q_rope_from_hidden:
+            q_nope, q_rope = query.view(-1, heads, nope), self.q_rope_proj(hidden).view(-1, heads, rope)
+        else:
+            q_nope, q_rope = query.view(-1, heads, nope + rope).split((nope, rope), -1)
+        # The shared key is one more head to rotate.
+        rotated = rotate(
+            torch.cat((q_rope, k_rope.unsqueeze(1)), 1), self._rope.step(batch), interleaved=spec.rope.interleaved
+        )
+        return q_nope, rotated[:, :heads], torch.cat((latent, rotated[:, heads]), -1)
+
+    def _decode(
+        self, q_nope: torch.Tensor, q_rope: torch.Tensor, batch: ForwardBatch, state: LayerState
+    ) -> torch.Tensor:
+        """(B, H, N) and (B, H, R) over the cached rows, absorbed, to (B, H, W)."""
+        spec = self.spec
+        rows = state["latent"].index_select(0, decode_slots(batch))
+        rows = rows.view(q_nope.shape[0], 1, batch.max_decode_context, -1)
+        query = torch.cat((self.k_b_proj.absorb(q_nope), q_rope), -1).unsqueeze(1)
+        # The rows serve as values too, rotated part included: attention kernels want keys and values of one
+        # width, and dropping the last R columns of the result is cheaper than a copy of the rows without them.
+        mixed = attend(query, rows, rows, scale=spec.scale, mask=decode_bias(batch, None, query.dtype))
+        return self.v_b_proj.expand_mixed(mixed.squeeze(1)[..., : spec.kv_lora_rank])
+
+    def _prefill(
+        self,
+        chunk: PrefillChunk,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+    ) -> torch.Tensor:
+        """A chunk's queries over the expanded keys and values of the tokens up to each, to (n, H, W)."""
+        spec = self.spec
+        if chunk.context_len:
+            latent = state["latent"].index_select(0, chunk.kv_slots)
+        key, value = self.expand(latent)
+        query = torch.cat((q_nope, q_rope), -1)
+        # Fused attention kernels want equal widths; columns of zeros change neither scores nor values.
+        width = max(query.shape[-1], spec.v_head_dim)
+        query, key, value = (functional.pad(part, (0, width - part.shape[-1])) for part in (query, key, value))
+        mask = chunk_bias(batch, chunk, 0, None, query.dtype)
+        mixed = attend(
+            query.transpose(0, 1).unsqueeze(0),
+            key.transpose(0, 1).unsqueeze(0),
+            value.transpose(0, 1).unsqueeze(0),
+            scale=spec.scale,
+            mask=mask,
+            causal=mask is None,
+        )
+        return mixed.squeeze(0).transpose(0, 1)[..., : spec.v_head_dim]
+
+    def expand(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cached rows (m, r + R) to keys (m, H, N + R) and values (m, H, W)."""
+        rank = self.spec.kv_lora_rank
+        compressed, k_rope = latent[:, :rank], latent[:, rank:]
+        k_nope = self.k_b_proj(compressed)
+        shared = k_rope.unsqueeze(1).expand(-1, self.spec.num_heads, -1)
+        return torch.cat((k_nope, shared), -1), self.v_b_proj(compressed)
+
+    def expanded_attention(self, query: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+        """The definition: one query over all the given tokens, every head spelled out.
+
+        Args:
+            query: (H, N + R), rotated.
+            latent: (m, r + R), cached rows of the tokens that it sees.
+
+        Returns:
+            (H, W).
+        """
+        key, value = self.expand(latent)
+        heads = []
+        for head in range(self.spec.num_heads):
+            scores = key[:, head].float() @ query[head].float() * self.spec.scale
+            heads.append(scores.softmax(0) @ value[:, head].float())
+        return torch.stack(heads).to(latent.dtype)

@@ -1,0 +1,66 @@
+"""The dense channel mixer, and the activations that all channel mixers know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inference.modelling.layers.linear import Linear
+from inference.modelling.spec import MLPSpec
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _gelu_tanh(values: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(values, approximate="tanh")
+
+
+def _relu_squared(values: torch.Tensor) -> torch.Tensor:
+    return functional.relu(values).square()
+
+
+ACTIVATION_FUNCTIONS: Mapping[str, Activation] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": functional.relu,
+    "relu2": _relu_squared,
+}
+"""``inference.modelling.spec.ACTIVATIONS`` by name."""
+
+
+def activate(values: torch.Tensor, activation: Activation, *, gated: bool) -> torch.Tensor:
+    """(…, 2f) gate then up to (…, f) act(gate) · up; without gate (…, f) to act."""
+    if not gated:
+        return activation(values)
+    gate, up = values.chunk(2, -1)
+    return activation(gate) * up
+
+
+class MLP(nn.Module):
+    """down(act(gate x) · up x), gate and up in one product; or down(act(up x)).
+
+    Args:
+        spec: Width, activation, gate, biases.
+        hidden_size: h.
+    """
+
+    def __init__(self, spec: MLPSpec, hidden_size: int) -> None:
+        super().__init__()
+        self.spec = spec
+        if spec.gated:
+            self.gate_up_proj = Linear(hidden_size, 2 * spec.intermediate_size, spec.bias)
+        else:
+            self.up_proj = Linear(hidden_size, spec.intermediate_size, spec.bias)
+        self.down_proj = Linear(spec.intermediate_size, hidden_size, spec.bias)
+        self._activation = ACTIVATION_FUNCTIONS[spec.activation]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(T, h) to (T, h)."""
+        first = self.gate_up_proj if self.spec.gated else self.up_proj
+        inner = activate(first(hidden), self._activation, gated=self.spec.gated)
+        return cast("torch.Tensor", self.down_proj(inner))
