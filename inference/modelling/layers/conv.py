@@ -1,0 +1,75 @@
+"""Causal depthwise convolution whose last inputs are kept from one step to the next."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS
+
+
+class CausalConv1d(nn.Module):
+    """y_t = act(bias + Σ_j w_j · x_{t-K+1+j}) for each channel alone; zeros before a sequence's start.
+
+    The state holds the last K-1 inputs as they came in, before convolution and activation, oldest first.
+
+    Args:
+        width: Channels C.
+        kernel_size: K.
+        bias: Whether there is a bias.
+        activation: Name of the function applied to the sum.
+    """
+
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})
+
+    def __init__(self, width: int, kernel_size: int, *, bias: bool, activation: str) -> None:
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.weight = nn.Parameter(torch.empty(width, 1, kernel_size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(width), requires_grad=False) if bias else None
+        self._activation = ACTIVATION_FUNCTIONS[activation]
+
+    def forward(self, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
+        """Convolve the batch's rows, each sequence behind its own tail.
+
+        Args:
+            rows: (T, C).
+            batch: The step.
+            conv_state: (slots, C, K-1) float32; the tails of the batch's sequences are overwritten.
+
+        Returns:
+            (T, C) float32.
+        """
+        rows = rows.float()
+        decodes = batch.num_decodes
+        if not batch.prefills:
+            return self._activation(self._decode(rows, batch.decode_state_slots, conv_state))
+        out = torch.empty_like(rows)
+        if decodes:
+            out[:decodes] = self._decode(rows[:decodes], batch.decode_state_slots, conv_state)
+        for chunk in batch.prefills:
+            self._prefill(rows[chunk.start : chunk.stop], chunk, conv_state, out[chunk.start : chunk.stop])
+        return self._activation(out)
+
+    def _decode(self, rows: torch.Tensor, slots: torch.Tensor, conv_state: torch.Tensor) -> torch.Tensor:
+        window = torch.cat([conv_state.index_select(0, slots), rows.unsqueeze(2)], 2)
+        conv_state.index_copy_(0, slots, window[:, :, 1:])
+        out = (window * self.weight.float().squeeze(1)).sum(2)
+        return out if self.bias is None else out.add_(self.bias.float())
+
+    def _prefill(self, rows: torch.Tensor, chunk: PrefillChunk, conv_state: torch.Tensor, out: torch.Tensor) -> None:
+        """Shifted multiply-adds: on a CPU several times faster than a grouped conv1d."""
+        length, width = rows.shape
+        stored = conv_state[chunk.state_slot]
+        tail = stored.t() if chunk.context_len else rows.new_zeros(self.kernel_size - 1, width)
+        padded = torch.cat([tail, rows])
+        stored.copy_(padded[length:].t())
+        taps = self.weight.float().squeeze(1).t()  # (K, C)
+        torch.mul(padded[:length], taps[0], out=out)
+        for shift in range(1, self.kernel_size):
+            out.addcmul_(padded[shift : shift + length], taps[shift])
+        if self.bias is not None:
+            out.add_(self.bias.float())

@@ -1,0 +1,96 @@
+"""Mamba-1: selective state space layer with a state matrix per channel.
+
+Source: Gu and Dao 2023, https://arxiv.org/abs/2312.00752, section 3 and algorithm 2; inner norms as in
+Jamba, https://arxiv.org/abs/2403.19887; growing, bounded state as in the oxidizr trainer.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.norm import Norm
+from inference.modelling.layers.recurrent import RecurrentMixer, run_batch, slot_state
+from inference.modelling.layers.scan import selective_scan, selective_step
+from inference.modelling.spec import Mamba1Spec
+
+
+class StepProjection(Linear):
+    """``dt_proj``: product in the weights' dtype, its bias (which sets the time scales) in float32."""
+
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"bias"})
+
+    def __init__(self, rank: int, width: int) -> None:
+        super().__init__(rank, width, bias=True)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(T, rank) to (T, I) float32."""
+        assert self.bias is not None
+        return functional.linear(hidden, self.weight).float() + self.bias.float()
+
+
+class Mamba1Mixer(RecurrentMixer):
+    """in_proj → (x, gate); x → convolution → (Δ, B, C) → recurrence; out_proj((y + D x) · silu(gate)).
+
+    Args:
+        spec: Sizes and rules.
+        hidden_size: h.
+    """
+
+    def __init__(self, spec: Mamba1Spec, hidden_size: int) -> None:
+        super().__init__()
+        self.spec = spec
+        inner, size = spec.intermediate_size, spec.state_size
+        self.in_proj = Linear(hidden_size, 2 * inner, spec.proj_bias)
+        self.conv1d = CausalConv1d(inner, spec.conv_kernel, bias=spec.conv_bias, activation=spec.activation)
+        self.x_proj = Linear(inner, spec.dt_rank + 2 * size)
+        self.dt_proj = StepProjection(spec.dt_rank, inner)
+        self.A_log = nn.Parameter(torch.empty(inner, size), requires_grad=False)
+        self.D = nn.Parameter(torch.empty(inner), requires_grad=False)
+        self.out_proj = Linear(inner, hidden_size, spec.proj_bias)
+        self.dt_norm = self.b_norm = self.c_norm = None
+        if spec.inner_norm is not None:
+            self.dt_norm = Norm(spec.inner_norm, spec.dt_rank)
+            self.b_norm = Norm(spec.inner_norm, size)
+            self.c_norm = Norm(spec.inner_norm, size)
+
+    def compute_decay_rates(self) -> torch.Tensor:
+        """(I, S): -exp(A_log), or +exp(-A_log) in the trainer's form."""
+        stored = self.A_log.float()
+        return (-stored).exp() if self.spec.positive_a else -stored.exp()
+
+    def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """(T, h) to (T, h); the convolution tails and states of the batch's sequences advance."""
+        x, gate = self.in_proj(hidden).chunk(2, 1)
+        x = self.conv1d(x, batch, state["conv_state"])
+        delta, b, c = self._step(x.to(hidden.dtype))
+        pool, limit = state["ssm_state"], self.spec.state_clamp
+        a = self.decay_rates()
+
+        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
+            entries = pool.index_select(0, slots)
+            y = selective_step(x[rows], delta[rows], a, b[rows], c[rows], entries, limit)
+            pool.index_copy_(0, slots, entries)
+            return y
+
+        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
+            return selective_scan(x[rows], delta[rows], a, b[rows], c[rows], slot_state(pool, chunk), limit)
+
+        y = run_batch(batch, torch.empty_like(x), decode, prefill)
+        y = y.addcmul_(x, self.D.float()) * functional.silu(gate.float())
+        out: torch.Tensor = self.out_proj(y.to(hidden.dtype))
+        return out
+
+    def _step(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(T, I) to Δ (T, I), B and C (T, S), float32."""
+        size = self.spec.state_size
+        dt, b, c = self.x_proj(x).split([self.spec.dt_rank, size, size], 1)
+        if self.dt_norm is not None and self.b_norm is not None and self.c_norm is not None:
+            dt, b, c = self.dt_norm(dt), self.b_norm(b), self.c_norm(c)
+        return functional.softplus(self.dt_proj(dt)), b.float(), c.float()

@@ -1,0 +1,77 @@
+"""Mamba-2: state space dual layer with one decay per head.
+
+Source: Dao and Gu 2024, https://arxiv.org/abs/2405.21060, section 7 (the block) and 6 (the algorithm).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.recurrent import (
+    GatedNorm,
+    RecurrentMixer,
+    head_decay_rates,
+    run_batch,
+    slot_state,
+    step_sizes,
+)
+from inference.modelling.layers.scan import ssd_scan, ssd_step
+from inference.modelling.spec import Mamba2Spec
+
+
+class Mamba2Mixer(RecurrentMixer):
+    """in_proj → (gate, xBC, dt); xBC → convolution → recurrence; out_proj(gated norm(y + D x)).
+
+    Args:
+        spec: Sizes and rules.
+        hidden_size: h.
+    """
+
+    def __init__(self, spec: Mamba2Spec, hidden_size: int) -> None:
+        super().__init__()
+        self.spec = spec
+        inner, heads = spec.intermediate_size, spec.num_heads
+        self.in_proj = Linear(hidden_size, inner + spec.conv_width + heads, spec.proj_bias)
+        self.conv1d = CausalConv1d(spec.conv_width, spec.conv_kernel, bias=spec.conv_bias, activation=spec.activation)
+        self.dt_bias = nn.Parameter(torch.empty(heads), requires_grad=False)
+        self.A_log = nn.Parameter(torch.empty(heads), requires_grad=False)
+        self.D = nn.Parameter(torch.empty(heads), requires_grad=False)
+        self.norm = GatedNorm(spec.gated_norm, inner, spec.norm_group_size, norm_before_gate=spec.norm_before_gate)
+        self.out_proj = Linear(inner, hidden_size, spec.proj_bias)
+
+    def compute_decay_rates(self) -> torch.Tensor:
+        """(H,) A, negative."""
+        return head_decay_rates(self.A_log, self.spec.a_clamp, self.spec.a_override)
+
+    def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """(T, h) to (T, h); the convolution tails and states of the batch's sequences advance."""
+        spec = self.spec
+        rows_shape, groups = (hidden.shape[0], -1), spec.num_groups
+        bc_width = groups * spec.state_size
+        gate, xbc, dt = self.in_proj(hidden).split([spec.intermediate_size, spec.conv_width, spec.num_heads], 1)
+        xbc = self.conv1d(xbc, batch, state["conv_state"])
+        x, b, c = xbc.split([spec.intermediate_size, bc_width, bc_width], 1)
+        x = x.view(*rows_shape, spec.head_dim)
+        b, c = b.view(*rows_shape, spec.state_size), c.view(*rows_shape, spec.state_size)
+        delta = step_sizes(dt, self.dt_bias, spec.dt_min, spec.dt_max)
+        log_decay = delta * self.decay_rates()
+        entering = x * delta.unsqueeze(2)
+        pool = state["ssm_state"]
+
+        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
+            entries = pool.index_select(0, slots)
+            y = ssd_step(entering[rows], log_decay[rows], b[rows], c[rows], entries)
+            pool.index_copy_(0, slots, entries)
+            return y
+
+        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
+            return ssd_scan(entering[rows], log_decay[rows], b[rows], c[rows], slot_state(pool, chunk))
+
+        y = run_batch(batch, torch.empty_like(entering), decode, prefill)
+        y.addcmul_(x, self.D.float().unsqueeze(1))
+        out: torch.Tensor = self.out_proj(self.norm(y.flatten(1), gate).to(hidden.dtype))
+        return out

@@ -1,0 +1,123 @@
+"""What the Mamba layers share: rates from parameters, step sizes, the gated norm, and the way through a batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.spec import NormSpec
+
+Decode = Callable[[slice, torch.Tensor], torch.Tensor]
+Prefill = Callable[[slice, PrefillChunk], torch.Tensor]
+
+
+class RecurrentMixer(nn.Module):
+    """A token mixer with an ``A_log``. What goes through the recurrence stays float32 whatever the weights are."""
+
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"A_log", "D", "dt_bias", "b_bias", "c_bias"})
+    A_log: nn.Parameter
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rates: tuple[nn.Parameter, torch.Tensor] | None = None
+
+    @abstractmethod
+    def compute_decay_rates(self) -> torch.Tensor:
+        """A, from ``A_log``."""
+
+    def decay_rates(self) -> torch.Tensor:
+        """A in float32, computed at the first call: the weights don't change after the load."""
+        cached = self._rates
+        if cached is None or cached[0] is not self.A_log or cached[1].device != self.A_log.device:
+            cached = (self.A_log, self.compute_decay_rates())
+            self._rates = cached
+        return cached[1]
+
+
+def head_decay_rates(
+    a_log: torch.Tensor, clamp: tuple[float, float] | None, override: str | None = None
+) -> torch.Tensor:
+    """(H,) A = -exp(A_log), exp(A_log) within ``clamp``; or -(1, 2, …, H) if the operator chose so."""
+    if override is not None:
+        assert override == "-(1..H)", override
+        return -torch.arange(1, a_log.shape[0] + 1, dtype=torch.float32, device=a_log.device)
+    rates = a_log.float().exp()
+    return -(rates if clamp is None else rates.clamp(*clamp))
+
+
+def step_sizes(dt: torch.Tensor, bias: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """(T, H) Δ = softplus(dt + bias) within [low, high], float32."""
+    delta = functional.softplus(dt.float() + bias.float())
+    return delta.clamp_(low, high)
+
+
+def run_batch(batch: ForwardBatch, out: torch.Tensor, decode: Decode, prefill: Prefill) -> torch.Tensor:
+    """The batch's rows (T, …), put into ``out``: the decoding ones by one call, the prefill chunks one by one.
+
+    Args:
+        batch: The step.
+        out: Room for the rows; a batch that only decodes needs none.
+        decode: (rows, state slots) to the values of the decoding rows.
+        prefill: (rows, chunk) to the values of a chunk's rows.
+    """
+    rows = slice(0, batch.num_decodes)
+    if not batch.prefills:
+        return decode(rows, batch.decode_state_slots)
+    if batch.num_decodes:
+        out[rows] = decode(rows, batch.decode_state_slots)
+    for chunk in batch.prefills:
+        rows = slice(chunk.start, chunk.stop)
+        out[rows] = prefill(rows, chunk)
+    return out
+
+
+def slot_state(pool: torch.Tensor, chunk: PrefillChunk) -> torch.Tensor:
+    """The chunk's entry of a state tensor, a view; zeroed when the sequence starts here."""
+    entry = pool[chunk.state_slot]
+    return entry if chunk.context_len else entry.zero_()
+
+
+class GatedNorm(nn.Module):
+    """norm(y · silu(gate)) · w, or norm(y) · w · silu(gate), over groups of the last axis; float32 throughout.
+
+    Args:
+        spec: An RMS norm; None: y · silu(gate) alone.
+        width: I.
+        group_size: Values that share their mean square; divides I.
+        norm_before_gate: The second form.
+    """
+
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight"})
+
+    def __init__(self, spec: NormSpec | None, width: int, group_size: int, *, norm_before_gate: bool = False) -> None:
+        super().__init__()
+        assert spec is None or spec.kind == "rms", "a gated norm is an RMS norm"
+        self.spec = spec
+        self.group_size = group_size
+        self.norm_before_gate = norm_before_gate
+        has_weight = spec is not None and not spec.weightless
+        self.weight = nn.Parameter(torch.empty(width), requires_grad=False) if has_weight else None
+
+    def forward(self, values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """(T, I) float32 and its gate to (T, I) float32."""
+        factor = functional.silu(gate.float())
+        if self.spec is None:
+            return values * factor
+        if self.norm_before_gate:
+            return self._norm(values, self.spec) * factor
+        return self._norm(values * factor, self.spec)
+
+    def _norm(self, values: torch.Tensor, spec: NormSpec) -> torch.Tensor:
+        grouped = values.view(values.shape[0], -1, self.group_size)
+        scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + spec.eps)
+        normed = (grouped * scale).view_as(values)
+        if self.weight is None:
+            return normed
+        weight = self.weight.float()
+        return normed * (weight + spec.offset if spec.offset else weight)
