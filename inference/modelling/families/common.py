@@ -39,6 +39,7 @@ from inference.modelling.spec import (
     RopeSpec,
     Shape,
     Source,
+    TokenMixerSpec,
     concatenated,
     tensor,
 )
@@ -125,7 +126,7 @@ def read_frame(
             f"no embedding: {wanted} is not among the {len(tensors)} tensors ({_sample(tensors)}).", param=wanted
         )
     prefix, embedding = found[0]
-    vocab_size, hidden_size = _matrix(tensors, embedding)
+    vocab_size, hidden_size = matrix_shape(tensors, embedding)
     for key, value in (("hidden_size", hidden_size), ("vocab_size", vocab_size)):
         stated = config.optional_integer(key)
         if stated is not None and stated != value:
@@ -317,6 +318,11 @@ def layer_types(view: CheckpointView, num_layers: int, allowed: Sequence[str]) -
     return types
 
 
+def window_of_each_layer(types: Sequence[str], window: int | None) -> tuple[int | None, ...]:
+    """The window for the layers of type ``sliding_attention``, None for the others."""
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
 def sliding_window(view: CheckpointView, *, default: int | None = None) -> int | None:
     """The window in positions; null and 0 mean none.
 
@@ -349,6 +355,7 @@ def read_rope(
     interleaved: bool = False,
     layer_type: str | None = None,
     renamed_types: Mapping[str, str] | None = None,
+    default_original: int | None = None,
 ) -> RopeSpec:
     """The rotary embedding that config.json describes, in either naming.
 
@@ -361,6 +368,7 @@ def read_rope(
         interleaved: Adjacent pairs rather than halves.
         layer_type: Look under this key when ``rope_parameters`` has one object for each layer type.
         renamed_types: A family's own names for scaling kinds (Phi-3's ``su``).
+        default_original: The trained context when config.json has none (the model's context otherwise).
 
     Raises:
         UnsupportedArchitecture: An unknown kind of scaling, or an odd number of rotated values.
@@ -368,14 +376,14 @@ def read_rope(
     """
     rope = _rope_values(view.config, layer_type)
     theta_given = "rope_theta" in rope
-    theta = rope.number("rope_theta", low=1e-6, high=1e15, default=default_theta)
+    theta = rope.number("rope_theta", low=1.001, high=1e15, default=default_theta)
     theta = _noted(
         view,
         "rope.theta" if layer_type is None else f"rope.theta.{layer_type}",
         theta,
         "config.json" if theta_given else "rope_theta is not in config.json; default",
         Confidence.CERTAIN if theta_given else Confidence.LOW,
-        low=1e-6,
+        low=1.001,
         high=1e15,
     )
     partial = rope.number("partial_rotary_factor", "rotary_percent", low=0.0, high=1.0, default=default_partial)
@@ -388,7 +396,7 @@ def read_rope(
         )
     kind = rope.string("rope_type", "type", default="default")
     kind = (renamed_types or {}).get(kind, kind)
-    scaling = _rope_scaling(rope, kind, rotary_dim, max_position_embeddings)
+    scaling = _rope_scaling(rope, kind, rotary_dim, max_position_embeddings, default_original)
     if scaling is not None:
         view.facts.add("rope.scaling", kind, "config.json")
     return RopeSpec(theta, rotary_dim, interleaved, scaling, max_position_embeddings)
@@ -426,7 +434,9 @@ def _rope_values(config: CheckpointConfig, layer_type: str | None) -> Checkpoint
 RopeKind = Literal["linear", "llama3", "yarn", "longrope", "dynamic"]
 
 
-def _rope_scaling(rope: CheckpointConfig, kind: str, rotary_dim: int, max_positions: int) -> RopeScaling | None:
+def _rope_scaling(
+    rope: CheckpointConfig, kind: str, rotary_dim: int, max_positions: int, default_original: int | None
+) -> RopeScaling | None:
     if kind in ("default", "none", ""):
         return None
     if kind not in ("linear", "llama3", "yarn", "longrope", "dynamic"):
@@ -435,7 +445,9 @@ def _rope_scaling(rope: CheckpointConfig, kind: str, rotary_dim: int, max_positi
             "yarn, longrope.",
             param="rope_type",
         )
-    original = rope.integer("original_max_position_embeddings", default=max_positions, high=1 << 30)
+    original = rope.integer(
+        "original_max_position_embeddings", default=default_original or max_positions, low=2, high=1 << 30
+    )
     # Without a factor, yarn and longrope stretch from the trained context to the model's.
     default_factor = max_positions / original if kind in ("yarn", "longrope") else None
     factor = rope.number("factor", default=default_factor, low=1e-6, high=1e6)
@@ -538,8 +550,8 @@ def read_heads(
     fused = base + "qkv_proj.weight"
     if fused in view.tensors:
         return _fused_heads(view, fused, base, default_head_dim)
-    q_rows = _matrix(view.tensors, base + "q_proj.weight")[0]
-    k_rows = _matrix(view.tensors, base + "k_proj.weight")[0]
+    q_rows = matrix_shape(view.tensors, base + "q_proj.weight")[0]
+    k_rows = matrix_shape(view.tensors, base + "k_proj.weight")[0]
     head_dim = _head_dim(view, base, q_rows, hidden_size, k_rows, default_head_dim)
     if q_rows % head_dim or k_rows % head_dim:
         raise TensorShapeMismatch(
@@ -612,8 +624,8 @@ def _agreed(view: CheckpointView, name: str, keys: Sequence[str], found: int, te
 def _fused_heads(view: CheckpointView, fused: str, base: str, default_head_dim: int | None) -> HeadSizes:
     """Heads of a projection that holds q, k and v: (heads + 2 · kv heads) · head_dim rows."""
     config, facts = view.config, view.facts
-    rows = _matrix(view.tensors, fused)[0]
-    q_width = _matrix(view.tensors, base + "o_proj.weight")[1]
+    rows = matrix_shape(view.tensors, fused)[0]
+    q_width = matrix_shape(view.tensors, base + "o_proj.weight")[1]
     kv_width = (rows - q_width) // 2
     heads = config.integer("num_attention_heads", "num_heads", high=1 << 16)
     head_dim = config.optional_integer("head_dim", high=1 << 16) or default_head_dim
@@ -705,7 +717,7 @@ def mlp_spec(
 ) -> MLPSpec:
     """Width from ``down_proj``'s columns, biases by presence."""
     base = layer + mlp
-    width = _matrix(view.tensors, base + "down_proj.weight")[1]
+    width = matrix_shape(view.tensors, base + "down_proj.weight")[1]
     stated = view.config.optional_integer("intermediate_size")
     if stated is not None and stated != width and mlp == "mlp.":
         view.facts.warn(f"config.json says intermediate_size {stated}, but {base}down_proj.weight has {width} columns.")
@@ -756,7 +768,7 @@ def count_experts(view: CheckpointView, base: str, *, down: str = "down_proj") -
     if len(numbers) != numbers[-1] + 1:
         missing = next(number for number in range(numbers[-1]) if number not in set(numbers))
         raise MissingTensor(f"tensor {base}{missing}.{down}.weight is missing.", param=f"{base}{missing}.{down}.weight")
-    return len(numbers), _matrix(view.tensors, f"{base}0.{down}.weight")[1]
+    return len(numbers), matrix_shape(view.tensors, f"{base}0.{down}.weight")[1]
 
 
 def expert_sources(
@@ -773,6 +785,37 @@ def expert_sources(
         f"experts.{up_name}": Source(pieces, num_experts),
         "experts.down_proj": Source((Piece(f"{base}{{e}}.{names.down}.weight"),), num_experts),
     }
+
+
+def moe_sources(
+    view: CheckpointView,
+    spec: MoESpec,
+    base: str,
+    *,
+    router: str = "gate",
+    shared: str = "shared_expert.",
+    names: ExpertNames | None = None,
+) -> dict[str, Source]:
+    """Sources of a ``MoESpec``'s parameters under ``base`` (``…mlp.``), experts stacked or one by one."""
+    sources = {"router.weight": tensor(f"{base}{router}.weight")}
+    if spec.correction_bias:
+        sources["router.correction_bias"] = tensor(f"{base}{router}.e_score_correction_bias")
+    sources |= expert_sources(view, base + "experts.", spec.num_experts, gated=spec.gated, names=names)
+    if spec.shared_intermediate_size:
+        dense = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated)
+        sources |= prefixed("shared_expert", mlp_sources(view, dense, base, mlp=shared))
+    if spec.shared_gate:
+        sources["shared_expert_gate.weight"] = tensor(f"{base}shared_expert_gate.weight")
+    return sources
+
+
+def agree_on_experts(view: CheckpointView, found: int, *keys: str) -> int:
+    """The number of experts that the tensors have; config.json's contradiction becomes a warning."""
+    stated = view.config.optional_integer(*keys)
+    if stated is not None and stated != found:
+        view.facts.warn(f"config.json says {keys[0]} {stated}, but the tensors have {found} experts.")
+    view.facts.add("moe.num_experts", found, "expert tensors")
+    return found
 
 
 def check_routing(spec: MoESpec) -> MoESpec:
@@ -806,9 +849,29 @@ def check_routing(spec: MoESpec) -> MoESpec:
 # --- putting it together -----------------------------------------------------------------------
 
 
-def llama_layer(token_mixer: AttentionSpec, channel_mixer: ChannelMixerSpec, norm: NormSpec) -> LayerSpec:
+def llama_layer(token_mixer: TokenMixerSpec, channel_mixer: ChannelMixerSpec, norm: NormSpec) -> LayerSpec:
     """The pre-norm layer of Llama: norm, attention, norm, MLP or MoE."""
     return LayerSpec(token_mixer=token_mixer, token_norm=norm, channel_mixer=channel_mixer, channel_norm=norm)
+
+
+def llama_layer_sources(
+    number: int, layer: str, token_mixer: Mapping[str, Source], channel_mixer: Mapping[str, Source]
+) -> dict[str, Source]:
+    """Sources of a ``llama_layer``'s parameters, under their full names.
+
+    Args:
+        number: The layer's.
+        layer: Start of its tensor names.
+        token_mixer: Sources by name within the mixer.
+        channel_mixer: The same.
+    """
+    name = f"layers.{number}"
+    return {
+        f"{name}.token_norm.weight": tensor(f"{layer}input_layernorm.weight"),
+        f"{name}.channel_norm.weight": tensor(f"{layer}post_attention_layernorm.weight"),
+        **prefixed(f"{name}.token_mixer", token_mixer),
+        **prefixed(f"{name}.channel_mixer", channel_mixer),
+    }
 
 
 def prefixed(prefix: str, sources: Mapping[str, Source]) -> dict[str, Source]:
@@ -891,6 +954,39 @@ def _piece_shape(piece: Piece, tensors: TensorTable, expert: int | None) -> Shap
     return shape
 
 
+def decoder_spec(
+    view: CheckpointView,
+    frame: Frame,
+    model_type: str,
+    layers: Sequence[LayerSpec],
+    layer_sources: Mapping[str, Source],
+    final_norm: NormSpec,
+    *,
+    unused: str | None = None,
+    embedding_multiplier: float = 1.0,
+    logits_multiplier: float = 1.0,
+    logits_softcap: float | None = None,
+    final_norm_name: str = "norm",
+) -> ModelSpec:
+    """The whole model from its frame and layers, checked by ``finish``."""
+    spec = ModelSpec(
+        format="huggingface",
+        model_type=model_type,
+        hidden_size=frame.hidden_size,
+        vocab_size=frame.vocab_size,
+        max_position_embeddings=frame.max_position_embeddings,
+        layers=tuple(layers),
+        final_norm=final_norm,
+        dtype=frame.dtype,
+        tie_word_embeddings=frame.head is None,
+        embedding_multiplier=embedding_multiplier,
+        logits_multiplier=logits_multiplier,
+        logits_softcap=logits_softcap,
+        parameters={**frame_sources(frame, final_norm=final_norm_name), **layer_sources},
+    )
+    return finish(view, spec, unused=unused)
+
+
 def finish(view: CheckpointView, spec: ModelSpec, *, unused: str | None = None) -> ModelSpec:
     """Check the finished spec against the headers, and warn of tensors that nothing reads.
 
@@ -938,7 +1034,13 @@ def finish(view: CheckpointView, spec: ModelSpec, *, unused: str | None = None) 
     return spec
 
 
-def _matrix(tensors: TensorTable, name: str) -> tuple[int, int]:
+def matrix_shape(tensors: TensorTable, name: str) -> tuple[int, int]:
+    """(rows, columns) of a tensor that has to be a matrix.
+
+    Raises:
+        MissingTensor: It isn't there.
+        TensorShapeMismatch: It isn't a matrix.
+    """
     shape = tensors.shape(name)
     if len(shape) != 2 or min(shape) < 1:
         raise TensorShapeMismatch(f"{name} has shape {list(shape)}; a matrix is needed.", param=name)

@@ -1,0 +1,247 @@
+"""DeepSeek V2 and V3: multi-head latent attention, fine-grained experts with shared ones.
+
+Sources: https://arxiv.org/abs/2405.04434 (V2), https://arxiv.org/abs/2412.19437 (V3); the config keys
+are those of the published files and of transformers' ``deepseek_v2`` and ``deepseek_v3``.
+"""
+
+from __future__ import annotations
+
+from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import (
+    Frame,
+    activation,
+    agree_on_experts,
+    check_routing,
+    count_experts,
+    decoder_spec,
+    llama_layer,
+    llama_layer_sources,
+    matrix_shape,
+    mlp_sources,
+    mlp_spec,
+    moe_sources,
+    noted_integer,
+    noted_number,
+    read_frame,
+    read_rope,
+    rms_norm,
+    yarn_softmax_multiplier,
+)
+from inference.modelling.spec import (
+    ChannelMixerSpec,
+    LayerSpec,
+    MLASpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+    Piece,
+    Source,
+    tensor,
+)
+
+LATENT_NORM = NormSpec("rms", 1e-6)
+"""eps of the norms of the latents, which ``rms_norm_eps`` doesn't reach."""
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table of a DeepSeek checkpoint to its spec."""
+    model_type = view.config.string("model_type", default="deepseek_v3")
+    frame = read_frame(view, extra_layers_allowed=True)
+    norm = rms_norm(view)
+    act = activation(view)
+    mla = _mla_spec(view, model_type, frame)
+    _compare_sparse_layers(view, frame)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        layer = frame.layer(number)
+        mixer: ChannelMixerSpec
+        if _is_sparse(view, layer):
+            mixer = _moe_spec(view, model_type, layer, act)
+            channel = moe_sources(view, mixer, f"{layer}mlp.", shared="shared_experts.")
+        else:
+            mixer = mlp_spec(view, layer, act)
+            channel = mlp_sources(view, mixer, layer)
+        layers.append(llama_layer(mla, mixer, norm))
+        sources |= llama_layer_sources(number, layer, _mla_sources(mla, layer), channel)
+    later = "|".join(str(number) for number in range(frame.num_layers, frame.num_layers + 8))
+    return decoder_spec(view, frame, model_type, layers, sources, norm, unused=rf"layers\.({later})\.")
+
+
+def _mla_spec(view: CheckpointView, model_type: str, frame: Frame) -> MLASpec:
+    """Sizes from the shapes of layer 0; only the head count has to come from config.json."""
+    config, tensors, facts = view.config, view.tensors, view.facts
+    base = f"{frame.layer(0)}self_attn."
+    heads = config.integer("num_attention_heads", high=1 << 16)
+    facts.add("attention.num_heads", heads, "config.json")
+    rank = _columns(view, f"{base}kv_b_proj.weight")
+    rope_dim = _rows(view, f"{base}kv_a_proj_with_mqa.weight") - rank
+    compressed = f"{base}q_a_proj.weight" in tensors
+    q_name = f"{base}q_b_proj.weight" if compressed else f"{base}q_proj.weight"
+    nope_dim = _per_head(q_name, _rows(view, q_name), heads) - rope_dim
+    value_dim = _per_head(f"{base}o_proj.weight", _columns(view, f"{base}o_proj.weight"), heads)
+    expanded = _per_head(f"{base}kv_b_proj.weight", _rows(view, f"{base}kv_b_proj.weight"), heads)
+    if rope_dim < 1 or nope_dim < 1 or expanded != nope_dim + value_dim:
+        raise TensorShapeMismatch(
+            f"the attention tensors of {base[:-1]} don't fit {heads} heads: rotated width {rope_dim}, unrotated "
+            f"{nope_dim}, value width {value_dim}, but kv_b_proj has {expanded} rows for each head.",
+            param=f"{base}kv_b_proj.weight",
+        )
+    q_rank = _rows(view, f"{base}q_a_proj.weight") if compressed else None
+    sizes = {
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": nope_dim,
+        "v_head_dim": value_dim,
+        "q_lora_rank": q_rank,
+    }
+    for key, found in sizes.items():
+        stated = config.optional_integer(key)
+        if stated is not None and stated != found:
+            facts.warn(f"config.json says {key} {stated}, but the tensors have {found}.")
+        if found is not None:
+            facts.add(f"mla.{key}", found, "shapes of the attention tensors of layer 0")
+    interleaved = model_type != "deepseek_v3" or config.boolean("rope_interleave", default=True)
+    rope = read_rope(view, rope_dim, max_position_embeddings=frame.max_position_embeddings, interleaved=interleaved)
+    if rope.rotary_dim != rope_dim:
+        raise UnsupportedArchitecture(
+            f"config.json: partial_rotary_factor leaves {rope.rotary_dim} of {rope_dim} values rotated; MLA rotates "
+            "its rotary part as a whole.",
+            param="partial_rotary_factor",
+        )
+    return MLASpec(
+        num_heads=heads,
+        kv_lora_rank=rank,
+        q_lora_rank=q_rank,
+        qk_nope_head_dim=nope_dim,
+        qk_rope_head_dim=rope_dim,
+        v_head_dim=value_dim,
+        scale=(nope_dim + rope_dim) ** -0.5 * yarn_softmax_multiplier(rope),
+        rope=rope,
+        q_a_norm=LATENT_NORM if compressed else None,
+        kv_a_norm=LATENT_NORM,
+        bias=f"{base}kv_a_proj_with_mqa.bias" in tensors,
+    )
+
+
+def _mla_sources(spec: MLASpec, layer: str) -> dict[str, Source]:
+    """``kv_b_proj`` holds k and v head by head; they become two parameters."""
+    base = f"{layer}self_attn."
+    nope, both = spec.qk_nope_head_dim, spec.qk_nope_head_dim + spec.v_head_dim
+    sources = {
+        "kv_a_proj.weight": tensor(f"{base}kv_a_proj_with_mqa.weight"),
+        "kv_a_norm.weight": tensor(f"{base}kv_a_layernorm.weight"),
+        "k_b_proj.weight": Source((Piece(f"{base}kv_b_proj.weight", per_group=(both, 0, nope)),)),
+        "v_b_proj.weight": Source((Piece(f"{base}kv_b_proj.weight", per_group=(both, nope, both)),)),
+        "o_proj.weight": tensor(f"{base}o_proj.weight"),
+    }
+    if spec.q_lora_rank is None:
+        sources["q_proj.weight"] = tensor(f"{base}q_proj.weight")
+    else:
+        sources["q_a_proj.weight"] = tensor(f"{base}q_a_proj.weight")
+        sources["q_a_norm.weight"] = tensor(f"{base}q_a_layernorm.weight")
+        sources["q_b_proj.weight"] = tensor(f"{base}q_b_proj.weight")
+    if spec.bias:
+        sources["kv_a_proj.bias"] = tensor(f"{base}kv_a_proj_with_mqa.bias")
+        sources["o_proj.bias"] = tensor(f"{base}o_proj.bias")
+        if spec.q_lora_rank is not None:
+            sources["q_a_proj.bias"] = tensor(f"{base}q_a_proj.bias")
+    return sources
+
+
+def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
+    config, base = view.config, f"{layer}mlp."
+    count, width = count_experts(view, base + "experts.")
+    agree_on_experts(view, count, "n_routed_experts", "num_experts", "num_local_experts")
+    shared = f"{base}shared_experts.down_proj.weight"
+    shared_width = view.tensors.shape(shared)[-1] if shared in view.tensors else 0
+    if model_type == "deepseek_v2":
+        _expect(view, "scoring_func", "softmax", ("softmax",))
+        method = _expect(view, "topk_method", "greedy", ("greedy", "group_limited_greedy"))
+        if config.boolean("norm_topk_prob", default=False):
+            view.facts.warn("config.json: norm_topk_prob is on; DeepSeek V2 doesn't normalise, so it has no effect.")
+        grouped = method == "group_limited_greedy"
+        spec = MoESpec(
+            num_experts=count,
+            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 6),
+            intermediate_size=width,
+            activation=act,
+            normalise_top_k=False,
+            routed_scaling_factor=_scaling_factor(view, 1.0),
+            num_expert_groups=config.integer("n_group", default=1) if grouped else 1,
+            top_k_groups=config.integer("topk_group", default=1) if grouped else 1,
+            shared_intermediate_size=shared_width,
+        )
+    else:
+        _expect(view, "scoring_func", "sigmoid", ("sigmoid",))
+        _expect(view, "topk_method", "noaux_tc", ("noaux_tc",))
+        groups = noted_integer(view, "moe.num_expert_groups", ("n_group",), 8)
+        spec = MoESpec(
+            num_experts=count,
+            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 8),
+            intermediate_size=width,
+            activation=act,
+            scoring="sigmoid",
+            normalise_top_k=config.boolean("norm_topk_prob", default=True),
+            normalise_eps=1e-20,
+            routed_scaling_factor=_scaling_factor(view, 2.5),
+            num_expert_groups=groups,
+            top_k_groups=noted_integer(view, "moe.top_k_groups", ("topk_group",), min(4, groups)),
+            group_score="top2",
+            correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
+            shared_intermediate_size=shared_width,
+        )
+    return check_routing(spec)
+
+
+def _scaling_factor(view: CheckpointView, default: float) -> float:
+    return noted_number(view, "moe.routed_scaling_factor", ("routed_scaling_factor",), default, low=1e-6, high=1e6)
+
+
+def _expect(view: CheckpointView, key: str, default: str, known: tuple[str, ...]) -> str:
+    """A routing rule by name.
+
+    Raises:
+        UnsupportedArchitecture: Not one that this version of the family has.
+    """
+    value = view.config.string(key, default=default)
+    if value not in known:
+        raise UnsupportedArchitecture(
+            f"config.json: {key} {value[:60]!r} is not supported here; supported are {', '.join(known)}.", param=key
+        )
+    return value
+
+
+def _is_sparse(view: CheckpointView, layer: str) -> bool:
+    return f"{layer}mlp.gate.weight" in view.tensors
+
+
+def _compare_sparse_layers(view: CheckpointView, frame: Frame) -> None:
+    """Warn where config.json's dense layers aren't those without a router; the tensors decide."""
+    config = view.config
+    if "first_k_dense_replace" not in config:
+        return
+    first = config.integer("first_k_dense_replace", low=0)
+    step = config.integer("moe_layer_freq", default=1)
+    for number in range(frame.num_layers):
+        stated = number >= first and number % step == 0
+        if stated != _is_sparse(view, frame.layer(number)):
+            kind = "experts" if stated else "a dense MLP"
+            view.facts.warn(f"config.json gives layer {number} {kind}, but its tensors don't; the tensors decide.")
+
+
+def _rows(view: CheckpointView, name: str) -> int:
+    return matrix_shape(view.tensors, name)[0]
+
+
+def _columns(view: CheckpointView, name: str) -> int:
+    return matrix_shape(view.tensors, name)[1]
+
+
+def _per_head(name: str, size: int, heads: int) -> int:
+    if size % heads:
+        raise TensorShapeMismatch(
+            f"{name}: {size} can't be split into the {heads} heads that config.json states.", param=name
+        )
+    return size // heads

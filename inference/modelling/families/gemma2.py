@@ -1,0 +1,96 @@
+"""Gemma 2: norms before and after each mixer with weights around zero, softcaps, every other layer windowed."""
+
+from __future__ import annotations
+
+import math
+
+from inference.errors import UnsupportedArchitecture
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import (
+    activation,
+    attention_sources,
+    attention_spec,
+    decoder_spec,
+    is_null,
+    layer_types,
+    mlp_sources,
+    mlp_spec,
+    noted_number,
+    prefixed,
+    read_frame,
+    read_heads,
+    read_rope,
+    rms_norm,
+    sliding_window,
+    window_of_each_layer,
+)
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+HEAD_DIM = 256
+CONTEXT = 8192
+WINDOW = 4096
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table of a Gemma 2 checkpoint to its spec."""
+    if view.config.get("use_bidirectional_attention"):
+        raise UnsupportedArchitecture(
+            "config.json: use_bidirectional_attention is on; this is an encoder, which can't generate text.",
+            param="use_bidirectional_attention",
+        )
+    frame = read_frame(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
+    heads = read_heads(view, frame.layer(0), frame.hidden_size, default_head_dim=HEAD_DIM)
+    rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
+    norm = rms_norm(view, offset=1.0)
+    act = activation(view, "hidden_activation", default="gelu_pytorch_tanh")
+    scalar = noted_number(
+        view, "attention.query_pre_attn_scalar", ("query_pre_attn_scalar",), 256.0, low=1e-6, high=1e9
+    )
+    softcap = _softcap(view, "attn_logit_softcapping", 50.0)
+    count = frame.num_layers
+    types = layer_types(view, count, ("sliding_attention", "full_attention"))
+    if types is None:
+        types = tuple("full_attention" if number % 2 else "sliding_attention" for number in range(count))
+    windows = window_of_each_layer(types, sliding_window(view, default=WINDOW))
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(count):
+        layer, name = frame.layer(number), f"layers.{number}"
+        attention = attention_spec(
+            view, layer, heads, rope, scale=scalar**-0.5, sliding_window=windows[number], softcap=softcap
+        )
+        mlp = mlp_spec(view, layer, act)
+        layers.append(
+            LayerSpec(
+                token_mixer=attention,
+                token_norm=norm,
+                token_post_norm=norm,
+                channel_mixer=mlp,
+                channel_norm=norm,
+                channel_post_norm=norm,
+            )
+        )
+        sources |= {
+            f"{name}.token_norm.weight": tensor(f"{layer}input_layernorm.weight"),
+            f"{name}.token_post_norm.weight": tensor(f"{layer}post_attention_layernorm.weight"),
+            f"{name}.channel_norm.weight": tensor(f"{layer}pre_feedforward_layernorm.weight"),
+            f"{name}.channel_post_norm.weight": tensor(f"{layer}post_feedforward_layernorm.weight"),
+        }
+        sources |= prefixed(f"{name}.token_mixer", attention_sources(view, attention, layer))
+        sources |= prefixed(f"{name}.channel_mixer", mlp_sources(view, mlp, layer))
+    return decoder_spec(
+        view,
+        frame,
+        "gemma2",
+        layers,
+        sources,
+        norm,
+        embedding_multiplier=math.sqrt(frame.hidden_size),
+        logits_softcap=_softcap(view, "final_logit_softcapping", 30.0),
+    )
+
+
+def _softcap(view: CheckpointView, key: str, default: float) -> float | None:
+    if is_null(view.config, key):
+        return None
+    return noted_number(view, key, (key,), default, low=1e-6, high=1e9)

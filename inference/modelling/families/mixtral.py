@@ -1,0 +1,91 @@
+"""Mixtral: Mistral's attention, eight experts of which two are chosen.
+
+Three forms of the experts are read: ``block_sparse_moe.experts.E.w1/w3/w2`` (the published files),
+``mlp.experts.gate_up_proj`` stacked out × in (transformers 5), and
+``block_sparse_moe.experts.gate_proj.weight`` stacked in × out.
+"""
+
+from __future__ import annotations
+
+from inference.errors import TensorShapeMismatch
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import (
+    ExpertNames,
+    activation,
+    agree_on_experts,
+    attention_sources,
+    attention_spec,
+    check_routing,
+    count_experts,
+    decoder_spec,
+    llama_layer,
+    llama_layer_sources,
+    moe_sources,
+    noted_integer,
+    read_frame,
+    read_heads,
+    read_rope,
+    rms_norm,
+    sliding_window,
+)
+from inference.modelling.spec import LayerSpec, ModelSpec, MoESpec, Piece, Source, tensor
+
+EXPERT_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table of a Mixtral checkpoint to its spec."""
+    frame = read_frame(view)
+    heads = read_heads(view, frame.layer(0), frame.hidden_size)
+    rope = read_rope(
+        view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings, default_theta=1000000.0
+    )
+    norm = rms_norm(view, default=1e-5)
+    act = activation(view)
+    window = sliding_window(view)
+    top_k = noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 2)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        layer = frame.layer(number)
+        attention = attention_spec(view, layer, heads, rope, sliding_window=window)
+        base = f"{layer}block_sparse_moe."
+        if f"{base}gate.weight" not in view.tensors:
+            base = f"{layer}mlp."
+        count, width = _count_experts(view, base)
+        agree_on_experts(view, count, "num_local_experts", "num_experts")
+        moe = check_routing(MoESpec(num_experts=count, top_k=top_k, intermediate_size=width, activation=act))
+        layers.append(llama_layer(attention, moe, norm))
+        sources |= llama_layer_sources(
+            number, layer, attention_sources(view, attention, layer), _moe_sources(view, moe, base)
+        )
+    return decoder_spec(view, frame, "mixtral", layers, sources, norm)
+
+
+def _is_stacked_in_out(view: CheckpointView, base: str) -> bool:
+    return f"{base}experts.down_proj.weight" in view.tensors
+
+
+def _count_experts(view: CheckpointView, base: str) -> tuple[int, int]:
+    if not _is_stacked_in_out(view, base):
+        return count_experts(view, f"{base}experts.", down=EXPERT_NAMES.down)
+    name = f"{base}experts.down_proj.weight"
+    shape = view.tensors.shape(name)
+    if len(shape) != 3:
+        raise TensorShapeMismatch(f"{name} has shape {list(shape)}; three axes are needed.", param=name)
+    return shape[0], shape[1]
+
+
+def _moe_sources(view: CheckpointView, spec: MoESpec, base: str) -> dict[str, Source]:
+    if not _is_stacked_in_out(view, base):
+        return moe_sources(view, spec, base, names=EXPERT_NAMES)
+
+    def matrices(*names: str) -> Source:
+        pieces = tuple(Piece(f"{base}experts.{name}.weight", index=-1, transpose=True) for name in names)
+        return Source(pieces, spec.num_experts)
+
+    return {
+        "router.weight": tensor(f"{base}gate.weight"),
+        "experts.gate_up_proj": matrices("gate_proj", "up_proj"),
+        "experts.down_proj": matrices("down_proj"),
+    }

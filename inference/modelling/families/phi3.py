@@ -1,0 +1,53 @@
+"""Phi-3 and Phi-4-mini: Llama with fused projections, partial rotation and LongRoPE."""
+
+from __future__ import annotations
+
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import (
+    activation,
+    attention_sources,
+    attention_spec,
+    decoder_spec,
+    llama_layer,
+    llama_layer_sources,
+    mlp_sources,
+    mlp_spec,
+    read_frame,
+    read_heads,
+    read_rope,
+    rms_norm,
+    sliding_window,
+)
+from inference.modelling.spec import LayerSpec, ModelSpec, Source
+
+ROPE_TYPES = {"su": "longrope", "yarn": "longrope"}
+"""Names that early Phi-3 files give to longrope; the family never had YaRN proper."""
+TRAINED_CONTEXT = 4096
+"""``original_max_position_embeddings`` of a config that doesn't mention it."""
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table of a Phi-3 checkpoint to its spec."""
+    frame = read_frame(view)
+    heads = read_heads(view, frame.layer(0), frame.hidden_size)
+    rope = read_rope(
+        view,
+        heads.head_dim,
+        max_position_embeddings=frame.max_position_embeddings,
+        renamed_types=ROPE_TYPES,
+        default_original=TRAINED_CONTEXT,
+    )
+    norm = rms_norm(view, default=1e-5)
+    act = activation(view)
+    window = sliding_window(view)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        layer = frame.layer(number)
+        attention = attention_spec(view, layer, heads, rope, sliding_window=window)
+        mlp = mlp_spec(view, layer, act)
+        layers.append(llama_layer(attention, mlp, norm))
+        sources |= llama_layer_sources(
+            number, layer, attention_sources(view, attention, layer), mlp_sources(view, mlp, layer)
+        )
+    return decoder_spec(view, frame, "phi3", layers, sources, norm)

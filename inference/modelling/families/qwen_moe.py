@@ -1,0 +1,114 @@
+"""Qwen2-MoE and Qwen3-MoE: Qwen's attention with routed experts in most layers, dense MLPs in the others."""
+
+from __future__ import annotations
+
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import (
+    Frame,
+    activation,
+    agree_on_experts,
+    attention_sources,
+    attention_spec,
+    check_routing,
+    count_experts,
+    decoder_spec,
+    layer_types,
+    llama_layer,
+    llama_layer_sources,
+    mlp_sources,
+    mlp_spec,
+    moe_sources,
+    noted_integer,
+    read_frame,
+    read_heads,
+    read_rope,
+    rms_norm,
+    sliding_window,
+    window_of_each_layer,
+)
+from inference.modelling.families.llama import DEFAULT_MAX_WINDOW_LAYERS, DEFAULT_WINDOW
+from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoESpec, Source
+
+DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table of a Qwen MoE checkpoint to its spec."""
+    model_type = view.config.string("model_type", default="qwen3_moe")
+    frame = read_frame(view)
+    heads = read_heads(view, frame.layer(0), frame.hidden_size)
+    rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
+    norm = rms_norm(view)
+    act = activation(view)
+    windows = _windows(view, model_type, frame)
+    _compare_sparse_layers(view, frame)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        layer = frame.layer(number)
+        has_qk_norm = f"{layer}self_attn.q_norm.weight" in view.tensors
+        attention = attention_spec(
+            view, layer, heads, rope, qk_norm=norm if has_qk_norm else None, sliding_window=windows[number]
+        )
+        mixer: ChannelMixerSpec
+        if is_sparse(view, layer):
+            mixer = _moe_spec(view, model_type, layer, act)
+            channel = moe_sources(view, mixer, f"{layer}mlp.")
+        else:
+            mixer = mlp_spec(view, layer, act)
+            channel = mlp_sources(view, mixer, layer)
+        layers.append(llama_layer(attention, mixer, norm))
+        sources |= llama_layer_sources(number, layer, attention_sources(view, attention, layer), channel)
+    return decoder_spec(view, frame, model_type, layers, sources, norm)
+
+
+def is_sparse(view: CheckpointView, layer: str) -> bool:
+    """Whether the layer has a router."""
+    return f"{layer}mlp.gate.weight" in view.tensors
+
+
+def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
+    config, base = view.config, f"{layer}mlp."
+    count, width = count_experts(view, base + "experts.")
+    agree_on_experts(view, count, "num_experts", "num_local_experts")
+    shared = f"{base}shared_expert.down_proj.weight"
+    return check_routing(
+        MoESpec(
+            num_experts=count,
+            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), DEFAULT_TOP_K.get(model_type, 8)),
+            intermediate_size=width,
+            activation=act,
+            normalise_top_k=config.boolean("norm_topk_prob", default=False),
+            shared_intermediate_size=view.tensors.shape(shared)[-1] if shared in view.tensors else 0,
+            shared_gate=f"{base}shared_expert_gate.weight" in view.tensors,
+        )
+    )
+
+
+def _windows(view: CheckpointView, model_type: str, frame: Frame) -> tuple[int | None, ...]:
+    """Qwen3-MoE slides in all layers, Qwen2-MoE in every other of the first ``max_window_layers``."""
+    count = frame.num_layers
+    if not view.config.boolean("use_sliding_window", default=False):
+        return (None,) * count
+    window = sliding_window(view, default=DEFAULT_WINDOW)
+    if model_type != "qwen2_moe":
+        return (window,) * count
+    types = layer_types(view, count, ("sliding_attention", "full_attention"))
+    if types is None:
+        key = "max_window_layers"
+        last = noted_integer(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)
+        types = tuple(
+            "sliding_attention" if number % 2 == 0 and number < last else "full_attention" for number in range(count)
+        )
+    return window_of_each_layer(types, window)
+
+
+def _compare_sparse_layers(view: CheckpointView, frame: Frame) -> None:
+    """Warn where config.json's dense layers aren't those without a router; the tensors decide."""
+    dense = set(view.config.integers("mlp_only_layers"))
+    step = view.config.integer("decoder_sparse_step", default=1)
+    for number in range(frame.num_layers):
+        stated = number not in dense and (number + 1) % step == 0
+        if stated != is_sparse(view, frame.layer(number)):
+            kind = "experts" if stated else "a dense MLP"
+            view.facts.warn(f"config.json gives layer {number} {kind}, but its tensors don't; the tensors decide.")
