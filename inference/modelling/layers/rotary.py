@@ -35,7 +35,8 @@ def inverse_frequencies(spec: RopeSpec, *, long: bool = False) -> torch.Tensor:
     Returns:
         (D/2,) float32, on the CPU. For ``dynamic`` those of a sequence within the trained context.
     """
-    exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.int64).float() / spec.rotary_dim
+    # The device is named because networks are built under a default of "meta".
+    exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.int64, device="cpu").float() / spec.rotary_dim
     powers = spec.theta**exponents
     scaling = spec.scaling
     if scaling is None or scaling.kind == "dynamic":
@@ -46,7 +47,7 @@ def inverse_frequencies(spec: RopeSpec, *, long: bool = False) -> torch.Tensor:
         return _llama3(1.0 / powers, scaling)
     if scaling.kind == "yarn":
         return _yarn(powers, spec, scaling)
-    factors = torch.tensor(scaling.long_factor if long else scaling.short_factor, dtype=torch.float32)
+    factors = torch.tensor(scaling.long_factor if long else scaling.short_factor, dtype=torch.float32, device="cpu")
     return 1.0 / (factors * powers)
 
 
@@ -92,7 +93,7 @@ def _yarn(powers: torch.Tensor, spec: RopeSpec, scaling: RopeScaling) -> torch.T
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low if high != low else 0.001)
     divided = ramp.clamp(0.0, 1.0)
     return divided / (scaling.factor * powers) + (1 - divided) / powers
 
@@ -103,9 +104,7 @@ class RotaryEmbedding:
     def __init__(self, spec: RopeSpec) -> None:
         self.spec = spec
         self.factor = attention_factor(spec)
-        self._frequencies = inverse_frequencies(spec)
-        is_longrope = spec.scaling is not None and spec.scaling.kind == "longrope"
-        self._long_frequencies = inverse_frequencies(spec, long=True) if is_longrope else None
+        self._frequencies: dict[tuple[torch.device, bool], torch.Tensor] = {}
 
     def step(self, batch: ForwardBatch) -> CosSin:
         """What ``rotate`` needs for the rows of this step; computed by the first layer that asks."""
@@ -139,16 +138,12 @@ class RotaryEmbedding:
 
     def _frequencies_for(self, device: torch.device, lengths: torch.Tensor | None) -> torch.Tensor:
         """(D/2,), or (T, D/2) where they depend on the length."""
-        if self._frequencies.device != device:
-            self._frequencies = self._frequencies.to(device)
-            if self._long_frequencies is not None:
-                self._long_frequencies = self._long_frequencies.to(device)
         scaling = self.spec.scaling
         if scaling is None or lengths is None:
-            return self._frequencies
-        if self._long_frequencies is not None:
+            return self._on(device)
+        if scaling.kind == "longrope":
             is_long = (lengths > scaling.original_max_position_embeddings).unsqueeze(-1)
-            return torch.where(is_long, self._long_frequencies, self._frequencies)
+            return torch.where(is_long, self._on(device, long=True), self._on(device))
         # NTK: the base grows with the length, so that the slowest pair never turns further than in training.
         trained, dim = self.spec.max_position_embeddings, self.spec.rotary_dim
         stretch = scaling.factor * lengths.clamp(min=trained).float() / trained - (scaling.factor - 1)
@@ -156,6 +151,14 @@ class RotaryEmbedding:
         bases = self.spec.theta * stretch ** (dim / (dim - 2))
         frequencies: torch.Tensor = bases.unsqueeze(-1) ** -exponents
         return frequencies
+
+    def _on(self, device: torch.device, *, long: bool = False) -> torch.Tensor:
+        """``inverse_frequencies`` on a device, copied there once."""
+        found = self._frequencies.get((device, long))
+        if found is None:
+            found = inverse_frequencies(self.spec, long=long).to(device)
+            self._frequencies[device, long] = found
+        return found
 
 
 @cache

@@ -1,0 +1,74 @@
+"""Tiny random checkpoints made by transformers, and transformers as the oracle of their logits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+Oracle = Callable[[torch.Tensor], torch.Tensor]
+
+
+def make_checkpoint(
+    config: PretrainedConfig, directory: Path, *, seed: int = 0, stacked: bool = False
+) -> tuple[Path, Oracle]:
+    """Save a randomly initialised model.
+
+    Weights are larger than at the start of a training, so that scores, gates and routing differ between
+    tokens and a wrong mask or rotation shows far above the tolerance.
+
+    Args:
+        config: Of the model; small.
+        directory: Where the files go.
+        seed: Of the weights.
+        stacked: Save experts as transformers 5 keeps them in memory, instead of one by one.
+
+    Returns:
+        The directory, and a function from token ids (n,) to logits (n, V).
+    """
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            noise = torch.randn(value.shape, generator=generator)
+            if "e_score_correction_bias" in name:
+                value.copy_(0.2 * noise)
+            elif "norm" in name:
+                # Gemma's norms multiply by 1 + weight and are stored around zero.
+                value.copy_(0.2 * noise + (0.0 if config.model_type.startswith("gemma") else 1.0))
+            elif value.dim() == 1 and name.endswith("bias"):
+                value.copy_(0.2 * noise)
+            elif value.dim() >= 2:
+                value.copy_(noise * (1.0 if "embed" in name else 1.5 * value.shape[-1] ** -0.5))
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory, save_original_format=not stacked)
+
+    def oracle(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
+
+    return directory, oracle
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json as transformers 5 saved it."""
+    return json.loads((directory / "config.json").read_text())
+
+
+def old_naming(config: dict[str, Any]) -> dict[str, Any]:
+    """The same config as the files on the hub spell it that were written before transformers 5."""
+    old = dict(config)
+    old["torch_dtype"] = old.pop("dtype", "float32")
+    rope = dict(old.pop("rope_parameters", None) or {})
+    old["rope_theta"] = rope.pop("rope_theta", 10000.0)
+    kind = rope.pop("rope_type", "default")
+    partial = rope.pop("partial_rotary_factor", None)
+    if partial is not None:
+        old["partial_rotary_factor"] = partial
+    old["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    return old
