@@ -1,0 +1,289 @@
+"""The way from a web process to the workers: publish, cancel, load, unload, and what the workers are doing.
+
+A generation is an ordinary Celery message (``app.amqp.as_task_v2`` in kombu's envelope) pushed by the
+async Redis client: ``apply_async`` would block the event loop for 1 to 2 ms and, if Redis stalls, altogether.
+A test compares the envelope with kombu's own. Every call has a timeout and turns trouble with Redis
+into ``Unavailable``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import time
+import uuid
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import redis as sync_redis
+import redis.asyncio as aioredis
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from inference import redis_keys
+from inference.errors import QueueFull, Unavailable
+from inference.states import ModelState, WorkerState, merge_models
+
+if TYPE_CHECKING:
+    from inference.messages import GenerateMessage
+
+# Admission, push and "does a worker hold the model" in one step: nothing can slip in between.
+_PUBLISH = """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+local open = redis.call('ZCARD', KEYS[1])
+if open >= tonumber(ARGV[4]) then return {0, open} end
+redis.call('ZADD', KEYS[1], ARGV[2], ARGV[3])
+redis.call('LPUSH', KEYS[2], ARGV[5])
+return {1, redis.call('ZCOUNT', KEYS[3], ARGV[1], '+inf')}
+"""
+
+
+async def publish_generation(message: GenerateMessage) -> None:
+    """Queue a request for the workers of its model; load the model if none holds it.
+
+    Register the request with the hub first. The subscription learns model and deadline here.
+
+    Raises:
+        QueueFull: As many requests of the model are open as may be.
+        Unavailable: Redis can't be reached.
+    """
+    from inference.streams import get_hub
+
+    checkpoint_id = message["model"]
+    hub = get_hub()
+    await hub.start()
+    subscription = hub.get(message["request_id"])
+    if subscription is not None:
+        subscription.checkpoint_id, subscription.deadline = checkpoint_id, message["deadline"]
+    envelope = task_envelope(
+        redis_keys.GENERATE_TASK,
+        (message,),
+        task_id=message["request_id"],
+        queue=redis_keys.model_queue(checkpoint_id),
+    )
+    limit = settings.BLAZR_MAX_IN_FLIGHT
+    async with _client() as client:
+        admitted, count = await client.eval(
+            _PUBLISH,
+            3,
+            redis_keys.flight(checkpoint_id),
+            redis_keys.model_queue(checkpoint_id),
+            redis_keys.holders(checkpoint_id),
+            repr(time.time()),
+            repr(message["deadline"]),
+            message["request_id"],
+            limit,
+            envelope,
+        )
+    if not admitted:
+        raise QueueFull(
+            f"{count} requests of this model are queued or running, the limit is {limit}; try again later.",
+            retry_after_s=2,
+        )
+    if not count:
+        await request_load(checkpoint_id)
+
+
+async def cancel_generation(request_id: str) -> None:
+    """Tell all workers that nobody waits for the request; its slot is free within some steps.
+
+    Raises:
+        Unavailable: Redis can't be reached.
+    """
+    await _control("cancel", request_id)
+
+
+async def request_load(checkpoint_id: str) -> None:
+    """Ask for the model to be loaded by some worker, unless that was asked for a moment ago."""
+    queue = redis_keys.DEFAULT_QUEUE
+    envelope = task_envelope(redis_keys.LOAD_TASK, (checkpoint_id,), task_id=str(uuid.uuid4()), queue=queue)
+    async with _client() as client:
+        if await client.set(redis_keys.asked(checkpoint_id), b"1", nx=True, ex=redis_keys.ASKED_EXPIRE_S):
+            await client.lpush(queue, envelope)
+
+
+async def request_unload(checkpoint_id: str) -> None:
+    """Ask every worker that holds the model to let it go, once its requests have ended."""
+    await _control("unload", checkpoint_id)
+
+
+async def worker_states() -> list[WorkerState]:
+    """Live workers, ordered by name."""
+    async with _client() as client:
+        names = await client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
+        payloads = await client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
+    return _parse_workers(payloads)
+
+
+async def model_states() -> dict[str, ModelState]:
+    """Models that are loading, ready, or failed to load, by checkpoint id; any other is unloaded."""
+    merged = merge_models(await worker_states())
+    ordered = sorted(merged)
+    async with _client() as client:
+        pipe = client.pipeline(transaction=False)
+        pipe.hgetall(redis_keys.FAILURES)
+        for checkpoint_id in ordered:
+            pipe.llen(redis_keys.model_queue(checkpoint_id))
+        answers = await pipe.execute()
+    return _with_failures(merged, ordered, answers)
+
+
+# --- for code without an event loop: the command line, management commands, synchronous views
+
+
+def request_load_sync(checkpoint_id: str) -> None:
+    """``request_load`` for synchronous code."""
+    queue = redis_keys.DEFAULT_QUEUE
+    envelope = task_envelope(redis_keys.LOAD_TASK, (checkpoint_id,), task_id=str(uuid.uuid4()), queue=queue)
+    with _sync_client() as client:
+        if client.set(redis_keys.asked(checkpoint_id), b"1", nx=True, ex=redis_keys.ASKED_EXPIRE_S):
+            client.lpush(queue, envelope)
+
+
+def request_unload_sync(checkpoint_id: str) -> None:
+    """``request_unload`` for synchronous code."""
+    with _sync_client() as client:
+        _add_control(client, "unload", checkpoint_id)
+
+
+def cancel_generation_sync(request_id: str) -> None:
+    """``cancel_generation`` for synchronous code."""
+    with _sync_client() as client:
+        _add_control(client, "cancel", request_id)
+
+
+def worker_states_sync() -> list[WorkerState]:
+    """``worker_states`` for synchronous code."""
+    with _sync_client() as client:
+        names: Any = client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
+        payloads: Any = client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
+    return _parse_workers(payloads)
+
+
+def model_states_sync() -> dict[str, ModelState]:
+    """``model_states`` for synchronous code."""
+    merged = merge_models(worker_states_sync())
+    ordered = sorted(merged)
+    with _sync_client() as client:
+        pipe = client.pipeline(transaction=False)
+        pipe.hgetall(redis_keys.FAILURES)
+        for checkpoint_id in ordered:
+            pipe.llen(redis_keys.model_queue(checkpoint_id))
+        answers = pipe.execute()
+    return _with_failures(merged, ordered, answers)
+
+
+# --- messages
+
+
+def task_envelope(task: str, args: Sequence[Any], *, task_id: str, queue: str) -> bytes:
+    """A Celery message as kombu's Redis transport writes it to a queue."""
+    from blazr_site.celery import app
+
+    # argsrepr would copy the prompt into the headers, where tools and logs show it.
+    message = app.amqp.as_task_v2(
+        task_id, task, args=args, kwargs={}, ignore_result=True, argsrepr="…", kwargsrepr="{}"
+    )
+    return orjson.dumps(
+        {
+            "body": base64.b64encode(orjson.dumps(message.body)).decode(),
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": message.headers,
+            "properties": {
+                "correlation_id": task_id,
+                "reply_to": "",
+                "delivery_mode": 2,
+                "delivery_info": {"exchange": "", "routing_key": queue},
+                "priority": 0,
+                "body_encoding": "base64",
+                "delivery_tag": str(uuid.uuid4()),
+            },
+        }
+    )
+
+
+async def _control(action: str, subject: str) -> None:
+    async with _client() as client:
+        await client.xadd(
+            redis_keys.CONTROL_STREAM,
+            {action: subject},
+            maxlen=redis_keys.CONTROL_MAX_ENTRIES,
+            approximate=True,
+        )
+
+
+def _add_control(client: sync_redis.Redis, action: str, subject: str) -> None:
+    client.xadd(redis_keys.CONTROL_STREAM, {action: subject}, maxlen=redis_keys.CONTROL_MAX_ENTRIES, approximate=True)
+
+
+# --- clients
+
+_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[str, aioredis.Redis]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.asynccontextmanager
+async def _client() -> AsyncIterator[Any]:
+    """The Redis client of the running loop; its errors become ``Unavailable``."""
+    loop = asyncio.get_running_loop()
+    url = settings.BLAZR_REDIS_URL
+    found = _clients.get(loop)
+    if found is None or found[0] != url:
+        timeout_s = settings.BLAZR_REDIS_TIMEOUT_S
+        pool = aioredis.BlockingConnectionPool.from_url(
+            url, protocol=2, max_connections=32, timeout=timeout_s, socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+        )  # fmt: skip
+        found = _clients[loop] = (url, aioredis.Redis(connection_pool=pool))
+    try:
+        yield found[1]
+    except (TimeoutError, RedisError, OSError) as error:
+        raise _unavailable(error) from error
+
+
+@contextlib.contextmanager
+def _sync_client() -> Iterator[sync_redis.Redis]:
+    timeout_s = settings.BLAZR_REDIS_TIMEOUT_S
+    client = sync_redis.Redis.from_url(
+        settings.BLAZR_REDIS_URL, protocol=2, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+    )
+    try:
+        yield client
+    except (RedisError, OSError) as error:
+        raise _unavailable(error) from error
+    finally:
+        client.close()
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    return Unavailable(f"The message broker can't be reached ({type(error).__name__}); try again.", retry_after_s=2)
+
+
+# --- parsing
+
+
+def _fresh() -> float:
+    return time.time() - redis_keys.HEARTBEAT_EXPIRE_S
+
+
+def _parse_workers(payloads: Sequence[bytes | None]) -> list[WorkerState]:
+    workers = [WorkerState.from_json(payload) for payload in payloads if payload]
+    return sorted(workers, key=lambda worker: worker.worker_id)
+
+
+def _with_failures(
+    merged: dict[str, ModelState], ordered: Sequence[str], answers: Sequence[Any]
+) -> dict[str, ModelState]:
+    from dataclasses import replace
+
+    states = {key: replace(merged[key], num_queued=int(num)) for key, num in zip(ordered, answers[1:], strict=True)}
+    failures: Mapping[bytes, bytes] = answers[0]
+    for key, payload in failures.items():
+        checkpoint_id, failure = key.decode(), json.loads(payload)
+        if checkpoint_id not in states and failure["at"] > time.time() - redis_keys.FAILED_EXPIRE_S:
+            states[checkpoint_id] = ModelState(checkpoint_id, status="failed", error=failure["error"])
+    return states

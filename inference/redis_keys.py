@@ -1,0 +1,117 @@
+"""Names and encodings of everything that web processes and workers share in Redis.
+
+    m.<checkpoint>            list      Celery queue of one model; consumed by workers that hold the model
+    blazr:flight:<checkpoint> zset      request ids of the model, queued or running; score: deadline
+    blazr:holders:<checkpoint> zset     workers that hold (or load) the model; score: valid until
+    blazr:asked:<checkpoint>  string    a load was asked for a moment ago
+    blazr:failures            hash      last load error per checkpoint as JSON, for people
+    blazr:out:<web>           stream    events for one web process, one entry per engine step
+    blazr:web:<web>           string    heartbeat of a web process
+    blazr:w:<worker>          hash      heartbeat of a worker
+    blazr:workers             zset      worker names; score: last heartbeat
+    blazr:tags:<worker>       set       delivery tags that a worker holds unacknowledged
+    blazr:ctl                 stream    cancel, load, unload: read by every worker
+    blazr:attempt:<request>   hash      n: deliveries after the first; suspects: those that followed a crash
+    blazr:resume:<request>:<attempt> list  answer of a web process: what its client already has
+
+Standard library and msgpack only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+PREFIX = "blazr:"
+CONTROL_STREAM = f"{PREFIX}ctl"
+WORKERS = f"{PREFIX}workers"
+FAILURES = f"{PREFIX}failures"
+UNACKED = "unacked"  # kombu's own, with its defaults
+UNACKED_INDEX = "unacked_index"
+
+CONTROL_MAX_ENTRIES = 10_000
+OUT_MAX_ENTRIES = 20_000
+OUT_EXPIRE_S = 3600
+HEARTBEAT_EXPIRE_S = 15
+HOLDER_EXPIRE_S = 15
+ASKED_EXPIRE_S = 5
+FAILED_EXPIRE_S = 900
+ATTEMPT_EXPIRE_S = 24 * 3600
+RESUME_EXPIRE_S = 60
+
+GENERATE_TASK = "inference.generate"
+LOAD_TASK = "inference.load_model"
+DEFAULT_QUEUE = "default"
+
+
+def model_queue(checkpoint_id: str) -> str:
+    """Celery queue of one model."""
+    return f"m.{checkpoint_id}"
+
+
+def flight(checkpoint_id: str) -> str:
+    """Requests of a model that are queued or running."""
+    return f"{PREFIX}flight:{checkpoint_id}"
+
+
+def holders(checkpoint_id: str) -> str:
+    """Workers that hold a model."""
+    return f"{PREFIX}holders:{checkpoint_id}"
+
+
+def asked(checkpoint_id: str) -> str:
+    """Mark of a load that was asked for."""
+    return f"{PREFIX}asked:{checkpoint_id}"
+
+
+def out(web_id: str) -> str:
+    """Event stream of a web process."""
+    return f"{PREFIX}out:{web_id}"
+
+
+def web(web_id: str) -> str:
+    """Heartbeat of a web process."""
+    return f"{PREFIX}web:{web_id}"
+
+
+def worker(worker_id: str) -> str:
+    """Heartbeat of a worker."""
+    return f"{PREFIX}w:{worker_id}"
+
+
+def tags(worker_id: str) -> str:
+    """Unacknowledged delivery tags of a worker."""
+    return f"{PREFIX}tags:{worker_id}"
+
+
+def attempt(request_id: str) -> str:
+    """Delivery counters of a request."""
+    return f"{PREFIX}attempt:{request_id}"
+
+
+def resume(request_id: str, attempt_number: int) -> str:
+    """Where a web process puts what its client already has."""
+    return f"{PREFIX}resume:{request_id}:{attempt_number}"
+
+
+def pack(value: Any) -> bytes:
+    """MessagePack; lone surrogates in text survive."""
+    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
+    return packed
+
+
+def unpack(payload: bytes) -> Any:
+    """Read ``pack``'s form."""
+    return msgpack.unpackb(payload, unicode_errors="surrogatepass", strict_map_key=False)
+
+
+def pack_events(events: Sequence[Any]) -> dict[bytes, bytes]:
+    """Fields of a stream entry that carries events."""
+    return {b"e": pack(list(events))}
+
+
+def pack_resume_question(request_id: str, attempt_number: int) -> dict[bytes, bytes]:
+    """Fields of a stream entry that asks what the client of a request already has."""
+    return {b"q": pack([request_id, attempt_number])}

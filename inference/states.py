@@ -1,0 +1,141 @@
+"""What models and workers are doing, as the workers' heartbeats tell it. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+ModelStatus = Literal["unloaded", "loading", "ready", "failed"]
+_ORDER: Mapping[str, int] = {"unloaded": 0, "failed": 1, "loading": 2, "ready": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentModel:
+    """One model on one worker.
+
+    Attributes:
+        checkpoint_id: Primary key of the checkpoint.
+        status: ``loading`` or ``ready``.
+        progress: Share of the load that is done, 0 to 1.
+        stage: What the load is doing, for people.
+        memory_bytes: Weights and state memory on the device.
+        num_running: Requests in the engine, and on their way into it.
+        num_waiting: Requests that wait for the load, or for a slot.
+        last_used_at: Unix time of the last request.
+        tokens_per_s: Generated tokens per second over the last seconds.
+        max_model_len: Longest prompt plus output in tokens; 0 while loading.
+        keep_alive_s: Seconds without a request after which it is unloaded; -1: never.
+        stats: The engine's own counters.
+    """
+
+    checkpoint_id: str
+    status: Literal["loading", "ready"]
+    progress: float = 0.0
+    stage: str = ""
+    memory_bytes: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    last_used_at: float = 0.0
+    tokens_per_s: float = 0.0
+    max_model_len: int = 0
+    keep_alive_s: int = -1
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """One worker, as its last heartbeat tells it.
+
+    Attributes:
+        heartbeat_at: Unix time (the worker's clock) of the heartbeat.
+        step_age_s: Age of the oldest engine's last step while it has work; 0 when idle. A large age means
+            that a forward pass hangs.
+        draining: The worker is stopping and takes nothing new.
+    """
+
+    worker_id: str
+    pid: int = 0
+    host: str = ""
+    device: str = ""
+    started_at: float = 0.0
+    heartbeat_at: float = 0.0
+    memory_budget_bytes: int = 0
+    memory_used_bytes: int = 0
+    num_active: int = 0
+    max_active: int = 0
+    step_age_s: float = 0.0
+    draining: bool = False
+    models: tuple[ResidentModel, ...] = ()
+
+    @property
+    def num_free(self) -> int:
+        """Requests that the worker would still take."""
+        return 0 if self.draining else max(0, self.max_active - self.num_active)
+
+    def to_json(self) -> str:
+        """A form that ``from_json`` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, payload: str | bytes) -> WorkerState:
+        """Read ``to_json``'s form; members that this version doesn't know are left out."""
+        values = json.loads(payload)
+        models = tuple(ResidentModel(**_known(ResidentModel, item)) for item in values.pop("models", ()))
+        return cls(models=models, **_known(cls, values))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One model over all workers.
+
+    ``status`` is the best of the workers'; ``failed`` when none holds it and its last load went wrong, with ``error``
+    as ``BlazrError.to_dict`` made it. Counts and rates are sums, ``progress`` is the furthest load's.
+    """
+
+    checkpoint_id: str
+    status: ModelStatus = "unloaded"
+    progress: float = 0.0
+    stage: str = ""
+    error: Mapping[str, Any] | None = None
+    workers: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_queued: int = 0
+    last_used_at: float = 0.0
+    tokens_per_s: float = 0.0
+    max_model_len: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def merge_models(workers: Iterable[WorkerState]) -> dict[str, ModelState]:
+    """States of all models that some worker holds, by checkpoint id."""
+    merged: dict[str, ModelState] = {}
+    for worker in workers:
+        for model in worker.models:
+            seen = merged.get(model.checkpoint_id, ModelState(model.checkpoint_id))
+            ahead = (_ORDER[model.status], model.progress) >= (_ORDER[seen.status], seen.progress)
+            merged[model.checkpoint_id] = ModelState(
+                checkpoint_id=model.checkpoint_id,
+                status=model.status if ahead else seen.status,
+                progress=model.progress if ahead else seen.progress,
+                stage=model.stage if ahead else seen.stage,
+                workers=(*seen.workers, worker.worker_id),
+                memory_bytes=seen.memory_bytes + model.memory_bytes,
+                num_running=seen.num_running + model.num_running,
+                num_waiting=seen.num_waiting + model.num_waiting,
+                last_used_at=max(seen.last_used_at, model.last_used_at),
+                tokens_per_s=seen.tokens_per_s + model.tokens_per_s,
+                max_model_len=max(seen.max_model_len, model.max_model_len),
+            )
+    return merged
+
+
+def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(cls)}
+    return {key: value for key, value in values.items() if key in names}

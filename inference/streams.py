@@ -1,0 +1,409 @@
+"""StreamHub: the events of all requests of this web process, from one Redis stream to their readers.
+
+Workers write one stream entry per engine step and web process (``out:<web_id>``) with all events of
+that step; one reader here takes the entries apart. A reader of a request sees its events once, in
+order and without a gap, whatever worker and attempt they come from:
+
+- ``index`` is dense within an attempt. A lower one than expected is a repeated delivery and is
+  dropped, a higher one means that the stream was cut: the request fails rather than skip tokens.
+- When a worker dies, its message is delivered again. The next worker first asks on the same stream
+  what the client already has; the answer fixes the new attempt, and whatever an older attempt still
+  sends is dropped from then on. The new worker goes on behind the delivered tokens.
+
+The hub also watches: requests that no worker can serve any more, and requests past their deadline,
+end with an error, so that every registered request gets exactly one terminal event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from array import array
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import redis.asyncio as aioredis
+from redis.exceptions import RedisError
+
+from inference import redis_keys
+from inference.errors import BlazrError, GenerationFailed, Unavailable
+from inference.messages import GenerationEvent
+
+logger = logging.getLogger(__name__)
+
+MAX_BUFFERED_BYTES = 1 << 20
+HEARTBEAT_INTERVAL_S = 3.0
+READ_BLOCK_MS = 5000
+DEADLINE_GRACE_S = 5.0
+
+
+class Subscription:
+    """The events of one request, as they come; ``async for`` gives lists of all that wait.
+
+    Iteration ends after the terminal event. Belongs to the hub's event loop.
+
+    Attributes:
+        request_id: The request.
+        attempt: The attempt whose events count now.
+        checkpoint_id, deadline: Set by the broker when the request is published.
+        num_delivered: Output tokens handed to the reader so far, over all choices.
+    """
+
+    def __init__(self, hub: StreamHub, request_id: str) -> None:
+        self.request_id = request_id
+        self.attempt = 0
+        self.checkpoint_id: str | None = None
+        self.deadline: float | None = None
+        self.created_at = self.last_event_at = time.monotonic()
+        self._hub = hub
+        self._next_index = 0
+        self._local_index = 0
+        self._started = False
+        self._ended = False
+        self._closed = False
+        self._events: list[GenerationEvent] = []
+        self._buffered_bytes = 0
+        self._delivered: dict[int, array[int]] = {}
+        self._finished_choices: set[int] = set()
+        self._wake = asyncio.Event()
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> list[GenerationEvent]:
+        """All events that wait; waits for the first one.
+
+        Raises:
+            StopAsyncIteration: The terminal event was given, or the subscription was closed.
+        """
+        while not self._events:
+            if self._ended or self._closed:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        events, self._events = self._events, []
+        self._buffered_bytes = 0
+        return events
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the terminal event has come (it may still wait to be read)."""
+        return self._ended
+
+    @property
+    def num_delivered(self) -> int:
+        """Output tokens so far."""
+        return sum(len(tokens) for tokens in self._delivered.values())
+
+    def delivered(self) -> list[list[int]]:
+        """Token ids per choice that the reader has or is about to get."""
+        return [list(self._delivered.get(choice, ())) for choice in range(max(self._delivered, default=-1) + 1)]
+
+    def fail(self, error: BlazrError) -> None:
+        """End the request here with an error event."""
+        if self._ended:
+            return
+        self._push(
+            {
+                "request_id": self.request_id,
+                "attempt": self.attempt,
+                "index": self._local_index,
+                "type": "error",
+                "error": error.to_dict(),
+            }
+        )
+
+    def close(self) -> None:
+        """Stop listening; the request itself goes on unless it is cancelled."""
+        self._closed = True
+        self._hub.forget(self.request_id)
+        self._wake.set()
+
+    # --- the hub's side
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Listen to ``attempt`` only, from its first event on."""
+        self.attempt = attempt
+        self._next_index = 0
+
+    def accept(self, event: GenerationEvent) -> None:
+        """Take one event from the stream, unless it is a repetition or an older attempt's."""
+        if self._ended or event["attempt"] != self.attempt or event["index"] < self._next_index:
+            return
+        if event["index"] > self._next_index:
+            self.fail(GenerationFailed("Tokens of this request were lost on their way from the worker; send it again."))
+            self._hub.cancel_soon(self.request_id)
+            return
+        self._next_index += 1
+        self.last_event_at = time.monotonic()
+        kind = event["type"]
+        if kind == "start":
+            if self._started:
+                return
+            self._started = True
+        elif kind == "delta":
+            choice = event.get("choice", 0)
+            if choice in self._finished_choices:
+                return
+            if event.get("finish_reason"):
+                self._finished_choices.add(choice)
+            tokens = event.get("token_ids")
+            if tokens:
+                self._delivered.setdefault(choice, array("L")).extend(tokens)
+        self._push(event)
+        if self._buffered_bytes > MAX_BUFFERED_BYTES and not self._ended:
+            self._events.clear()
+            self.fail(GenerationFailed("The client reads too slowly: 1 MiB of answer is waiting. Read faster."))
+            self._hub.cancel_soon(self.request_id)
+
+    def _push(self, event: GenerationEvent) -> None:
+        self._events.append(event)
+        # What matters of an event's size: 200 bytes stand for the rest.
+        self._buffered_bytes += 200 + len(event.get("text", "")) + 200 * len(event.get("logprobs") or ())
+        self._local_index += 1
+        if event["type"] in ("done", "error"):
+            self._ended = True
+            self._hub.forget(self.request_id)
+        self._wake.set()
+
+
+class StreamHub:
+    """One per web process; lives on one event loop.
+
+    Args:
+        redis_url: As redis-py spells it.
+        web_id: Names the reply stream; made up when None.
+        worker_lost_timeout_s: How long requests wait without any live worker.
+        cancel: Called (on the loop) with requests that the hub gives up.
+        ask_load: Called with models that have waiting requests and no worker.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        *,
+        web_id: str | None = None,
+        worker_lost_timeout_s: float = 20.0,
+        cancel: Callable[[str], Awaitable[None]] | None = None,
+        ask_load: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.web_id = web_id or f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._redis_url = redis_url
+        self._worker_lost_timeout_s = worker_lost_timeout_s
+        self._cancel = cancel
+        self._ask_load = ask_load
+        self._subscriptions: dict[str, Subscription] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_id = b"0-0"
+        self._worker_seen_at = time.monotonic()
+        self._started: asyncio.Future[None] | None = None
+        self._client: aioredis.Redis | None = None
+
+    # --- life
+
+    async def start(self) -> None:
+        """Start reading, once; returns when the heartbeat has been written for the first time (or tried)."""
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_future()
+            # The socket has to outlast a blocking read; a dead peer shows itself by TCP keep-alive or its reset.
+            self._client = aioredis.Redis.from_url(
+                self._redis_url,
+                protocol=2,
+                socket_timeout=READ_BLOCK_MS / 1000 + 5,
+                socket_connect_timeout=2,
+                socket_keepalive=self._redis_url.startswith("redis") or None,
+            )
+            for work in (self._read(), self._beat()):
+                self._spawn(work)
+        await asyncio.shield(self._started)
+
+    async def close(self) -> None:
+        """Stop; the stream and the heartbeat are deleted, open requests end with an error."""
+        for subscription in list(self._subscriptions.values()):
+            subscription.fail(Unavailable("The server is stopping; send the request again.", retry_after_s=5))
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client is not None:
+            with contextlib.suppress(RedisError, OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(
+                    self._client.delete(redis_keys.web(self.web_id), redis_keys.out(self.web_id)), timeout=1
+                )
+            await self._client.aclose()
+        self._client, self._started = None, None
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that are open in this process."""
+        return len(self._subscriptions)
+
+    # --- requests
+
+    def register(self, request_id: str) -> Subscription:
+        """Listen to a request; call it before the request is published.
+
+        Raises:
+            ValueError: The id is registered already.
+        """
+        if request_id in self._subscriptions:
+            raise ValueError(f"request {request_id!r} is registered already")
+        if self._started is None:
+            self._spawn(self.start())
+        subscription = self._subscriptions[request_id] = Subscription(self, request_id)
+        return subscription
+
+    def get(self, request_id: str) -> Subscription | None:
+        """The open subscription of a request."""
+        return self._subscriptions.get(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """Drop a subscription that ended or was closed."""
+        self._subscriptions.pop(request_id, None)
+
+    def cancel_soon(self, request_id: str) -> None:
+        """Tell the workers, without waiting, that nobody wants the request any more."""
+        if self._cancel is not None:
+            self._spawn(self._cancel(request_id))
+
+    # --- work
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(cast("asyncio.Task[None]", task))
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a task of the stream hub failed", exc_info=error)
+
+    async def _read(self) -> None:
+        assert self._client is not None
+        key = redis_keys.out(self.web_id)
+        pause_s = 0.05
+        while True:
+            try:
+                answer: Any = await self._client.xread({key: self._last_id}, count=512, block=READ_BLOCK_MS)
+                pause_s = 0.05
+            except (TimeoutError, RedisError, OSError) as error:
+                logger.warning("reading events failed (%s), trying again", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
+                continue
+            for _, entries in answer or ():
+                for entry_id, fields in entries:
+                    self._last_id = entry_id
+                    await self._take(fields)
+
+    async def _take(self, fields: dict[bytes, bytes]) -> None:
+        """Hand the events of one entry to their readers, or answer a worker's question."""
+        try:
+            if b"e" in fields:
+                for event in redis_keys.unpack(fields[b"e"]):
+                    subscription = self._subscriptions.get(event["request_id"])
+                    if subscription is not None:
+                        subscription.accept(event)
+            elif b"q" in fields:
+                await self._answer(*redis_keys.unpack(fields[b"q"]))
+        except (ValueError, KeyError, TypeError):
+            logger.exception("an entry of the event stream can't be read")
+
+    async def _answer(self, request_id: str, attempt: int) -> None:
+        assert self._client is not None
+        subscription = self._subscriptions.get(request_id)
+        if subscription is None:
+            answer = None
+        elif attempt <= subscription.attempt:
+            return  # an old question of a worker that is gone
+        else:
+            subscription.begin_attempt(attempt)
+            answer = subscription.delivered()
+        key = redis_keys.resume(request_id, attempt)
+        pipe = self._client.pipeline(transaction=True)
+        pipe.lpush(key, redis_keys.pack(answer))
+        pipe.expire(key, redis_keys.RESUME_EXPIRE_S)
+        try:
+            await pipe.execute()
+        except (TimeoutError, RedisError, OSError) as error:
+            logger.warning("an answer to a worker was lost (%s)", error)
+
+    async def _beat(self) -> None:
+        assert self._client is not None
+        assert self._started is not None
+        while True:
+            try:
+                await asyncio.wait_for(self._beat_once(), timeout=HEARTBEAT_INTERVAL_S)
+            except (TimeoutError, RedisError, OSError) as error:
+                logger.warning("the heartbeat failed (%s)", error)
+                self._worker_seen_at = time.monotonic()  # unknown is not gone
+            if not self._started.done():
+                self._started.set_result(None)
+            self._end_the_hopeless()
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+
+    async def _beat_once(self) -> None:
+        assert self._client is not None
+        now = time.time()
+        waiting = {
+            subscription.checkpoint_id
+            for subscription in self._subscriptions.values()
+            if subscription.checkpoint_id and time.monotonic() - subscription.last_event_at > HEARTBEAT_INTERVAL_S
+        }
+        pipe = self._client.pipeline(transaction=False)
+        pipe.set(redis_keys.web(self.web_id), b"1", ex=redis_keys.HEARTBEAT_EXPIRE_S)
+        pipe.expire(redis_keys.out(self.web_id), redis_keys.OUT_EXPIRE_S)
+        pipe.xtrim(redis_keys.out(self.web_id), minid=self._last_id.decode())
+        pipe.zcount(redis_keys.WORKERS, now - redis_keys.HEARTBEAT_EXPIRE_S, "+inf")
+        ordered = sorted(waiting)
+        for checkpoint_id in ordered:
+            pipe.zcount(redis_keys.holders(checkpoint_id), now, "+inf")
+        answers = await pipe.execute()
+        if answers[3]:
+            self._worker_seen_at = time.monotonic()
+        for checkpoint_id, num_holders in zip(ordered, answers[4:], strict=True):
+            if not num_holders and self._ask_load is not None:
+                await self._ask_load(checkpoint_id)
+
+    def _end_the_hopeless(self) -> None:
+        now = time.time()
+        lost_s = time.monotonic() - self._worker_seen_at
+        for subscription in list(self._subscriptions.values()):
+            if subscription.deadline is not None and now > subscription.deadline + DEADLINE_GRACE_S:
+                subscription.fail(Unavailable("The request did not finish before its deadline.", retry_after_s=5))
+                self.cancel_soon(subscription.request_id)
+            elif subscription.checkpoint_id and lost_s > self._worker_lost_timeout_s:
+                subscription.fail(
+                    Unavailable(f"No worker has been running for {lost_s:.0f} s; try again later.", retry_after_s=10)
+                )
+                self.cancel_soon(subscription.request_id)
+
+
+_hub: StreamHub | None = None
+
+
+def get_hub() -> StreamHub:
+    """The hub of this process, made from the settings at the first call."""
+    global _hub
+    if _hub is None:
+        from django.conf import settings
+
+        from inference import broker
+
+        _hub = StreamHub(
+            settings.BLAZR_REDIS_URL,
+            worker_lost_timeout_s=settings.BLAZR_WORKER_LOST_TIMEOUT_S,
+            cancel=broker.cancel_generation,
+            ask_load=broker.request_load,
+        )
+    return _hub
+
+
+def set_hub(hub: StreamHub | None) -> None:
+    """Replace the hub of this process (tests, and processes that fork)."""
+    global _hub
+    _hub = hub
