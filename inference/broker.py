@@ -111,8 +111,8 @@ async def request_unload(checkpoint_id: str) -> None:
     await _control("unload", checkpoint_id)
 
 
-async def worker_states() -> list[WorkerState]:
-    """Live workers, ordered by name."""
+async def worker_states() -> dict[str, WorkerState]:
+    """Live workers by name."""
     async with _client() as client:
         names = await client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
         payloads = await client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
@@ -121,7 +121,7 @@ async def worker_states() -> list[WorkerState]:
 
 async def model_states() -> dict[str, ModelState]:
     """Models that are loading, ready, or failed to load, by checkpoint id; any other is unloaded."""
-    merged = merge_models(await worker_states())
+    merged = merge_models((await worker_states()).values())
     ordered = sorted(merged)
     async with _client() as client:
         pipe = client.pipeline(transaction=False)
@@ -156,7 +156,7 @@ def cancel_generation_sync(request_id: str) -> None:
         _add_control(client, "cancel", request_id)
 
 
-def worker_states_sync() -> list[WorkerState]:
+def worker_states_sync() -> dict[str, WorkerState]:
     """``worker_states`` for synchronous code."""
     with _sync_client() as client:
         names: Any = client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
@@ -166,7 +166,7 @@ def worker_states_sync() -> list[WorkerState]:
 
 def model_states_sync() -> dict[str, ModelState]:
     """``model_states`` for synchronous code."""
-    merged = merge_models(worker_states_sync())
+    merged = merge_models(worker_states_sync().values())
     ordered = sorted(merged)
     with _sync_client() as client:
         pipe = client.pipeline(transaction=False)
@@ -270,9 +270,9 @@ def _fresh() -> float:
     return time.time() - redis_keys.HEARTBEAT_EXPIRE_S
 
 
-def _parse_workers(payloads: Sequence[bytes | None]) -> list[WorkerState]:
+def _parse_workers(payloads: Sequence[bytes | None]) -> dict[str, WorkerState]:
     workers = [WorkerState.from_json(payload) for payload in payloads if payload]
-    return sorted(workers, key=lambda worker: worker.worker_id)
+    return {worker.worker_id: worker for worker in workers}
 
 
 def _with_failures(
