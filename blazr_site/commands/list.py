@@ -1,0 +1,50 @@
+"""``blazr list``: the registered checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
+from inference.units import format_bytes, format_count
+
+HELP = "list the registered checkpoints"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_data_dir_argument(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show paths as well")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one row per checkpoint."""
+    set_up_django(arguments)
+    from models_registry.selectors import checkpoint_list
+
+    rows = list(checkpoint_list())
+    console = Console()
+    if not rows:
+        console.print("No checkpoints yet. Try: blazr serve --model PATH, or blazr pull OWNER/NAME")
+        return 0
+    table = Table(box=None)
+    for heading in ("name", "family", "layers", "parameters", "size", "dtype", "state"):
+        table.add_column(heading)
+    if arguments.verbose:
+        table.add_column("path", overflow="fold")
+    for row in rows:
+        cells = [
+            row.served_model_name,
+            row.model_type,
+            row.architecture,
+            format_count(row.num_parameters),
+            format_bytes(row.size_bytes),
+            row.dtype,
+            row.get_state_display(),
+        ]
+        table.add_row(*(Text(str(cell)) for cell in cells + ([row.path] if arguments.verbose else [])))
+    console.print(table)
+    return 0
