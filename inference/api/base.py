@@ -1,0 +1,123 @@
+"""ApiView: an async view with the API's rules: who may call, JSON in and out, errors in OpenAI's shape.
+
+It is a REST framework view for the schema's sake; requests take a shorter road (no thread hops, no content
+negotiation): method, caller, handler, answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import orjson
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType, error_response
+from inference.auth import LOCAL, Principal, principal_authenticate
+from inference.errors import InvalidRequest, NotAuthenticated, RequestTooLarge
+
+
+class ApiKeyAuthentication(BaseAuthentication):
+    """Names the scheme in the schema; ``ApiView`` does the work, without REST framework's request."""
+
+    def authenticate(self, request: Request) -> None:
+        """A view outside of ``ApiView`` that lists this class lets nobody in."""
+        raise NotAuthenticated("This endpoint takes no API key.")
+
+
+class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How keys are sent, for the schema."""
+
+    target_class = "inference.api.base.ApiKeyAuthentication"
+    name = "ApiKey"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        """OpenAPI's security scheme."""
+        return {"type": "http", "scheme": "bearer", "description": "Not needed on a server bound to loopback."}
+
+
+class ApiView(APIView):
+    """Base of all views of the API.
+
+    Attributes:
+        public: Callable by anybody, key or not.
+        session_allowed: A staff member's session will do too.
+    """
+
+    authentication_classes = (ApiKeyAuthentication,)
+    permission_classes = ()
+    public: ClassVar[bool] = False
+    session_allowed: ClassVar[bool] = False
+    principal: Principal = LOCAL
+
+    async def dispatch(  # type: ignore[override]
+        self, request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        """Answer one request; every exception becomes an error answer."""
+        self.request = request  # type: ignore[assignment]
+        self.args, self.kwargs = args, kwargs
+        try:
+            handler: Callable[..., Any] | None = None
+            if request.method is not None and request.method.lower() in self.http_method_names:
+                handler = getattr(self, request.method.lower(), None)
+            if handler is None or request.method == "OPTIONS":
+                allowed = ", ".join(self.methods)
+                raise MethodNotAllowed(f"{request.method} is not for {request.path[:200]}; allowed: {allowed}.")
+            if not self.public:
+                self.principal = await principal_authenticate(request, session_allowed=self.session_allowed)
+            response: HttpResponseBase = await handler(request, *args, **kwargs)
+        except Exception as error:
+            response = error_response(error)
+            if isinstance(error, MethodNotAllowed):
+                response["Allow"] = ", ".join(self.methods)
+        return response
+
+    @property
+    def methods(self) -> list[str]:
+        """HTTP methods with a handler."""
+        return [name.upper() for name in self.http_method_names if name != "options" and hasattr(self, name)]
+
+
+def json_response(payload: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
+    """A JSON answer."""
+    return HttpResponse(orjson.dumps(payload), status=status, content_type="application/json", headers=headers)
+
+
+async def json_body(request: HttpRequest) -> Any:
+    """The JSON value in a request's body, read strictly.
+
+    orjson refuses what the standard library lets pass: NaN, numbers beyond a double, lone surrogates, other
+    encodings than UTF-8, more than 1024 levels.
+
+    Raises:
+        UnsupportedMediaType: Not declared as JSON. Web pages may send other types without asking first.
+        RequestTooLarge: Over ``BLAZR_MAX_BODY_BYTES``.
+        InvalidRequest: Not JSON.
+    """
+    if request.content_type != "application/json":
+        raise UnsupportedMediaType(
+            f"The Content-Type is {(request.content_type or 'missing')[:80]!r}; send application/json."
+        )
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise UnsupportedMediaType(f"The Content-Encoding is {encoding[:40]!r}; send the body uncompressed.")
+    # Django has the body on disk when it is large: read in a thread then.
+    stream = request  # HttpRequest reads like a file
+    limit = settings.BLAZR_MAX_BODY_BYTES
+    if int(request.META.get("CONTENT_LENGTH") or 0) > (1 << 20):
+        body = await sync_to_async(stream.read)(limit + 1)
+    else:
+        body = stream.read(limit + 1)
+    if len(body) > limit:
+        raise RequestTooLarge(f"The request body has more than {limit} bytes, the limit of this server.")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The request body isn't valid JSON: {error}.") from None

@@ -1,0 +1,85 @@
+"""ASGI wrapper that stops request bodies at a limit, while they arrive.
+
+Django would spool a body of any length to disk before a view could refuse it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from inference.errors import RequestTooLarge
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+BODY_TIMEOUT_S = 60.0
+"""Longest pause within a body; a client that drips for longer is cut."""
+
+
+class BodyLimit:
+    """Answers 413 to bodies over ``max_bytes`` and closes the connection.
+
+    Args:
+        app: The application behind.
+        max_bytes: Most bytes of a body; a declared length over it is refused unread.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self.max_bytes:
+            await self._refuse(send)
+            return
+        received = 0
+        complete = False
+
+        async def limited() -> Message:
+            nonlocal received, complete
+            if complete:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), BODY_TIMEOUT_S)
+            except TimeoutError:
+                return {"type": "http.disconnect"}
+            received += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if received > self.max_bytes:
+                raise _TooLarge
+            return message
+
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, limited, watched)
+        except _TooLarge:
+            # Django reads the whole body before its view runs, so nothing has been sent yet.
+            if not started:
+                await self._refuse(send)
+
+    async def _refuse(self, send: Send) -> None:
+        error = RequestTooLarge(f"The request body has more than {self.max_bytes} bytes, the limit of this server.")
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+        await send({"type": "http.response.body", "body": orjson.dumps(error.to_openai())})
+
+
+class _TooLarge(Exception):
+    """Unwinds the application from inside ``receive``."""

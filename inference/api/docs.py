@@ -1,0 +1,184 @@
+"""The OpenAPI document at /schema and a page that shows it at /docs; neither loads anything from elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
+
+from inference.api.base import ApiView, json_response
+
+_CACHE = {"Cache-Control": "public, max-age=60"}
+_PAGE_HEADERS = {
+    **_CACHE,
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+}
+_METHODS = ("get", "post", "put", "patch", "delete")
+
+
+@functools.cache
+def openapi_document() -> dict[str, Any]:
+    """The document, made once per process (routes don't change while it runs)."""
+    from drf_spectacular.generators import SchemaGenerator
+
+    document: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)
+    return document
+
+
+@functools.cache
+def _page() -> str:
+    document = openapi_document()
+    groups: dict[str, list[Operation]] = {}
+    for operation in _operations(document):
+        groups.setdefault(operation.tag, []).append(operation)
+    return render_to_string("inference/api_docs.html", {"info": document["info"], "groups": groups})
+
+
+class SchemaView(ApiView):
+    """GET /schema."""
+
+    schema = None
+    public = True
+
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """The OpenAPI document as JSON."""
+        return json_response(await sync_to_async(openapi_document)(), headers=_CACHE)
+
+
+class DocsView(ApiView):
+    """GET /docs."""
+
+    schema = None
+    public = True
+
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """The document for people."""
+        return HttpResponse(await sync_to_async(_page)(), headers=_PAGE_HEADERS)
+
+
+# --- the document as the page shows it ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One member of a request or an answer."""
+
+    name: str
+    kind: str
+    is_required: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One possible answer."""
+
+    status: str
+    media_type: str
+    text: str
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    tag: str
+    anchor: str
+    summary: str
+    text: str
+    needs_key: bool
+    parameters: tuple[Field, ...]
+    body: tuple[Field, ...]
+    answers: tuple[Answer, ...]
+
+
+def _operations(document: Mapping[str, Any]) -> Iterator[Operation]:
+    for path, methods in document["paths"].items():
+        for method in _METHODS:
+            if method not in methods:
+                continue
+            found = methods[method]
+            content = found.get("requestBody", {}).get("content", {})
+            body = next(iter(content.values()), {}).get("schema", {})
+            yield Operation(
+                method=method.upper(),
+                path=path,
+                tag=(found.get("tags") or ["other"])[0],
+                anchor=found["operationId"],
+                summary=found.get("summary", ""),
+                text=found.get("description", ""),
+                needs_key=bool(found.get("security")) and {} not in found["security"],
+                parameters=tuple(_parameter(document, item) for item in found.get("parameters", ())),
+                body=tuple(_fields(document, body)),
+                answers=tuple(_answers(document, found.get("responses", {}))),
+            )
+
+
+def _parameter(document: Mapping[str, Any], item: Mapping[str, Any]) -> Field:
+    return Field(
+        item["name"], _kind(document, item.get("schema", {})), bool(item.get("required")), item.get("description", "")
+    )
+
+
+def _answers(document: Mapping[str, Any], responses: Mapping[str, Any]) -> Iterator[Answer]:
+    for status, response in responses.items():
+        content = response.get("content") or {"": {}}
+        for media_type, found in content.items():
+            fields = () if int(status) >= 400 else tuple(_fields(document, found.get("schema", {})))
+            yield Answer(status, media_type, response.get("description", ""), fields)
+
+
+def _fields(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Field]:
+    found = _resolved(document, schema)
+    required = set(found.get("required", ()))
+    for name, item in found.get("properties", {}).items():
+        text = " ".join(
+            part for part in (item.get("description") or _resolved(document, item).get("description", ""),) if part
+        )
+        yield Field(name, _kind(document, item), name in required, text)
+
+
+def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "$ref" in schema:
+        found: Mapping[str, Any] = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        return _resolved(document, found)
+    if len(schema.get("allOf", ())) == 1:
+        return _resolved(document, schema["allOf"][0])
+    return schema
+
+
+def _kind(document: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """A type in a few words, with its range."""
+    if "$ref" in schema or "allOf" in schema:
+        found = _resolved(document, schema)
+        return _kind(document, found) if "enum" in found else "object"
+    if "oneOf" in schema:
+        kinds = [_kind(document, item) for item in schema["oneOf"] if "$ref" not in item or _is_shown(document, item)]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema:
+        return " | ".join(str(item) for item in schema["enum"])
+    kind = str(schema.get("type", "any"))
+    if kind == "array":
+        return f"list of {_kind(document, schema.get('items', {}))}"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f"{kind}, {low} to {high}"
+    if low is not None:
+        return f"{kind}, at least {low}"
+    if "maxLength" in schema:
+        return f"{kind}, at most {schema['maxLength']} characters"
+    return kind
+
+
+def _is_shown(document: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+    """Not the helper components that stand for null and the empty string."""
+    return _resolved(document, schema).get("enum") not in ([None], [""])

@@ -1,0 +1,131 @@
+"""Every error of the API in one shape: ``{"error": {message, type, param, code}}``, with the right status.
+
+Known errors (``BlazrError``) say what is wrong; REST framework's and Django's are translated; anything else is
+logged with its traceback and shown as "internal error" only.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponse
+from django.views import defaults
+from rest_framework import exceptions
+
+from inference.errors import (
+    BlazrError,
+    EngineError,
+    InvalidRequest,
+    NotAuthenticated,
+    NotFound,
+    PermissionRefused,
+    RequestTooLarge,
+    Unavailable,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5
+"""For retryable errors that don't know better."""
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, but not for this method."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body isn't declared as JSON."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+def as_blazr_error(error: BaseException) -> BlazrError:
+    """``error`` as one that may be shown to a client; the unknown ones are logged here."""
+    if isinstance(error, BlazrError):
+        return error
+    if isinstance(error, exceptions.MethodNotAllowed):
+        return MethodNotAllowed(str(error.detail))
+    if isinstance(error, exceptions.UnsupportedMediaType):
+        return UnsupportedMediaType(str(error.detail))
+    if isinstance(error, exceptions.ParseError):
+        return InvalidRequest(f"The request body isn't valid JSON: {error.detail}")
+    if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
+        return NotAuthenticated(str(error.detail))
+    if isinstance(error, exceptions.PermissionDenied | PermissionDenied):
+        return PermissionRefused(str(getattr(error, "detail", error)) or "This isn't allowed.")
+    if isinstance(error, exceptions.ValidationError):
+        from inference.api.serializers import first_error
+
+        return first_error(error.detail)
+    if isinstance(error, Http404 | exceptions.NotFound):
+        return NotFound("There is nothing here.")
+    if isinstance(error, exceptions.Throttled):
+        return Unavailable(str(error.detail), retry_after_s=int(error.wait or RETRY_AFTER_S))
+    if isinstance(error, RequestDataTooBig):
+        return RequestTooLarge("The request body is larger than this server takes.")
+    if isinstance(error, DisallowedHost):
+        return InvalidRequest("The Host header is not one of this server's names.", param="Host")
+    if isinstance(error, exceptions.APIException | SuspiciousOperation):
+        return InvalidRequest(str(getattr(error, "detail", "The request was refused.")))
+    if _is_database_outage(error):
+        logger.error("the database can't be reached: %s", type(error).__name__, exc_info=error)
+        return Unavailable("The database can't be reached; try again.", retry_after_s=RETRY_AFTER_S)
+    logger.error("unexpected error", exc_info=error)
+    return EngineError("Internal error; the server's log has the details.")
+
+
+def _is_database_outage(error: BaseException) -> bool:
+    from django.db import InterfaceError, OperationalError
+
+    return isinstance(error, OperationalError | InterfaceError)
+
+
+def error_response(error: BaseException) -> HttpResponse:
+    """The HTTP answer for an exception."""
+    known = as_blazr_error(error)
+    response = HttpResponse(orjson.dumps(known.to_openai()), status=known.http_status, content_type="application/json")
+    if known.http_status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        response["Retry-After"] = str(known.retry_after_s or RETRY_AFTER_S)
+        # OpenAI's clients look here before they guess.
+        response["x-should-retry"] = "true" if known.retryable else "false"
+    if known.http_status == HTTPStatus.UNAUTHORIZED:
+        response["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
+    """REST framework's hook (setting EXCEPTION_HANDLER)."""
+    return error_response(error)
+
+
+def _is_api_path(path: str) -> bool:
+    return path.startswith(("/v1/", "/api/")) or path in ("/v1", "/api", "/tokenize", "/detokenize")
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Django's handler400."""
+    if _is_api_path(request.path):
+        return error_response(exception)
+    return defaults.bad_request(request, exception)
+
+
+def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Django's handler404: OpenAI's error object for paths of the API, a page for the others."""
+    if _is_api_path(request.path):
+        return error_response(NotFound(f"There is no endpoint {request.method} {request.path[:200]}."))
+    return defaults.page_not_found(request, exception)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Django's handler500; Django has logged the traceback."""
+    if _is_api_path(request.path):
+        return error_response(EngineError("Internal error; the server's log has the details."))
+    return defaults.server_error(request)

@@ -1,0 +1,322 @@
+"""Serializer fields that take JSON's types as they are: a string is no number, a number is no boolean.
+
+DRF's own fields convert ("7" becomes 7, 1 becomes True); an API that says which value it used can't.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from inference import sampling_params as limits
+
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 256
+MAX_PROMPTS = 1024
+MAX_TOKEN_ID = 1 << 31
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+# Members that clients copy from an earlier answer into the next request. They mean nothing when empty.
+_EMPTY_MESSAGE_MEMBERS = frozenset(
+    {"refusal", "audio", "function_call", "annotations", "reasoning_content", "reasoning"}
+)
+
+
+def shown(value: object) -> str:
+    """``value`` as an error message may show it: short, one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class StrictIntegerField(serializers.IntegerField):
+    """A JSON integer; 7.0 and "7" are refused."""
+
+    def to_internal_value(self, data: Any) -> int:
+        if type(data) is not int:
+            raise serializers.ValidationError(f"must be an integer, got {shown(data)}.")
+        return data
+
+
+class StrictNumberField(serializers.FloatField):
+    """A finite JSON number."""
+
+    def to_internal_value(self, data: Any) -> float:
+        if type(data) not in (int, float):
+            raise serializers.ValidationError(f"must be a number, got {shown(data)}.")
+        try:
+            number = float(data)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise serializers.ValidationError("must be a finite number.")
+        return number
+
+
+class StrictBooleanField(serializers.BooleanField):
+    """true or false."""
+
+    def to_internal_value(self, data: Any) -> bool:
+        if type(data) is not bool:
+            raise serializers.ValidationError(f"must be true or false, got {shown(data)}.")
+        return data
+
+
+class StrictCharField(serializers.CharField):
+    """A JSON string, kept as it is: nothing is trimmed."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("trim_whitespace", False)
+        super().__init__(**kwargs)
+        # NUL is a character like others for a tokenizer; what can't take it (a database) says so itself.
+        self.validators = [item for item in self.validators if "Prohibit" not in type(item).__name__]
+
+    def run_validation(self, data: Any = serializers.empty) -> Any:
+        if data is not serializers.empty and data is not None and not isinstance(data, str):
+            raise serializers.ValidationError(f"must be a string, got {shown(data)}.")
+        return super().run_validation(data)
+
+
+@extend_schema_field(
+    {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "maxItems": limits.MAX_STOP_STRINGS},
+        ]
+    }
+)
+class StopField(serializers.Field[Any, Any, Any, Any]):
+    """A string or a list of strings; SamplingParams checks number and lengths."""
+
+    def to_internal_value(self, data: Any) -> list[str]:
+        strings = [data] if isinstance(data, str) else data
+        if not isinstance(strings, list):
+            raise serializers.ValidationError(f"must be a string or a list of strings, got {shown(data)}.")
+        if len(strings) > limits.MAX_STOP_STRINGS:
+            raise serializers.ValidationError(
+                f"has {len(strings)} strings, at most {limits.MAX_STOP_STRINGS} are allowed."
+            )
+        if not all(isinstance(item, str) for item in strings):
+            raise serializers.ValidationError("must be a string or a list of strings.")
+        return strings
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+def checked_token_ids(data: list[Any]) -> list[int]:
+    """``data`` if it is a list of plausible token ids; the model's own limit is checked once it is known.
+
+    Written for long lists: two passes at C speed instead of a field call per id.
+    """
+    if not all(map(int.__instancecheck__, data)) or bool in set(map(type, data)):
+        raise serializers.ValidationError("must hold integers only: a list of token ids.")
+    if data and (min(data) < 0 or max(data) >= MAX_TOKEN_ID):
+        wrong = next(item for item in data if not 0 <= item < MAX_TOKEN_ID)
+        raise serializers.ValidationError(f"has the token id {shown(wrong)}, which no vocabulary has.")
+    return data
+
+
+@extend_schema_field({"type": "array", "items": {"type": "integer", "minimum": 0}})
+class TokenIdsField(serializers.Field[Any, Any, Any, Any]):
+    """A list of token ids."""
+
+    def __init__(self, *, max_length: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.max_length = max_length
+
+    def to_internal_value(self, data: Any) -> list[int]:
+        if not isinstance(data, list):
+            raise serializers.ValidationError(f"must be a list of token ids, got {shown(data)}.")
+        if self.max_length is not None and len(data) > self.max_length:
+            raise serializers.ValidationError(f"has {len(data)} ids, at most {self.max_length} are allowed.")
+        return checked_token_ids(data)
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
+class LogitBiasField(serializers.Field[Any, Any, Any, Any]):
+    """An object of token ids (as strings) to numbers; SamplingParams checks both."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise serializers.ValidationError(f"must map token ids to numbers, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field(
+    {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+            {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": MAX_PROMPTS,
+                "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            },
+        ]
+    }
+)
+class PromptField(serializers.Field[Any, Any, Any, Any]):
+    """One prompt or several, each as text or token ids; gives a list of str or list[int]."""
+
+    def to_internal_value(self, data: Any) -> list[str] | list[list[int]]:
+        if isinstance(data, str):
+            return [data]
+        if not isinstance(data, list):
+            raise serializers.ValidationError(
+                f"must be a string, a list of strings, a list of token ids or a list of those, got {shown(data)}."
+            )
+        if not data:
+            raise serializers.ValidationError("must not be an empty list.")
+        first = data[0]
+        if isinstance(first, int):
+            return [checked_token_ids(data)]
+        if len(data) > MAX_PROMPTS:
+            raise serializers.ValidationError(f"has {len(data)} prompts, at most {MAX_PROMPTS} go into one request.")
+        if isinstance(first, str):
+            if not all(isinstance(item, str) for item in data):
+                raise serializers.ValidationError("mixes strings with other values.")
+            return data
+        if not all(isinstance(item, list) for item in data):
+            raise serializers.ValidationError("must be a list of strings or a list of lists of token ids.")
+        if not all(data):
+            raise serializers.ValidationError("has an empty list of token ids.")
+        return [checked_token_ids(item) for item in data]
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {}})
+class JSONObjectField(serializers.Field[Any, Any, Any, Any]):
+    """Any JSON object."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise serializers.ValidationError(f"must be an object, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field(
+    {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_MESSAGES,
+        "items": {
+            "type": "object",
+            "required": ["role"],
+            "properties": {
+                "role": {"type": "string", "enum": list(ROLES)},
+                "content": {
+                    "oneOf": [
+                        {"type": "string"},
+                        {
+                            "type": "array",
+                            "maxItems": MAX_CONTENT_PARTS,
+                            "items": {
+                                "type": "object",
+                                "required": ["type", "text"],
+                                "properties": {
+                                    "type": {"type": "string", "enum": ["text"]},
+                                    "text": {"type": "string"},
+                                },
+                                "additionalProperties": False,
+                            },
+                        },
+                    ],
+                    "nullable": True,
+                },
+                "name": {"type": "string"},
+                "tool_calls": {"type": "array", "items": {"type": "object"}},
+                "tool_call_id": {"type": "string"},
+            },
+        },
+    }
+)
+class MessagesField(serializers.Field[Any, Any, Any, Any]):
+    """A conversation. ``developer`` becomes ``system``, its older name, which is what templates know."""
+
+    def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
+        if not isinstance(data, list) or not data:
+            raise serializers.ValidationError("must be a list with at least one message.")
+        if len(data) > MAX_MESSAGES:
+            raise serializers.ValidationError(f"has {len(data)} messages, at most {MAX_MESSAGES} are allowed.")
+        return [self._message(number, item) for number, item in enumerate(data)]
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+    def _message(self, number: int, item: Any) -> dict[str, Any]:
+        where = f"message {number}"
+        if not isinstance(item, dict):
+            raise serializers.ValidationError(f"{where} must be an object, got {shown(item)}.")
+        role = item.get("role")
+        if role not in ROLES:
+            raise serializers.ValidationError(f"{where} has the role {shown(role)}; known are {', '.join(ROLES)}.")
+        message: dict[str, Any] = {"role": "system" if role == "developer" else role}
+        for name, value in item.items():
+            if name == "role":
+                continue
+            if name == "content":
+                message["content"] = self._content(where, value)
+            elif name in ("name", "tool_call_id"):
+                if value is None:
+                    continue
+                if not isinstance(value, str):
+                    raise serializers.ValidationError(f"{where}: {name} must be a string, got {shown(value)}.")
+                message[name] = value
+            elif name == "tool_calls":
+                if value:
+                    message["tool_calls"] = self._tool_calls(where, value)
+            elif name in _EMPTY_MESSAGE_MEMBERS:
+                if value:
+                    raise serializers.ValidationError(f"{where}: {name} is not supported; remove it.")
+            else:
+                raise serializers.ValidationError(f"{where} has the unknown member {name[:80]!r}; remove it.")
+        if message.get("content") is None:
+            if role != "assistant" or "tool_calls" not in message:
+                raise serializers.ValidationError(f"{where} has no content.")
+            message["content"] = ""
+        return message
+
+    @staticmethod
+    def _content(where: str, value: Any) -> str | list[dict[str, str]] | None:
+        if value is None or isinstance(value, str):
+            return value
+        if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
+            raise serializers.ValidationError(
+                f"{where}: content must be a string or a list of at most {MAX_CONTENT_PARTS} text parts."
+            )
+        parts: list[dict[str, str]] = []
+        for part in value:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind != "text":
+                raise serializers.ValidationError(
+                    f"{where}: content parts of type {shown(kind)} are not supported, only 'text'."
+                )
+            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+                raise serializers.ValidationError(f"{where}: a text part has the members type and text (a string).")
+            parts.append({"type": "text", "text": part["text"]})
+        return parts
+
+    @staticmethod
+    def _tool_calls(where: str, value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS or not all(isinstance(x, dict) for x in value):
+            raise serializers.ValidationError(
+                f"{where}: tool_calls must be a list of at most {MAX_CONTENT_PARTS} objects."
+            )
+        return value

@@ -1,0 +1,163 @@
+"""Fields of OpenAI's (and vLLM's, and older blazr) request bodies that are not honoured here.
+
+Nothing is ignored in silence: a field in ``REFUSED`` may only carry a value that means "off", one in
+``HINTS`` is accepted because its definition makes it a hint (the answer may not depend on it), and a field that
+is in no table at all is refused by name. Names and meanings:
+https://platform.openai.com/docs/api-reference/chat/create and
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference.errors import InvalidRequest, UnsupportedFeature
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that isn't honoured. ``neutral`` values (and null) mean "off" and pass."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A field that may be given and changes nothing, by its own definition."""
+
+    reason: str
+    accepts: Callable[[Any], bool]
+    expected: str
+
+
+def _is_short_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= 512
+
+
+def _is_metadata(value: Any) -> bool:
+    # https://platform.openai.com/docs/api-reference/chat/create#chat-create-metadata: 16 pairs, 64 and 512 characters.
+    return (
+        isinstance(value, dict)
+        and len(value) <= 16
+        and all(len(key) <= 64 and isinstance(text, str) and len(text) <= 512 for key, text in value.items())
+    )
+
+
+HINTS: Mapping[str, Hint] = {
+    "user": Hint("an end-user id for abuse monitoring", _is_short_text, "a string of at most 512 characters"),
+    "safety_identifier": Hint("the successor of user", _is_short_text, "a string of at most 512 characters"),
+    "prompt_cache_key": Hint(
+        "a routing hint for prompt caching; prefixes are found by content here",
+        _is_short_text,
+        "a string of at most 512 characters",
+    ),
+    "metadata": Hint(
+        "labels of stored completions; nothing is stored", _is_metadata, "at most 16 pairs of short strings"
+    ),
+    "store": Hint("completions are never stored", lambda value: value is False, "false: completions aren't stored"),
+    "service_tier": Hint(
+        "there is one tier, which is what auto and default choose",
+        lambda value: value in ("auto", "default"),
+        "'auto' or 'default'",
+    ),
+}
+
+_NO_TOOLS = "tool calling isn't supported"
+_NO_GRAMMAR = "structured output isn't supported"
+_NO_AUDIO = "only text is generated"
+
+REFUSED_ANYWHERE: Mapping[str, Refused] = {
+    "response_format": Refused(_NO_GRAMMAR, ({"type": "text"},)),
+    "guided_json": Refused(_NO_GRAMMAR),
+    "guided_regex": Refused(_NO_GRAMMAR),
+    "guided_choice": Refused(_NO_GRAMMAR),
+    "guided_grammar": Refused(_NO_GRAMMAR),
+    "structured_outputs": Refused(_NO_GRAMMAR),
+    "grammar": Refused(_NO_GRAMMAR),
+    "use_beam_search": Refused("there is no beam search", (False,)),
+    "length_penalty": Refused("there is no beam search", (1, 1.0)),
+    "early_stopping": Refused("there is no beam search", (False,)),
+    "truncate_prompt_tokens": Refused("prompts are never cut; shorten it before sending"),
+    "allowed_token_ids": Refused("use logit_bias to steer single tokens"),
+    "bad_words": Refused("use logit_bias to steer single tokens", ([],)),
+    "logits_processors": Refused("code in a request is never run", ([],)),
+    "spaces_between_special_tokens": Refused("text is decoded as the tokenizer has it", (True,)),
+    "prompt_embeds": Refused("prompts are text or token ids"),
+    "mm_processor_kwargs": Refused(_NO_AUDIO),
+    "kv_transfer_params": Refused("caches aren't transferred between servers"),
+    "vllm_xargs": Refused("there are no plug-ins"),
+    "request_id": Refused("the server chooses request ids"),
+    "typical_p": Refused("use top_p or min_p", (0, 0.0, 1, 1.0)),
+    "mirostat": Refused("use top_p or min_p", (0,)),
+    "repeat_penalty": Refused("its name here is repetition_penalty, which counts the prompt too", (1, 1.0)),
+    "repeat_last_n": Refused("repetition_penalty looks at the whole sequence"),
+    "dry_multiplier": Refused("use repetition_penalty", (0, 0.0)),
+    "dynatemp_range": Refused("the temperature is fixed for a request", (0, 0.0)),
+    "keep_alive": Refused("it is a setting of the model, not of a request"),
+    "lora_adapter": Refused("adapters aren't supported"),
+    "context": Refused("send token ids as the prompt"),
+}
+
+REFUSED_IN_COMPLETIONS: Mapping[str, Refused] = {
+    "suffix": Refused("text can't be inserted before a suffix"),
+}
+
+REFUSED_IN_CHAT: Mapping[str, Refused] = {
+    "tools": Refused(_NO_TOOLS, ([],)),
+    "tool_choice": Refused(_NO_TOOLS, ("none",)),
+    "parallel_tool_calls": Refused(_NO_TOOLS, (True,)),
+    "functions": Refused(_NO_TOOLS, ([],)),
+    "function_call": Refused(_NO_TOOLS, ("none",)),
+    "modalities": Refused(_NO_AUDIO, (["text"],)),
+    "audio": Refused(_NO_AUDIO),
+    "prediction": Refused("predicted output isn't used"),
+    "reasoning_effort": Refused("pass what the model's template knows in chat_template_kwargs"),
+    "include_reasoning": Refused("reasoning isn't separated from the text", (False,)),
+    "thinking_token_budget": Refused("reasoning isn't separated from the text"),
+    "verbosity": Refused("say it in the messages"),
+    "web_search_options": Refused("the server makes no outbound requests"),
+    "prompt_cache_retention": Refused("prefixes stay as long as there is room"),
+    "chat_template": Refused("a template in a request would be a program from a stranger; the model's own is used"),
+    "documents": Refused("pass them in chat_template_kwargs"),
+    "best_of": Refused("use n", (1,)),
+    "suffix": Refused("it belongs to /v1/completions"),
+    "prompt": Refused("it belongs to /v1/completions"),
+    "echo": Refused("it belongs to /v1/completions", (False,)),
+}
+
+
+def fields_without_refused(
+    body: Mapping[str, Any], *, known: frozenset[str], refused: Mapping[str, Refused]
+) -> dict[str, Any]:
+    """The members of ``body`` that a serializer has to look at: null, neutral and hint members are dropped.
+
+    Args:
+        body: The request's JSON object.
+        known: Names that the serializer has.
+        refused: The endpoint's own table, on top of ``REFUSED_ANYWHERE``.
+
+    Raises:
+        UnsupportedFeature: A member that isn't honoured, or that nobody knows.
+        InvalidRequest: A hint of the wrong type.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in known:
+            if value is not None:
+                kept[name] = value
+            continue
+        hint = HINTS.get(name)
+        if hint is not None:
+            if value is not None and not hint.accepts(value):
+                raise InvalidRequest(f"{name} must be {hint.expected}.", param=name)
+            continue
+        rule = refused.get(name) or REFUSED_ANYWHERE.get(name)
+        if rule is None:
+            raise UnsupportedFeature(f"{name[:80]!r} is not a parameter of this endpoint; remove it.", param=name[:80])
+        # `is`-like comparison of types: False == 0 and True == 1 in Python, not in JSON.
+        if value is not None and not any(type(value) is type(neutral) and value == neutral for neutral in rule.neutral):
+            raise UnsupportedFeature(f"{name} is not supported: {rule.reason}.", param=name)
+    return kept

@@ -1,0 +1,262 @@
+"""Shapes of answers, for the OpenAPI document. The tests compare real answers with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiResponse, extend_schema, inline_serializer
+from rest_framework import serializers
+
+
+class ErrorBodySerializer(serializers.Serializer[Any]):
+    """What went wrong."""
+
+    message = serializers.CharField()
+    type = serializers.CharField()
+    param = serializers.CharField(allow_null=True)
+    code = serializers.CharField(allow_null=True)
+
+
+class ErrorSerializer(serializers.Serializer[Any]):
+    """OpenAI's error object."""
+
+    error = ErrorBodySerializer()
+
+
+class PromptTokensDetailsSerializer(serializers.Serializer[Any]):
+    """Parts of the prompt."""
+
+    cached_tokens = serializers.IntegerField(min_value=0)
+
+
+class UsageSerializer(serializers.Serializer[Any]):
+    """Token counts."""
+
+    prompt_tokens = serializers.IntegerField(min_value=0)
+    completion_tokens = serializers.IntegerField(min_value=0)
+    total_tokens = serializers.IntegerField(min_value=0)
+    prompt_tokens_details = PromptTokensDetailsSerializer()
+
+
+class CompletionLogprobsSerializer(serializers.Serializer[Any]):
+    """Four parallel lists; the first token of an echoed prompt has no log-probability."""
+
+    tokens = serializers.ListField(child=serializers.CharField())
+    token_logprobs = serializers.ListField(child=serializers.FloatField(allow_null=True))
+    top_logprobs = serializers.ListField(child=serializers.DictField(child=serializers.FloatField(), allow_null=True))
+    text_offset = serializers.ListField(child=serializers.IntegerField())
+
+
+class PromptLogprobSerializer(serializers.Serializer[Any]):
+    """One candidate at a position of the prompt."""
+
+    logprob = serializers.FloatField()
+    rank = serializers.IntegerField(allow_null=True)
+    decoded_token = serializers.CharField()
+
+
+def _prompt_logprobs() -> serializers.ListField:
+    return serializers.ListField(
+        child=serializers.DictField(child=PromptLogprobSerializer(), allow_null=True),
+        required=False,
+        allow_null=True,
+        help_text="Per position, token id to candidate; null at the first.",
+    )
+
+
+def _token_ids() -> serializers.ListField:
+    return serializers.ListField(child=serializers.IntegerField(), required=False, allow_null=True)
+
+
+class _ChoiceSerializer(serializers.Serializer[Any]):
+    index = serializers.IntegerField(min_value=0)
+    finish_reason = serializers.CharField(allow_null=True, help_text="stop, length or abort; null while it goes on.")
+    stop_reason = serializers.JSONField(
+        required=False, allow_null=True, help_text="The stop string or token id that ended it."
+    )
+    token_ids = _token_ids()
+
+
+class CompletionChoiceSerializer(_ChoiceSerializer):
+    """One text."""
+
+    text = serializers.CharField()
+    logprobs = CompletionLogprobsSerializer(allow_null=True)
+    prompt_token_ids = _token_ids()
+    prompt_logprobs = _prompt_logprobs()
+
+
+class CompletionSerializer(serializers.Serializer[Any]):
+    """Answer of POST /v1/completions; also each chunk of its stream."""
+
+    id = serializers.CharField()
+    object = serializers.ChoiceField(choices=["text_completion"])
+    created = serializers.IntegerField()
+    model = serializers.CharField()
+    choices = CompletionChoiceSerializer(many=True)
+    usage = UsageSerializer(allow_null=True, required=False)
+
+
+class TokenLogprobSerializer(serializers.Serializer[Any]):
+    """A token at a position."""
+
+    token = serializers.CharField()
+    logprob = serializers.FloatField()
+    bytes = serializers.ListField(child=serializers.IntegerField(min_value=0, max_value=255))
+
+
+class PositionLogprobSerializer(TokenLogprobSerializer):
+    """The chosen token and its likeliest rivals."""
+
+    top_logprobs = TokenLogprobSerializer(many=True)
+
+
+class ChatLogprobsSerializer(serializers.Serializer[Any]):
+    """Log-probabilities of the content."""
+
+    content = PositionLogprobSerializer(many=True)
+    refusal = serializers.JSONField(allow_null=True)
+
+
+class MessageSerializer(serializers.Serializer[Any]):
+    """The assistant's message."""
+
+    role = serializers.ChoiceField(choices=["assistant"])
+    content = serializers.CharField()
+    refusal = serializers.CharField(allow_null=True)
+
+
+class ChatChoiceSerializer(_ChoiceSerializer):
+    """One answer."""
+
+    message = MessageSerializer()
+    logprobs = ChatLogprobsSerializer(allow_null=True)
+
+
+class ChatCompletionSerializer(serializers.Serializer[Any]):
+    """Answer of POST /v1/chat/completions."""
+
+    id = serializers.CharField()
+    object = serializers.ChoiceField(choices=["chat.completion"])
+    created = serializers.IntegerField()
+    model = serializers.CharField()
+    choices = ChatChoiceSerializer(many=True)
+    usage = UsageSerializer()
+    prompt_token_ids = _token_ids()
+    prompt_logprobs = _prompt_logprobs()
+
+
+class ModelSerializer(serializers.Serializer[Any]):
+    """A served model."""
+
+    id = serializers.CharField()
+    object = serializers.ChoiceField(choices=["model"])
+    created = serializers.IntegerField()
+    owned_by = serializers.CharField()
+    max_model_len = serializers.IntegerField(help_text="Prompt plus output, in tokens.")
+
+
+class ModelListSerializer(serializers.Serializer[Any]):
+    """All served models."""
+
+    object = serializers.ChoiceField(choices=["list"])
+    data = ModelSerializer(many=True)
+
+
+class HealthSerializer(serializers.Serializer[Any]):
+    """The server at a glance."""
+
+    status = serializers.ChoiceField(choices=["ok", "degraded"])
+    version = serializers.CharField()
+    loaded_models = serializers.ListField(child=serializers.CharField())
+
+
+class ProbeSerializer(serializers.Serializer[Any]):
+    """A probe's answer; ``reasons`` says what is missing."""
+
+    status = serializers.CharField()
+    reasons = serializers.ListField(child=serializers.CharField(), required=False)
+
+
+class TokenizeSerializer(serializers.Serializer[Any]):
+    """Answer of POST /tokenize."""
+
+    tokens = serializers.ListField(child=serializers.IntegerField())
+    count = serializers.IntegerField()
+    max_model_len = serializers.IntegerField()
+    token_strs = serializers.ListField(child=serializers.CharField(), required=False)
+
+
+class DetokenizeSerializer(serializers.Serializer[Any]):
+    """Answer of POST /detokenize: the text under vLLM's name and blazr's older one."""
+
+    prompt = serializers.CharField()
+    content = serializers.CharField()
+
+
+class JobSerializer(serializers.Serializer[Any]):
+    """A queued generation."""
+
+    id = serializers.UUIDField()
+    object = serializers.ChoiceField(choices=["job"])
+    state = serializers.ChoiceField(choices=["queued", "running", "succeeded", "failed", "cancelled"])
+    endpoint = serializers.ChoiceField(choices=["completion", "chat"])
+    model = serializers.CharField()
+    batch_label = serializers.CharField()
+    idempotency_key = serializers.CharField(allow_null=True)
+    priority = serializers.IntegerField()
+    attempts = serializers.IntegerField()
+    cancel_requested = serializers.BooleanField()
+    prompt_tokens = serializers.IntegerField()
+    completion_tokens = serializers.IntegerField()
+    error = ErrorBodySerializer(allow_null=True, help_text="Why it failed, or why its last attempt did.")
+    created_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    finished_at = serializers.DateTimeField(allow_null=True)
+
+
+class JobSubmittedSerializer(serializers.Serializer[Any]):
+    """The stored jobs, in the order of the submission."""
+
+    object = serializers.ChoiceField(choices=["list"])
+    data = JobSerializer(many=True)
+
+
+class JobListSerializer(serializers.Serializer[Any]):
+    """A page of jobs, newest first."""
+
+    object = serializers.ChoiceField(choices=["list"])
+    data = JobSerializer(many=True)
+    has_more = serializers.BooleanField()
+    counts = inline_serializer(
+        "JobCounts",
+        {
+            name: serializers.IntegerField()
+            for name in ("queued", "running", "succeeded", "failed", "cancelled", "completion_tokens")
+        },
+        help_text="Of all jobs that the caller may see (with this batch_label).",
+    )
+
+
+_ERRORS: dict[int, str] = {
+    400: "The request can't be served as it is written; param names the field.",
+    401: "No API key, or one that isn't valid.",
+    403: "Sent by a page of another site, or without the CSRF token.",
+    404: "No such model, job or endpoint.",
+    405: "Not for this method.",
+    409: "The thing is in a state that doesn't allow this.",
+    413: "The body is too large.",
+    415: "The body isn't declared as JSON.",
+    422: "The checkpoint can't be served.",
+    429: "No room in the queue; Retry-After says when to come back.",
+    500: "Something broke on our side.",
+    503: "Not now: the model is loading, or no worker is there.",
+}
+
+
+def documented(*, request: Any = None, answers: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any) -> Any:
+    """``extend_schema`` with the common errors by number."""
+    responses = dict(answers)
+    for status in errors:
+        responses[status] = OpenApiResponse(ErrorSerializer, description=_ERRORS[status])
+    return extend_schema(request=request, responses=responses, **kwargs)

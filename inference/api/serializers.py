@@ -1,0 +1,435 @@
+"""Request bodies: from a JSON object to a ``GenerationPlan``, or to an error that names the field.
+
+Types are checked by the fields, ranges by the fields (they are documented with them) and again by
+``SamplingParams``, rules between fields here. A serializer holds no state while it validates, so one
+instance of each serves every request: building one costs more than using it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from inference import sampling_params as limits
+from inference.api.fields import (
+    JSONObjectField,
+    LogitBiasField,
+    MessagesField,
+    PromptField,
+    StopField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictIntegerField,
+    StrictNumberField,
+    TokenIdsField,
+)
+from inference.api.refusals import (
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
+    Refused,
+    fields_without_refused,
+)
+from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedFeature
+from inference.generation_plan import Endpoint, GenerationPlan
+from inference.messages import PromptMessage
+from inference.sampling_params import SamplingParams
+
+MAX_CHOICES_PER_REQUEST = 1024
+MAX_PRIORITY = 100
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of max_tokens for completions; chat goes on to the model's context."""
+
+_SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logprobs", "max_tokens"}
+_RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "add_generation_prompt",
+        "bos_token",
+        "chat_template",
+        "continue_final_message",
+        "eos_token",
+        "messages",
+        "tokenize",
+        "tools",
+    }
+)
+
+
+class StrictSerializer(serializers.Serializer[Any]):
+    """A serializer that refuses unknown members and reports one error, by the field's name."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {}
+    takes_hints: ClassVar[bool] = False
+
+    @classmethod
+    def shared(cls) -> Self:
+        """The one instance that requests use."""
+        found = cls.__dict__.get("_shared")
+        if found is None:
+            found = cls()
+            cls._shared = found
+        return found
+
+    _shared: ClassVar[Any] = None
+
+    def parse(self, body: object) -> dict[str, Any]:
+        """The validated members of ``body``; null counts as absent.
+
+        Raises:
+            InvalidRequest: The first thing that is wrong.
+        """
+        if not isinstance(body, dict):
+            raise InvalidRequest("the request body must be a JSON object.")
+        known = frozenset(self.fields)
+        if self.takes_hints:
+            kept = fields_without_refused(body, known=known, refused=self.refused)
+        else:
+            for name in body:
+                if name not in known:
+                    raise UnsupportedFeature(
+                        f"{name[:80]!r} is not a parameter of this endpoint; remove it.", param=name[:80]
+                    )
+            kept = {name: value for name, value in body.items() if value is not None}
+        try:
+            values: dict[str, Any] = self.run_validation(kept)
+        except serializers.ValidationError as error:
+            raise first_error(error.detail) from None
+        return values
+
+
+def first_error(detail: Any) -> InvalidRequest:
+    """DRF's tree of errors as one sentence about one field."""
+    path: list[str] = []
+    while isinstance(detail, dict | list):
+        if isinstance(detail, dict):
+            key = next(iter(detail))
+            if key != "non_field_errors":
+                path.append(str(key))
+            detail = detail[key]
+        else:
+            detail = next((item for item in detail if item), "is not valid.")
+    param = ".".join(path) or None
+    code = getattr(detail, "code", "invalid")
+    text = str(detail)
+    if code == "required":
+        return InvalidRequest(f"{param} is required.", param=param)
+    message = (
+        f"{param} {text[:1].lower()}{text[1:]}" if text.startswith(("must", "has", "message ")) else f"{param}: {text}"
+    )
+    return InvalidSamplingParams(message, param=param)
+
+
+class StreamOptionsSerializer(StrictSerializer):
+    """What a stream carries besides the text."""
+
+    include_usage = StrictBooleanField(default=False, help_text="End with a chunk that holds the usage.")
+    continuous_usage_stats = StrictBooleanField(default=False, help_text="Not supported: must be false.")
+    include_obfuscation = StrictBooleanField(default=False, help_text="Not supported: must be false.")
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, dict):
+            for name in data:
+                if name not in self.fields:
+                    raise UnsupportedFeature(
+                        f"stream_options.{name[:80]} is not supported.", param=f"stream_options.{name[:80]}"
+                    )
+        values = super().to_internal_value(data)
+        for name in ("continuous_usage_stats", "include_obfuscation"):
+            if values[name]:
+                raise UnsupportedFeature(f"stream_options.{name} is not supported.", param=f"stream_options.{name}")
+        return values
+
+
+class GenerationSerializer(StrictSerializer):
+    """What completions and chat completions have in common."""
+
+    takes_hints = True
+    endpoint: ClassVar[Endpoint]
+
+    model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
+    max_tokens = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True)
+    temperature = StrictNumberField(required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy.")
+    top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
+    n = StrictIntegerField(required=False, min_value=1, max_value=limits.MAX_CHOICES, allow_null=True)
+    stream = StrictBooleanField(required=False, allow_null=True)
+    stream_options = StreamOptionsSerializer(required=False, allow_null=True)
+    stop = StopField(required=False, allow_null=True)
+    presence_penalty = StrictNumberField(required=False, min_value=-2, max_value=2, allow_null=True)
+    frequency_penalty = StrictNumberField(required=False, min_value=-2, max_value=2, allow_null=True)
+    logit_bias = LogitBiasField(required=False, allow_null=True)
+    seed = StrictIntegerField(
+        required=False, min_value=-limits.SEED_RANGE, max_value=limits.SEED_RANGE - 1, allow_null=True
+    )
+    # Additions, by vLLM's names.
+    top_k = StrictIntegerField(
+        required=False, min_value=-1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True, help_text="0 or -1: off."
+    )
+    min_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True)
+    repetition_penalty = StrictNumberField(
+        required=False, min_value=0, max_value=10, allow_null=True, help_text="Above 0; 1: off."
+    )
+    min_tokens = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True)
+    stop_token_ids = TokenIdsField(required=False, max_length=limits.MAX_STOP_TOKEN_IDS, allow_null=True)
+    ignore_eos = StrictBooleanField(required=False, allow_null=True)
+    skip_special_tokens = StrictBooleanField(required=False, allow_null=True)
+    include_stop_str_in_output = StrictBooleanField(required=False, allow_null=True)
+    prompt_logprobs = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_LOGPROBS, allow_null=True)
+    add_special_tokens = StrictBooleanField(
+        required=False, allow_null=True, help_text="Put the begin-of-sequence token before a text prompt."
+    )
+    return_token_ids = StrictBooleanField(required=False, allow_null=True)
+    return_tokens_as_token_ids = StrictBooleanField(required=False, allow_null=True)
+    priority = StrictIntegerField(
+        required=False, min_value=-MAX_PRIORITY, max_value=MAX_PRIORITY, allow_null=True, help_text="Lower goes first."
+    )
+    cache_salt = StrictCharField(
+        required=False, max_length=256, allow_null=True, help_text="Prefixes are shared only under the same salt."
+    )
+
+    def plan(self, body: object) -> GenerationPlan:
+        """The checked request.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        values = self.parse(body)
+        if values.get("top_k") == -1:
+            values["top_k"] = 0
+        options = values.get("stream_options")
+        stream = values.get("stream", False)
+        if options is not None and not stream:
+            raise InvalidRequest("stream_options only goes with stream: true.", param="stream_options")
+        prompts = self._prompts(values)
+        logprobs, sampling = self._sampling(values)
+        params = SamplingParams.from_dict(sampling)
+        if len(prompts) * params.n > MAX_CHOICES_PER_REQUEST:
+            raise InvalidRequest(
+                f"{len(prompts)} prompts with n = {params.n} make {len(prompts) * params.n} choices, "
+                f"at most {MAX_CHOICES_PER_REQUEST} go into one request.",
+                param="n",
+            )
+        return GenerationPlan(
+            endpoint=self.endpoint,
+            model=values["model"],
+            prompts=prompts,
+            params=params,
+            stream=stream,
+            include_usage=bool(options and options["include_usage"]),
+            echo=values.get("echo", False),
+            priority=values.get("priority", 0),
+            cache_salt=values.get("cache_salt") or None,
+            return_token_ids=values.get("return_token_ids", False),
+            return_tokens_as_token_ids=values.get("return_tokens_as_token_ids", False),
+            logprobs=logprobs,
+        )
+
+    def _prompts(self, values: dict[str, Any]) -> tuple[PromptMessage, ...]:
+        raise NotImplementedError
+
+    def _sampling(self, values: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+        """(alternatives shown per position, members for SamplingParams)."""
+        raise NotImplementedError
+
+
+class CompletionRequestSerializer(GenerationSerializer):
+    """Body of POST /v1/completions."""
+
+    endpoint = "completion"
+    refused = REFUSED_IN_COMPLETIONS
+
+    prompt = PromptField(help_text="Text, token ids, or a list of either.")
+    logprobs = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_LOGPROBS, allow_null=True)
+    echo = StrictBooleanField(required=False, allow_null=True, help_text="Put the prompt before the text.")
+    parse_special = StrictBooleanField(
+        required=False, allow_null=True, help_text="Control tokens written in a text prompt become tokens."
+    )
+    best_of = StrictIntegerField(
+        required=False, min_value=1, max_value=limits.MAX_CHOICES, allow_null=True, help_text="Must equal n."
+    )
+
+    def _prompts(self, values: dict[str, Any]) -> tuple[PromptMessage, ...]:
+        switches: PromptMessage = {
+            "add_special_tokens": values.get("add_special_tokens", True),
+            "parse_special": values.get("parse_special", False),
+        }
+        prompts: list[PromptMessage] = []
+        for item in values["prompt"]:
+            if isinstance(item, str):
+                prompts.append({"text": item, **switches})
+            else:
+                prompts.append({"token_ids": item})
+        return tuple(prompts)
+
+    def _sampling(self, values: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+        sampling = {name: values[name] for name in _SAMPLING_FIELDS if name in values}
+        sampling["max_tokens"] = values.get("max_tokens", DEFAULT_COMPLETION_TOKENS)
+        if values.get("best_of", values.get("n", 1)) != values.get("n", 1):
+            raise UnsupportedFeature(
+                f"best_of is {values['best_of']} and n is {values.get('n', 1)}: drawing more choices than are "
+                "returned is not supported; leave best_of out.",
+                param="best_of",
+            )
+        logprobs: int | None = values.get("logprobs")
+        if logprobs is not None:
+            sampling["logprobs"] = logprobs
+            if values.get("echo", False):
+                # The echoed prompt is scored like the text that follows it.
+                sampling["prompt_logprobs"] = max(logprobs, sampling.get("prompt_logprobs", 0))
+        return logprobs, sampling
+
+
+class ChatRequestSerializer(GenerationSerializer):
+    """Body of POST /v1/chat/completions."""
+
+    endpoint = "chat"
+    refused = REFUSED_IN_CHAT
+
+    messages = MessagesField()
+    max_completion_tokens = StrictIntegerField(
+        required=False, min_value=0, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True
+    )
+    logprobs = StrictBooleanField(required=False, allow_null=True)
+    top_logprobs = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_LOGPROBS, allow_null=True)
+    add_generation_prompt = StrictBooleanField(
+        required=False, allow_null=True, help_text="Default: true unless continue_final_message."
+    )
+    continue_final_message = StrictBooleanField(
+        required=False, allow_null=True, help_text="The answer goes on with the last message's text."
+    )
+    chat_template_kwargs = JSONObjectField(
+        required=False, allow_null=True, help_text="Values for the model's template, such as enable_thinking."
+    )
+
+    def _prompts(self, values: dict[str, Any]) -> tuple[PromptMessage, ...]:
+        return (chat_prompt(values),)
+
+    def _sampling(self, values: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+        sampling = {name: values[name] for name in _SAMPLING_FIELDS if name in values}
+        limit, older = values.get("max_completion_tokens"), values.get("max_tokens")
+        if limit is not None and older is not None and limit != older:
+            raise InvalidRequest(
+                f"max_tokens is {older} and max_completion_tokens is {limit}; give one of them.",
+                param="max_completion_tokens",
+            )
+        sampling["max_tokens"] = older if limit is None else limit
+        if sampling["max_tokens"] is None:
+            del sampling["max_tokens"]
+        if "top_logprobs" in values and not values.get("logprobs", False):
+            raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+        logprobs: int | None = values.get("top_logprobs", 0) if values.get("logprobs", False) else None
+        if logprobs is not None:
+            sampling["logprobs"] = logprobs
+        return logprobs, sampling
+
+
+def chat_prompt(values: Mapping[str, Any]) -> PromptMessage:
+    """The prompt of a conversation, from the validated members of a chat or tokenize request.
+
+    Raises:
+        InvalidRequest: The template's switches contradict each other.
+    """
+    continued = values.get("continue_final_message", False)
+    generation_prompt = values.get("add_generation_prompt", not continued)
+    if continued and generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other; set one of them to false.",
+            param="continue_final_message",
+        )
+    if continued and values["messages"][-1]["role"] != "assistant":
+        raise InvalidRequest(
+            "continue_final_message needs a last message with the role assistant.", param="continue_final_message"
+        )
+    prompt: PromptMessage = {
+        "messages": values["messages"],
+        "add_generation_prompt": generation_prompt,
+        "continue_final_message": continued,
+        # The template writes its own begin-of-sequence token; only an explicit true asks for another.
+        "add_special_tokens": values.get("add_special_tokens", False),
+    }
+    kwargs = values.get("chat_template_kwargs")
+    if kwargs:
+        for name in kwargs:
+            if name in _RESERVED_TEMPLATE_KWARGS:
+                raise UnsupportedFeature(
+                    f"chat_template_kwargs can't hold {name!r}: it is set by the request itself or not supported.",
+                    param=f"chat_template_kwargs.{name}",
+                )
+        prompt["template_kwargs"] = kwargs
+    return prompt
+
+
+GENERATION_SERIALIZERS: Mapping[Endpoint, type[GenerationSerializer]] = {
+    "completion": CompletionRequestSerializer,
+    "chat": ChatRequestSerializer,
+}
+
+
+def plan_from_body(endpoint: Endpoint, body: object) -> GenerationPlan:
+    """The checked request behind a body of ``endpoint``.
+
+    Raises:
+        InvalidRequest: With the field in ``param``.
+    """
+    return GENERATION_SERIALIZERS[endpoint].shared().plan(body)
+
+
+class TokenizeRequestSerializer(StrictSerializer):
+    """Body of POST /tokenize; one of prompt, content and messages."""
+
+    model = StrictCharField(max_length=256)
+    prompt = StrictCharField(required=False, allow_blank=True, help_text="Text (vLLM's name).")
+    content = StrictCharField(required=False, allow_blank=True, help_text="Text (blazr's older name).")
+    messages = MessagesField(required=False, help_text="A conversation; rendered with the model's template.")
+    add_special_tokens = StrictBooleanField(
+        required=False, allow_null=True, help_text="Default: true for text, false for messages."
+    )
+    parse_special = StrictBooleanField(
+        required=False, default=False, help_text="Read control tokens in the text as such."
+    )
+    add_generation_prompt = StrictBooleanField(required=False, allow_null=True)
+    continue_final_message = StrictBooleanField(required=False, allow_null=True)
+    chat_template_kwargs = JSONObjectField(required=False, allow_null=True)
+    return_token_strs = StrictBooleanField(required=False, default=False, help_text="Each token's text as well.")
+
+
+class DetokenizeRequestSerializer(StrictSerializer):
+    """Body of POST /detokenize."""
+
+    model = StrictCharField(max_length=256)
+    tokens = TokenIdsField()
+    skip_special_tokens = StrictBooleanField(required=False, default=False)
+
+
+class JobItemSerializer(StrictSerializer):
+    """One queued generation."""
+
+    endpoint = serializers.ChoiceField(choices=("completion", "chat"))
+    body = JSONObjectField(help_text="As for POST /v1/completions or /v1/chat/completions; one prompt, no stream.")
+    idempotency_key = StrictCharField(
+        required=False, max_length=200, allow_null=True, help_text="The same key and body give the same job."
+    )
+
+
+@extend_schema_field(JobItemSerializer(many=True))
+class JobItemsField(serializers.Field[Any, Any, Any, Any]):
+    """A list of jobs; each is looked at on its own, so that an error says which one."""
+
+    def to_internal_value(self, data: Any) -> list[Any]:
+        if not isinstance(data, list) or not data:
+            raise serializers.ValidationError("must be a list with at least one job.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+class JobSubmissionSerializer(StrictSerializer):
+    """Body of POST /api/jobs: one job in its own members, or several under jobs."""
+
+    endpoint = serializers.ChoiceField(choices=("completion", "chat"), required=False)
+    body = JSONObjectField(required=False)
+    idempotency_key = StrictCharField(required=False, max_length=200)
+    jobs = JobItemsField(required=False)
+    batch_label = StrictCharField(required=False, max_length=100, allow_blank=True)

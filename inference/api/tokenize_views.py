@@ -1,0 +1,95 @@
+"""Text to token ids and back, with a model's own tokenizer and template; nothing is generated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from inference.api.base import ApiView, json_body, json_response
+from inference.api.schemas import DetokenizeSerializer, TokenizeSerializer, documented
+from inference.api.serializers import DetokenizeRequestSerializer, TokenizeRequestSerializer, chat_prompt
+from inference.errors import InvalidRequest, UnsupportedFeature
+from inference.messages import PromptMessage
+from inference.selectors import ServedModel, served_model_get
+from inference.tokenizer_cache import ModelText, tokenizer_cache
+
+_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 503)
+
+
+class TokenizeView(ApiView):
+    """POST /tokenize."""
+
+    @documented(
+        operation_id="tokenize",
+        summary="Token ids of a text or a conversation",
+        request=TokenizeRequestSerializer,
+        answers={200: TokenizeSerializer},
+        errors=_ERRORS,
+        tags=["tokens"],
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Tokenise what a completion or chat request would send."""
+        values = TokenizeRequestSerializer.shared().parse(await json_body(request))
+        served = await served_model_get(name=values["model"])
+        _check_tokenizer(served)
+        prompt = _prompt(values)
+
+        def work(text: ModelText) -> tuple[list[int], list[str]]:
+            ids = text.token_ids(prompt, parse_special=values["parse_special"])
+            if not values["return_token_strs"]:
+                return ids, []
+            return ids, [text.tokenizer.decode([item], skip_special_tokens=False) for item in ids]
+
+        ids, strings = await tokenizer_cache().run(served, work)
+        payload: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.max_model_len}
+        if values["return_token_strs"]:
+            payload["token_strs"] = strings
+        return json_response(payload)
+
+
+class DetokenizeView(ApiView):
+    """POST /detokenize."""
+
+    @documented(
+        operation_id="detokenize",
+        summary="The text of token ids",
+        request=DetokenizeRequestSerializer,
+        answers={200: DetokenizeSerializer},
+        errors=_ERRORS,
+        tags=["tokens"],
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Decode ids; bytes that are no UTF-8 read as U+FFFD."""
+        values = DetokenizeRequestSerializer.shared().parse(await json_body(request))
+        served = await served_model_get(name=values["model"])
+        _check_tokenizer(served)
+        served.check_token_ids(values["tokens"], param="tokens")
+        skip = values["skip_special_tokens"]
+        text = await tokenizer_cache().run(
+            served, lambda model: model.tokenizer.decode(values["tokens"], skip_special_tokens=skip)
+        )
+        return json_response({"prompt": text, "content": text})
+
+
+def _check_tokenizer(served: ServedModel) -> None:
+    if served.tokenizer.kind == "none":
+        raise UnsupportedFeature(
+            f"The model {served.name!r} has no tokenizer; its prompts are token ids.", param="model"
+        )
+
+
+def _prompt(values: dict[str, Any]) -> PromptMessage:
+    given = [name for name in ("prompt", "content", "messages") if name in values]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"give one of prompt, content and messages; this request has {' and '.join(given) or 'none of them'}.",
+            param=given[1] if len(given) > 1 else "prompt",
+        )
+    if given == ["messages"]:
+        return chat_prompt(values)
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        if name in values:
+            raise InvalidRequest(f"{name} only goes with messages.", param=name)
+    return {"text": values[given[0]], "add_special_tokens": values.get("add_special_tokens", True)}

@@ -1,0 +1,32 @@
+"""Routes of the API. Included at the root; routes of ``/api`` for other things may follow."""
+
+from __future__ import annotations
+
+from django.urls import path, re_path
+
+from inference.api.docs import DocsView, SchemaView
+from inference.api.job_views import JobCancelView, JobResultView, JobsView, JobView
+from inference.api.probe_views import HealthView, LivezView, MetricsView, ReadyzView
+from inference.api.tokenize_views import DetokenizeView, TokenizeView
+from inference.api.views import ChatCompletionsView, CompletionsView, ModelsView, ModelView, UnknownEndpointView
+
+app_name = "api"
+urlpatterns = [
+    path("livez", LivezView.as_view(), name="livez"),
+    path("readyz", ReadyzView.as_view(), name="readyz"),
+    path("health", HealthView.as_view(), name="health"),
+    path("metrics", MetricsView.as_view(), name="metrics"),
+    path("schema", SchemaView.as_view(), name="schema"),
+    path("docs", DocsView.as_view(), name="docs"),
+    path("tokenize", TokenizeView.as_view(), name="tokenize"),
+    path("detokenize", DetokenizeView.as_view(), name="detokenize"),
+    path("v1/models", ModelsView.as_view(), name="models"),
+    path("v1/models/<path:model_id>", ModelView.as_view(), name="model"),
+    path("v1/completions", CompletionsView.as_view(), name="completions"),
+    path("v1/chat/completions", ChatCompletionsView.as_view(), name="chat-completions"),
+    path("api/jobs", JobsView.as_view(), name="jobs"),
+    path("api/jobs/<str:job_id>", JobView.as_view(), name="job"),
+    path("api/jobs/<str:job_id>/cancel", JobCancelView.as_view(), name="job-cancel"),
+    path("api/jobs/<str:job_id>/result", JobResultView.as_view(), name="job-result"),
+    re_path(r"^v1/(?P<rest>.*)$", UnknownEndpointView.as_view()),
+]

@@ -1,0 +1,132 @@
+"""OpenAI's endpoints: models, completions, chat completions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiTypes
+
+from inference.api.base import ApiView, json_body, json_response
+from inference.api.schemas import (
+    ChatCompletionSerializer,
+    CompletionSerializer,
+    ModelListSerializer,
+    ModelSerializer,
+    documented,
+)
+from inference.api.serializers import ChatRequestSerializer, CompletionRequestSerializer, plan_from_body
+from inference.api.sse import sse_response
+from inference.errors import NotFound
+from inference.generation_plan import Endpoint
+from inference.selectors import model_object, model_objects
+from inference.services import generation_start
+
+_GENERATION_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 500, 503)
+_STREAM = (
+    "With stream: true the answer is text/event-stream: one chunk per data line, data: [DONE] at the end. "
+    "Parameters that aren't listed are refused."
+)
+
+
+class GenerationView(ApiView):
+    """What both generation endpoints do."""
+
+    endpoint: ClassVar[Endpoint]
+
+    async def generate(self, request: HttpRequest) -> HttpResponseBase:
+        """Read, check, start; then stream or wait for the whole answer.
+
+        Django cancels this task when the client goes away, and with it the generation.
+        """
+        plan = plan_from_body(self.endpoint, await json_body(request))
+        generation = await generation_start(plan=plan, principal=self.principal)
+        if plan.stream:
+            return sse_response(generation)
+        return json_response(await generation.answer(), headers={"x-request-id": generation.request_id})
+
+
+class CompletionsView(GenerationView):
+    """POST /v1/completions."""
+
+    endpoint = "completion"
+
+    @documented(
+        operation_id="completions_create",
+        summary="Complete a prompt",
+        description=_STREAM,
+        request=CompletionRequestSerializer,
+        answers={(200, "application/json"): CompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        errors=_GENERATION_ERRORS,
+        tags=["v1"],
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Complete one or several prompts."""
+        return await self.generate(request)
+
+
+class ChatCompletionsView(GenerationView):
+    """POST /v1/chat/completions."""
+
+    endpoint = "chat"
+
+    @documented(
+        operation_id="chat_completions_create",
+        summary="Answer a conversation",
+        description=_STREAM,
+        request=ChatRequestSerializer,
+        answers={(200, "application/json"): ChatCompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        errors=_GENERATION_ERRORS,
+        tags=["v1"],
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Write the next message of a conversation."""
+        return await self.generate(request)
+
+
+class ModelsView(ApiView):
+    """GET /v1/models."""
+
+    @documented(
+        operation_id="models_list",
+        summary="List the served models",
+        answers={200: ModelListSerializer},
+        errors=(401, 503),
+        tags=["v1"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """All models, by name."""
+        return json_response({"object": "list", "data": await model_objects()})
+
+
+class ModelView(ApiView):
+    """GET /v1/models/{id}."""
+
+    @documented(
+        operation_id="models_retrieve",
+        summary="One served model",
+        answers={200: ModelSerializer},
+        errors=(401, 404, 503),
+        tags=["v1"],
+    )
+    async def get(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
+        """The model with this name."""
+        return json_response(await model_object(name=model_id))
+
+
+class UnknownEndpointView(ApiView):
+    """Any other path below /v1: an error object in place of a page."""
+
+    schema = None
+    public = True
+
+    async def get(self, request: HttpRequest, rest: str) -> HttpResponseBase:
+        """404.
+
+        Raises:
+            NotFound: Always.
+        """
+        raise NotFound(f"There is no endpoint {request.method} {request.path[:200]}.")
+
+    post = put = patch = delete = head = get

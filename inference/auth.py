@@ -1,0 +1,308 @@
+"""Who is calling: API keys for programs, the admin's session for people, nobody in particular on loopback.
+
+A key reads ``blazr_<id>_<secret><checksum>``: 12 characters that find its row, 40 random base-62 characters,
+and 6 characters of CRC-32 over what stands before. A mistyped (or made-up) key fails its checksum and
+costs no query. The row keeps SHA-256 of the key under a pepper (the site's SECRET_KEY), never the key; rows are
+cached in the process for a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.utils import timezone
+
+from inference.errors import InvalidRequest, NotAuthenticated, NotFound, PermissionRefused
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from django.http import HttpRequest
+
+    from inference.models import ApiKey
+
+KEY_MARK = "blazr"
+_ALPHABET = string.digits + string.ascii_letters
+_ID_CHARS, _SECRET_CHARS, _CHECKSUM_CHARS = 12, 40, 6
+_KEY_PATTERN = re.compile(
+    rf"{KEY_MARK}_([0-9A-Za-z]{{{_ID_CHARS}}})_([0-9A-Za-z]{{{_SECRET_CHARS + _CHECKSUM_CHARS}}})"
+)
+KEY_IN_TEXT = re.compile(rf"{KEY_MARK}_[0-9A-Za-z]{{{_ID_CHARS}}}_[0-9A-Za-z]+")
+"""Finds keys in log lines."""
+
+CACHE_S = 1.0
+"""How long a key's row may be believed; a revoked key stops working within this time in every web process."""
+MAX_CACHED_KEYS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A caller.
+
+    Attributes:
+        kind: ``local``: no key was needed; ``key``: an API key; ``user``: a staff member's session.
+        tenant: Owns jobs and keeps prefix caches apart; ``local`` for everybody who needs no key.
+        name: For people and logs.
+        key_id: Primary key of the ApiKey row.
+    """
+
+    kind: Literal["local", "key", "user"]
+    tenant: str
+    name: str
+    key_id: int | None = None
+
+    @property
+    def sees_everything(self) -> bool:
+        """Operators (on loopback, or signed in as staff) see all jobs; a key sees its own."""
+        return self.kind != "key"
+
+    @property
+    def cache_tenant(self) -> str:
+        """What keeps this caller's cached prefixes apart; empty for callers who may share."""
+        return self.tenant if self.kind == "key" else ""
+
+
+LOCAL = Principal("local", "local", "local")
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedKey:
+    digest: str
+    principal: Principal
+    expires_at: datetime | None
+
+
+_cache: dict[str, tuple[float, _CachedKey | None]] = {}
+"""Key prefix → (when it was read, its row if it is valid)."""
+
+
+# --- the key itself ----------------------------------------------------------------------------
+
+
+def _checksum(text: str) -> str:
+    number = zlib.crc32(text.encode())
+    characters = []
+    for _ in range(_CHECKSUM_CHARS):
+        number, rest = divmod(number, len(_ALPHABET))
+        characters.append(_ALPHABET[rest])
+    return "".join(characters)
+
+
+def _random_text(length: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+
+
+def _digest(key: str) -> str:
+    return hmac.new(settings.SECRET_KEY.encode(), key.encode(), hashlib.sha256).hexdigest()
+
+
+def key_prefix(key: str) -> str | None:
+    """The public part of a well-formed key (its row's ``prefix``), None for anything else; no query."""
+    match = _KEY_PATTERN.fullmatch(key)
+    if match is None or not key.endswith(_checksum(key[:-_CHECKSUM_CHARS])):
+        return None
+    return match.group(1)
+
+
+def api_key_create(*, name: str, expires_at: datetime | None = None) -> tuple[ApiKey, str]:
+    """Make a key.
+
+    Returns:
+        The row, and the key itself, which can't be had again.
+
+    Raises:
+        InvalidRequest: The name is empty or too long, or the expiry has passed.
+    """
+    from inference.models import ApiKey
+
+    if not name.strip() or len(name) > 100 or "\0" in name:
+        raise InvalidRequest("the name of an API key needs 1 to 100 characters.", param="name")
+    if expires_at is not None and expires_at <= timezone.now():
+        raise InvalidRequest(f"the expiry {expires_at:%Y-%m-%d %H:%M} has passed.", param="expires_at")
+    identifier = _random_text(_ID_CHARS)
+    body = f"{KEY_MARK}_{identifier}_{_random_text(_SECRET_CHARS)}"
+    key = body + _checksum(body)
+    row = ApiKey.objects.create(name=name.strip(), prefix=identifier, digest=_digest(key), expires_at=expires_at)
+    return row, key
+
+
+def api_key_revoke(*, prefix: str) -> ApiKey:
+    """End a key for good. Revoking twice changes nothing.
+
+    Raises:
+        NotFound: No key has this prefix.
+    """
+    from inference.models import ApiKey
+
+    row = None if "\0" in prefix else ApiKey.objects.filter(prefix=prefix).first()
+    if row is None:
+        raise NotFound(f"There is no API key with the prefix {prefix[:40]!r}.", param="prefix")
+    if row.revoked_at is None:
+        row.revoked_at = timezone.now()
+        row.save(update_fields=["revoked_at"])
+    key_cache_clear()
+    return row
+
+
+def key_cache_clear() -> None:
+    """Forget the cached rows of this process."""
+    _cache.clear()
+
+
+# --- callers -----------------------------------------------------------------------------------
+
+
+def key_required() -> bool:
+    """Whether callers without a key are turned away; decided by the address that the server is bound to."""
+    return bool(settings.BLAZR_API_KEY_REQUIRED)
+
+
+async def principal_from_headers(authorization: str | None) -> Principal | None:
+    """The caller that an Authorization header names; None if there is none to speak of.
+
+    Where no key is required a wrong one is no error (clients insist on sending something).
+
+    Raises:
+        NotAuthenticated: A key is required and missing, wrong, expired or revoked.
+    """
+    required = key_required()
+    principal = await _principal_of_key(authorization) if authorization else None
+    if principal is not None:
+        return principal
+    if not required:
+        return LOCAL
+    if not authorization:
+        return None
+    raise NotAuthenticated("The API key is wrong, expired or revoked; make one with `blazr key create`.")
+
+
+async def principal_authenticate(request: HttpRequest, *, session_allowed: bool = False) -> Principal:
+    """The caller of an HTTP request.
+
+    Args:
+        request: Django's request.
+        session_allowed: Take a staff member's session too (pages of this site); then unsafe methods need
+            the CSRF token.
+
+    Raises:
+        NotAuthenticated: No key, or one that isn't valid.
+        PermissionRefused: A browser on a foreign page sent this.
+        InvalidRequest: The Host header isn't one of this site's.
+    """
+    principal = await principal_from_headers(request.headers.get("Authorization"))
+    if principal is not None and principal.kind == "key":
+        return principal
+    if session_allowed:
+        user = await _staff_user(request)
+        if user is not None:
+            await _check_csrf(request)
+            return Principal("user", f"user:{user.pk}", user.get_username())
+    if principal is None:
+        raise NotAuthenticated("An API key is needed: send it as 'Authorization: Bearer KEY'.")
+    _check_origin(request)
+    return principal
+
+
+async def _principal_of_key(authorization: str) -> Principal | None:
+    scheme, _, key = authorization.partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer":
+        return None
+    prefix = key_prefix(key)
+    if prefix is None:
+        return None
+    now = time.monotonic()
+    read_at, cached = _cache.get(prefix, (-CACHE_S, None))
+    if now - read_at > CACHE_S:
+        cached = await sync_to_async(_read_key)(prefix)
+        if len(_cache) >= MAX_CACHED_KEYS:
+            key_cache_clear()
+        _cache[prefix] = (now, cached)
+    if cached is None or not hmac.compare_digest(cached.digest, _digest(key)):
+        return None
+    if cached.expires_at is not None and cached.expires_at <= timezone.now():
+        return None
+    return cached.principal
+
+
+def _read_key(prefix: str) -> _CachedKey | None:
+    from inference.models import ApiKey
+
+    row = ApiKey.objects.filter(prefix=prefix, revoked_at=None).first()
+    if row is None:
+        return None
+    principal = Principal("key", f"key:{row.pk}", row.name, row.pk)
+    return _CachedKey(row.digest, principal, row.expires_at)
+
+
+async def _staff_user(request: HttpRequest) -> Any:
+    get_user = getattr(request, "auser", None)
+    if get_user is None:
+        return None
+    user = await get_user()
+    return user if user.is_authenticated and user.is_active and user.is_staff else None
+
+
+async def _check_csrf(request: HttpRequest) -> None:
+    from rest_framework.authentication import CSRFCheck
+
+    def reason() -> Any:
+        check = CSRFCheck(lambda _: None)  # type: ignore[arg-type,return-value]
+        check.process_request(request)
+        return check.process_view(request, lambda: None, (), {})  # type: ignore[arg-type,return-value]
+
+    failed = await sync_to_async(reason)()
+    if failed:
+        raise PermissionRefused(f"The CSRF check failed: {failed}")
+
+
+def _check_origin(request: HttpRequest) -> None:
+    """Keep web pages of other sites from using a server that asks for no key.
+
+    A page can send a form to 127.0.0.1, or rebind its own name to it; both show in Origin and Host.
+    """
+    from django.core.exceptions import DisallowedHost
+
+    try:
+        host = request.get_host()
+    except DisallowedHost as error:
+        raise InvalidRequest("The Host header is not one of this server's names.", param="Host") from error
+    origin = request.headers.get("Origin")
+    if origin is None or request.method in ("GET", "HEAD", "OPTIONS"):
+        return
+    if origin.partition("://")[2] != host:
+        raise PermissionRefused("Requests from pages of another origin need an API key.")
+
+
+async def principal_of_websocket(scope: Mapping[str, Any]) -> Principal | None:
+    """The caller behind a WebSocket: a key in its headers, or a staff member's session; None: turn it away."""
+    headers = dict(scope.get("headers", []))
+    authorization = headers.get(b"authorization")
+    try:
+        principal = await principal_from_headers(authorization.decode("latin1") if authorization else None)
+    except NotAuthenticated:
+        return None
+    if principal is not None and principal.kind == "key":
+        return principal
+    user = scope.get("user")
+    if user is not None:
+        # Channels' lazy user reads the session's row when it is touched.
+        is_staff = await sync_to_async(lambda: bool(user.is_authenticated and user.is_active and user.is_staff))()
+        if is_staff:
+            return Principal("user", f"user:{user.pk}", user.get_username())
+    # A WebSocket has no preflight: a foreign page could open one to a server that asks for no key.
+    origin, host = headers.get(b"origin"), headers.get(b"host")
+    if origin is not None and origin.partition(b"://")[2] != host:
+        return None
+    return principal

@@ -1,0 +1,198 @@
+"""WebSocket ``/v1/stream``: several generations over one connection.
+
+The client sends JSON text frames:
+
+    {"type": "completion" | "chat", "id": "a", "request": {…}}   start; the body of the HTTP endpoint
+    {"type": "cancel", "id": "a"}                                stop it
+    {"type": "ping"}                                             answered by {"type": "pong"}
+
+``id`` is the client's own name for the request, unique among those it has running; left out, the server
+chooses one. ``request.stream`` may be left out; false is refused. The server sends, per request and in this order:
+
+    {"type": "accepted", "id": "a", "request_id": "chatcmpl-…", "created": …, "model": …}
+    {"type": "chunk", "id": "a", "chunk": {…}}                   exactly the HTTP stream's chunk objects
+    {"type": "done", "id": "a", "usage": {…}, "ttft_s": …, "duration_s": …}
+  or
+    {"type": "error", "id": "a", "error": {message, type, param, code}, "status": 429}
+  or
+    {"type": "cancelled", "id": "a"}
+
+Exactly one of the last three ends a request. A frame that can't be read is answered by an ``error`` whose id is
+null. Callers are those of HTTP (a key in the Authorization header, or nobody in particular on loopback)
+and staff with a session on this site; others are closed with code 4401.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import orjson
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
+
+from inference.api.exception_handler import as_blazr_error
+from inference.api.serializers import plan_from_body
+from inference.auth import Principal, principal_of_websocket
+from inference.errors import BlazrError, InvalidRequest, QueueFull, RequestTooLarge, UnsupportedFeature
+from inference.services import generation_start, run_in_background
+
+MAX_REQUESTS_PER_SOCKET = 64
+MAX_ID_CHARS = 64
+CLOSE_NOT_AUTHENTICATED = 4401
+
+
+class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
+    """One connection; each running request is a task of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.principal: Principal | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._num_started = 0
+        self._write_lock = asyncio.Lock()
+
+    async def connect(self) -> None:
+        """Find out who calls; nobody is turned away before the handshake, so that browsers see the code."""
+        self.principal = await principal_of_websocket(self.scope)
+        await self.accept()
+        if self.principal is None:
+            await self.close(code=CLOSE_NOT_AUTHENTICATED)
+
+    async def disconnect(self, code: int) -> None:
+        """Cancel what still runs."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """Take one frame."""
+        if self.principal is None:
+            return
+        request_id: str | None = None
+        try:
+            frame = self._frame(text_data, bytes_data)
+            kind, request_id = frame.get("type"), self._client_id(frame)
+            if kind in ("completion", "chat"):
+                self._start(frame, kind, request_id)
+            elif kind == "cancel":
+                self._cancel(request_id)
+            elif kind == "ping":
+                await self._send({"type": "pong"})
+            else:
+                raise InvalidRequest(
+                    f"type is {str(kind)[:40]!r}; known are completion, chat, cancel and ping.", param="type"
+                )
+        except BlazrError as error:
+            await self._send_error(request_id, error)
+
+    def _frame(self, text_data: str | None, bytes_data: bytes | None) -> dict[str, Any]:
+        raw = text_data if text_data is not None else bytes_data or b""
+        if len(raw) > settings.BLAZR_MAX_BODY_BYTES:
+            raise RequestTooLarge(f"A frame has more than {settings.BLAZR_MAX_BODY_BYTES} bytes, the server's limit.")
+        try:
+            frame = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"The frame isn't valid JSON: {error}.") from None
+        if not isinstance(frame, dict):
+            raise InvalidRequest("A frame must be a JSON object.")
+        for name in frame:
+            if name not in ("type", "id", "request"):
+                raise UnsupportedFeature(f"{name[:80]!r} is not a member of a frame; remove it.", param=name[:80])
+        return frame
+
+    @staticmethod
+    def _client_id(frame: dict[str, Any]) -> str | None:
+        value = frame.get("id")
+        if value is not None and (not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS):
+            raise InvalidRequest(f"id must be a string of 1 to {MAX_ID_CHARS} characters.", param="id")
+        return value
+
+    def _start(self, frame: dict[str, Any], kind: Any, client_id: str | None) -> None:
+        if client_id is None:
+            self._num_started += 1
+            client_id = f"request-{self._num_started}"
+        if client_id in self._running:
+            raise InvalidRequest(f"The id {client_id!r} is still running on this connection.", param="id")
+        if len(self._running) >= MAX_REQUESTS_PER_SOCKET:
+            raise QueueFull(
+                f"{MAX_REQUESTS_PER_SOCKET} requests are running on this connection; wait for one to end.",
+                retry_after_s=1,
+            )
+        body = frame.get("request")
+        if not isinstance(body, dict):
+            raise InvalidRequest("request must be an object: the body of the HTTP endpoint.", param="request")
+        if body.get("stream") is False:
+            raise UnsupportedFeature("stream: false is not for WebSockets; leave it out.", param="stream")
+        self._running[client_id] = run_in_background(self._run(client_id, kind, {**body, "stream": True}))
+
+    def _cancel(self, client_id: str | None) -> None:
+        if client_id is None:
+            raise InvalidRequest("cancel needs the id of a request.", param="id")
+        # Unknown ids are no error: the request may have ended while the frame was under way.
+        task = self._running.get(client_id)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, client_id: str, kind: Any, body: dict[str, Any]) -> None:
+        """One request from its frame to its last frame."""
+        assert self.principal is not None
+        started = time.monotonic()
+        first_token_at: float | None = None
+        try:
+            plan = plan_from_body(kind, body)
+            generation = await generation_start(plan=plan, principal=self.principal)
+            answer = generation.format
+            async with contextlib.aclosing(generation.events()) as batches:
+                accepted = {
+                    "type": "accepted",
+                    "id": client_id,
+                    "request_id": generation.request_id,
+                    "created": generation.created,
+                    "model": generation.served.name,
+                }
+                await self._send(accepted)
+                is_open = False
+                async for number, events in batches:
+                    chunks: list[Any] = []
+                    if not is_open:
+                        is_open = True
+                        chunks += answer.opening()
+                    for event in events:
+                        if first_token_at is None and event.get("token_ids"):
+                            first_token_at = time.monotonic()
+                        chunks += answer.chunks(number, event)
+                    for chunk in chunks:
+                        await self._send({"type": "chunk", "id": client_id, "chunk": chunk})
+            if plan.include_usage:
+                await self._send({"type": "chunk", "id": client_id, "chunk": answer.usage_chunk()})
+            done = {
+                "type": "done",
+                "id": client_id,
+                "usage": generation.builder.usage(),
+                "ttft_s": None if first_token_at is None else round(first_token_at - started, 4),
+                "duration_s": round(time.monotonic() - started, 4),
+            }
+            self._running.pop(client_id, None)
+            await self._send(done)
+        except asyncio.CancelledError:
+            self._running.pop(client_id, None)
+            with contextlib.suppress(Exception):  # the socket may be the reason
+                await self._send({"type": "cancelled", "id": client_id})
+        except Exception as error:
+            self._running.pop(client_id, None)
+            with contextlib.suppress(Exception):
+                await self._send_error(client_id, as_blazr_error(error))
+
+    async def _send_error(self, client_id: str | None, error: BlazrError) -> None:
+        await self._send(
+            {"type": "error", "id": client_id, "error": error.to_openai()["error"], "status": error.http_status}
+        )
+
+    async def _send(self, payload: dict[str, Any]) -> None:
+        # One frame at a time: the server below isn't made for concurrent writers.
+        async with self._write_lock:
+            await self.send(text_data=orjson.dumps(payload).decode())

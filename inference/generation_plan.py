@@ -1,0 +1,130 @@
+"""GenerationPlan: what one API request asks for, checked, before any model is looked up.
+
+Views, the WebSocket consumer and the job runner all come from a request body to a plan through
+``inference.api.serializers`` and go on from here, so that no path skips a check. Standard library only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from inference.messages import GenerateMessage, PromptMessage
+from inference.sampling_params import SamplingParams
+
+Endpoint = Literal["completion", "chat"]
+
+INTERACTIVE_PRIORITY = 0
+JOB_PRIORITY = 1000
+"""Added to a job's own priority: whatever a client asks for, interactive requests go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """One request body as plain values.
+
+    Attributes:
+        endpoint: Which of the two shapes the answer has.
+        model: The served model name, as the client wrote it.
+        prompts: One generation each; each gives ``params.n`` choices.
+        params: Sampling parameters, seed included (chosen here when the client gave none).
+        stream: Answer in chunks.
+        include_usage: Streams end with a chunk that holds the usage.
+        echo: The text of an answer starts with the prompt (completions).
+        priority: Lower goes first.
+        cache_salt: Requests share cached prefixes only with requests of the same salt.
+        return_token_ids: Answers carry the ids of prompt and output.
+        return_tokens_as_token_ids: Log-probabilities name a token ``token_id:N`` in place of its text.
+        logprobs: Alternatives per position that the answer shows; None: no log-probabilities.
+    """
+
+    endpoint: Endpoint
+    model: str
+    prompts: tuple[PromptMessage, ...]
+    params: SamplingParams
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    priority: int = INTERACTIVE_PRIORITY
+    cache_salt: str | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    logprobs: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices in the whole answer."""
+        return len(self.prompts) * self.params.n
+
+    def with_seed(self, seed: int | None = None) -> GenerationPlan:
+        """The plan with a fixed seed: the client's own, else ``seed``, else a fresh one.
+
+        A second attempt must draw the same tokens, so the seed is settled before anything is sent.
+        """
+        if self.params.seed is not None:
+            return self
+        return replace(self, params=replace(self.params, seed=secrets.randbits(62) if seed is None else seed))
+
+    def message(
+        self,
+        number: int,
+        *,
+        request_id: str,
+        web_id: str,
+        checkpoint_id: str,
+        deadline: float,
+        tenant: str = "",
+        attempt: int = 0,
+        delivered: list[list[int]] | None = None,
+    ) -> GenerateMessage:
+        """The message of prompt ``number`` for a worker.
+
+        Args:
+            number: Index into ``prompts``. Choices of different prompts draw from different seeds.
+            request_id: Unique among the requests in flight.
+            web_id: Web process whose stream gets the events.
+            checkpoint_id: Primary key of the checkpoint.
+            deadline: Unix time after which nobody waits.
+            tenant: Keeps the prefix caches of callers apart; empty: shared.
+            attempt: 0, or higher when an earlier attempt died.
+            delivered: Token ids per choice that earlier attempts delivered.
+        """
+        params = self.params
+        if number and params.seed is not None:
+            params = replace(params, seed=_wrapped(params.seed + number * params.n))
+        message: GenerateMessage = {
+            "request_id": request_id,
+            "web_id": web_id,
+            "attempt": attempt,
+            "model": checkpoint_id,
+            "prompt": self.prompts[number],
+            "params": params.to_dict(),
+            "priority": self.priority,
+            "deadline": deadline,
+        }
+        if self.echo:
+            message["echo"] = True
+        # Echoed log-probabilities name the prompt's first token too, which no logprob entry covers.
+        if self.return_token_ids or (self.echo and self.logprobs is not None):
+            message["return_prompt_token_ids"] = True
+        salt = "\n".join(part for part in (tenant, self.cache_salt) if part)
+        if salt:
+            message["cache_salt"] = salt
+        if delivered is not None:
+            message["delivered"] = delivered
+        return message
+
+
+def _wrapped(seed: int) -> int:
+    """``seed`` brought back into the signed 64-bit range that SamplingParams takes."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def prompt_size(prompt: PromptMessage) -> dict[str, Any]:
+    """What is known of a prompt's length without a tokenizer, for logs: never its text."""
+    if "token_ids" in prompt:
+        return {"token_ids": len(prompt["token_ids"])}
+    if "messages" in prompt:
+        return {"messages": len(prompt["messages"])}
+    return {"chars": len(prompt.get("text", ""))}

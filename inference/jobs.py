@@ -1,0 +1,611 @@
+"""Queued generations: submit, claim, keep alive, append, finish, sweep, cancel.
+
+The row is the job; a message about it is only a hint to look. A claim is a lease plus a fencing
+number: every later write of the worker carries ``WHERE fence = … AND state = 'running'``, and a write that
+changes no row means that the job is somebody else's now. Leases are counted in the database's time.
+
+    queued ──claim──► running ──finish──► succeeded | failed | cancelled
+      ▲                  │
+      └──release, sweep──┘            queued ──cancel──► cancelled
+
+Everything here is synchronous and hits the database: call it off the event loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+from django.db import IntegrityError, connection, transaction
+from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference.api.serializers import plan_from_body
+from inference.errors import (
+    BlazrError,
+    Conflict,
+    GenerationFailed,
+    InvalidRequest,
+    RequestTooLarge,
+    UnknownRequest,
+    UnsupportedFeature,
+)
+from inference.generation_plan import Endpoint, GenerationPlan
+from inference.messages import GenerationEvent
+from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
+
+if TYPE_CHECKING:
+    from inference.auth import Principal
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 10.0
+"""A worker that says nothing for so long has lost its jobs; it speaks every quarter of this."""
+MAX_ATTEMPTS = 3
+MAX_JOBS_PER_SUBMIT = 50_000
+MAX_BODY_CHARS = 4 << 20
+INSERT_BATCH = 500
+
+_hint: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """One job of a submission; ``body`` is a request body of ``endpoint``."""
+
+    endpoint: Endpoint
+    body: Mapping[str, Any]
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """What a worker holds.
+
+    Attributes:
+        key: Primary key of the row.
+        job_id: The public id.
+        fence: Goes with every write.
+        attempt: 1 for the first.
+        endpoint, body, seed, checkpoint_id, tenant, priority: As submitted.
+        chunks: Events that earlier attempts stored, in order.
+    """
+
+    key: int
+    job_id: uuid.UUID
+    fence: int
+    attempt: int
+    endpoint: Endpoint
+    body: str
+    seed: int
+    checkpoint_id: str
+    tenant: str
+    priority: int
+    chunks: tuple[tuple[GenerationEvent, ...], ...] = ()
+
+    @property
+    def request_id(self) -> str:
+        """Names this attempt in the engine; a stale attempt that still runs has another name."""
+        return f"job-{self.job_id.hex}-{self.fence}"
+
+    def plan(self) -> GenerationPlan:
+        """The request, with the seed of the row."""
+        return plan_from_body(self.endpoint, orjson.loads(self.body)).with_seed(self.seed)
+
+
+# --- submitting --------------------------------------------------------------------------------
+
+
+def set_hint(call: Callable[[], None]) -> None:
+    """Let ``call`` run after each commit that queued jobs; it wakes workers and may fail or do nothing."""
+    _hint[:] = [call]
+
+
+def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_label: str = "") -> list[GenerationJob]:
+    """Store jobs in one transaction: all of them or none.
+
+    A request whose idempotency key is known gives the job that it made the first time.
+
+    Args:
+        requests: At least one.
+        principal: Who asks.
+        batch_label: Common name of the jobs, for finding them again.
+
+    Returns:
+        One row per request, in order.
+
+    Raises:
+        InvalidRequest: A request is wrong; the message says which.
+        UnknownModel: A model doesn't exist.
+        Conflict: An idempotency key came before with another body.
+    """
+    if not requests:
+        raise InvalidRequest("jobs must not be an empty list.", param="jobs")
+    if len(requests) > MAX_JOBS_PER_SUBMIT:
+        raise RequestTooLarge(
+            f"{len(requests)} jobs in one submission, at most {MAX_JOBS_PER_SUBMIT} are allowed.", param="jobs"
+        )
+    if len(batch_label) > 100 or "\0" in batch_label:
+        raise InvalidRequest("batch_label has at most 100 characters, without U+0000.", param="batch_label")
+    checkpoints: dict[str, uuid.UUID] = {}
+    rows = [
+        _new_row(number, request, principal, batch_label, checkpoints, alone=len(requests) == 1)
+        for number, request in enumerate(requests)
+    ]
+    try:
+        with transaction.atomic():
+            return _store(rows, principal)
+    except IntegrityError:
+        # Somebody stored the same idempotency key between our look and our insert: now we see it.
+        with transaction.atomic():
+            return _store(rows, principal)
+
+
+def _new_row(
+    number: int,
+    request: JobRequest,
+    principal: Principal,
+    batch_label: str,
+    checkpoints: dict[str, uuid.UUID],
+    *,
+    alone: bool,
+) -> GenerationJob:
+    try:
+        plan = plan_from_body(request.endpoint, request.body)
+        if plan.stream:
+            raise UnsupportedFeature("a job has no stream; leave stream out.", param="stream")
+        if len(plan.prompts) > 1:
+            raise UnsupportedFeature(
+                f"a job takes one prompt, this one has {len(plan.prompts)}; submit a list of jobs.", param="prompt"
+            )
+        if plan.model not in checkpoints:
+            from models_registry.selectors import checkpoint_get_by_name
+
+            checkpoints[plan.model] = checkpoint_get_by_name(plan.model).pk
+        if request.idempotency_key is not None and "\0" in request.idempotency_key:
+            raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
+        body = orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)
+        if len(body) > MAX_BODY_CHARS:
+            raise RequestTooLarge(f"a job's body has at most {MAX_BODY_CHARS} bytes, this one has {len(body)}.")
+    except BlazrError as error:
+        if alone:
+            raise
+        raise type(error)(
+            f"job {number}: {error.message}", param=f"jobs.{number}.body.{error.param}" if error.param else "jobs"
+        ) from None
+    seed = plan.params.seed
+    return GenerationJob(
+        tenant=principal.tenant,
+        batch_label=batch_label,
+        idempotency_key=request.idempotency_key,
+        body_digest=hashlib.sha256(request.endpoint.encode() + b"\0" + body).hexdigest(),
+        endpoint=request.endpoint,
+        model=plan.model,
+        checkpoint_id=checkpoints[plan.model],
+        body=body.decode(),
+        seed=secrets.randbits(62) if seed is None else seed,
+        priority=plan.priority,
+        created_at=timezone.now(),
+    )
+
+
+def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[GenerationJob]:
+    keys = [row.idempotency_key for row in rows if row.idempotency_key is not None]
+    known: dict[str, GenerationJob] = {}
+    for start in range(0, len(keys), INSERT_BATCH):
+        for row in GenerationJob.objects.filter(
+            tenant=principal.tenant, idempotency_key__in=keys[start : start + INSERT_BATCH]
+        ):
+            known[cast("str", row.idempotency_key)] = row
+    answer: list[GenerationJob] = []
+    fresh: list[GenerationJob] = []
+    for row in rows:
+        earlier = known.get(row.idempotency_key) if row.idempotency_key is not None else None
+        if earlier is None:
+            # An id that a failed try of this function set would be inserted again.
+            row.pk = None
+            fresh.append(row)
+            answer.append(row)
+            if row.idempotency_key is not None:
+                known[row.idempotency_key] = row
+        elif earlier.body_digest != row.body_digest:
+            raise Conflict(
+                f"The idempotency key {(row.idempotency_key or '')[:60]!r} was used with another body; "
+                "choose a new key.",
+                param="idempotency_key",
+            )
+        else:
+            answer.append(earlier)
+    if fresh:
+        GenerationJob.objects.bulk_create(fresh, batch_size=INSERT_BATCH)
+        transaction.on_commit(_give_hint, robust=True)
+    return answer
+
+
+def _give_hint() -> None:
+    for call in _hint:
+        try:
+            call()
+        except Exception:
+            # The row is stored: a worker's next look finds it.
+            logger.warning("the hint about new jobs could not be sent", exc_info=True)
+
+
+# --- the worker's side -------------------------------------------------------------------------
+
+
+def _lease(seconds: float) -> Any:
+    return Now() + timedelta(seconds=seconds)
+
+
+def jobs_claim(
+    *, owner: str, limit: int, checkpoint_ids: Iterable[str] | None = None, lease_s: float = LEASE_S
+) -> list[ClaimedJob]:
+    """Take up to ``limit`` queued jobs, best priority first, then order of arrival.
+
+    Args:
+        owner: The worker's id.
+        limit: Room in the worker's window.
+        checkpoint_ids: Only jobs of these models; None: of any.
+        lease_s: Seconds until the claim lapses without a heartbeat.
+    """
+    if limit <= 0:
+        return []
+    due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
+    with transaction.atomic():
+        candidates = GenerationJob.objects.filter(due, state=JobState.QUEUED, cancel_requested=False)
+        if checkpoint_ids is not None:
+            candidates = candidates.filter(checkpoint_id__in=list(checkpoint_ids))
+        if connection.features.has_select_for_update_skip_locked:
+            candidates = candidates.select_for_update(skip_locked=True)
+        keys = list(candidates.order_by("priority", "id").values_list("pk", flat=True)[:limit])
+        if not keys:
+            return []
+        # The state is asked again: without row locks (SQLite) this is what makes the claim exclusive.
+        GenerationJob.objects.filter(pk__in=keys, state=JobState.QUEUED).update(
+            state=JobState.RUNNING,
+            owner=owner,
+            fence=F("fence") + 1,
+            attempts=F("attempts") + 1,
+            lease_until=_lease(lease_s),
+            not_before=None,
+            started_at=Now(),
+        )
+        rows = GenerationJob.objects.filter(pk__in=keys, state=JobState.RUNNING, owner=owner).order_by("priority", "id")
+        return [_claimed(row) for row in rows.prefetch_related("chunks")]
+
+
+def _claimed(row: GenerationJob) -> ClaimedJob:
+    chunks = sorted(row.chunks.all(), key=lambda chunk: chunk.number)
+    return ClaimedJob(
+        key=row.pk,
+        job_id=row.job_id,
+        fence=row.fence,
+        attempt=row.attempts,
+        endpoint=cast("Endpoint", row.endpoint),
+        body=row.body,
+        seed=row.seed,
+        checkpoint_id=str(row.checkpoint_id),
+        tenant=row.tenant,
+        priority=row.priority,
+        chunks=tuple(tuple(orjson.loads(chunk.events)) for chunk in chunks),
+    )
+
+
+def _held(key: int, fence: int) -> QuerySet[GenerationJob]:
+    return GenerationJob.objects.filter(pk=key, fence=fence, state=JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Answer to a heartbeat: which of the jobs are still ours, and which of those should stop."""
+
+    held: frozenset[tuple[int, int]]
+    cancelled: frozenset[tuple[int, int]]
+
+
+def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]], lease_s: float = LEASE_S) -> Heartbeat:
+    """Renew the leases of a worker's jobs, in one statement.
+
+    Args:
+        owner: The worker's id.
+        held: (key, fence) of each job that the worker believes to hold.
+        lease_s: New length of the leases.
+    """
+    believed = set(held)
+    if not believed:
+        return Heartbeat(frozenset(), frozenset())
+    keys = [key for key, _ in believed]
+    still: set[tuple[int, int]] = set()
+    cancelled: set[tuple[int, int]] = set()
+    with transaction.atomic():
+        mine = GenerationJob.objects.filter(pk__in=keys, owner=owner, state=JobState.RUNNING)
+        mine.update(lease_until=_lease(lease_s))
+        for key, fence, cancel in mine.values_list("pk", "fence", "cancel_requested"):
+            if (key, fence) in believed:
+                still.add((key, fence))
+                if cancel:
+                    cancelled.add((key, fence))
+    return Heartbeat(frozenset(still), frozenset(cancelled))
+
+
+def job_append(
+    *,
+    key: int,
+    fence: int,
+    number: int,
+    events: Sequence[GenerationEvent],
+    completion_tokens: int,
+    prompt_tokens: int,
+    lease_s: float = LEASE_S,
+) -> bool:
+    """Store the next events of a running job.
+
+    Args:
+        key: Primary key of the job.
+        fence: The claim's fence.
+        number: Position of this chunk: one more than the last stored one, from 0.
+        events: What the engine said since.
+        completion_tokens: Tokens so far, all attempts.
+        prompt_tokens: Tokens of the prompt.
+        lease_s: The write renews the lease.
+
+    Returns:
+        False: the job is somebody else's now (or over); stop working on it.
+    """
+    with transaction.atomic():
+        changed = (
+            _held(key, fence)
+            .filter(num_chunks=number)
+            .update(
+                num_chunks=number + 1,
+                completion_tokens=completion_tokens,
+                prompt_tokens=prompt_tokens,
+                lease_until=_lease(lease_s),
+            )
+        )
+        if not changed:
+            return False
+        JobChunk.objects.create(job_id=key, number=number, events=orjson.dumps(list(events)).decode())
+    return True
+
+
+def job_finish(
+    *,
+    key: int,
+    fence: int,
+    state: JobState,
+    result: Mapping[str, Any] | None = None,
+    error: BlazrError | None = None,
+    completion_tokens: int = 0,
+    prompt_tokens: int = 0,
+) -> bool:
+    """End a running job, once.
+
+    Returns:
+        False: the job is somebody else's now (or over already); nothing was written.
+    """
+    if state not in TERMINAL_JOB_STATES:
+        raise ValueError(f"{state} is not a final state")
+    with transaction.atomic():
+        changed = _held(key, fence).update(
+            state=state,
+            lease_until=None,
+            owner="",
+            result="" if result is None else orjson.dumps(result).decode(),
+            error="" if error is None else orjson.dumps(error.to_dict()).decode(),
+            completion_tokens=completion_tokens,
+            prompt_tokens=prompt_tokens,
+            finished_at=Now(),
+        )
+        if not changed:
+            return False
+        JobChunk.objects.filter(job_id=key).delete()
+    return True
+
+
+def job_release(
+    *, key: int, fence: int, error: BlazrError | None = None, counts: bool = False, delay_s: float = 0.0
+) -> bool:
+    """Hand a job back: the worker drains, or the model can't take it now.
+
+    Args:
+        key: Primary key of the job.
+        fence: The claim's fence.
+        error: Why, for people; kept until the next attempt ends.
+        counts: The attempt counts towards ``MAX_ATTEMPTS``; the last one makes the job fail with ``error``.
+        delay_s: Nobody claims it before.
+
+    Returns:
+        False: the job is somebody else's now.
+    """
+    reason = "" if error is None else orjson.dumps(error.to_dict()).decode()
+    with transaction.atomic():
+        if counts:
+            failed = _held(key, fence).filter(attempts__gte=MAX_ATTEMPTS)
+            if failed.update(state=JobState.FAILED, lease_until=None, owner="", error=reason, finished_at=Now()):
+                JobChunk.objects.filter(job_id=key).delete()
+                return True
+        return bool(
+            _held(key, fence).update(
+                state=JobState.QUEUED,
+                lease_until=None,
+                owner="",
+                error=reason,
+                attempts=F("attempts") if counts else F("attempts") - 1,
+                not_before=_lease(delay_s) if delay_s > 0 else None,
+            )
+        )
+
+
+def jobs_release_all(*, owner: str) -> int:
+    """Hand back everything that ``owner`` holds (a worker that stops, or that starts under its old name)."""
+    return GenerationJob.objects.filter(owner=owner, state=JobState.RUNNING).update(
+        state=JobState.QUEUED, lease_until=None, owner="", attempts=F("attempts") - 1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """How many jobs a sweep touched."""
+
+    requeued: int
+    failed: int
+    cancelled: int
+
+
+def jobs_sweep() -> SweepReport:
+    """Put jobs right whose worker is gone: back into the queue, failed after ``MAX_ATTEMPTS``, or cancelled.
+
+    Safe to run anywhere, at any time, several at once. Runs every second or two.
+    """
+    lapsed = Q(state=JobState.RUNNING, lease_until__lt=Now())
+    crash = GenerationFailed(
+        f"The worker died {MAX_ATTEMPTS} times while it ran this job; the job was given up. "
+        "If it fails again when submitted anew, its prompt or model breaks the engine."
+    )
+    ended = {"lease_until": None, "owner": "", "finished_at": Now()}
+    with transaction.atomic():
+        cancelled = GenerationJob.objects.filter(lapsed | Q(state=JobState.QUEUED), cancel_requested=True).update(
+            state=JobState.CANCELLED, **ended
+        )
+        failed = GenerationJob.objects.filter(lapsed, attempts__gte=MAX_ATTEMPTS).update(
+            state=JobState.FAILED, error=orjson.dumps(crash.to_dict()).decode(), **ended
+        )
+        requeued = GenerationJob.objects.filter(lapsed).update(state=JobState.QUEUED, lease_until=None, owner="")
+        if cancelled or failed:
+            JobChunk.objects.filter(job__state__in=TERMINAL_JOB_STATES).delete()
+        if requeued:
+            transaction.on_commit(_give_hint, robust=True)
+    return SweepReport(requeued, failed, cancelled)
+
+
+# --- the caller's side -------------------------------------------------------------------------
+
+
+def jobs_of(principal: Principal) -> QuerySet[GenerationJob]:
+    """The jobs that ``principal`` may see; every read of a caller starts here."""
+    rows = GenerationJob.objects.all()
+    return rows if principal.sees_everything else rows.filter(tenant=principal.tenant)
+
+
+def job_get(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
+    """One job.
+
+    Raises:
+        UnknownRequest: There is none, or it is somebody else's.
+    """
+    try:
+        key = job_id if isinstance(job_id, uuid.UUID) else uuid.UUID(job_id)
+    except ValueError:
+        key = None
+    row = None if key is None else jobs_of(principal).filter(job_id=key).first()
+    if row is None:
+        raise UnknownRequest(f"There is no job with the id {str(job_id)[:60]!r}.", param="job_id")
+    return row
+
+
+def job_list(
+    *,
+    principal: Principal,
+    state: str | None = None,
+    batch_label: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> list[GenerationJob]:
+    """Jobs, newest first, without their bodies and results.
+
+    Args:
+        principal: Who asks.
+        state: Only those in this state.
+        batch_label: Only those of this batch.
+        before: Only those older than the job with this primary key (``GenerationJob.pk`` of the last one seen).
+        limit: At most so many.
+
+    Raises:
+        InvalidRequest: No such state.
+    """
+    rows = jobs_of(principal).defer("body", "result")
+    if state:
+        if state not in JobState.values:
+            raise InvalidRequest(f"state is {state[:40]!r}; known are {', '.join(JobState.values)}.", param="state")
+        rows = rows.filter(state=state)
+    if batch_label:
+        if "\0" in batch_label:
+            return []
+        rows = rows.filter(batch_label=batch_label)
+    if before is not None:
+        rows = rows.filter(pk__lt=before)
+    return list(rows[:limit])
+
+
+def job_counts(*, principal: Principal, batch_label: str | None = None) -> dict[str, int]:
+    """Number of jobs by state, and ``completion_tokens`` of them all."""
+    rows = jobs_of(principal).order_by()
+    if batch_label:
+        rows = rows.filter(batch_label=batch_label.replace("\0", ""))
+    counts = dict.fromkeys(JobState.values, 0)
+    counts.update(rows.values_list("state").annotate(number=Count("pk")).values_list("state", "number"))
+    counts["completion_tokens"] = rows.aggregate(total=Sum("completion_tokens"))["total"] or 0
+    return counts
+
+
+def job_cancel(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
+    """Stop a job: at once if it waits, at its next heartbeat if it runs. Finished jobs stay as they are.
+
+    Raises:
+        UnknownRequest: There is none, or it is somebody else's.
+    """
+    row = job_get(job_id=job_id, principal=principal)
+    with transaction.atomic():
+        same = GenerationJob.objects.filter(pk=row.pk)
+        if same.filter(state=JobState.QUEUED).update(state=JobState.CANCELLED, finished_at=Now()):
+            JobChunk.objects.filter(job=row).delete()
+        else:
+            # It runs, or has just been claimed: its worker sees the flag at its next heartbeat.
+            same.filter(state=JobState.RUNNING).update(cancel_requested=True)
+        row.refresh_from_db()
+    if row.state == JobState.RUNNING:
+        _give_hint()
+    return row
+
+
+def job_result(row: GenerationJob) -> dict[str, Any]:
+    """The answer of a job that succeeded.
+
+    Raises:
+        Conflict: It isn't finished, or was cancelled.
+        BlazrError: What it failed with.
+    """
+    if row.state == JobState.SUCCEEDED:
+        answer: dict[str, Any] = orjson.loads(row.result)
+        return answer
+    if row.state == JobState.FAILED:
+        raise BlazrError.from_dict(orjson.loads(row.error))
+    raise Conflict(f"The job is {row.state}; there is a result once it has succeeded.")
+
+
+def job_error(row: GenerationJob) -> BlazrError | None:
+    """Why a job failed, or why its last attempt did."""
+    return BlazrError.from_dict(orjson.loads(row.error)) if row.error else None
+
+
+def queue_depth() -> int:
+    """Jobs that wait."""
+    return GenerationJob.objects.filter(state=JobState.QUEUED).count()
+
+
+def oldest_wait_s() -> float:
+    """Seconds since the oldest waiting job was submitted; 0 when none waits."""
+    oldest: datetime | None = (
+        GenerationJob.objects.filter(state=JobState.QUEUED).order_by("id").values_list("created_at", flat=True).first()
+    )
+    return 0.0 if oldest is None else max(0.0, (timezone.now() - oldest).total_seconds())

@@ -1,0 +1,127 @@
+"""Prometheus metrics of a web process; the workers' figures come from their heartbeats at scrape time.
+
+Names begin with ``blazr_``, units are in the names. ``model`` is the served name; names that nobody serves are never
+used as a label, so that a client can't fill the memory with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from inference.states import ModelState, WorkerState
+
+REGISTRY = CollectorRegistry()
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+REQUESTS = Counter(
+    "blazr_requests",
+    "Generation requests that ended, by outcome: completed, cancelled, or an error's code.",
+    ["model", "endpoint", "outcome"],
+    registry=REGISTRY,
+)
+ACTIVE = Gauge(
+    "blazr_requests_active", "Generation requests that this process waits for.", ["model"], registry=REGISTRY
+)
+PROMPT_TOKENS = Counter("blazr_prompt_tokens", "Tokens of accepted prompts.", ["model"], registry=REGISTRY)
+CACHED_TOKENS = Counter(
+    "blazr_prompt_tokens_cached", "Prompt tokens whose state was in the prefix cache.", ["model"], registry=REGISTRY
+)
+GENERATED_TOKENS = Counter("blazr_generated_tokens", "Tokens delivered to clients.", ["model"], registry=REGISTRY)
+TTFT = Histogram(
+    "blazr_time_to_first_token_seconds",
+    "From the request's arrival to its first token.",
+    ["model"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+ITL = Histogram(
+    "blazr_inter_token_seconds",
+    "Between the tokens of a request, as they reach this process.",
+    ["model"],
+    buckets=_TOKEN_SECONDS,
+    registry=REGISTRY,
+)
+DURATION = Histogram(
+    "blazr_request_duration_seconds",
+    "From arrival to the last token.",
+    ["model", "endpoint"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+USAGE_DROPPED = Counter(
+    "blazr_usage_records_dropped", "Usage records given up because the database was gone too long.", registry=REGISTRY
+)
+
+
+def _families(
+    models: Mapping[str, ModelState],
+    workers: Mapping[str, WorkerState],
+    names: Mapping[str, str],
+    jobs: Mapping[str, int],
+) -> Iterable[Metric]:
+    """Gauges from what the workers last said.
+
+    Args:
+        models: By checkpoint id.
+        workers: By worker id.
+        names: Checkpoint id to served name.
+        jobs: Job state to number of jobs.
+    """
+    yield GaugeMetricFamily("blazr_workers", "Workers with a fresh heartbeat.", value=len(workers))
+    of_workers: Mapping[str, tuple[str, Callable[[WorkerState], float]]] = {
+        "step_age_seconds": ("Since the worker's engines last moved while they had work.", lambda w: w.step_age_s),
+        "active": ("Requests that the worker holds.", lambda w: w.num_active),
+        "free": ("Requests that the worker would still take.", lambda w: w.num_free),
+        "memory_used_bytes": ("Memory of resident models.", lambda w: w.memory_used_bytes),
+        "memory_budget_bytes": ("Memory that resident models may take.", lambda w: w.memory_budget_bytes),
+    }
+    for name, (text, read_worker) in of_workers.items():
+        family = GaugeMetricFamily(f"blazr_worker_{name}", text, labels=["worker"])
+        for worker_id, worker in workers.items():
+            family.add_metric([worker_id], read_worker(worker))
+        yield family
+    of_models: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
+        "model_ready": ("1 for models that a worker holds ready.", lambda m: float(m.status == "ready")),
+        "model_memory_bytes": ("Weights and states of the model.", lambda m: m.memory_bytes),
+        "model_running": ("Requests in the model's engines.", lambda m: m.num_running),
+        "model_tokens_per_second": ("Generated over the last seconds.", lambda m: m.tokens_per_s),
+        "queue_depth": ("Requests that wait for the model.", lambda m: m.num_waiting + m.num_queued),
+    }
+    for name, (text, read_model) in of_models.items():
+        family = GaugeMetricFamily(f"blazr_{name}", text, labels=["model"])
+        for checkpoint_id, state in models.items():
+            family.add_metric([names.get(checkpoint_id, checkpoint_id)], read_model(state))
+        yield family
+    jobs_family = GaugeMetricFamily("blazr_jobs", "Queued generations, by state.", labels=["state"])
+    for job_state, number in jobs.items():
+        jobs_family.add_metric([job_state], number)
+    yield jobs_family
+
+
+class _Snapshot:
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families as they were read."""
+        return self._families
+
+
+def exposition(
+    *,
+    models: Mapping[str, ModelState],
+    workers: Mapping[str, WorkerState],
+    names: Mapping[str, str],
+    jobs: Mapping[str, int],
+) -> bytes:
+    """All metrics in Prometheus' text format; see ``_families`` for the arguments."""
+    snapshot = CollectorRegistry()
+    snapshot.register(_Snapshot(list(_families(models, workers, names, jobs))))
+    return generate_latest(REGISTRY) + generate_latest(snapshot)

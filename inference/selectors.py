@@ -1,0 +1,204 @@
+"""Reads of the web process: served models (cached for a few seconds) and what the workers say of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+
+from inference.errors import InvalidTokenIds, PromptTooLong, UnknownModel, UnsupportedFeature
+from inference.generation_plan import GenerationPlan
+from inference.tokenisation.spec import TokenizerSpec
+
+if TYPE_CHECKING:
+    from models_registry.models import Checkpoint
+
+CACHE_S = 3.0
+"""How long a checkpoint's row may be believed: a renamed or deleted model answers so much longer."""
+MAX_CACHED_MODELS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the API needs to know of a checkpoint.
+
+    Attributes:
+        checkpoint_id: Primary key.
+        name: What the API calls it.
+        created: Unix time of its registration.
+        vocab_size: Token ids are below it.
+        max_model_len: Prompt plus output, in tokens.
+        tokenizer: Kind ``none``: token-id prompts only.
+        version: Changes whenever the checkpoint's row does.
+    """
+
+    checkpoint_id: str
+    name: str
+    created: int
+    vocab_size: int
+    max_model_len: int
+    tokenizer: TokenizerSpec
+    version: str
+
+    def check(self, plan: GenerationPlan) -> None:
+        """Refuse what this model can't do, as far as it shows without a tokenizer.
+
+        Raises:
+            UnsupportedFeature: Text for a model without a tokenizer, chat without a template.
+            InvalidTokenIds: An id outside of the vocabulary.
+            PromptTooLong: More ids than the context holds.
+        """
+        without_tokenizer = self.tokenizer.kind == "none"
+        for prompt in plan.prompts:
+            token_ids = prompt.get("token_ids")
+            if token_ids is not None:
+                self.check_token_ids(token_ids, param="prompt")
+                if len(token_ids) > self.max_model_len:
+                    raise PromptTooLong(
+                        f"The prompt has {len(token_ids):,} tokens, max_model_len is {self.max_model_len:,}; "
+                        "shorten the prompt.",
+                        param="prompt",
+                    )
+            elif without_tokenizer:
+                raise UnsupportedFeature(
+                    f"The model {self.name!r} has no tokenizer: it takes prompts as token ids only "
+                    "(POST /v1/completions with a list of integers).",
+                    param="messages" if "messages" in prompt else "prompt",
+                )
+            elif "messages" in prompt and self.tokenizer.chat_template is None:
+                raise UnsupportedFeature(
+                    f"The model {self.name!r} has no chat template; use /v1/completions.", param="messages"
+                )
+        for name, ids in (("stop_token_ids", plan.params.stop_token_ids), ("logit_bias", plan.params.logit_bias)):
+            self.check_token_ids(list(ids), param=name)
+        if without_tokenizer and plan.params.stop:
+            raise UnsupportedFeature(
+                f"The model {self.name!r} has no tokenizer, so that stop strings can't be found in its output; "
+                "use stop_token_ids.",
+                param="stop",
+            )
+
+    def check_token_ids(self, token_ids: list[int], *, param: str) -> None:
+        """Refuse ids outside of the vocabulary.
+
+        Raises:
+            InvalidTokenIds: Names the first one.
+        """
+        if token_ids and (max(token_ids) >= self.vocab_size or min(token_ids) < 0):
+            wrong = next(item for item in token_ids if not 0 <= item < self.vocab_size)
+            raise InvalidTokenIds(
+                f"{param} has the token id {wrong}; the model {self.name!r} has the ids 0 to {self.vocab_size - 1}.",
+                param=param,
+            )
+
+
+_cache: dict[str, tuple[float, ServedModel | None]] = {}
+
+
+def served_model_cache_clear() -> None:
+    """Forget what this process read."""
+    _cache.clear()
+
+
+async def served_model_get(*, name: str) -> ServedModel:
+    """The model served under ``name``.
+
+    Raises:
+        UnknownModel: There is none.
+    """
+    read_at, served = _cache.get(name, (-CACHE_S, None))
+    if time.monotonic() - read_at > CACHE_S:
+        served = await sync_to_async(_read)(name, served)
+        if len(_cache) >= MAX_CACHED_MODELS:
+            # Mostly names that nobody serves; the models in use come back with their next request.
+            _cache.clear()
+        _cache[name] = (time.monotonic(), served)
+    if served is None:
+        raise UnknownModel(
+            f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
+        )
+    return served
+
+
+def _read(name: str, known: ServedModel | None) -> ServedModel | None:
+    from models_registry.selectors import checkpoint_get_by_name, checkpoint_list
+
+    if "\0" in name:
+        return None
+    if known is not None:
+        # The inspection of a large model is megabytes of JSON: not again unless the row has changed.
+        row = checkpoint_list().filter(pk=known.checkpoint_id, served_model_name=name).first()
+        if row is not None and row.updated_at.isoformat() == known.version:
+            return known
+    try:
+        return served_model(checkpoint_get_by_name(name))
+    except UnknownModel:
+        return None
+
+
+def served_model(checkpoint: Checkpoint) -> ServedModel:
+    """The API's view of a row (inspection included)."""
+    tokenizer = TokenizerSpec.from_dict(checkpoint.inspection["tokenizer"])
+    return ServedModel(
+        checkpoint_id=str(checkpoint.pk),
+        name=checkpoint.served_model_name,
+        created=int(checkpoint.created_at.timestamp()),
+        vocab_size=checkpoint.vocab_size,
+        max_model_len=max_model_len(checkpoint),
+        tokenizer=tokenizer,
+        version=checkpoint.updated_at.isoformat(),
+    )
+
+
+def max_model_len(checkpoint: Checkpoint) -> int:
+    """Longest prompt plus output: the least of the model's context, its setting and the server's."""
+    from django.conf import settings
+
+    limits = (
+        checkpoint.max_position_embeddings,
+        checkpoint.settings.get("max_model_len"),
+        settings.BLAZR_MAX_MODEL_LEN,
+    )
+    return min(int(limit) for limit in limits if limit)
+
+
+async def model_objects() -> list[dict[str, Any]]:
+    """OpenAI's model objects of all checkpoints that can be served, by name."""
+    return await sync_to_async(lambda: [_model_object(row) for row in _available()])()
+
+
+async def model_object(*, name: str) -> dict[str, Any]:
+    """One of them.
+
+    Raises:
+        UnknownModel: There is none.
+    """
+
+    def read() -> dict[str, Any]:
+        row = next(iter(_available().filter(served_model_name=name)), None) if "\0" not in name else None
+        if row is None:
+            raise UnknownModel(
+                f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
+            )
+        return _model_object(row)
+
+    return await sync_to_async(read)()
+
+
+def _available() -> Any:
+    from models_registry.models import Checkpoint
+    from models_registry.selectors import checkpoint_list
+
+    return checkpoint_list().filter(state=Checkpoint.State.AVAILABLE)
+
+
+def _model_object(row: Checkpoint) -> dict[str, Any]:
+    return {
+        "id": row.served_model_name,
+        "object": "model",
+        "created": int(row.created_at.timestamp()),
+        "owned_by": "local",
+        "max_model_len": max_model_len(row),
+    }

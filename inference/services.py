@@ -1,0 +1,343 @@
+"""Starting a generation and following it: what views and consumers call.
+
+``generation_start`` looks up the model, registers with this process's stream hub, publishes one message
+per prompt and returns once every prompt was accepted, so that errors before that become a real HTTP
+status. The ``Generation`` then yields events; whoever stops listening, for whatever reason, cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from inference import metrics
+from inference.api.answers import AnswerBuilder, ChatFormat, CompletionFormat, answer_format
+from inference.auth import Principal
+from inference.errors import BlazrError, GenerationFailed, ModelLoading
+from inference.generation_plan import GenerationPlan
+from inference.messages import GenerationEvent
+from inference.selectors import ServedModel, served_model_get
+from inference.usage import Usage, usage_now, usage_writer
+
+if TYPE_CHECKING:
+    from inference.streams import Subscription
+
+logger = logging.getLogger(__name__)
+
+CANCEL_TIMEOUT_S = 5.0
+PUBLISH_CONCURRENCY = 16
+"""Messages of one request on their way to the broker at once."""
+
+_ID_PREFIX = {"completion": "cmpl", "chat": "chatcmpl"}
+
+_background: set[asyncio.Task[Any]] = set()
+
+
+def run_in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Run ``work`` to its end even when the caller is cancelled (the loop keeps weak references only)."""
+    task = asyncio.get_running_loop().create_task(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    return task
+
+
+async def generation_start(*, plan: GenerationPlan, principal: Principal) -> Generation:
+    """Send a request to the workers and wait until all of its prompts are accepted.
+
+    Args:
+        plan: The checked request.
+        principal: Who asks.
+
+    Returns:
+        The running generation; the caller must ``close`` it, or exhaust ``events``.
+
+    Raises:
+        UnknownModel: Nothing is served under that name.
+        InvalidRequest: The model can't do this, or the worker refused the prompt.
+        Unavailable: No room, or the model didn't get ready in time.
+    """
+    served = await served_model_get(name=plan.model)
+    served.check(plan)
+    generation = Generation(plan.with_seed(), principal, served)
+    try:
+        await generation.open()
+    except BaseException as error:
+        # Cancelled means: the client has gone. Either way nobody is going to listen.
+        outcome = error.code if isinstance(error, BlazrError) else "cancelled"
+        await asyncio.shield(run_in_background(generation.close(outcome)))
+        raise
+    return generation
+
+
+class _Part:
+    """One prompt of a request."""
+
+    def __init__(self, number: int, request_id: str, subscription: Subscription) -> None:
+        self.number = number
+        self.request_id = request_id
+        self.subscription = subscription
+        self.iterator = aiter(subscription)
+        self.is_published = False
+        self.is_started = False
+        self.is_finished = False
+
+    async def next_events(self) -> list[GenerationEvent]:
+        """The hub's next events; empty: the stream has ended."""
+        try:
+            return await anext(self.iterator)
+        except StopAsyncIteration:
+            return []
+
+
+class Generation:
+    """A request in flight.
+
+    Attributes:
+        request_id: What the API calls it; its prompts are ``request_id`` or ``request_id-N`` for the workers.
+        created: Unix time of its start.
+        builder: What its events said so far.
+        format: Arranges them.
+    """
+
+    def __init__(self, plan: GenerationPlan, principal: Principal, served: ServedModel) -> None:
+        self.plan = plan
+        self.principal = principal
+        self.served = served
+        self.request_id = f"{_ID_PREFIX[plan.endpoint]}-{secrets.token_hex(16)}"
+        self.created = int(time.time())
+        self.builder = AnswerBuilder(plan, keep_text=not plan.stream)
+        self.format: CompletionFormat | ChatFormat = answer_format(
+            plan, self.builder, request_id=self.request_id, created=self.created, model=served.name
+        )
+        self._arrived = time.monotonic()
+        self._deadline = self._arrived + settings.BLAZR_REQUEST_TIMEOUT_S
+        self._parts: list[_Part] = []
+        self._reads: dict[asyncio.Task[list[GenerationEvent]], _Part] = {}
+        self._early: list[tuple[int, list[GenerationEvent]]] = []
+        self._error: BlazrError | None = None
+        self._first_token_at: float | None = None
+        self._last_token_at: dict[int, float] = {}
+        self._is_closed = False
+        self._active = metrics.ACTIVE.labels(served.name)
+        self._itl = metrics.ITL.labels(served.name)
+        self._generated = metrics.GENERATED_TOKENS.labels(served.name)
+        self._active.inc()
+
+    # --- opening -------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Publish all prompts and wait for their start events.
+
+        Raises:
+            BlazrError: A prompt was refused, or failed before its start.
+        """
+        from inference.broker import publish_generation
+        from inference.streams import get_hub
+
+        hub = get_hub()
+        deadline = time.time() + settings.BLAZR_REQUEST_TIMEOUT_S
+        room = asyncio.Semaphore(PUBLISH_CONCURRENCY)
+
+        async def publish(part: _Part) -> None:
+            async with room:
+                message = self.plan.message(
+                    part.number,
+                    request_id=part.request_id,
+                    web_id=hub.web_id,
+                    checkpoint_id=self.served.checkpoint_id,
+                    deadline=deadline,
+                    tenant=self.principal.cache_tenant,
+                )
+                # Set before: a publish that fails half-way may have reached the queue.
+                part.is_published = True
+                await publish_generation(message)
+
+        for number in range(len(self.plan.prompts)):
+            request_id = self.request_id if len(self.plan.prompts) == 1 else f"{self.request_id}-{number}"
+            self._parts.append(_Part(number, request_id, hub.register(request_id)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in self._parts:
+                    group.create_task(publish(part))
+        except* BlazrError as errors:
+            raise _first_leaf(errors) from None
+        while not all(part.is_started for part in self._parts):
+            found = await self._next(self._deadline - time.monotonic())
+            if found is None:
+                raise ModelLoading(
+                    f"The model {self.served.name!r} did not start on the request within "
+                    f"{settings.BLAZR_REQUEST_TIMEOUT_S} s; try again later.",
+                    param="model",
+                    retry_after_s=30,
+                )
+            self._early.append(found)
+            self._raise_error()
+
+    # --- following -----------------------------------------------------------------------------
+
+    async def events(self, *, idle_s: float | None = None) -> AsyncIterator[tuple[int, list[GenerationEvent]]]:
+        """(prompt number, its next events), until every prompt is done; then the generation is closed.
+
+        Args:
+            idle_s: Yield an empty list for prompt 0 when nothing came for so long; None: only wait.
+
+        Raises:
+            BlazrError: A prompt failed, or time is over; the other prompts are cancelled.
+        """
+        outcome = "cancelled"
+        try:
+            early, self._early = self._early, []
+            for item in early:
+                yield item
+            while not all(part.is_finished for part in self._parts):
+                left = self._deadline - time.monotonic()
+                if left <= 0:
+                    raise GenerationFailed(
+                        f"The request did not end within {settings.BLAZR_REQUEST_TIMEOUT_S} s; "
+                        "ask for fewer tokens, or queue it as a job."
+                    )
+                found = await self._next(left if idle_s is None else min(idle_s, left))
+                if found is not None:
+                    yield found
+                    self._raise_error()
+                elif idle_s is not None:
+                    yield 0, []
+            outcome = "completed"
+        except BlazrError as error:
+            outcome = error.code
+            raise
+        finally:
+            await asyncio.shield(run_in_background(self.close(outcome)))
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer.
+
+        Raises:
+            BlazrError: It failed.
+        """
+        # aclosing: a cancelled task has to run the generator's end now, not when it is collected.
+        async with contextlib.aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        return self.format.whole()
+
+    async def _next(self, timeout_s: float) -> tuple[int, list[GenerationEvent]] | None:
+        """The next events of any prompt, taken into the builder; None: nothing came in time."""
+        for part in self._parts:
+            if not part.is_finished and part not in self._reads.values():
+                self._reads[asyncio.ensure_future(part.next_events())] = part
+        done, _ = await asyncio.wait(self._reads, timeout=max(timeout_s, 0), return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            return None
+        task = done.pop()
+        part = self._reads.pop(task)
+        events = task.result()
+        if not events:
+            raise GenerationFailed("The server is stopping; send the request again.")
+        for event in events:
+            self._take(part, event)
+        return part.number, events
+
+    def _take(self, part: _Part, event: GenerationEvent) -> None:
+        self.builder.add(part.number, event)
+        kind = event["type"]
+        if kind == "delta":
+            if num_tokens := len(event.get("token_ids", ())):
+                self._count_tokens(part.number, num_tokens)
+        elif kind == "start":
+            part.is_started = True
+        elif kind == "done":
+            part.is_started = part.is_finished = True
+        elif kind == "error":
+            part.is_started = part.is_finished = True
+            # Raised once what came before it has been passed on.
+            self._error = self._error or BlazrError.from_dict(event.get("error", {}))
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _count_tokens(self, number: int, num_tokens: int) -> None:
+        now = time.monotonic()
+        if self._first_token_at is None:
+            self._first_token_at = now
+            metrics.TTFT.labels(self.served.name).observe(now - self._arrived)
+        last = self._last_token_at.get(number)
+        if last is not None:
+            self._itl.observe((now - last) / num_tokens)
+        self._last_token_at[number] = now
+        self._generated.inc(num_tokens)
+
+    # --- ending --------------------------------------------------------------------------------
+
+    async def close(self, outcome: str = "cancelled") -> None:
+        """Cancel what still runs and settle the accounts; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._settle(outcome)
+        reads = list(self._reads)
+        for task in reads:
+            task.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+        unfinished = [part for part in self._parts if part.is_published and not part.is_finished]
+        if unfinished:
+            from inference.broker import cancel_generation
+
+            async def cancel(part: _Part) -> None:
+                try:
+                    async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                        await cancel_generation(part.request_id)
+                except (BlazrError, TimeoutError):
+                    # The worker stops at the request's deadline then.
+                    logger.warning("the cancellation of %s could not be sent", part.request_id)
+
+            await asyncio.gather(*(cancel(part) for part in unfinished))
+        for part in self._parts:
+            part.subscription.close()
+
+    def _settle(self, outcome: str) -> None:
+        """Metrics and the usage record."""
+        name, endpoint = self.served.name, self.plan.endpoint
+        duration_s = time.monotonic() - self._arrived
+        self._active.dec()
+        metrics.REQUESTS.labels(name, endpoint, outcome).inc()
+        metrics.DURATION.labels(name, endpoint).observe(duration_s)
+        prompt_tokens, cached_tokens = self.builder.prompt_tokens, self.builder.cached_tokens
+        if prompt_tokens:
+            metrics.PROMPT_TOKENS.labels(name).inc(prompt_tokens)
+            metrics.CACHED_TOKENS.labels(name).inc(cached_tokens)
+        if not prompt_tokens and not self.builder.completion_tokens:
+            return
+        usage_writer().offer(
+            Usage(
+                request_id=self.request_id,
+                tenant=self.principal.tenant,
+                key_id=self.principal.key_id,
+                endpoint=endpoint,
+                model=name,
+                outcome=outcome,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=self.builder.completion_tokens,
+                cached_tokens=cached_tokens,
+                ttft_s=None if self._first_token_at is None else self._first_token_at - self._arrived,
+                duration_s=duration_s,
+                created_at=usage_now(),
+            )
+        )
+
+
+def _first_leaf(group: BaseExceptionGroup[BlazrError]) -> BlazrError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, BlazrError):
+        raise error
+    return error
