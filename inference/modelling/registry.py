@@ -32,6 +32,7 @@ FAMILIES: dict[str, str] = {
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "mamba": "mamba",
+    "falcon_mamba": "mamba",
     "mamba2": "mamba2",
     "bamba": "bamba",
     "granitemoehybrid": "granitemoehybrid",

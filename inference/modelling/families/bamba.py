@@ -1,0 +1,66 @@
+"""Bamba: Mamba-2 layers with an attention layer here and there, an MLP after each; half of a head is rotated.
+
+Source: the published ibm-ai-platform/Bamba-9B files and transformers' ``bamba``.
+"""
+
+from __future__ import annotations
+
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import (
+    activation,
+    attention_sources,
+    attention_spec,
+    decoder_spec,
+    mlp_sources,
+    mlp_spec,
+    prefixed,
+    read_frame,
+    read_heads,
+    read_rope,
+    rms_norm,
+)
+from inference.modelling.families.state_space import (
+    HYBRID_KEYS,
+    mamba2_sources,
+    mamba2_spec,
+    time_step_limits,
+    unknown_layer,
+    warn_of_layer_kinds,
+)
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, TokenMixerSpec, tensor
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table to the spec; each layer's kind is read from its own tensor names."""
+    frame = read_frame(view, default_max_position_embeddings=262144)
+    norm = rms_norm(view, default=1e-5)
+    act = activation(view)
+    limits = time_step_limits(view, "time_step_limit")
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        layer, ours = frame.layer(number), f"layers.{number}"
+        mixer: TokenMixerSpec
+        if f"{layer}mamba.A_log" in view.tensors:
+            mixer = mamba2_spec(view, f"{layer}mamba.", HYBRID_KEYS, activation=act, norm_eps=norm.eps, limits=limits)
+            mixer_sources = mamba2_sources(mixer, f"{layer}mamba.", frame.hidden_size)
+        elif f"{layer}self_attn.q_proj.weight" in view.tensors:
+            heads = read_heads(view, layer, frame.hidden_size)
+            rope = read_rope(
+                view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings, default_partial=0.5
+            )
+            mixer = attention_spec(view, layer, heads, rope)
+            mixer_sources = attention_sources(view, mixer, layer)
+        else:
+            raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")
+        mlp = mlp_spec(view, layer, act, mlp="feed_forward.")
+        layers.append(LayerSpec(token_mixer=mixer, token_norm=norm, channel_mixer=mlp, channel_norm=norm))
+        sources[f"{ours}.token_norm.weight"] = tensor(f"{layer}input_layernorm.weight")
+        sources[f"{ours}.channel_norm.weight"] = tensor(f"{layer}pre_ff_layernorm.weight")
+        sources |= prefixed(f"{ours}.token_mixer", mixer_sources)
+        sources |= prefixed(f"{ours}.channel_mixer", mlp_sources(view, mlp, layer, mlp="feed_forward."))
+    if "attn_layer_indices" in view.config:
+        attention = set(view.config.integers("attn_layer_indices"))
+        kinds = ["attention" if number in attention else "mamba" for number in range(frame.num_layers)]
+        warn_of_layer_kinds(view, kinds, layers)
+    return decoder_spec(view, frame, "bamba", layers, sources, norm, final_norm_name="final_layernorm")

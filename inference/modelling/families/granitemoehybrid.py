@@ -1,0 +1,146 @@
+"""Granite 4 hybrids: Mamba-2 or attention, then routed experts plus a shared MLP, or the shared MLP alone.
+
+Four multipliers scale the embedding, every residual addition, the attention scores and (as a divisor)
+the logits. Attention has no positions unless ``position_embedding_type`` is ``rope``.
+
+Source: the published ibm-granite/granite-4.0 files and transformers' ``granitemoehybrid``.
+"""
+
+from __future__ import annotations
+
+from inference.modelling.config import CheckpointView, Confidence
+from inference.modelling.families.common import (
+    Frame,
+    activation,
+    agree_on_experts,
+    attention_sources,
+    attention_spec,
+    check_routing,
+    decoder_spec,
+    llama_layer_sources,
+    matrix_shape,
+    noted_integer,
+    noted_number,
+    read_frame,
+    read_heads,
+    read_rope,
+    rms_norm,
+)
+from inference.modelling.families.state_space import (
+    HYBRID_KEYS,
+    mamba2_sources,
+    mamba2_spec,
+    stated_layer_types,
+    time_step_limits,
+    unknown_layer,
+    warn_of_layer_kinds,
+)
+from inference.modelling.spec import (
+    AttentionSpec,
+    ChannelMixerSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+    Source,
+    TokenMixerSpec,
+    tensor,
+)
+
+EXPERT_NAMES = (
+    ("router.layer.weight", "input_linear.weight", "output_linear.weight"),
+    ("router.weight", "experts.gate_up_proj", "experts.down_proj"),
+)
+"""Router, stacked gate and up, stacked down: in the published files, and as transformers 5 holds them."""
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table to the spec; each layer's kinds are read from its own tensor names."""
+    frame = read_frame(view, default_max_position_embeddings=2048)
+    norm = rms_norm(view)
+    act = activation(view)
+    limits = time_step_limits(view, "time_step_limit")
+    residual = _multiplier(view, "residual_multiplier")
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        layer = frame.layer(number)
+        mixer: TokenMixerSpec
+        if f"{layer}mamba.A_log" in view.tensors:
+            mixer = mamba2_spec(view, f"{layer}mamba.", HYBRID_KEYS, activation=act, norm_eps=norm.eps, limits=limits)
+            mixer_sources = mamba2_sources(mixer, f"{layer}mamba.", frame.hidden_size)
+        elif f"{layer}self_attn.q_proj.weight" in view.tensors:
+            mixer = _attention(view, frame, layer)
+            mixer_sources = attention_sources(view, mixer, layer)
+        else:
+            raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")
+        channel, channel_sources = _channel_mixer(view, layer, act)
+        layers.append(
+            LayerSpec(
+                token_mixer=mixer,
+                token_norm=norm,
+                channel_mixer=channel,
+                channel_norm=norm,
+                residual_multiplier=residual,
+            )
+        )
+        sources |= llama_layer_sources(number, layer, mixer_sources, channel_sources)
+    warn_of_layer_kinds(view, stated_layer_types(view, "layer_types", "layers_block_type"), layers)
+    return decoder_spec(
+        view,
+        frame,
+        "granitemoehybrid",
+        layers,
+        sources,
+        norm,
+        embedding_multiplier=_multiplier(view, "embedding_multiplier"),
+        logits_multiplier=1.0 / _multiplier(view, "logits_scaling"),
+    )
+
+
+def _multiplier(view: CheckpointView, key: str) -> float:
+    return noted_number(view, key, (key,), 1.0, low=1e-9, high=1e9)
+
+
+def _attention(view: CheckpointView, frame: Frame, layer: str) -> AttentionSpec:
+    heads = read_heads(view, layer, frame.hidden_size)
+    # The published files say "nope"; transformers 5 writes null or leaves the key out.
+    kind = view.config.string("position_embedding_type", default="nope", choices=("nope", "rope"))
+    stated = "position_embedding_type" in view.config
+    confidence = Confidence.CERTAIN if stated else Confidence.HIGH
+    view.facts.add("attention.positions", kind, "config.json" if stated else "not in config.json: none", confidence)
+    rope = None
+    if kind == "rope":
+        rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
+    return attention_spec(view, layer, heads, rope, scale=_multiplier(view, "attention_multiplier"))
+
+
+def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelMixerSpec, dict[str, Source]]:
+    shared = f"{layer}shared_mlp."
+    width = matrix_shape(view.tensors, f"{shared}output_linear.weight")[1]
+    shared_sources = {
+        "gate_up_proj.weight": tensor(f"{shared}input_linear.weight"),
+        "down_proj.weight": tensor(f"{shared}output_linear.weight"),
+    }
+    base = f"{layer}block_sparse_moe."
+    names = next((trio for trio in EXPERT_NAMES if base + trio[0] in view.tensors), None)
+    if names is None:
+        return MLPSpec(width, act), shared_sources
+    router, gate_up, down = (base + name for name in names)
+    count = matrix_shape(view.tensors, router)[0]
+    agree_on_experts(view, count, "num_local_experts")
+    moe = MoESpec(
+        num_experts=count,
+        top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 2),
+        intermediate_size=view.tensors.shape(down)[-1],
+        activation=act,
+        shared_intermediate_size=width,
+    )
+    moe_sources = {
+        "router.weight": tensor(router),
+        "experts.gate_up_proj": tensor(gate_up),
+        "experts.down_proj": tensor(down),
+    }
+    return check_routing(moe), moe_sources | {
+        f"shared_expert.{name}": source for name, source in shared_sources.items()
+    }

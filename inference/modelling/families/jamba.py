@@ -1,0 +1,96 @@
+"""Jamba: Mamba-1 layers with inner norms, attention without positions, every other MLP a mixture of experts.
+
+Source: Lieber et al. 2024, https://arxiv.org/abs/2403.19887; transformers' ``jamba``.
+"""
+
+from __future__ import annotations
+
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import (
+    activation,
+    agree_on_experts,
+    attention_sources,
+    attention_spec,
+    check_routing,
+    count_experts,
+    decoder_spec,
+    mlp_sources,
+    mlp_spec,
+    moe_sources,
+    noted_integer,
+    prefixed,
+    read_frame,
+    read_heads,
+    rms_norm,
+)
+from inference.modelling.families.state_space import (
+    mamba1_sources,
+    mamba1_spec,
+    unknown_layer,
+    warn_of_layer_kinds,
+)
+from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoESpec, Source, TokenMixerSpec, tensor
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table to the spec; each layer's kinds are read from its own tensor names."""
+    frame = read_frame(view, default_max_position_embeddings=262144)
+    norm = rms_norm(view)
+    act = activation(view)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        layer, ours = frame.layer(number), f"layers.{number}"
+        base = f"{layer}mamba."
+        mixer: TokenMixerSpec
+        if f"{base}A_log" in view.tensors:
+            mixer = mamba1_spec(
+                view,
+                base,
+                activation=act,
+                inner_norm=norm if f"{base}dt_layernorm.weight" in view.tensors else None,
+                state_size=("mamba_d_state",),
+                conv_kernel=("mamba_d_conv",),
+            )
+            mixer_sources = mamba1_sources(mixer, base, frame.hidden_size)
+        elif f"{layer}self_attn.q_proj.weight" in view.tensors:
+            mixer = attention_spec(view, layer, read_heads(view, layer, frame.hidden_size), None)
+            mixer_sources = attention_sources(view, mixer, layer)
+        else:
+            raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")
+        channel, channel_sources = _channel_mixer(view, layer, act)
+        layers.append(LayerSpec(token_mixer=mixer, token_norm=norm, channel_mixer=channel, channel_norm=norm))
+        sources[f"{ours}.token_norm.weight"] = tensor(f"{layer}input_layernorm.weight")
+        sources[f"{ours}.channel_norm.weight"] = tensor(f"{layer}pre_ff_layernorm.weight")
+        sources |= prefixed(f"{ours}.token_mixer", mixer_sources)
+        sources |= prefixed(f"{ours}.channel_mixer", channel_sources)
+    _compare_with_periods(view, layers)
+    return decoder_spec(view, frame, "jamba", layers, sources, norm, final_norm_name="final_layernorm")
+
+
+def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelMixerSpec, dict[str, Source]]:
+    base = f"{layer}feed_forward."
+    if f"{base}router.weight" not in view.tensors:
+        mlp = mlp_spec(view, layer, act, mlp="feed_forward.")
+        return mlp, mlp_sources(view, mlp, layer, mlp="feed_forward.")
+    count, width = count_experts(view, f"{base}experts.")
+    agree_on_experts(view, count, "num_experts", "num_local_experts")
+    moe = check_routing(
+        MoESpec(
+            num_experts=count,
+            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 2),
+            intermediate_size=width,
+            activation=act,
+            normalise_top_k=False,
+        )
+    )
+    return moe, moe_sources(view, moe, base, router="router")
+
+
+def _compare_with_periods(view: CheckpointView, layers: list[LayerSpec]) -> None:
+    """Warn where the periods and offsets of config.json contradict the tensors."""
+    config = view.config
+    if "attn_layer_period" in config and "attn_layer_offset" in config:
+        period, offset = config.integer("attn_layer_period"), config.integer("attn_layer_offset", low=0)
+        kinds = ["attention" if number % period == offset else "mamba" for number in range(len(layers))]
+        warn_of_layer_kinds(view, kinds, layers)

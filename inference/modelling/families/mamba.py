@@ -1,0 +1,56 @@
+"""Mamba and Falcon-Mamba: Mamba-1 layers only.
+
+Falcon-Mamba norms Δ, B and C without weights, so nothing but ``model_type`` tells the two apart.
+
+Source: the published state-spaces/mamba-*-hf and tiiuae/falcon-mamba-7b files, and transformers'
+``mamba`` and ``falcon_mamba``.
+"""
+
+from __future__ import annotations
+
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import (
+    activation,
+    decoder_spec,
+    noted_number,
+    prefixed,
+    read_frame,
+    rms_norm,
+)
+from inference.modelling.families.state_space import UNBOUNDED_POSITIONS, mamba1_sources, mamba1_spec
+from inference.modelling.spec import LayerSpec, ModelSpec, NormSpec, Source, tensor
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table to the spec."""
+    model_type = view.config.string("model_type", default="mamba")
+    frame = read_frame(
+        view,
+        prefixes=("backbone.", "model.", ""),
+        embeddings=("embeddings.weight", "embedding.weight"),
+        layer_keys=("num_hidden_layers", "n_layer"),
+        tied_by_default=True,
+        default_max_position_embeddings=UNBOUNDED_POSITIONS,
+    )
+    norm = rms_norm(view, "layer_norm_epsilon", default=1e-5)
+    act = activation(view)
+    inner_norm = None
+    if model_type == "falcon_mamba":
+        eps = noted_number(view, "mamba.inner_norm_eps", ("mixer_rms_eps",), 1e-6, low=0.0, high=1.0)
+        inner_norm = NormSpec("rms", eps, weightless=True)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        base = f"{frame.layer(number)}mixer."
+        mixer = mamba1_spec(
+            view,
+            base,
+            activation=act,
+            inner_norm=inner_norm,
+            state_size=("state_size",),
+            conv_kernel=("conv_kernel",),
+        )
+        layers.append(LayerSpec(token_mixer=mixer, token_norm=norm))
+        sources[f"layers.{number}.token_norm.weight"] = tensor(f"{frame.layer(number)}norm.weight")
+        sources |= prefixed(f"layers.{number}.token_mixer", mamba1_sources(mixer, base, frame.hidden_size))
+    return decoder_spec(view, frame, model_type, layers, sources, norm, final_norm_name="norm_f")

@@ -1,0 +1,42 @@
+"""Mamba-2: Mamba-2 layers only (Codestral Mamba among them).
+
+Source: the published mistralai/Mamba-Codestral-7B-v0.1 file and transformers' ``mamba2``.
+"""
+
+from __future__ import annotations
+
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.common import activation, decoder_spec, prefixed, read_frame, rms_norm
+from inference.modelling.families.state_space import (
+    UNBOUNDED_POSITIONS,
+    Mamba2Keys,
+    mamba2_sources,
+    mamba2_spec,
+    time_step_limits,
+)
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+KEYS = Mamba2Keys(("num_heads",), ("head_dim",), ("state_size",), ("n_groups",), ("conv_kernel",), 8)
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table to the spec."""
+    frame = read_frame(
+        view,
+        prefixes=("backbone.", "model.", ""),
+        embeddings=("embeddings.weight", "embedding.weight"),
+        layer_keys=("num_hidden_layers", "n_layer"),
+        default_max_position_embeddings=UNBOUNDED_POSITIONS,
+    )
+    norm = rms_norm(view, "layer_norm_epsilon", default=1e-5)
+    act = activation(view)
+    limits = time_step_limits(view, "time_step_limit")
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        base = f"{frame.layer(number)}mixer."
+        mixer = mamba2_spec(view, base, KEYS, activation=act, norm_eps=norm.eps, limits=limits)
+        layers.append(LayerSpec(token_mixer=mixer, token_norm=norm))
+        sources[f"layers.{number}.token_norm.weight"] = tensor(f"{frame.layer(number)}norm.weight")
+        sources |= prefixed(f"layers.{number}.token_mixer", mamba2_sources(mixer, base, frame.hidden_size))
+    return decoder_spec(view, frame, "mamba2", layers, sources, norm, final_norm_name="norm_f")

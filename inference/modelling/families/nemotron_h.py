@@ -1,0 +1,170 @@
+"""Nemotron-H: one mixer per layer, be it Mamba-2, attention without positions, an ungated MLP, or experts.
+
+All of them are called ``mixer`` in the files; a layer's tensor names tell which it is.
+
+Source: https://arxiv.org/abs/2504.03624 and the Nemotron 3 report; transformers' ``nemotron_h``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from inference.errors import UnsupportedArchitecture
+from inference.modelling.config import CheckpointView, Confidence
+from inference.modelling.families.common import (
+    activation,
+    agree_on_experts,
+    attention_sources,
+    attention_spec,
+    check_routing,
+    count_experts,
+    decoder_spec,
+    matrix_shape,
+    mlp_sources,
+    mlp_spec,
+    moe_sources,
+    noted_integer,
+    noted_number,
+    prefixed,
+    read_frame,
+    read_heads,
+    rms_norm,
+)
+from inference.modelling.families.state_space import (
+    Mamba2Keys,
+    mamba2_sources,
+    mamba2_spec,
+    stated_layer_types,
+    unknown_layer,
+    warn_of_layer_kinds,
+)
+from inference.modelling.spec import (
+    ChannelMixerSpec,
+    LayerSpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+    Source,
+    TokenMixerSpec,
+    tensor,
+)
+
+KEYS = Mamba2Keys(
+    ("mamba_num_heads",),
+    ("mamba_head_dim",),
+    ("ssm_state_size",),
+    ("mamba_n_groups", "n_groups"),
+    ("mamba_d_conv", "conv_kernel"),
+    8,
+)
+PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Letters of ``hybrid_override_pattern``."""
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    """config.json and tensor table to the spec."""
+    frame = read_frame(
+        view, prefixes=("backbone.", "model."), embeddings=("embeddings.weight",), layer_keys=("num_hidden_layers",)
+    )
+    norm = rms_norm(view, "layer_norm_epsilon", "rms_norm_eps", default=1e-5)
+    mlp_act = activation(view, "mlp_hidden_act", default="relu2")
+    mamba_act = activation(view, "mamba_hidden_act")
+    limits = _time_step_limits(view)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(frame.num_layers):
+        layer, ours = frame.layer(number), f"layers.{number}"
+        base = f"{layer}mixer."
+        token: TokenMixerSpec | None = None
+        channel: ChannelMixerSpec | None = None
+        if f"{base}A_log" in view.tensors:
+            token = mamba2_spec(view, base, KEYS, activation=mamba_act, norm_eps=norm.eps, limits=limits)
+            found = mamba2_sources(token, base, frame.hidden_size)
+        elif f"{base}q_proj.weight" in view.tensors:
+            heads = read_heads(view, layer, frame.hidden_size, attention="mixer.")
+            token = attention_spec(view, layer, heads, None, attention="mixer.")
+            found = attention_sources(view, token, layer, attention="mixer.")
+        elif f"{base}gate.weight" in view.tensors:
+            channel = _moe_spec(view, layer, mlp_act)
+            found = moe_sources(view, channel, base, shared="shared_experts.")
+        elif f"{base}up_proj.weight" in view.tensors:
+            channel = mlp_spec(view, layer, mlp_act, mlp="mixer.", gated=False)
+            found = mlp_sources(view, channel, layer, mlp="mixer.")
+        else:
+            raise unknown_layer(layer, "mixer.A_log, mixer.q_proj.weight, mixer.gate.weight, mixer.up_proj.weight")
+        layers.append(_layer(token, channel, norm))
+        kind = "token" if token is not None else "channel"
+        sources[f"{ours}.{kind}_norm.weight"] = tensor(f"{layer}norm.weight")
+        sources |= prefixed(f"{ours}.{kind}_mixer", found)
+    warn_of_layer_kinds(view, _stated_kinds(view), layers)
+    return decoder_spec(view, frame, "nemotron_h", layers, sources, norm, unused=r"^mtp\.", final_norm_name="norm_f")
+
+
+def _layer(token: TokenMixerSpec | None, channel: ChannelMixerSpec | None, norm: NormSpec) -> LayerSpec:
+    if token is not None:
+        return LayerSpec(token_mixer=token, token_norm=norm)
+    return LayerSpec(channel_mixer=channel, channel_norm=norm)
+
+
+def _time_step_limits(view: CheckpointView) -> tuple[float, float]:
+    """Δ is kept above ``time_step_min``; ``time_step_limit`` is in the files, but transformers doesn't apply it."""
+    low = noted_number(view, "mamba.time_step_min", ("mamba_dt_min", "time_step_min"), 0.001, low=0.0, high=1e6)
+    return low, math.inf
+
+
+def _stated_kinds(view: CheckpointView) -> tuple[str, ...] | None:
+    """Kinds by ``hybrid_override_pattern`` (the published files) or ``layers_block_type`` (transformers 5)."""
+    if "layers_block_type" in view.config or "layer_types" in view.config:
+        return stated_layer_types(view, "layers_block_type", "layer_types")
+    if "hybrid_override_pattern" not in view.config:
+        return None
+    pattern = view.config.string("hybrid_override_pattern")
+    for letter in pattern:
+        if letter not in PATTERN:
+            raise UnsupportedArchitecture(
+                f"config.json: hybrid_override_pattern has {letter!r}; known are {', '.join(PATTERN)}.",
+                param="hybrid_override_pattern",
+            )
+    return tuple(PATTERN[letter] for letter in pattern)
+
+
+def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
+    """Ungated experts chosen by sigmoid scores with a correction bias, group-limited as in DeepSeek-V3."""
+    config, base = view.config, f"{layer}mixer."
+    for name in ("fc1_latent_proj.weight", "shared_experts.up_proj.bias"):
+        if base + name in view.tensors:
+            raise UnsupportedArchitecture(
+                f"{base}{name} is not supported: experts in a latent space, or with biases, can't be served yet.",
+                param=base + name,
+            )
+    count, width = count_experts(view, f"{base}experts.")
+    agree_on_experts(view, count, "n_routed_experts", "num_local_experts")
+    shared = f"{base}shared_experts.down_proj.weight"
+    groups = noted_integer(view, "moe.num_expert_groups", ("n_group",), 1)
+    normalise = config.boolean("norm_topk_prob", default=True)
+    view.facts.add(
+        "moe.normalise_top_k",
+        normalise,
+        "norm_topk_prob of config.json, or the family's default",
+        Confidence.CERTAIN if "norm_topk_prob" in config else Confidence.LOW,
+    )
+    return check_routing(
+        MoESpec(
+            num_experts=count,
+            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 2),
+            intermediate_size=width,
+            activation=act,
+            gated=False,
+            scoring="sigmoid",
+            normalise_top_k=normalise,
+            normalise_eps=1e-20,
+            routed_scaling_factor=noted_number(
+                view, "moe.routed_scaling_factor", ("routed_scaling_factor",), 1.0, low=1e-6, high=1e6
+            ),
+            num_expert_groups=groups,
+            top_k_groups=noted_integer(view, "moe.top_k_groups", ("topk_group",), 1),
+            group_score="top2",
+            correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
+            shared_intermediate_size=matrix_shape(view.tensors, shared)[1] if shared in view.tensors else 0,
+        )
+    )

@@ -1,0 +1,283 @@
+"""What the families with Mamba layers share: sizes from shapes, checked against config.json, and tensor names.
+
+HuggingFace checkpoints call the tensors of a Mamba layer alike whatever the family; only the prefix
+and the config keys differ. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
+from inference.modelling.config import CheckpointView, Confidence
+from inference.modelling.families.common import matrix_shape
+from inference.modelling.spec import LayerSpec, Mamba1Spec, Mamba2Spec, NormSpec, Source, tensor
+
+UNBOUNDED_POSITIONS = 1 << 20
+"""Context of a purely recurrent model whose config.json names none: the recurrence itself has no limit."""
+
+LAYER_TYPE_NAMES = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "attention",
+    "full_attention": "attention",
+    "mlp": "mlp",
+    "moe": "moe",
+}
+"""Layer types in the naming of the hub's files and in that of transformers 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Keys:
+    """The config keys of a family for the sizes of its Mamba-2 layers, preferred spelling first.
+
+    Attributes:
+        default_groups: When config.json has neither the groups nor the state size.
+    """
+
+    num_heads: tuple[str, ...]
+    head_dim: tuple[str, ...]
+    state_size: tuple[str, ...]
+    num_groups: tuple[str, ...]
+    conv_kernel: tuple[str, ...]
+    default_groups: int
+
+
+HYBRID_KEYS = Mamba2Keys(
+    ("mamba_n_heads",), ("mamba_d_head",), ("mamba_d_state",), ("mamba_n_groups",), ("mamba_d_conv",), 1
+)
+"""Bamba's spelling, which Granite took over."""
+
+INNER_NORMS = {"dt_norm": "dt_layernorm", "b_norm": "b_layernorm", "c_norm": "c_layernorm"}
+"""Our names of Mamba-1's inner norms to Jamba's."""
+
+
+def time_step_limits(
+    view: CheckpointView, *keys: str, default: tuple[float, float] = (0.0, math.inf)
+) -> tuple[float, float]:
+    """The range that Δ is clamped to after softplus: a pair, its end possibly infinite in either spelling.
+
+    Raises:
+        CorruptCheckpoint: Not two numbers in ascending order.
+    """
+    value = view.config.get(*keys)
+    if value is None:
+        low, high, evidence = *default, "not in config.json; the family's default"
+    else:
+        pair = value if isinstance(value, list | tuple) and len(value) == 2 else ()
+        good = all(isinstance(item, int | float) and not isinstance(item, bool) for item in pair)
+        # A NaN fails the comparison as well.
+        if not pair or not good or not 0.0 <= pair[0] <= pair[1] or not math.isfinite(pair[0]):
+            raise CorruptCheckpoint(
+                f"config.json: {keys[0]} is {str(value)[:60]!r}; it must be two numbers from 0 on, in ascending order.",
+                param=keys[0],
+            )
+        low, high, evidence = float(pair[0]), float(pair[1]), "config.json"
+    view.facts.add("mamba.time_step_limit", [low, high if math.isfinite(high) else "infinity"], evidence)
+    return low, high
+
+
+def mamba1_spec(
+    view: CheckpointView,
+    base: str,
+    *,
+    activation: str,
+    inner_norm: NormSpec | None = None,
+    state_size: tuple[str, ...],
+    conv_kernel: tuple[str, ...],
+) -> Mamba1Spec:
+    """The Mamba-1 layer whose tensor names start with ``base``; all sizes from shapes.
+
+    Args:
+        view: The checkpoint.
+        base: With the dot, e.g. ``backbone.layers.0.mixer.``.
+        activation: In our spelling.
+        inner_norm: Norm of Δ, B and C, if the family has one.
+        state_size: Config keys to compare with.
+        conv_kernel: The same.
+    """
+    inner, size = matrix_shape(view.tensors, f"{base}A_log")
+    kernel = _conv_shape(view, base)[1]
+    rank = matrix_shape(view.tensors, f"{base}dt_proj.weight")[1]
+    _note(view, "mamba.intermediate_size", inner, "rows of A_log")
+    _note(view, "mamba.state_size", size, "columns of A_log", state_size)
+    _note(view, "mamba.conv_kernel", kernel, "shape of conv1d.weight", conv_kernel)
+    _note(view, "mamba.dt_rank", rank, "columns of dt_proj.weight")
+    return Mamba1Spec(
+        intermediate_size=inner,
+        state_size=size,
+        conv_kernel=kernel,
+        dt_rank=rank,
+        proj_bias=f"{base}in_proj.bias" in view.tensors,
+        conv_bias=f"{base}conv1d.bias" in view.tensors,
+        activation=activation,
+        inner_norm=inner_norm,
+    )
+
+
+def mamba1_sources(spec: Mamba1Spec, base: str, hidden_size: int) -> dict[str, Source]:
+    """Sources of the layer's parameters: the same names, but for the inner norms."""
+    sources = {}
+    for name in spec.parameter_shapes(hidden_size):
+        owner, _, leaf = name.partition(".")
+        sources[name] = tensor(f"{base}{INNER_NORMS[owner]}.{leaf}" if owner in INNER_NORMS else base + name)
+    return sources
+
+
+def mamba2_spec(
+    view: CheckpointView,
+    base: str,
+    keys: Mamba2Keys,
+    *,
+    activation: str,
+    norm_eps: float,
+    limits: tuple[float, float],
+) -> Mamba2Spec:
+    """The Mamba-2 layer whose tensor names start with ``base``.
+
+    Shapes give everything but the split of B and C into groups, of which only groups × state size shows.
+    The gated norm runs over one group's share of the inner width.
+
+    Raises:
+        TensorShapeMismatch: The tensors don't fit each other, or the sizes of config.json.
+    """
+    tensors = view.tensors
+    heads = _vector_length(view, f"{base}A_log")
+    inner = matrix_shape(tensors, f"{base}out_proj.weight")[1]
+    conv_width, kernel = _conv_shape(view, base)
+    if inner % heads:
+        raise TensorShapeMismatch(
+            f"{base}out_proj.weight has {inner} columns, which {heads} heads (length of A_log) don't divide.",
+            param=f"{base}out_proj.weight",
+        )
+    _note(view, "mamba.num_heads", heads, "length of A_log", keys.num_heads)
+    _note(view, "mamba.head_dim", inner // heads, "columns of out_proj by heads", keys.head_dim)
+    _note(view, "mamba.conv_kernel", kernel, "shape of conv1d.weight", keys.conv_kernel)
+    groups, size = _groups(view, f"{base}conv1d.weight", conv_width - inner, keys)
+    if heads % groups:
+        raise TensorShapeMismatch(
+            f"config.json: {heads} heads can't share {groups} groups ({keys.num_groups[0]}).", param=keys.num_groups[0]
+        )
+    return Mamba2Spec(
+        intermediate_size=inner,
+        num_heads=heads,
+        head_dim=inner // heads,
+        state_size=size,
+        num_groups=groups,
+        conv_kernel=kernel,
+        norm_group_size=inner // groups,
+        gated_norm=NormSpec("rms", norm_eps) if f"{base}norm.weight" in tensors else None,
+        dt_min=limits[0],
+        dt_max=limits[1],
+        proj_bias=f"{base}in_proj.bias" in tensors,
+        conv_bias=f"{base}conv1d.bias" in tensors,
+        activation=activation,
+    )
+
+
+def mamba2_sources(spec: Mamba2Spec, base: str, hidden_size: int) -> dict[str, Source]:
+    """Sources of the layer's parameters: the names are the same."""
+    return {name: tensor(base + name) for name in spec.parameter_shapes(hidden_size)}
+
+
+def warn_of_layer_kinds(view: CheckpointView, stated: Sequence[str] | None, layers: Sequence[LayerSpec]) -> None:
+    """Warn where config.json gives a layer another kind than its tensors do; the tensors decide.
+
+    Args:
+        view: The checkpoint.
+        stated: config.json's kinds, values of ``LAYER_TYPE_NAMES``; None: it has none.
+        layers: What the tensors gave.
+    """
+    if stated is None:
+        return
+    if len(stated) != len(layers):
+        view.facts.warn(
+            f"config.json describes {len(stated)} layers, but the tensors have {len(layers)}; the tensors decide."
+        )
+    for number, (kind, layer) in enumerate(zip(stated, layers, strict=False)):
+        part = layer.token_mixer or layer.channel_mixer
+        assert part is not None
+        found = part.kind.rstrip("12")
+        if found != kind:
+            view.facts.warn(f"config.json calls layer {number} {kind}, but its tensors are {found}'s; they decide.")
+
+
+def stated_layer_types(view: CheckpointView, *keys: str) -> tuple[str, ...] | None:
+    """The list of layer types of config.json in our words (``LAYER_TYPE_NAMES``); None when the keys are absent.
+
+    Raises:
+        UnsupportedArchitecture: A type that isn't known.
+    """
+    names = view.config.strings(*keys)
+    for name in names:
+        if name not in LAYER_TYPE_NAMES:
+            raise UnsupportedArchitecture(
+                f"config.json: layer type {name[:60]!r} is not supported; supported are {', '.join(LAYER_TYPE_NAMES)}.",
+                param=keys[0],
+            )
+    return tuple(LAYER_TYPE_NAMES[name] for name in names) or None
+
+
+def unknown_layer(layer: str, wanted: str) -> UnsupportedArchitecture:
+    """The error for a layer with the tensors of no known mixer.
+
+    Args:
+        layer: Start of its names, with the dot.
+        wanted: The names looked for.
+    """
+    return UnsupportedArchitecture(
+        f"layer {layer[:-1]} has none of the tensors {wanted}, so its kind is unknown.", param=layer[:-1]
+    )
+
+
+def _groups(view: CheckpointView, name: str, bc_width: int, keys: Mamba2Keys) -> tuple[int, int]:
+    """(groups, state size) of the rows of B and C together."""
+    config = view.config
+    groups = config.optional_integer(*keys.num_groups, high=1 << 16)
+    size = config.optional_integer(*keys.state_size, high=1 << 16)
+    evidence, confidence = "config.json and the rows of conv1d.weight", Confidence.CERTAIN
+    if groups is None:
+        if size is not None and bc_width % (2 * size) == 0:
+            groups = bc_width // (2 * size)
+            evidence = f"rows of conv1d.weight by {keys.state_size[0]} of config.json"
+        else:
+            groups = keys.default_groups
+            evidence, confidence = "not in config.json; the family's default", Confidence.LOW
+    if bc_width <= 0 or bc_width % (2 * groups) or (size is not None and 2 * groups * size != bc_width):
+        raise TensorShapeMismatch(
+            f"{name} leaves {bc_width} rows for B and C, which {groups} groups of "
+            f"{size or 'any'} state values don't give; correct {keys.num_groups[0]} or {keys.state_size[0]}.",
+            param=name,
+        )
+    view.facts.add("mamba.num_groups", groups, evidence, confidence)
+    view.facts.add("mamba.state_size", bc_width // (2 * groups), evidence, confidence)
+    return groups, bc_width // (2 * groups)
+
+
+def _conv_shape(view: CheckpointView, base: str) -> tuple[int, int]:
+    """(channels, kernel) of the depthwise convolution."""
+    name = f"{base}conv1d.weight"
+    shape = view.tensors.shape(name)
+    if len(shape) != 3 or shape[1] != 1 or not 1 <= shape[2] <= 64:
+        raise TensorShapeMismatch(
+            f"{name} has shape {list(shape)}; [channels, 1, kernel] with a kernel of at most 64 is needed.", param=name
+        )
+    return shape[0], shape[2]
+
+
+def _vector_length(view: CheckpointView, name: str) -> int:
+    shape = view.tensors.shape(name)
+    if len(shape) != 1 or shape[0] < 1:
+        raise TensorShapeMismatch(f"{name} has shape {list(shape)}; a vector is needed.", param=name)
+    return shape[0]
+
+
+def _note(view: CheckpointView, fact: str, found: int, evidence: str, keys: tuple[str, ...] = ()) -> None:
+    """Note a size that the shapes gave; a contradiction of config.json becomes a warning (``auto`` is none)."""
+    if keys and view.config.get(*keys) not in (None, "auto"):
+        stated = view.config.integer(*keys, low=0)
+        if stated != found:
+            view.facts.warn(f"config.json says {keys[0]} {stated}, but the tensors have {found} ({evidence}).")
+    view.facts.add(fact, found, evidence)
