@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
@@ -168,6 +169,7 @@ CASES = {
         | {
             "q_lora_rank": 20,
             "topk_method": "group_limited_greedy",
+            "num_experts_per_tok": 3,
             "n_group": 4,
             "topk_group": 2,
             "routed_scaling_factor": 3.0,
@@ -210,7 +212,7 @@ def test_old_config_naming_gives_the_same_spec(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in CASES if "mo" in name or "mixtral" in name or "deepseek" in name])
 def test_stacked_experts_are_the_same_as_one_by_one(name, tmp_path):
-    apart, oracle = make_checkpoint(CASES[name], tmp_path / "apart")
+    apart, _ = make_checkpoint(CASES[name], tmp_path / "apart")
     together, _ = make_checkpoint(CASES[name], tmp_path / "together", stacked=True)
     first, second = load_directory(apart), load_directory(together)
     assert first.spec.parameter_shapes() == second.spec.parameter_shapes()
@@ -220,3 +222,18 @@ def test_stacked_experts_are_the_same_as_one_by_one(name, tmp_path):
         assert name_a == name_b
         assert torch.equal(value, other), name_a
     assert "experts.{e}" not in str(second.spec.parameters)
+
+
+def test_experts_stacked_in_out_give_the_same_logits(tmp_path):
+    directory, oracle = make_checkpoint(CASES["mixtral"], tmp_path, stacked=True)
+    tensors = load_file(directory / "model.safetensors")
+    for number in range(2):
+        old, new = f"model.layers.{number}.mlp.", f"model.layers.{number}.block_sparse_moe."
+        gate, up = tensors.pop(f"{old}experts.gate_up_proj").transpose(1, 2).chunk(2, -1)
+        tensors[f"{new}gate.weight"] = tensors.pop(f"{old}gate.weight")
+        tensors[f"{new}experts.gate_proj.weight"] = gate.contiguous()
+        tensors[f"{new}experts.up_proj.weight"] = up.contiguous()
+        down = tensors.pop(f"{old}experts.down_proj").transpose(1, 2)
+        tensors[f"{new}experts.down_proj.weight"] = down.contiguous()
+    save_file(tensors, directory / "model.safetensors")
+    assert_matches_oracle(load_directory(directory), oracle)

@@ -1,0 +1,176 @@
+"""The two paths of attention against loops over heads and positions, and what a batch may not change."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.layers.attention import Attention, attend
+from inference.modelling.spec import AttentionSpec, NormSpec, RopeSpec
+
+H = 24
+
+
+def plain_attention(query, key, value, *, scale, visible, softcap=None):
+    """(n, H, P), (m, V, P), (m, V, P), visible (n, m) to (n, H, P), in float64."""
+    result = torch.zeros(*query.shape[:2], value.shape[-1], dtype=torch.float64)
+    share = query.shape[1] // key.shape[1]
+    for row in range(query.shape[0]):
+        for head in range(query.shape[1]):
+            columns = visible[row].nonzero()[:, 0].tolist()
+            scores = []
+            for column in columns:
+                score = float(query[row, head].double() @ key[column, head // share].double()) * scale
+                scores.append(score if softcap is None else softcap * math.tanh(score / softcap))
+            weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
+            result[row, head] = weights @ value[columns, head // share].double()
+    return result
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attend_is_the_plain_sum(softcap, heads, kv_heads, causal):
+    generator = torch.Generator().manual_seed(0)
+    count, total = 5, 5 if causal else 9
+    query = 2 * torch.randn(count, heads, 8, generator=generator)
+    key, value = (2 * torch.randn(total, kv_heads, 8, generator=generator) for _ in range(2))
+    visible = torch.ones(count, total).tril(0) > 0 if causal else torch.rand(count, total, generator=generator) > 0.5
+    visible[:, 0] = True
+    mask = None if causal else torch.zeros(count, total).masked_fill(~visible, -torch.inf)
+    found = attend(
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        scale=0.3,
+        mask=mask,
+        softcap=softcap,
+        causal=causal,
+    )[0].transpose(0, 1)
+    wanted = plain_attention(query, key, value, scale=0.3, visible=visible, softcap=softcap)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5)
+
+
+SPECS = {
+    "plain": AttentionSpec(6, 2, 8, 0.4),
+    "rope-window": AttentionSpec(6, 2, 8, 0.4, rope=RopeSpec(100.0, 8), sliding_window=3),
+    "softcap-bias": AttentionSpec(6, 3, 8, 0.4, softcap=1.0, qkv_bias=True, o_bias=True),
+    "qk-norm-per-head": AttentionSpec(4, 4, 8, 0.4, qk_norm=NormSpec(), rope=RopeSpec(100.0, 4)),
+    "qk-norm-over-all": AttentionSpec(6, 2, 8, 0.4, qk_norm=NormSpec(), qk_norm_per_head=False, sliding_window=4),
+}
+
+
+def make_layer(spec: AttentionSpec, dtype: torch.dtype = torch.float32) -> Attention:
+    layer = Attention(spec, H)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for value in layer.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.5)
+    assert {name: tuple(value.shape) for name, value in layer.named_parameters()} == spec.parameter_shapes(H)
+    return layer.to(dtype)
+
+
+def make_state(spec: AttentionSpec, rows: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {part.name: torch.full((rows, *part.shape), 9.0, dtype=dtype) for part in spec.state()}
+
+
+def prefill(slots: torch.Tensor, context: int, count: int) -> ForwardBatch:
+    total = slots[: context + count]
+    return ForwardBatch(
+        input_ids=torch.zeros(count, dtype=torch.int64),
+        positions=torch.arange(context, context + count),
+        slot_mapping=total[context:],
+        state_slots=torch.tensor([1]),
+        num_decodes=0,
+        prefills=(PrefillChunk(0, count, context, 0, 1, total),),
+    )
+
+
+def decode(rows: list[torch.Tensor]) -> ForwardBatch:
+    """Each entry: the slots of one sequence, its new token's last."""
+    lens = torch.tensor([len(row) for row in rows])
+    longest = int(lens.max())
+    padded = torch.zeros(len(rows), longest, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return ForwardBatch(
+        input_ids=torch.zeros(len(rows), dtype=torch.int64),
+        positions=lens - 1,
+        slot_mapping=torch.stack([row[-1] for row in rows]),
+        state_slots=torch.arange(1, len(rows) + 1),
+        num_decodes=len(rows),
+        prefills=(),
+        decode_kv_slots=padded,
+        decode_context_lens=lens,
+        max_decode_context=longest,
+    )
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_decoding_gives_what_prefill_gives(name):
+    spec = SPECS[name]
+    layer = make_layer(spec)
+    generator = torch.Generator().manual_seed(1)
+    lengths = (9, 4, 1 + 5)
+    slots = list((1 + torch.randperm(40, generator=generator)).split([20, 10, 10]))
+    hidden = [torch.randn(length, H, generator=generator) for length in lengths]
+    state = make_state(spec, 41)
+    whole = []
+    with torch.inference_mode():
+        for rows, values in zip(slots, hidden, strict=True):
+            whole.append(layer(values, prefill(rows, 0, len(values)), make_state(spec, 41))[-1])
+            layer(values[:-1], prefill(rows, 0, len(values) - 1), state)
+        used = [rows[:length] for rows, length in zip(slots, lengths, strict=True)]
+        together = layer(torch.stack([values[-1] for values in hidden]), decode(used), state)
+    torch.testing.assert_close(together, torch.stack(whole), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("pieces", [(3, 8), (1, 1, 9), (5, 1, 5)])
+def test_chunks_give_what_the_whole_gives(name, pieces):
+    spec = SPECS[name]
+    layer = make_layer(spec)
+    generator = torch.Generator().manual_seed(1)
+    slots = 1 + torch.randperm(20, generator=generator)
+    hidden = torch.randn(11, H, generator=generator)
+    state, done, parts = make_state(spec, 21), 0, []
+    with torch.inference_mode():
+        whole = layer(hidden, prefill(slots, 0, 11), make_state(spec, 21))
+        for count in pieces:
+            parts.append(layer(hidden[done : done + count], prefill(slots, done, count), state))
+            done += count
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
+
+
+def test_keys_are_stored_rotated_and_nothing_else_is_touched():
+    spec = SPECS["rope-window"]
+    layer = make_layer(spec)
+    state = make_state(spec, 21)
+    slots = torch.tensor([5, 3, 17])
+    with torch.inference_mode():
+        layer(torch.randn(3, H), prefill(slots, 0, 3), state)
+    for tensor in state.values():
+        untouched = torch.ones(21, dtype=torch.bool)
+        untouched[slots] = False
+        assert (tensor[untouched] == 9.0).all()
+        assert (tensor[slots] != 9.0).all()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_bfloat16_stays_close_to_float32(name):
+    spec = SPECS[name]
+    exact, rounded = make_layer(spec), make_layer(spec, torch.bfloat16)
+    hidden = torch.randn(8, H, generator=torch.Generator().manual_seed(1)).bfloat16()
+    slots = torch.arange(1, 10)
+    low, high = make_state(spec, 12, torch.bfloat16), make_state(spec, 12)
+    with torch.inference_mode():
+        for batch, rows in ((prefill(slots, 0, 7), slice(0, 7)), (decode([slots[:8]]), slice(7, 8))):
+            found = rounded(hidden[rows], batch, low)
+            batch.shared.clear()
+            wanted = exact(hidden[rows].float(), batch, high)
+            assert found.dtype == torch.bfloat16
+            # bfloat16 has 8 bits: a relative error of 2^-8 per rounding, a few of them in a row.
+            torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()))
