@@ -1,0 +1,146 @@
+"""Inspection in a child process that can be killed: for files that came from outside.
+
+The parent starts ``python -m models_registry.detection.child``, sends a request as JSON, and waits a bounded time for
+JSON. The child takes its limits of processor time, memory and output on itself before it reads anything; a thread
+could be given none of these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.errors import BlazrError, CorruptCheckpoint, EngineError
+from models_registry.detection.inspection import Inspection, inspect_checkpoint
+
+_ROOT = Path(__file__).resolve().parents[2]
+_MAX_ERROR_CHARS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """What one inspection may cost.
+
+    Attributes:
+        cpu_s: Processor seconds.
+        wall_s: Seconds from start to answer.
+        memory_bytes: Address space, the interpreter's own included.
+        output_bytes: Length of the answer.
+    """
+
+    cpu_s: int = 20
+    wall_s: float = 60.0
+    memory_bytes: int = 2 << 30
+    output_bytes: int = 256 << 20
+
+
+def inspect_in_child(
+    path: Path, overrides: Mapping[str, Any] | None = None, limits: ChildLimits | None = None
+) -> Inspection:
+    """As ``inspect_checkpoint``, in a process of its own under limits. Blocks; call it off the event loop.
+
+    Raises:
+        BlazrError: What the inspection raised.
+        CorruptCheckpoint: It went over a limit.
+        EngineError: The child broke.
+    """
+    limits = limits or ChildLimits()
+    request = json.dumps({"path": str(path.absolute()), "overrides": dict(overrides or {}), "limits": asdict(limits)})
+    # Only what an interpreter needs: no key, address or password of ours gets near the files.
+    environment = {key: os.environ[key] for key in ("PATH", "LANG", "LC_ALL", "HOME", "TMPDIR") if key in os.environ}
+    environment |= {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "models_registry.detection.child"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            env=environment,
+            cwd=_ROOT,
+            start_new_session=True,
+        )
+        try:
+            process.communicate(request.encode(), timeout=limits.wall_s)
+        except subprocess.TimeoutExpired:
+            raise CorruptCheckpoint(
+                f"inspecting {path.name} took more than {limits.wall_s:g} s; the files are not what they seem.",
+                param=path.name,
+            ) from None
+        finally:
+            _kill(process)
+        output.seek(0)
+        answer = output.read(limits.output_bytes + 1)
+        errors.seek(0)
+        said = errors.read(_MAX_ERROR_CHARS).decode("utf-8", "replace")
+    return _result(answer, process.returncode, said, path, limits)
+
+
+def _result(answer: bytes, status: int, said: str, path: Path, limits: ChildLimits) -> Inspection:
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise CorruptCheckpoint(
+            f"inspecting {path.name} took more than {limits.cpu_s} s of processor time, or too much memory; the files "
+            "are not what they seem.",
+            param=path.name,
+        )
+    try:
+        payload = json.loads(answer) if status == 0 and len(answer) <= limits.output_bytes else None
+    except ValueError:
+        payload = None
+    if not isinstance(payload, dict):
+        last = said.strip().rpartition("\n")[2]
+        raise EngineError(f"the inspection of {path.name} broke (exit status {status}): {last[:200] or 'no message'}.")
+    if "error" in payload:
+        raise BlazrError.from_dict(payload["error"])
+    return Inspection.from_dict(payload["inspection"])
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the child's whole session, if it still runs, and collect it."""
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            process.kill()
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def main() -> None:
+    """The child: one request on standard input, one answer on standard output."""
+    request = json.load(sys.stdin)
+    limits = ChildLimits(**request["limits"])
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.output_bytes, limits.output_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answer: dict[str, Any]
+    try:
+        inspection = inspect_checkpoint(Path(request["path"]), overrides=request["overrides"])
+        answer = {"inspection": inspection.to_dict()}
+    except BlazrError as error:
+        answer = {"error": error.to_dict()}
+    except MemoryError:
+        answer = {
+            "error": CorruptCheckpoint(
+                f"inspecting {Path(request['path']).name} needs more than {limits.memory_bytes >> 20} MiB of memory."
+            ).to_dict()
+        }
+    except Exception:  # the process boundary: the parent reports it as ours
+        traceback.print_exc()
+        sys.exit(1)
+    json.dump(answer, sys.stdout, allow_nan=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Which files of a path are the checkpoint: weights, configuration, tokenizer, chat templates.
+
+Only names are looked at here, and the index of a sharded checkpoint. Kinds of files are on a list; the
+pickle family is refused by name here and by content in ``safetensors_header``. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from inference.errors import CheckpointError, CorruptCheckpoint, MissingTensor, UnsupportedFormat
+from models_registry.detection.json_file import read_object
+from models_registry.detection.safetensors_header import MAX_TENSORS
+
+Role = Literal["weights", "index", "config", "generation_config", "tokenizer", "tokenizer_config", "chat_template"]
+
+MAX_DIRECTORY_ENTRIES = 20_000
+MAX_SHARDS = 4096
+MAX_INDEX_BYTES = 32 << 20
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".pt2", ".mar", ".joblib", ".npy", ".npz")
+INDEX_SUFFIX = ".safetensors.index.json"
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\.safetensors")
+_STEP = re.compile(r"(?P<prefix>.+)_step_(?P<step>\d{1,18})\.safetensors")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,254}")
+
+_SIDE_FILES: Mapping[str, Role] = {
+    "config.json": "config",
+    "generation_config.json": "generation_config",
+    "tokenizer_config.json": "tokenizer_config",
+    "special_tokens_map.json": "tokenizer_config",
+    "tokenizer.json": "tokenizer",
+    "tokenizer.model": "tokenizer",
+    "chat_template.jinja": "chat_template",
+    "chat_template.json": "chat_template",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """One file of a checkpoint. ``path`` is relative to the checkpoint's directory."""
+
+    path: str
+    size_bytes: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDirectory:
+    """What ``resolve`` found.
+
+    Attributes:
+        directory: Absolute; what all names are relative to.
+        files: All files that matter, weights first.
+        weight_map: Tensor name to file, from an index; None: there is no index.
+        choice: Why these weights were taken, for people.
+        ambiguous: Whether other weights lie beside them that could have been meant.
+    """
+
+    directory: Path
+    files: tuple[CheckpointFile, ...]
+    weight_map: Mapping[str, str] | None
+    choice: str
+    ambiguous: bool = False
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Names of the weight files, in shard order."""
+        return self.with_role("weights")
+
+    def with_role(self, role: Role) -> tuple[str, ...]:
+        """Names of the files with this role."""
+        return tuple(file.path for file in self.files if file.role == role)
+
+    def find(self, name: str) -> Path | None:
+        """Absolute path of one of the files; None: it isn't there."""
+        return self.directory / name if any(file.path == name for file in self.files) else None
+
+
+def resolve(path: Path) -> CheckpointDirectory:
+    """Find the files of the checkpoint at ``path``.
+
+    A directory: ``model.safetensors``, else the files of an index, else a shard set, else the one
+    ``…_final.safetensors``, else the highest ``…_step_N.safetensors`` (N as a number), else the only
+    ``.safetensors`` file. A file: itself (with its sister shards), and the configuration beside it.
+
+    Raises:
+        UnsupportedFormat: No weights of a kind that is read, or several with no telling which.
+        MissingTensor: Shards are missing; the message names them.
+        CorruptCheckpoint: The path doesn't exist, or the index is broken.
+    """
+    path = path.expanduser().absolute()
+    if path.is_dir():
+        names = _listing(path)
+        weights = _choose_weights(path, names)
+        directory = path
+    elif path.is_file():
+        directory = path.parent
+        names = _listing(directory)
+        weights = _named_weights(path, names)
+    else:
+        what = "is neither a file nor a directory" if os.path.lexists(path) else "does not exist"
+        raise CorruptCheckpoint(
+            f"{path} {what}; expected a directory with .safetensors files, or one such file.", param="path"
+        )
+    files = [_file(directory, name, "weights") for name in weights.names]
+    if weights.index is not None:
+        files.append(_file(directory, weights.index, "index"))
+    files += [_file(directory, name, role) for name, role in _SIDE_FILES.items() if name in names]
+    files += [_file(directory, name, "tokenizer") for name in sorted(names) if name.endswith(".tiktoken")]
+    return CheckpointDirectory(directory, tuple(files), weights.weight_map, weights.choice, weights.ambiguous)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    names: tuple[str, ...]
+    choice: str
+    index: str | None = None
+    weight_map: Mapping[str, str] | None = None
+    ambiguous: bool = False
+
+
+def _listing(directory: Path) -> frozenset[str]:
+    names: set[str] = set()
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if len(names) == MAX_DIRECTORY_ENTRIES:
+                    raise UnsupportedFormat(
+                        f"{directory} has more than {MAX_DIRECTORY_ENTRIES} entries; it isn't a checkpoint.",
+                        param="path",
+                    )
+                if not entry.is_dir():
+                    names.add(entry.name)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{directory} can't be read: {error.strerror}.", param="path") from None
+    return frozenset(names)
+
+
+def _choose_weights(directory: Path, names: frozenset[str]) -> _Weights:
+    candidates = sorted(name for name in names if name.endswith(".safetensors"))
+    # A link into the void still shows in a listing; it is a missing file, to be reported as such.
+    if "model.safetensors" in candidates:
+        return _Weights(("model.safetensors",), "model.safetensors")
+    indices = sorted(name for name in names if name.endswith(INDEX_SUFFIX))
+    if indices:
+        index = "model" + INDEX_SUFFIX if "model" + INDEX_SUFFIX in indices else indices[0]
+        if index != "model" + INDEX_SUFFIX and len(indices) > 1:
+            raise _ambiguous(directory, indices, "index files")
+        return _indexed(directory, index, names)
+    if not candidates:
+        raise _no_weights(directory, names)
+    stems = sorted({match["stem"] + "-of-" + match["total"] for match in map(_SHARD.fullmatch, candidates) if match})
+    if len(stems) > 1:
+        raise _ambiguous(directory, stems, "shard sets")
+    if stems:
+        return _shard_set(next(match for match in map(_SHARD.fullmatch, candidates) if match), names)
+    finals = [name for name in candidates if name.endswith("_final.safetensors")]
+    if len(finals) > 1:
+        raise _ambiguous(directory, finals, "final files")
+    if finals:
+        beside = len(candidates) - 1
+        return _Weights((finals[0],), f"the _final file; {beside} other .safetensors files lie beside it")
+    steps = [(match["prefix"], int(match["step"]), match[0]) for match in map(_STEP.fullmatch, candidates) if match]
+    prefixes = sorted({prefix for prefix, _, _ in steps})
+    if len(prefixes) > 1:
+        raise _ambiguous(directory, prefixes, "training runs")
+    if steps:
+        _, step, name = max(steps, key=lambda item: item[1])
+        return _Weights((name,), f"step {step}, the highest of {len(steps)}; there is no _final file", ambiguous=True)
+    if len(candidates) > 1:
+        raise _ambiguous(directory, candidates, ".safetensors files")
+    return _Weights((candidates[0],), "the only .safetensors file")
+
+
+def _named_weights(path: Path, names: frozenset[str]) -> _Weights:
+    name = path.name
+    if name.endswith(INDEX_SUFFIX):
+        return _indexed(path.parent, name, names)
+    if not name.endswith(".safetensors"):
+        raise _refusal(name)
+    shard = _SHARD.fullmatch(name)
+    if shard is not None:
+        index = shard["stem"] + INDEX_SUFFIX
+        return _indexed(path.parent, index, names) if index in names else _shard_set(shard, names)
+    return _Weights((name,), "the file that was named")
+
+
+def _shard_set(shard: re.Match[str], names: frozenset[str]) -> _Weights:
+    stem, total = shard["stem"], int(shard["total"])
+    if not 1 <= total <= MAX_SHARDS:
+        raise CorruptCheckpoint(f"{shard[0]}: {total} shards; 1 to {MAX_SHARDS} are allowed.", param=shard[0])
+    width = len(shard["total"])
+    wanted = [f"{stem}-{number:0{width}d}-of-{shard['total']}.safetensors" for number in range(1, total + 1)]
+    _require(wanted, names)
+    return _Weights(tuple(wanted), f"{total} shards by their names (there is no index)")
+
+
+def _indexed(directory: Path, index: str, names: frozenset[str]) -> _Weights:
+    weight_map = read_object(directory / index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptCheckpoint(f"{index} has no weight_map.", param=index)
+    if len(weight_map) > MAX_TENSORS:
+        raise CorruptCheckpoint(f"{index} lists {len(weight_map)} tensors; the limit is {MAX_TENSORS}.", param=index)
+    shards = set()
+    for name, file in weight_map.items():
+        if file in shards:
+            continue
+        if not isinstance(file, str) or not _PLAIN_NAME.fullmatch(file):
+            raise CorruptCheckpoint(
+                f"{index}: tensor {name[:80]} is said to be in {str(file)[:80]!r}; it must be a plain file name in the "
+                "same directory.",
+                param=index,
+            )
+        if not file.endswith(".safetensors"):
+            raise _refusal(file)
+        shards.add(file)
+    if len(shards) > MAX_SHARDS:
+        raise CorruptCheckpoint(f"{index} lists {len(shards)} files; the limit is {MAX_SHARDS}.", param=index)
+    _require(sorted(shards), names)
+    return _Weights(tuple(sorted(shards)), f"{len(shards)} files of {index}", index, weight_map)
+
+
+def _require(wanted: Sequence[str], names: frozenset[str]) -> None:
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+        raise MissingTensor(
+            f"{len(missing)} of {len(wanted)} weight files are missing: {shown}; complete the download.",
+            param=missing[0],
+        )
+
+
+def _file(directory: Path, name: str, role: Role) -> CheckpointFile:
+    try:
+        return CheckpointFile(name, (directory / name).stat().st_size, role)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{name} can't be read: {error.strerror}.", param=name) from None
+
+
+def _refusal(name: str) -> CheckpointError:
+    """Why a file of this name isn't read."""
+    suffix = Path(name).suffix.lower()
+    if suffix in PICKLE_SUFFIXES:
+        return UnsupportedFormat(
+            f"{name[:120]} is a pickle by its name; pickles can run code when they are opened and are never read. "
+            "Convert it to safetensors.",
+            param=name[:120],
+        )
+    if suffix == ".gguf":
+        return UnsupportedFormat(
+            f"{name[:120]} is a GGUF file, which is not served yet; use the safetensors checkpoint of the model.",
+            param=name[:120],
+        )
+    return UnsupportedFormat(
+        f"{name[:120]} is not a weight file that is read here; expected .safetensors.", param=name[:120]
+    )
+
+
+def _no_weights(directory: Path, names: frozenset[str]) -> CheckpointError:
+    for name in sorted(names, key=lambda item: (not item.lower().endswith(".gguf"), item)):
+        if name.lower().endswith((".gguf", *PICKLE_SUFFIXES)):
+            refusal = _refusal(name)
+            return UnsupportedFormat(
+                f"There are no .safetensors files in {directory.name}: {refusal.message}", param=name
+            )
+    return UnsupportedFormat(
+        f"There are no weights in {directory}: looked for model.safetensors, *{INDEX_SUFFIX}, "
+        "*-00001-of-*.safetensors, *_final.safetensors and *_step_N.safetensors.",
+        param="path",
+    )
+
+
+def _ambiguous(directory: Path, names: Sequence[str], what: str) -> UnsupportedFormat:
+    shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return UnsupportedFormat(
+        f"There are {len(names)} {what} in {directory.name} ({shown}); name the file to use.", param="path"
+    )

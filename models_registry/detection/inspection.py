@@ -1,0 +1,330 @@
+"""Looking at a checkpoint without running anything of it: files in, ``Inspection`` out.
+
+Only headers, small JSON files and (for oxidizr's Mamba layers) a few A_log values are read. What comes out is all
+that a worker needs to build the network; nobody detects anything a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from inference.errors import (
+    BlazrError,
+    CheckpointError,
+    CorruptCheckpoint,
+    InvalidRequest,
+    MissingTensor,
+    TensorShapeMismatch,
+    UnsupportedArchitecture,
+    UnsupportedFormat,
+)
+from inference.modelling.config import (
+    CheckpointConfig,
+    CheckpointView,
+    Confidence,
+    Fact,
+    Facts,
+    TensorInfo,
+    TensorTable,
+)
+from inference.modelling.families.common import STORED_DTYPES, source_shape
+from inference.modelling.registry import family_builder
+from inference.modelling.spec import AttentionSpec, Mamba2Spec, Mamba3Spec, MLASpec, ModelSpec, MoESpec
+from inference.tokenisation.spec import TokenizerSpec
+from models_registry.detection.architecture import detect_format, detect_model_type, refuse_quantised
+from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
+from models_registry.detection.facts import check_overrides
+from models_registry.detection.json_file import read_object
+from models_registry.detection.safetensors_header import MAX_TENSORS, read_header
+from models_registry.detection.stored_values import read_values
+from models_registry.detection.vocabulary import choose_tokenizer
+
+A_LOG_NEAR_ZERO = 0.5
+"""An A_log whose values all stay below this (ln 2 = 0.69 is the second of the trainer's ln(1..H)) was never
+given its initial values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Everything that is known of a checkpoint.
+
+    Attributes:
+        spec: What to build.
+        tokenizer: How to read and write text.
+        facts: What was found, why, and how sure that is.
+        warnings: What an operator should know, one sentence each.
+        directory: Absolute directory that all file names are relative to.
+        files: The files that matter, weights first.
+        tensors: Header entries by name.
+    """
+
+    spec: ModelSpec
+    tokenizer: TokenizerSpec
+    facts: tuple[Fact, ...]
+    warnings: tuple[str, ...]
+    directory: Path
+    files: tuple[CheckpointFile, ...]
+    tensors: dict[str, TensorInfo]
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Names of the weight files, relative to ``directory``."""
+        return tuple(file.path for file in self.files if file.role == "weights")
+
+    @property
+    def weight_paths(self) -> tuple[Path, ...]:
+        """Absolute paths of the weight files."""
+        return tuple(self.directory / name for name in self.weight_files)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights, a tied head counted once."""
+        return self.spec.num_parameters()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the weight files."""
+        return sum(file.size_bytes for file in self.files if file.role == "weights")
+
+    def moved_to(self, directory: Path) -> Inspection:
+        """The same checkpoint after its files went to another directory."""
+        tokenizer = self.tokenizer
+        if tokenizer.path is not None and Path(tokenizer.path).parent == self.directory:
+            tokenizer = replace(tokenizer, path=str(directory / Path(tokenizer.path).name))
+        return replace(self, directory=directory, tokenizer=tokenizer)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form that ``from_dict`` reads back to an equal value."""
+        numbers = {file.path: number for number, file in enumerate(self.files)}
+        return {
+            "version": 1,
+            "spec": self.spec.to_dict(),
+            "tokenizer": self.tokenizer.to_dict(),
+            "facts": [fact.to_dict() for fact in self.facts],
+            "warnings": list(self.warnings),
+            "directory": str(self.directory),
+            "files": [[file.path, file.size_bytes, file.role] for file in self.files],
+            "tensors": [
+                [name, info.dtype, list(info.shape), numbers[info.file], info.begin, info.end]
+                for name, info in self.tensors.items()
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> Inspection:
+        """Read ``to_dict``'s form."""
+        files = tuple(CheckpointFile(path, size, role) for path, size, role in payload["files"])
+        return cls(
+            spec=ModelSpec.from_dict(payload["spec"]),
+            tokenizer=TokenizerSpec.from_dict(payload["tokenizer"]),
+            facts=tuple(
+                Fact(fact["name"], fact["value"], fact["evidence"], Confidence(fact["confidence"]))
+                for fact in payload["facts"]
+            ),
+            warnings=tuple(payload["warnings"]),
+            directory=Path(payload["directory"]),
+            files=files,
+            tensors={
+                name: TensorInfo(dtype, tuple(shape), files[number].path, begin, end)
+                for name, dtype, shape, number, begin, end in payload["tensors"]
+            },
+        )
+
+
+def inspect_checkpoint(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Inspection:
+    """Find out what the checkpoint at ``path`` is.
+
+    Args:
+        path: A directory, or one of its weight files.
+        overrides: Facts set by a person, by the names of ``facts.FACTS``; they win over everything found.
+
+    Raises:
+        CheckpointError: It can't be served; the message says which file or tensor, and why.
+        InvalidRequest: An override is unknown, illegal, contradicts the tensors, or would have no effect.
+    """
+    checked = check_overrides(overrides or {})
+    resolved = resolve(path)
+    tensors = _read_tensors(resolved)
+    config_path = resolved.find("config.json")
+    config = CheckpointConfig({} if config_path is None else read_object(config_path))
+    facts = Facts(checked)
+    facts.add(
+        "weights",
+        ", ".join(resolved.weight_files[:3]) + (", …" if len(resolved.weight_files) > 3 else ""),
+        resolved.choice,
+        Confidence.MEDIUM if resolved.ambiguous else Confidence.CERTAIN,
+    )
+    _note_config(config_path, config, facts)
+    refuse_quantised(tensors, config)
+    format_ = detect_format(tensors, facts)
+    model_type, guessed = detect_model_type(tensors, format_, config, facts)
+    view = CheckpointView(config, TensorTable(tensors), facts)
+    spec = _build(view, model_type, guessed)
+    _check_sources(spec, view.tensors)
+    _check_overrides_hold(spec, checked)
+    if spec.format == "oxidizr":
+        _look_at_a_log(spec, resolved.directory, tensors, facts)
+    tokenizer = choose_tokenizer(resolved, spec, config, facts)
+    return Inspection(
+        spec=spec,
+        tokenizer=tokenizer,
+        facts=tuple(replace(fact, value=_plain(fact.value)) for fact in facts.facts),
+        warnings=tuple(facts.warnings),
+        directory=resolved.directory,
+        files=resolved.files,
+        tensors=tensors,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A fact's value as strict JSON: no tuples, no infinities."""
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read_tensors(resolved: CheckpointDirectory) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for file in resolved.weight_files:
+        header = read_header(resolved.directory / file)
+        twice = next((name for name in header if name in tensors), None)
+        if twice is not None:
+            raise CorruptCheckpoint(f"tensor {twice} is in {tensors[twice].file} and in {file}.", param=twice)
+        if len(tensors) + len(header) > MAX_TENSORS:
+            raise CorruptCheckpoint(f"the files hold more than {MAX_TENSORS} tensors together.", param=file)
+        tensors |= header
+    if not tensors:
+        raise UnsupportedArchitecture(f"{', '.join(resolved.weight_files[:3])} holds no tensors.", param="tensors")
+    for name, file in (resolved.weight_map or {}).items():
+        if name not in tensors:
+            raise MissingTensor(f"tensor {name[:120]} should be in {file}, by the index, but isn't.", param=name[:120])
+    return tensors
+
+
+def _note_config(path: Path | None, config: CheckpointConfig, facts: Facts) -> None:
+    if path is None:
+        facts.add("config", "missing", "there is no config.json; all is inferred from tensor names and shapes")
+        facts.warn("there is no config.json: what shapes don't show has a default or is guessed; see the facts.")
+        return
+    facts.add("config", "config.json", f"{len(config.values)} keys")
+    if "auto_map" in config:
+        facts.warn("config.json names Python code of its own (auto_map); it is never run.")
+
+
+def _build(view: CheckpointView, model_type: str, guessed: bool) -> ModelSpec:
+    """The family's spec. Under a guessed type every tensor must find its use, or the guess was wrong."""
+    try:
+        spec = family_builder(model_type)(view)
+    except BlazrError as error:
+        if not guessed or isinstance(error, InvalidRequest):
+            raise
+        raise UnsupportedArchitecture(
+            f"the tensor names look like {model_type}'s, but don't fit: {error.message}", param=error.param
+        ) from None
+    except RecursionError:
+        raise CorruptCheckpoint("config.json is nested too deeply.", param="config.json") from None
+    if guessed:
+        used = {name for source in spec.parameters.values() for name in source.tensor_names()}
+        tied_head = {"lm_head.weight"} if spec.tie_word_embeddings else set()
+        left = [name for name in view.tensors if name not in used | tied_head and "rotary_emb" not in name]
+        if left:
+            raise UnsupportedArchitecture(
+                f"the tensor names look like {model_type}'s, but {len(left)} tensors have no place in it "
+                f"({', '.join(name[:80] for name in left[:5])}); the architecture is not supported.",
+                param=left[0],
+            )
+    return spec
+
+
+def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
+    """Every parameter can be put together, in its shape, from tensors of a readable dtype."""
+    shapes = spec.parameter_shapes()
+    odd = sorted(shapes.keys() ^ spec.parameters.keys())
+    if odd:
+        raise UnsupportedArchitecture(
+            f"the layers of {spec.model_type} have no complete set of tensors: {', '.join(odd[:5])}.", param=odd[0]
+        )
+    for parameter, wanted in shapes.items():
+        source = spec.parameters[parameter]
+        found = source_shape(source, tensors)
+        if found != wanted:
+            names = list(source.tensor_names())
+            raise TensorShapeMismatch(
+                f"{' + '.join(names[:3])}{' …' if len(names) > 3 else ''} has shape {list(found)}; {list(wanted)} is "
+                f"needed for {parameter}.",
+                param=names[0],
+            )
+        for name in source.tensor_names():
+            if tensors[name].dtype not in STORED_DTYPES:
+                raise UnsupportedFormat(
+                    f"tensor {name} is stored as {tensors[name].dtype}; {', '.join(STORED_DTYPES)} can be read.",
+                    param=name,
+                )
+
+
+def _check_overrides_hold(spec: ModelSpec, overrides: Mapping[str, Any]) -> None:
+    """An override that changes nothing is an error, not a decoration."""
+    for name, value in overrides.items():
+        if name in ("model_type", "vocabulary"):
+            continue
+        held = _values_in(spec, name)
+        if value not in held:
+            raise InvalidRequest(
+                f"{name} can't be set to {value!r} here: "
+                + (f"the tensors say {', '.join(map(str, held[:3]))}." if held else "no layer of this model has it."),
+                param=name,
+            )
+
+
+def _values_in(spec: ModelSpec, fact: str) -> list[Any]:
+    """The values that a fact has in the finished spec, over all layers."""
+    mixers = [layer.token_mixer for layer in spec.layers]
+    channels = [layer.channel_mixer for layer in spec.layers if layer.channel_mixer is not None]
+    attention = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
+    latent = [mixer for mixer in mixers if isinstance(mixer, MLASpec)]
+    with_heads: list[AttentionSpec | MLASpec] = [*attention, *latent]
+    values: dict[str, list[Any]] = {
+        "max_position_embeddings": [spec.max_position_embeddings],
+        "rope.theta": [mixer.rope.theta for mixer in with_heads if mixer.rope is not None],
+        "norm.eps": [spec.final_norm.eps],
+        "activation": [channel.activation for channel in channels],
+        "attention.num_heads": [mixer.num_heads for mixer in with_heads],
+        "attention.head_dim": [mixer.head_dim for mixer in attention],
+        "top_k": [channel.top_k for channel in channels if isinstance(channel, MoESpec)],
+        "mamba2.num_groups": [mixer.num_groups for mixer in mixers if isinstance(mixer, Mamba2Spec)],
+        "a_override": [mixer.a_override for mixer in mixers if isinstance(mixer, Mamba2Spec | Mamba3Spec)],
+        "tie_word_embeddings": [spec.tie_word_embeddings],
+    }
+    return list(dict.fromkeys(values.get(fact, [])))
+
+
+def _look_at_a_log(spec: ModelSpec, directory: Path, tensors: Mapping[str, TensorInfo], facts: Facts) -> None:
+    """Warn when A_log looks like what the trainer stores without having used it.
+
+    The trainer adds ln(1..H) to a zero-initialised tensor while building the model and saves only the
+    tensor, so all stored values stay near 0, while the values in use were near A = -(1, 2, …, H).
+    """
+    largest, count = 0.0, 0
+    for number, layer in enumerate(spec.layers):
+        if not isinstance(layer.token_mixer, Mamba2Spec | Mamba3Spec) or layer.token_mixer.num_heads < 2:
+            continue
+        source = spec.parameters[f"layers.{number}.token_mixer.A_log"]
+        info = tensors[source.pieces[0].name]
+        largest = max(largest, *map(abs, read_values(directory, info)))
+        count += 1
+    if not count or not largest < A_LOG_NEAR_ZERO or facts.overrides.get("a_override") is not None:
+        return
+    evidence = f"A_log is used as it is stored; all values are near 0 (largest {largest:.2g})"
+    facts.add("a_override", None, evidence, Confidence.LOW)
+    if "a_override" not in facts.overrides:
+        facts.warn(
+            f"A_log is near 0 in all {count} Mamba layers (largest value {largest:.2g}): the oxidizr trainer computes "
+            "with A = -(1, 2, …, H) and doesn't store that. If the text is poor, try the override a_override = -(1..H)."
+        )
+
+
+__all__ = ["CheckpointError", "CheckpointFile", "Inspection", "inspect_checkpoint"]

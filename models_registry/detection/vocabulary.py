@@ -1,0 +1,319 @@
+"""Which tokenizer a checkpoint was made with, and what that means for BOS, EOS and chat.
+
+Order of trust: what the operator says, ``tokenizer_vocab`` in config.json, tokenizer files beside the weights, the
+exact number of embedding rows, and last a range of numbers, with a warning. Outside the plausible ranges the answer
+is "none": a wrong tokenizer gives fluent nonsense, a missing one an error that says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from inference.errors import InvalidRequest, UnsupportedFormat
+from inference.modelling.config import CheckpointConfig, Confidence, Facts
+from inference.modelling.spec import ModelSpec
+from inference.tokenisation.spec import VOCABULARIES, TokenizerSpec
+from models_registry.detection.directory import CheckpointDirectory
+from models_registry.detection.tokenizer_files import (
+    TokenizerFiles,
+    find_chat_template,
+    read_tokenizer_files,
+    token_ids,
+)
+
+NUM_AGENT_TOKENS = 54
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinVocabulary:
+    """Control tokens of a built-in vocabulary, and the embedding sizes at which it is plausible.
+
+    Attributes:
+        low, high: Closed range of embedding rows in which the vocabulary is a fair guess.
+        turn_ends: Ids that end a turn, besides EOS.
+        agent_base: Id of ``<|system|>``, the first of the agent tokens.
+    """
+
+    low: int
+    high: int
+    bos: tuple[str, int] | None
+    eos: tuple[str, int]
+    turn_ends: tuple[int, ...]
+    agent_base: int
+
+
+BUILTIN: Mapping[str, BuiltinVocabulary] = {
+    "cl100k_base": BuiltinVocabulary(100_256, 100_352, None, ("<|endoftext|>", 100_257), (), 100_277),
+    "o200k_base": BuiltinVocabulary(199_998, 200_192, None, ("<|endoftext|>", 199_999), (), 200_019),
+    "llama3": BuiltinVocabulary(
+        128_000, 128_512, ("<|begin_of_text|>", 128_000), ("<|end_of_text|>", 128_001), (128_008, 128_009), 128_300
+    ),
+    "deepseek_v3": BuiltinVocabulary(
+        128_800, 129_024, ("<｜begin▁of▁sentence｜>", 0), ("<｜end▁of▁sentence｜>", 1), (), 128_900
+    ),
+}
+"""Ids as the vocabularies define them (the tests compare them with the tokenizer library)."""
+
+_AGENT_IM_END, _AGENT_STOP, _AGENT_ASSISTANT = 4, 40, 2
+"""Offsets from ``agent_base``."""
+
+TURN_END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|stop|>")
+"""Control tokens that end a turn in some chat format; a model that has one means it so."""
+
+PADDINGS = (8, 64, 128, 256)
+"""Trainers round the embedding up to a multiple of one of these."""
+
+PUBLISHED_SIZES: Mapping[int, str] = {129_280: "deepseek_v3"}
+"""Embedding rows of published models that no rule explains."""
+
+OXIDIZR_TEMPLATE = (
+    "{%- if bos_token %}{{- bos_token }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role not in ('system', 'user', 'assistant') %}"
+    "{{- raise_exception('this model knows the roles system, user and assistant, not ' ~ message.role) }}"
+    "{%- endif %}"
+    "{{- '<|' ~ message.role ~ '|>\\n' ~ message.content ~ '\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
+)
+"""``<|system|>\\nTEXT\\n<|user|>\\nTEXT\\n<|assistant|>\\n``: what oxidizr's models are asked with."""
+
+
+def choose_tokenizer(
+    resolved: CheckpointDirectory, spec: ModelSpec, config: CheckpointConfig, facts: Facts
+) -> TokenizerSpec:
+    """Decide on the tokenizer; the reason goes to ``facts`` as ``vocabulary``.
+
+    Raises:
+        InvalidRequest: The operator's ``vocabulary`` is unknown, or names a file that isn't there.
+        UnsupportedFormat: config.json's ``tokenizer_vocab`` is unknown.
+        CorruptCheckpoint: A tokenizer file is broken or over its limit.
+    """
+    files = read_tokenizer_files(resolved)
+    found = _choose(resolved, spec.vocab_size, config, facts)
+    if found.kind == "builtin":
+        found = _with_builtin_tokens(found)
+    return _with_template(_with_file_tokens(found, files, config, facts), resolved, files, spec, facts)
+
+
+# --- which one ---------------------------------------------------------------------------------
+
+
+def _choose(resolved: CheckpointDirectory, rows: int, config: CheckpointConfig, facts: Facts) -> TokenizerSpec:
+    override = facts.overrides.get("vocabulary")
+    if override is not None:
+        facts.add("vocabulary", override, "set by the operator", Confidence.OVERRIDE)
+        return _by_name(str(override), resolved, rows)
+    stated = config.get("tokenizer_vocab")
+    if stated is not None and stated != "custom":
+        if stated not in VOCABULARIES:
+            raise UnsupportedFormat(
+                f"config.json: tokenizer_vocab {str(stated)[:60]!r} is not a known vocabulary; known are "
+                f"{', '.join(VOCABULARIES)}.",
+                param="tokenizer_vocab",
+            )
+        facts.add("vocabulary", stated, "config.json (tokenizer_vocab)")
+        return TokenizerSpec("builtin", rows, name=str(stated))
+    by_file = _by_files(resolved, rows, facts)
+    if by_file is not None:
+        return by_file
+    if stated == "custom":
+        raise UnsupportedFormat(
+            "config.json: tokenizer_vocab is 'custom', but there is no tokenizer.json or .tiktoken file; add it, "
+            f"or use one of {', '.join(VOCABULARIES)}.",
+            param="tokenizer_vocab",
+        )
+    return _by_size(rows, facts)
+
+
+def _by_name(name: str, resolved: CheckpointDirectory, rows: int) -> TokenizerSpec:
+    """What the operator's word means: a built-in name, ``none``, ``files``, or a file."""
+    if name in VOCABULARIES:
+        return TokenizerSpec("builtin", rows, name=name)
+    if name == "none":
+        return TokenizerSpec("none", rows)
+    if name == "files":
+        found = _by_files(resolved, rows, Facts())
+        if found is None:
+            raise InvalidRequest(
+                f"vocabulary is set to 'files', but {resolved.directory.name} has no tokenizer.json or .tiktoken file.",
+                param="vocabulary",
+            )
+        return found
+    path = resolved.directory / Path(name).expanduser()
+    if path.suffix in (".tiktoken", ".json") and "\0" not in name and path.is_file():
+        return TokenizerSpec("tiktoken" if path.suffix == ".tiktoken" else "huggingface", rows, path=str(path))
+    raise InvalidRequest(
+        f"vocabulary {name[:80]!r} is neither known ({', '.join(VOCABULARIES)}, files, none) nor an existing "
+        ".tiktoken or tokenizer.json file.",
+        param="vocabulary",
+    )
+
+
+def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> TokenizerSpec | None:
+    names = resolved.with_role("tokenizer")
+    if "tokenizer.json" in names:
+        facts.add("vocabulary", "tokenizer.json", "tokenizer.json lies beside the weights")
+        return TokenizerSpec("huggingface", rows, path=str(resolved.directory / "tokenizer.json"))
+    rank_files = [name for name in names if name.endswith(".tiktoken")]
+    if rank_files:
+        name = rank_files[0]
+        stem = name.removesuffix(".tiktoken")
+        if stem in VOCABULARIES:
+            facts.add("vocabulary", stem, f"{name} lies beside the weights", Confidence.HIGH)
+            return TokenizerSpec("builtin", rows, name=stem)
+        if len(rank_files) > 1:
+            facts.warn(f"several .tiktoken files lie beside the weights; {name} is used.")
+        facts.add("vocabulary", name, f"{name} lies beside the weights")
+        return TokenizerSpec("tiktoken", rows, path=str(resolved.directory / name))
+    if "tokenizer.model" in names:
+        if _is_rank_file(resolved.directory / "tokenizer.model"):
+            # Meta's Llama 3 ships its ranks under this name, without the control tokens.
+            facts.add("vocabulary", "llama3", "tokenizer.model is a list of ranks, as Llama 3's is", Confidence.HIGH)
+            if VOCABULARIES["llama3"][0] <= rows <= BUILTIN["llama3"].high:
+                return TokenizerSpec("builtin", rows, name="llama3")
+            facts.add("vocabulary", "tokenizer.model", "tokenizer.model is a list of ranks", Confidence.HIGH)
+            return TokenizerSpec("tiktoken", rows, path=str(resolved.directory / "tokenizer.model"))
+        facts.warn("tokenizer.model is a SentencePiece file, which is not read; save the tokenizer as tokenizer.json.")
+    return None
+
+
+def _is_rank_file(path: Path) -> bool:
+    with path.open("rb") as file:
+        line = file.readline(512).split()
+    return len(line) == 2 and line[1].isdigit() and line[0].isascii()
+
+
+def _by_size(rows: int, facts: Facts) -> TokenizerSpec:
+    for name, (bare, with_agents) in VOCABULARIES.items():
+        if rows == with_agents:
+            facts.add("vocabulary", name, f"vocab_size is exactly {rows} ({name} with agent tokens)")
+            return TokenizerSpec("builtin", rows, name=name)
+        if rows == bare:
+            facts.add(
+                "vocabulary", name, f"vocab_size is exactly {rows} ({name} without agent tokens)", Confidence.HIGH
+            )
+            return TokenizerSpec("builtin", rows, name=name)
+    for name, totals in VOCABULARIES.items():
+        for total in totals:
+            padding = next((padding for padding in PADDINGS if -(-total // padding) * padding == rows), None)
+            if padding is not None:
+                evidence = f"vocab_size {rows} is {name}'s {total} rounded up to a multiple of {padding}"
+                facts.add("vocabulary", name, evidence, Confidence.HIGH)
+                return TokenizerSpec("builtin", rows, name=name)
+    if rows in PUBLISHED_SIZES:
+        name = PUBLISHED_SIZES[rows]
+        facts.add("vocabulary", name, f"published models with {name} have {rows} rows", Confidence.MEDIUM)
+        return TokenizerSpec("builtin", rows, name=name)
+    for name, vocabulary in BUILTIN.items():
+        if vocabulary.low <= rows <= vocabulary.high:
+            bare, with_agents = VOCABULARIES[name]
+            between = bare < rows < with_agents
+            facts.add(
+                "vocabulary",
+                name,
+                f"vocab_size {rows} is near {name}'s {bare} and {with_agents}",
+                Confidence.MEDIUM if between else Confidence.LOW,
+            )
+            facts.warn(
+                f"the vocabulary is a guess: {rows} rows are near {name}'s {bare} (or {with_agents} with agents); "
+                "set vocabulary if the text is nonsense."
+            )
+            return TokenizerSpec("builtin", rows, name=name)
+    facts.add("vocabulary", "none", f"no tokenizer file, and {rows} rows fit no known vocabulary", Confidence.LOW)
+    facts.warn(
+        f"no tokenizer is known: {rows} rows fit none of {', '.join(VOCABULARIES)}. Token-id prompts work; for text "
+        "add a tokenizer.json, or set vocabulary."
+    )
+    return TokenizerSpec("none", rows)
+
+
+# --- control tokens ----------------------------------------------------------------------------
+
+
+def _with_builtin_tokens(found: TokenizerSpec) -> TokenizerSpec:
+    """BOS, EOS and end-of-turn ids of a built-in vocabulary, those that the embedding has rows for."""
+    vocabulary = BUILTIN[str(found.name)]
+    agents = (vocabulary.agent_base + _AGENT_IM_END, vocabulary.agent_base + _AGENT_STOP)
+    ends = [end for end in (vocabulary.eos[1], *vocabulary.turn_ends, *agents) if end < found.vocab_size]
+    special = {"eos_token": vocabulary.eos[0]}
+    bos = None
+    if vocabulary.bos is not None and vocabulary.bos[1] < found.vocab_size:
+        special["bos_token"], bos = vocabulary.bos
+    return replace(found, bos_token_id=bos, eos_token_ids=tuple(ends), special_tokens=tuple(sorted(special.items())))
+
+
+def _with_file_tokens(
+    found: TokenizerSpec, files: TokenizerFiles, config: CheckpointConfig, facts: Facts
+) -> TokenizerSpec:
+    """Add what config.json, generation_config.json and the tokenizer's files say."""
+    named = dict(found.special_tokens) | dict(files.special_tokens)
+    ends = list(found.eos_token_ids)
+    ends += token_ids(files.generation_config.get("eos_token_id")) + token_ids(config.get("eos_token_id"))
+    if found.kind != "builtin":
+        # In a built-in vocabulary the texts below have known ids, which are in already.
+        ends += [files.added_tokens[text] for text in TURN_END_TOKENS if text in files.added_tokens]
+    if named.get("eos_token") in files.added_tokens:
+        ends.append(files.added_tokens[named["eos_token"]])
+    outside = sorted({end for end in ends if end >= found.vocab_size})
+    if outside:
+        facts.warn(
+            f"end tokens {outside[:5]} lie outside the {found.vocab_size} rows of the embedding; they are ignored."
+        )
+    ends = list(dict.fromkeys(end for end in ends if end < found.vocab_size))
+    bos = _bos(found, files, named, config)
+    if bos is not None and bos >= found.vocab_size:
+        facts.warn(f"the BOS token {bos} lies outside the {found.vocab_size} rows of the embedding; none is used.")
+        bos = None
+    facts.add("bos_token_id", bos, "tokenizer files" if found.kind != "builtin" else f"{found.name}'s own")
+    facts.add("eos_token_ids", ends, "union of all that the files and the vocabulary name")
+    if not ends:
+        facts.warn("no end-of-sequence token is known: a generation ends at its token limit or a stop string.")
+    added = tuple(sorted(files.added_tokens.items(), key=lambda item: item[1])) if found.kind == "tiktoken" else ()
+    return replace(
+        found,
+        bos_token_id=bos,
+        eos_token_ids=tuple(ends),
+        special_tokens=tuple(sorted(named.items())),
+        added_tokens=tuple((text, token_id) for text, token_id in added if token_id < found.vocab_size),
+    )
+
+
+def _bos(found: TokenizerSpec, files: TokenizerFiles, named: Mapping[str, str], config: CheckpointConfig) -> int | None:
+    """The id put before text prompts; None: none, or the files say not to."""
+    explicit = files.tokenizer_config.get("add_bos_token")
+    if explicit is False:
+        return None
+    if found.kind == "builtin":
+        return found.bos_token_id
+    by_name = files.added_tokens.get(named.get("bos_token", ""))
+    if explicit is True:
+        stated = token_ids(config.get("bos_token_id"))
+        return by_name if by_name is not None else next(iter(stated), None)
+    if found.kind == "tiktoken":
+        return by_name
+    return files.bos_by_processor
+
+
+# --- chat --------------------------------------------------------------------------------------
+
+
+def _with_template(
+    found: TokenizerSpec, resolved: CheckpointDirectory, files: TokenizerFiles, spec: ModelSpec, facts: Facts
+) -> TokenizerSpec:
+    template = find_chat_template(resolved, files.tokenizer_config)
+    # oxidizr's form is made of agent tokens: without their rows it would be cut into letters.
+    if template is None and spec.format == "oxidizr" and _has_chat_agents(found):
+        template = OXIDIZR_TEMPLATE, "oxidizr's default form of agent tokens"
+    if template is None:
+        facts.add("chat_template", None, "no template file, and none in tokenizer_config.json")
+        return found
+    facts.add("chat_template", template[1], f"{len(template[0])} characters")
+    return replace(found, chat_template=template[0], chat_template_origin=template[1])
+
+
+def _has_chat_agents(found: TokenizerSpec) -> bool:
+    """Whether the embedding has rows for ``<|system|>``, ``<|user|>`` and ``<|assistant|>``."""
+    return found.kind == "builtin" and BUILTIN[str(found.name)].agent_base + _AGENT_ASSISTANT < found.vocab_size
