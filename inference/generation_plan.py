@@ -7,7 +7,8 @@ Views, the WebSocket consumer and the job runner all come from a request body to
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from inference.messages import GenerateMessage, PromptMessage
@@ -65,6 +66,19 @@ class GenerationPlan:
         if self.params.seed is not None:
             return self
         return replace(self, params=replace(self.params, seed=secrets.randbits(62) if seed is None else seed))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form that ``from_dict`` reads; a queued job is stored as this."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "prompts": list(self.prompts), "params": self.params.to_dict()}
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> GenerationPlan:
+        """Read ``to_dict``'s form."""
+        values = {item.name: payload[item.name] for item in fields(cls) if item.name in payload}
+        values["prompts"] = tuple(values["prompts"])
+        values["params"] = SamplingParams.from_dict(values["params"])
+        return cls(**values)
 
     def message(
         self,

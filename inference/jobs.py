@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference.api.serializers import plan_from_body
 from inference.errors import (
     BlazrError,
     Conflict,
@@ -38,9 +36,10 @@ from inference.errors import (
     UnknownRequest,
     UnsupportedFeature,
 )
-from inference.generation_plan import Endpoint, GenerationPlan
+from inference.generation_plan import GenerationPlan
 from inference.messages import GenerationEvent
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
+from inference.selectors import ServedModel, served_model_read
 
 if TYPE_CHECKING:
     from inference.auth import Principal
@@ -51,7 +50,7 @@ LEASE_S = 10.0
 """A worker that says nothing for so long has lost its jobs; it speaks every quarter of this."""
 MAX_ATTEMPTS = 3
 MAX_JOBS_PER_SUBMIT = 50_000
-MAX_BODY_CHARS = 4 << 20
+MAX_PLAN_BYTES = 4 << 20
 INSERT_BATCH = 500
 
 _hint: list[Callable[[], None]] = []
@@ -59,10 +58,14 @@ _hint: list[Callable[[], None]] = []
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """One job of a submission; ``body`` is a request body of ``endpoint``."""
+    """One job of a submission.
 
-    endpoint: Endpoint
-    body: Mapping[str, Any]
+    Attributes:
+        plan: The checked request; one prompt, no stream.
+        idempotency_key: The same key and plan give the same job.
+    """
+
+    plan: GenerationPlan
     idempotency_key: str | None = None
 
 
@@ -75,7 +78,11 @@ class ClaimedJob:
         job_id: The public id.
         fence: Goes with every write.
         attempt: 1 for the first.
-        endpoint, body, seed, checkpoint_id, tenant, priority: As submitted.
+        plan: The request, seed set.
+        checkpoint_id: The model.
+        model: Its served name when the job was submitted.
+        tenant: Whose job it is.
+        created: Unix time of the submission.
         chunks: Events that earlier attempts stored, in order.
     """
 
@@ -83,22 +90,17 @@ class ClaimedJob:
     job_id: uuid.UUID
     fence: int
     attempt: int
-    endpoint: Endpoint
-    body: str
-    seed: int
+    plan: GenerationPlan
     checkpoint_id: str
+    model: str
     tenant: str
-    priority: int
+    created: int
     chunks: tuple[tuple[GenerationEvent, ...], ...] = ()
 
     @property
     def request_id(self) -> str:
         """Names this attempt in the engine; a stale attempt that still runs has another name."""
         return f"job-{self.job_id.hex}-{self.fence}"
-
-    def plan(self) -> GenerationPlan:
-        """The request, with the seed of the row."""
-        return plan_from_body(self.endpoint, orjson.loads(self.body)).with_seed(self.seed)
 
 
 # --- submitting --------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
     Raises:
         InvalidRequest: A request is wrong; the message says which.
         UnknownModel: A model doesn't exist.
-        Conflict: An idempotency key came before with another body.
+        Conflict: An idempotency key came before with another request.
     """
     if not requests:
         raise InvalidRequest("jobs must not be an empty list.", param="jobs")
@@ -135,9 +137,9 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
         )
     if len(batch_label) > 100 or "\0" in batch_label:
         raise InvalidRequest("batch_label has at most 100 characters, without U+0000.", param="batch_label")
-    checkpoints: dict[str, uuid.UUID] = {}
+    models: dict[str, ServedModel] = {}
     rows = [
-        _new_row(number, request, principal, batch_label, checkpoints, alone=len(requests) == 1)
+        _new_row(number, request, principal, batch_label, models, alone=len(requests) == 1)
         for number, request in enumerate(requests)
     ]
     try:
@@ -154,44 +156,41 @@ def _new_row(
     request: JobRequest,
     principal: Principal,
     batch_label: str,
-    checkpoints: dict[str, uuid.UUID],
+    models: dict[str, ServedModel],
     *,
     alone: bool,
 ) -> GenerationJob:
+    plan = request.plan
     try:
-        plan = plan_from_body(request.endpoint, request.body)
         if plan.stream:
             raise UnsupportedFeature("a job has no stream; leave stream out.", param="stream")
         if len(plan.prompts) > 1:
             raise UnsupportedFeature(
                 f"a job takes one prompt, this one has {len(plan.prompts)}; submit a list of jobs.", param="prompt"
             )
-        if plan.model not in checkpoints:
-            from models_registry.selectors import checkpoint_get_by_name
-
-            checkpoints[plan.model] = checkpoint_get_by_name(plan.model).pk
+        if plan.model not in models:
+            models[plan.model] = served_model_read(plan.model)
+        models[plan.model].check(plan)
         if request.idempotency_key is not None and "\0" in request.idempotency_key:
             raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
-        body = orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)
-        if len(body) > MAX_BODY_CHARS:
-            raise RequestTooLarge(f"a job's body has at most {MAX_BODY_CHARS} bytes, this one has {len(body)}.")
+        # The digest is of what was asked for, the row has the seed that was drawn for it.
+        digest = hashlib.sha256(orjson.dumps(plan.to_dict(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+        stored = orjson.dumps(plan.with_seed().to_dict())
+        if len(stored) > MAX_PLAN_BYTES:
+            raise RequestTooLarge(f"a job has at most {MAX_PLAN_BYTES} bytes, this one has {len(stored)}.")
     except BlazrError as error:
         if alone:
             raise
-        raise type(error)(
-            f"job {number}: {error.message}", param=f"jobs.{number}.body.{error.param}" if error.param else "jobs"
-        ) from None
-    seed = plan.params.seed
+        raise type(error)(f"job {number}: {error.message}", param=f"jobs.{number}.body.{error.param or ''}") from None
     return GenerationJob(
         tenant=principal.tenant,
         batch_label=batch_label,
         idempotency_key=request.idempotency_key,
-        body_digest=hashlib.sha256(request.endpoint.encode() + b"\0" + body).hexdigest(),
-        endpoint=request.endpoint,
+        digest=digest,
+        endpoint=plan.endpoint,
         model=plan.model,
-        checkpoint_id=checkpoints[plan.model],
-        body=body.decode(),
-        seed=secrets.randbits(62) if seed is None else seed,
+        checkpoint_id=uuid.UUID(models[plan.model].checkpoint_id),
+        plan=stored.decode(),
         priority=plan.priority,
         created_at=timezone.now(),
     )
@@ -216,9 +215,9 @@ def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[Generati
             answer.append(row)
             if row.idempotency_key is not None:
                 known[row.idempotency_key] = row
-        elif earlier.body_digest != row.body_digest:
+        elif earlier.digest != row.digest:
             raise Conflict(
-                f"The idempotency key {(row.idempotency_key or '')[:60]!r} was used with another body; "
+                f"The idempotency key {(row.idempotency_key or '')[:60]!r} was used with another request; "
                 "choose a new key.",
                 param="idempotency_key",
             )
@@ -290,12 +289,11 @@ def _claimed(row: GenerationJob) -> ClaimedJob:
         job_id=row.job_id,
         fence=row.fence,
         attempt=row.attempts,
-        endpoint=cast("Endpoint", row.endpoint),
-        body=row.body,
-        seed=row.seed,
+        plan=GenerationPlan.from_dict(orjson.loads(row.plan)),
         checkpoint_id=str(row.checkpoint_id),
+        model=row.model,
         tenant=row.tenant,
-        priority=row.priority,
+        created=int(row.created_at.timestamp()),
         chunks=tuple(tuple(orjson.loads(chunk.events)) for chunk in chunks),
     )
 
@@ -521,7 +519,7 @@ def job_list(
     before: int | None = None,
     limit: int = 50,
 ) -> list[GenerationJob]:
-    """Jobs, newest first, without their bodies and results.
+    """Jobs, newest first, without their requests and results.
 
     Args:
         principal: Who asks.
@@ -533,7 +531,7 @@ def job_list(
     Raises:
         InvalidRequest: No such state.
     """
-    rows = jobs_of(principal).defer("body", "result")
+    rows = jobs_of(principal).defer("plan", "result")
     if state:
         if state not in JobState.values:
             raise InvalidRequest(f"state is {state[:40]!r}; known are {', '.join(JobState.values)}.", param="state")

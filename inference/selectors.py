@@ -123,7 +123,7 @@ async def served_model_get(*, name: str) -> ServedModel:
 
 
 def _read(name: str, known: ServedModel | None) -> ServedModel | None:
-    from models_registry.selectors import checkpoint_get_by_name, checkpoint_list
+    from models_registry.selectors import checkpoint_list
 
     if "\0" in name:
         return None
@@ -133,9 +133,20 @@ def _read(name: str, known: ServedModel | None) -> ServedModel | None:
         if row is not None and row.updated_at.isoformat() == known.version:
             return known
     try:
-        return served_model(checkpoint_get_by_name(name))
+        return served_model_read(name)
     except UnknownModel:
         return None
+
+
+def served_model_read(name: str) -> ServedModel:
+    """The model served under ``name``, from the database.
+
+    Raises:
+        UnknownModel: There is none.
+    """
+    from models_registry.selectors import checkpoint_get_by_name
+
+    return served_model(checkpoint_get_by_name(name))
 
 
 def served_model(checkpoint: Checkpoint) -> ServedModel:

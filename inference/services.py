@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from inference import metrics
-from inference.api.answers import AnswerBuilder, ChatFormat, CompletionFormat, answer_format
+from inference.answers import AnswerBuilder, ChatFormat, CompletionFormat, answer_format
 from inference.auth import Principal
 from inference.errors import BlazrError, GenerationFailed, ModelLoading
 from inference.generation_plan import GenerationPlan
