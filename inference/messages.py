@@ -27,6 +27,7 @@ class PromptMessage(TypedDict, total=False):
     add_generation_prompt: bool  # default true
     continue_final_message: bool
     add_special_tokens: bool  # text prompts: put BOS; default true
+    parse_special: bool  # text prompts: control tokens written in the text become tokens; default false
 
 
 class GenerateMessage(TypedDict):

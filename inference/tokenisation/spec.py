@@ -30,6 +30,7 @@ class TokenizerSpec:
         chat_template: Jinja source; None: no template is known (chat is then refused, with the reason).
         chat_template_origin: Where the template came from, for people.
         special_tokens: ``bos_token``, ``eos_token``, … as strings, for the template.
+        added_tokens: Control tokens (text, id) beyond the ranks of a ``tiktoken`` file.
     """
 
     kind: Literal["builtin", "tiktoken", "huggingface", "none"]
@@ -41,6 +42,7 @@ class TokenizerSpec:
     chat_template: str | None = None
     chat_template_origin: str | None = None
     special_tokens: tuple[tuple[str, str], ...] = ()
+    added_tokens: tuple[tuple[str, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form that ``from_dict`` reads."""
@@ -52,4 +54,5 @@ class TokenizerSpec:
         values = {item.name: payload[item.name] for item in fields(cls) if item.name in payload}
         values["eos_token_ids"] = tuple(values.get("eos_token_ids", ()))
         values["special_tokens"] = tuple((key, text) for key, text in values.get("special_tokens", ()))
+        values["added_tokens"] = tuple((text, token_id) for text, token_id in values.get("added_tokens", ()))
         return cls(**values)
