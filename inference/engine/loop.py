@@ -20,10 +20,9 @@ logger = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
 EventT = TypeVar("EventT")
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
-EventT_co = TypeVar("EventT_co", covariant=True)
 
 
-class LoopOwner(Protocol[ItemT_contra, EventT_co]):
+class LoopOwner(Protocol[ItemT_contra, EventT]):
     """What the loop drives. All members are called from the loop's thread only."""
 
     def add(self, prepared: ItemT_contra, /) -> object:
@@ -34,7 +33,7 @@ class LoopOwner(Protocol[ItemT_contra, EventT_co]):
         """End a request early; False if it isn't there."""
         ...
 
-    def step(self) -> list[EventT_co]:
+    def step(self) -> list[EventT]:
         """Do one step's work and return its events; raises ``EngineDead`` if there will be no further one."""
         ...
 

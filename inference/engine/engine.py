@@ -1,0 +1,383 @@
+"""Engine: continuous batching over token ids. Knows no text, no HTTP, no database.
+
+One thread owns an engine (``loop``). A step is four calls: schedule, forward, sample, update. Every
+accepted request gets exactly one output with a ``finish_reason``, whatever happens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from inference.engine.config import EngineConfig
+from inference.engine.model_runner import ModelRunner, Network
+from inference.engine.request import EngineOutput, EngineRequest, FinishReason
+from inference.engine.running_request import Request
+from inference.engine.sampler import SampledToken, Sampler
+from inference.engine.sampling_state import SamplingState
+from inference.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from inference.engine.state_manager import StateManager
+from inference.errors import (
+    BlazrError,
+    Conflict,
+    EngineDead,
+    GenerationFailed,
+    InvalidRequest,
+    InvalidSamplingParams,
+    InvalidTokenIds,
+    PromptTooLong,
+)
+from inference.modelling.spec import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+MAX_MEMORY_ERRORS = 3
+"""Steps in a row that may run out of memory before the worst-ranked request is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters and gauges; totals are since the engine was made. Scratch isn't counted."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks_used: int
+    num_blocks_total: int
+    num_state_slots_used: int
+    num_state_slots_total: int
+    num_preemptions: int
+    num_steps: int
+    num_computed_tokens: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_failed: int
+    state_bytes: int
+
+
+class Engine:
+    """Generates for many requests at once.
+
+    Args:
+        network: Weights on ``config.device``.
+        spec: What the network was built from; says what state its layers keep.
+        config: Sizes and limits.
+
+    Attributes:
+        final_outputs: After ``EngineDead``: the last output of every request that was in flight.
+    """
+
+    def __init__(self, network: Network, spec: ModelSpec, config: EngineConfig) -> None:
+        self.config = config
+        self.final_outputs: list[EngineOutput] = []
+        self._vocab_size = spec.vocab_size
+        self._states = StateManager(spec, config)
+        self._scheduler = Scheduler(config, self._states)
+        self._runner = ModelRunner(network, spec, config, self._states)
+        self._sampler = Sampler(config.invalid_token_ids, torch.device(config.device))
+        self._requests: dict[str, Request] = {}
+        self._pending: list[EngineOutput] = []
+        self._arrivals = 0
+        self._num_memory_errors = 0
+        self._num_steps = 0
+        self._num_computed_tokens = 0
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+        self._num_failed = 0
+        self._dead: EngineDead | None = None
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def add_request(self, source: EngineRequest) -> None:
+        """Accept a request.
+
+        Raises:
+            Conflict: Its id is in flight.
+            InvalidTokenIds: No ids, or ids that the model doesn't have.
+            InvalidSamplingParams: Parameters that can't be met.
+            PromptTooLong: Prompt and ``max_tokens`` exceed ``max_model_len``.
+            OutOfCacheBlocks: It needs more state than there is, even alone.
+            EngineDead: The engine has ended.
+        """
+        if self._dead is not None:
+            raise self._dead
+        if source.request_id in self._requests:
+            raise Conflict(f"request {source.request_id} is already in flight; use another id.", param="request_id")
+        self._check_token_ids("prompt", source.prompt_token_ids)
+        if not source.prompt_token_ids:
+            raise InvalidTokenIds("the prompt has no tokens; give at least one.", param="prompt")
+        self._check_token_ids("prior_output_token_ids", source.prior_output_token_ids)
+        self._check_params(source)
+        max_tokens = self._check_length(source)
+
+        eos = () if source.params.ignore_eos else source.eos_token_ids
+        # A tokenizer may know more ids than the model has.
+        stop_token_ids = frozenset(token for token in (*eos, *source.params.stop_token_ids) if token < self._vocab_size)
+        request = Request(
+            source=source,
+            arrival=self._arrivals,
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            token_ids=[*source.prompt_token_ids, *source.prior_output_token_ids],
+            sampling=SamplingState(
+                source.params, stop_token_ids, source.prompt_token_ids, source.prior_output_token_ids
+            ),
+        )
+        self._arrivals += 1
+        self._num_prompt_tokens += request.num_prompt_tokens
+        self._requests[request.request_id] = request
+        self._scheduler.add(request)
+        if request.known_ending is not None and request.prompt_logprobs is None:
+            # An earlier attempt got to the end, or no token is wanted.
+            self._finish(request, request.known_ending)
+
+    def abort_request(self, request_id: str) -> bool:
+        """End a request early and free its state at once; its last output comes with the next step.
+
+        Returns:
+            False if there is no such request (any more).
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._finish(request, FinishReason.ABORT)
+        return True
+
+    def has_unfinished(self) -> bool:
+        """Whether ``step`` has something to do or to say."""
+        return bool(self._requests or self._pending)
+
+    # --- the step ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[EngineOutput]:
+        """Compute the next tokens of the scheduled requests.
+
+        Returns:
+            News of every request that has some.
+
+        Raises:
+            EngineDead: The step failed; ``final_outputs`` has an output for every request.
+        """
+        if self._dead is not None:
+            raise self._dead
+        try:
+            self._step()
+        except Exception as error:
+            raise self._die(error) from error
+        outputs, self._pending = self._pending, []
+        return outputs
+
+    def _step(self) -> None:
+        step = self._scheduler.schedule()
+        if not step.scheduled:
+            return
+        try:
+            hidden = self._runner.forward(step)
+            sampled = self._score_and_sample(step, hidden)
+        except Exception as error:
+            if not is_memory_error(error):
+                raise
+            logger.warning("a step with %d requests ran out of memory: %s", len(step.scheduled), error)
+            self._recover_memory(step)
+            return
+        self._num_memory_errors = 0
+        self._scheduler.token_budget = min(2 * self._scheduler.token_budget, self.config.max_num_batched_tokens)
+        self._update(step, sampled)
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        states = self._states
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_blocks_used=states.kv.pool.num_used,
+            num_blocks_total=states.kv.pool.num_blocks - 1,
+            num_state_slots_used=states.slots.num_used,
+            num_state_slots_total=states.slots.num_slots - 1,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            num_computed_tokens=self._num_computed_tokens,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            num_failed=self._num_failed,
+            state_bytes=self._runner.state_bytes,
+        )
+
+    def _score_and_sample(
+        self, step: SchedulerOutput, hidden: torch.Tensor
+    ) -> dict[Request, SampledToken | BlazrError]:
+        """The step's results by request; requests that neither got a token nor failed are absent."""
+        results: dict[Request, SampledToken | BlazrError] = {}
+        requests: list[Request] = []
+        rows: list[int] = []
+        first_row = 0
+        for item in step.scheduled:
+            request = item.request
+            if request.prompt_logprobs is not None and item.num_computed_tokens < request.num_prompt_tokens:
+                error = self._score_prompt(item, hidden, first_row)
+                if error is not None:
+                    results[request] = error
+            first_row += item.num_tokens
+            if item.reaches_end and request.known_ending is None and request not in results:
+                requests.append(request)
+                rows.append(first_row - 1)
+        if requests:
+            logits = self._runner.logits_of(hidden, rows)
+            answers = self._sampler.sample(
+                logits, [request.sampling for request in requests], lambda: self._runner.logits_of(hidden, rows)
+            )
+            results.update(zip(requests, answers, strict=True))
+        return results
+
+    def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor, first_row: int) -> BlazrError | None:
+        known = item.request.prompt_logprobs
+        assert known is not None
+        try:
+            known.extend(list(self._runner.score_prompt(hidden, item, first_row, self._sampler)))
+        except BlazrError as error:
+            return error
+        except Exception as error:
+            logger.exception("scoring the prompt of request %s failed", item.request.request_id)
+            return GenerationFailed(f"the prompt's log-probabilities could not be computed ({type(error).__name__}).")
+        return None
+
+    def _update(self, step: SchedulerOutput, sampled: dict[Request, SampledToken | BlazrError]) -> None:
+        self._num_steps += 1
+        for item in step.scheduled:
+            request = item.request
+            request.num_computed_tokens = item.stop
+            self._num_computed_tokens += item.num_tokens
+            result = sampled.get(request)
+            if isinstance(result, BlazrError):
+                self._finish(request, FinishReason.ERROR, error=result)
+            elif result is not None:
+                self._append(request, result)
+            elif item.reaches_end:
+                assert request.known_ending is not None
+                self._finish(request, request.known_ending)
+
+    def _append(self, request: Request, sampled: SampledToken) -> None:
+        request.token_ids.append(sampled.token_id)
+        request.sampling.append(sampled.token_id)
+        self._num_generated_tokens += 1
+        reason = request.ending()
+        output = self._report(request) if reason is None else self._finish(request, reason)
+        output.new_token_ids.append(sampled.token_id)
+        if sampled.logprobs is not None:
+            output.logprobs = [sampled.logprobs]
+
+    def _finish(self, request: Request, reason: FinishReason, error: BlazrError | None = None) -> EngineOutput:
+        """Free a request and make its last output."""
+        self._scheduler.finish(request)
+        del self._requests[request.request_id]
+        output = self._report(request)
+        output.finish_reason = reason
+        output.error = error
+        if reason is FinishReason.STOP:
+            output.stop_token_id = request.token_ids[-1]
+        if reason is FinishReason.ERROR:
+            self._num_failed += 1
+        return output
+
+    def _report(self, request: Request) -> EngineOutput:
+        """A new output, with the prompt's log-probabilities if they are complete and not handed out yet."""
+        output = EngineOutput(request.request_id)
+        if request.has_all_prompt_logprobs:
+            output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        self._pending.append(output)
+        return output
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def _recover_memory(self, step: SchedulerOutput) -> None:
+        """Go on after a step that ran out of memory.
+
+        The step is tried again with half the tokens and without its worst-ranked request; after
+        ``MAX_MEMORY_ERRORS`` in a row that one fails. Paged state can be written twice, recurrent state that a
+        part of the layers has advanced can't: requests with such state start over.
+        """
+        self._num_memory_errors += 1
+        worst = max((item.request for item in step.scheduled), key=lambda request: request.rank)
+        started = [item.request for item in step.scheduled] if self._states.has_slots else [worst]
+        for request in started:
+            self._scheduler.preempt(request)
+        self._scheduler.token_budget = max(1, self._scheduler.token_budget // 2)
+        if self._num_memory_errors >= MAX_MEMORY_ERRORS:
+            self._num_memory_errors = 0
+            error = GenerationFailed("the server ran out of memory while computing this request; try a shorter one.")
+            self._finish(worst, FinishReason.ERROR, error=error)
+
+    def _die(self, error: Exception) -> EngineDead:
+        logger.exception("the step failed; the engine ends")
+        self._dead = EngineDead(f"the engine failed ({type(error).__name__}); the worker restarts.")
+        # The scheduler may be what broke, so nothing is asked of it.
+        failed = [
+            EngineOutput(request_id, finish_reason=FinishReason.ERROR, error=self._dead)
+            for request_id in self._requests
+        ]
+        self.final_outputs, self._pending = self._pending + failed, []
+        self._requests.clear()
+        return self._dead
+
+    # --- checks --------------------------------------------------------------------------------
+
+    def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        try:
+            ids = np.asarray(token_ids)
+        except (OverflowError, ValueError):
+            ids = np.empty(1, dtype=object)
+        if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1):
+            raise InvalidTokenIds(f"{name} must be a list of token ids, integers below 2^63.", param=name)
+        if ids.size and (ids.min() < 0 or ids.max() >= self._vocab_size):
+            bad = int(ids[(ids < 0) | (ids >= self._vocab_size)][0])
+            raise InvalidTokenIds(
+                f"{name} has the token id {bad}, the model's ids are 0 to {self._vocab_size - 1}.", param=name
+            )
+
+    def _check_params(self, source: EngineRequest) -> None:
+        params = source.params
+        if params.n != 1:
+            raise InvalidSamplingParams(f"n is {params.n}, the engine takes one request per choice.", param="n")
+        if params.seed is None and not params.is_greedy:
+            raise InvalidSamplingParams("seed must be set before a request reaches the engine.", param="seed")
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", tuple(params.logit_bias))
+
+    def _check_length(self, source: EngineRequest) -> int:
+        """Output tokens at which the request ends."""
+        num_prompt, limit = len(source.prompt_token_ids), self.config.max_model_len
+        wanted = source.params.max_tokens
+        room = limit - num_prompt
+        least = 1 if wanted is None else wanted
+        if least > room:
+            more = "" if wanted is None else f" and max_tokens is {wanted:,}"
+            remedy = "shorten the prompt" if wanted is None else "shorten the prompt or lower max_tokens"
+            raise PromptTooLong(
+                f"prompt has {num_prompt:,} tokens{more}, max_model_len is {limit:,}; {remedy}.",
+                param="prompt" if num_prompt > limit else "max_tokens",
+            )
+        max_tokens = min(room, max(1, self._states.max_sequence_tokens - num_prompt)) if wanted is None else wanted
+        if source.params.min_tokens > max_tokens:
+            raise InvalidSamplingParams(
+                f"min_tokens is {source.params.min_tokens:,}, only {max_tokens:,} fit behind the prompt; lower it.",
+                param="min_tokens",
+            )
+        if len(source.prior_output_token_ids) > max_tokens:
+            raise InvalidRequest(
+                f"{len(source.prior_output_token_ids):,} tokens were delivered before, max_tokens is {max_tokens:,}.",
+                param="prior_output_token_ids",
+            )
+        # The last token is never computed.
+        self._states.check_fits(max(num_prompt, num_prompt + max_tokens - 1))
+        return max_tokens
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether an allocation failed; torch's CPU allocator says so only in words."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

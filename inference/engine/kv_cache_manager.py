@@ -1,0 +1,51 @@
+"""KVCacheManager: the block tables of running requests, on top of the pool."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from inference.engine.block_pool import BlockPool
+from inference.engine.config import blocks_for
+
+
+class KVCacheManager:
+    """Who owns which block of paged state.
+
+    Tables are rows of one matrix, so that the model runner takes those of a whole batch with one indexing. A
+    request's row is its seat (``state_manager``). Unused entries are 0, the scratch block.
+
+    Args:
+        num_blocks: Scratch block included.
+        block_size: Tokens in one block.
+        max_num_seqs: Rows.
+        max_blocks_per_sequence: Columns.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, max_blocks_per_sequence: int) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.block_tables: npt.NDArray[np.int32] = np.zeros((max_num_seqs, max_blocks_per_sequence), dtype=np.int32)
+        self.num_blocks_of: npt.NDArray[np.int32] = np.zeros(max_num_seqs, dtype=np.int32)
+
+    def blocks_missing(self, seat: int, num_tokens: int) -> int:
+        """Blocks that the seat lacks to hold ``num_tokens`` tokens."""
+        return max(0, blocks_for(num_tokens, self.block_size) - int(self.num_blocks_of[seat]))
+
+    def extend(self, seat: int, num_tokens: int) -> bool:
+        """Give the seat blocks for its first ``num_tokens`` tokens; False, and nothing done, if too few are free."""
+        missing = self.blocks_missing(seat, num_tokens)
+        if missing > self.pool.num_free:
+            return False
+        if missing:
+            count = int(self.num_blocks_of[seat])
+            self.block_tables[seat, count : count + missing] = self.pool.allocate(missing)
+            self.num_blocks_of[seat] = count + missing
+        return True
+
+    def release(self, seat: int) -> None:
+        """Free all blocks of the seat."""
+        count = int(self.num_blocks_of[seat])
+        self.pool.free(self.block_tables[seat, :count].tolist())
+        self.block_tables[seat, :count] = 0
+        self.num_blocks_of[seat] = 0

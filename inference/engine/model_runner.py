@@ -1,0 +1,211 @@
+"""ModelRunner: a step's schedule to tensors, through the network, to hidden rows and logits.
+
+All device code of the engine is here and in the sampler.
+
+Shape letters: T tokens of the step, B sequences, D decodes, L longest decode context, h hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inference.engine.config import EngineConfig
+from inference.engine.request import TokenLogprobs
+from inference.engine.sampler import Sampler, numerical_error
+from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
+from inference.engine.state_manager import StateManager
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.spec import AttentionSpec, MLASpec, ModelSpec
+
+Int64Array = npt.NDArray[np.int64]
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Network(Protocol):
+    """What the engine asks of a network."""
+
+    def __call__(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
+        """(T, h) hidden rows of the step's tokens; advances the states in place."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(n, h) to (n, V) float32."""
+        ...
+
+
+def allocate_states(spec: ModelSpec, config: EngineConfig) -> list[LayerState]:
+    """Zeroed state tensors of every layer; the first axis is the physical slot."""
+    layers: list[LayerState] = []
+    for layer in spec.layers:
+        tensors: LayerState = {}
+        for part in layer.state():
+            rows = config.num_blocks * config.block_size if part.per == "token" else config.num_state_slots
+            dtype = torch.float32 if part.dtype == "float32" else TORCH_DTYPES[config.dtype]
+            tensors[part.name] = torch.zeros((rows, *part.shape), dtype=dtype, device=config.device)
+        layers.append(tensors)
+    return layers
+
+
+class ModelRunner:
+    """Owns the state tensors.
+
+    Args:
+        network: Its weights are on ``config.device``.
+        spec: What ``network`` was built from.
+        config: Sizes.
+        states: Block tables are read from here.
+    """
+
+    def __init__(self, network: Network, spec: ModelSpec, config: EngineConfig, states: StateManager) -> None:
+        self._network = network
+        self._states = states
+        self._block_size = config.block_size
+        self._device = torch.device(config.device)
+        self._layers = allocate_states(spec, config)
+        self._offsets = torch.arange(config.block_size, device=self._device)
+        self._needs_rope_lengths = _depends_on_length(spec)
+        self._slice_rows = max(1, config.logprobs_slice_bytes // (4 * spec.vocab_size))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all state tensors."""
+        return sum(tensor.nbytes for layer in self._layers for tensor in layer.values())
+
+    def forward(self, step: SchedulerOutput) -> torch.Tensor:
+        """(T, h) hidden rows of a step, in its order; the states advance."""
+        return self._network(self.build_batch(step), self._layers)
+
+    def logits_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """(len(rows), V) float32 logits of the named rows."""
+        if list(rows) != list(range(hidden.shape[0])):
+            hidden = hidden[torch.tensor(rows, device=hidden.device)]
+        return self._network.compute_logits(hidden)
+
+    def score_prompt(
+        self, hidden: torch.Tensor, item: ScheduledRequest, first_row: int, sampler: Sampler
+    ) -> Iterator[TokenLogprobs]:
+        """Log-probabilities of the prompt tokens that this chunk predicts and that aren't known yet.
+
+        In slices, as the logits of a whole chunk may not fit in memory.
+
+        Args:
+            hidden: (T, h) of the step.
+            first_row: Of the request in ``hidden``.
+
+        Raises:
+            GenerationFailed: The logits are unusable.
+        """
+        request = item.request
+        assert request.prompt_logprobs is not None
+        num_top = request.source.params.prompt_logprobs or 0
+        prompt = request.source.prompt_token_ids
+        # The row of position p predicts position p + 1.
+        begin = max(item.num_computed_tokens, len(request.prompt_logprobs))
+        end = min(item.stop, len(prompt) - 1)
+        for start in range(begin, end, self._slice_rows):
+            stop = min(end, start + self._slice_rows)
+            row = first_row + start - item.num_computed_tokens
+            logits = self._network.compute_logits(hidden[row : row + stop - start])
+            if not bool(torch.isfinite(logits.amax(-1)).all()):
+                raise numerical_error()
+            targets = torch.tensor(prompt[start + 1 : stop + 1], device=hidden.device)
+            yield from sampler.score(torch.log_softmax(logits, dim=-1), targets, [num_top] * (stop - start))
+
+    def build_batch(self, step: SchedulerOutput) -> ForwardBatch:
+        """The step's tensors, without Python work for each token of a decode."""
+        token_ids: list[int] = []
+        for item in step.scheduled:
+            token_ids += item.request.token_ids[item.num_computed_tokens : item.stop]
+        starts = np.array([item.num_computed_tokens for item in step.scheduled], dtype=np.int64)
+        counts = np.array([item.num_tokens for item in step.scheduled], dtype=np.int64)
+        first_rows = np.concatenate([[0], np.cumsum(counts)])
+        positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(starts - first_rows[:-1], counts)
+
+        states = [item.request.state for item in step.scheduled]
+        seats = np.array([state.seat for state in states if state is not None], dtype=np.int64)
+        slots = [state.slot for state in states if state is not None]
+        slot_mapping = self._to_device(self._physical_slots(np.repeat(seats, counts), positions))
+
+        num_decodes = step.num_decodes
+        decode_lens = starts[:num_decodes] + 1
+        longest = int(decode_lens.max()) if num_decodes else 0
+        context_lens = self._to_device(decode_lens) if num_decodes else None
+        decode_kv_slots = None
+        if context_lens is not None and self._states.has_paged_state:
+            decode_kv_slots = self._decode_kv_slots(seats[:num_decodes], context_lens, longest)
+
+        rope_lengths = None
+        if self._needs_rope_lengths:
+            # The prompt's length doesn't change, so a recomputed sequence gets the frequencies it had before.
+            prompts = np.array([item.request.num_prompt_tokens for item in step.scheduled], dtype=np.int64)
+            rope_lengths = self._to_device(np.maximum(np.repeat(prompts, counts), positions + 1))
+
+        chunks = []
+        for index in range(num_decodes, len(step.scheduled)):
+            item = step.scheduled[index]
+            chunks.append(
+                PrefillChunk(
+                    start=int(first_rows[index]),
+                    stop=int(first_rows[index + 1]),
+                    context_len=item.num_computed_tokens,
+                    sequence=index,
+                    state_slot=slots[index],
+                    kv_slots=self._sequence_slots(int(seats[index]), item.stop),
+                )
+            )
+        return ForwardBatch(
+            input_ids=torch.tensor(token_ids, dtype=torch.int64, device=self._device),
+            positions=self._to_device(positions),
+            slot_mapping=slot_mapping,
+            state_slots=torch.tensor(slots, dtype=torch.int64, device=self._device),
+            num_decodes=num_decodes,
+            prefills=tuple(chunks),
+            decode_kv_slots=decode_kv_slots,
+            decode_context_lens=context_lens,
+            max_decode_context=longest,
+            rope_lengths=rope_lengths,
+        )
+
+    def _physical_slots(self, seats: Int64Array, positions: Int64Array) -> Int64Array:
+        """(T,) where each token's paged state goes; scratch when the model has none."""
+        if not self._states.has_paged_state:
+            return np.zeros(len(positions), dtype=np.int64)
+        blocks, offsets = np.divmod(positions, self._block_size)
+        numbers: Int64Array = self._states.kv.block_tables[seats, blocks].astype(np.int64)
+        return numbers * self._block_size + offsets
+
+    def _sequence_slots(self, seat: int, stop: int) -> torch.Tensor:
+        """(stop,) physical slots of a sequence's first tokens; empty when the model has no paged state."""
+        if not self._states.has_paged_state:
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        blocks = self._states.kv.block_tables[seat, : -(-stop // self._block_size)].astype(np.int64)
+        expanded = self._to_device(blocks).unsqueeze(1) * self._block_size + self._offsets
+        return expanded.flatten()[:stop]
+
+    def _decode_kv_slots(self, seats: Int64Array, context_lens: torch.Tensor, longest: int) -> torch.Tensor:
+        """(D, L) physical slots of the decoding sequences, 0 beyond each one's context.
+
+        The padding must be slot 0, which stays zero for ever: a masked weight of 0 times what a failed request
+        left behind in a freed block (NaN) would be NaN.
+        """
+        tables = self._states.kv.block_tables[seats, : -(-longest // self._block_size)].astype(np.int64)
+        expanded = self._to_device(tables).unsqueeze(2) * self._block_size + self._offsets
+        slots = expanded.flatten(1)[:, :longest]
+        columns = torch.arange(longest, device=self._device)
+        return slots.masked_fill(columns >= context_lens.unsqueeze(1), 0)
+
+    def _to_device(self, values: Int64Array) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+
+
+def _depends_on_length(spec: ModelSpec) -> bool:
+    for layer in spec.layers:
+        mixer = layer.token_mixer
+        if isinstance(mixer, AttentionSpec | MLASpec) and mixer.rope is not None and mixer.rope.depends_on_length:
+            return True
+    return False

@@ -1,0 +1,86 @@
+"""Request: one sequence on its way through the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from inference.engine.request import EngineRequest, FinishReason, TokenLogprobs
+from inference.engine.sampling_state import SamplingState
+from inference.engine.state_manager import SequenceState
+
+
+class RequestStatus(StrEnum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Mutable state of a request. The scheduler changes status and state, the engine the tokens.
+
+    Attributes:
+        source: As it was asked for.
+        arrival: Position in the order of arrival.
+        max_tokens: Output tokens at which it ends, earlier attempts included.
+        stop_token_ids: All ids that end it, end-of-sequence included.
+        token_ids: Prompt and output.
+        sampling: For the sampler.
+        num_computed_tokens: Tokens whose state exists.
+        state: Where; None unless running.
+        known_ending: Set when no token is to be sampled, only the prompt to be scored.
+        prompt_logprobs: Found so far, for prompt positions from 1; None when not asked for or handed out.
+    """
+
+    source: EngineRequest
+    arrival: int
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    token_ids: list[int]
+    sampling: SamplingState
+    num_computed_tokens: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    state: SequenceState | None = None
+    known_ending: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    rank: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rank = (self.source.priority, self.arrival)
+        if self.source.params.prompt_logprobs is not None:
+            self.prompt_logprobs = []
+        self.known_ending = self.ending() if self.source.prior_output_token_ids or self.max_tokens == 0 else None
+
+    @property
+    def request_id(self) -> str:
+        """Of ``source``."""
+        return self.source.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that were given, without those of an earlier attempt."""
+        return len(self.source.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that were generated, in this attempt or an earlier one."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def ending(self) -> FinishReason | None:
+        """Why the request ends with the output token that it has now, if it does."""
+        if self.num_output_tokens and self.token_ids[-1] in self.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None
+
+    @property
+    def has_all_prompt_logprobs(self) -> bool:
+        """Whether ``prompt_logprobs`` is complete."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) == self.num_prompt_tokens - 1

@@ -1,0 +1,180 @@
+"""Scheduler: how many tokens of which request to compute in the next step.
+
+Prefill and decode are one idea: a request has tokens that aren't computed yet, one when it decodes, more
+when its prompt is new or has to be recomputed. Each step computes some of them, under two budgets: tokens of
+the step, and state (blocks, slots, seats).
+
+Requests are ranked by (priority, arrival), lower first. Decodes get their token first, then prefills by rank.
+A request is admitted with blocks for all its known tokens, so that only decodes can run out of them; then the
+worst-ranked request gives its state back and is recomputed later (preemption). The best-ranked one can take
+everything, and was refused at the door if that isn't enough; so there is always progress.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import merge
+from operator import attrgetter
+
+from inference.engine.config import EngineConfig
+from inference.engine.running_request import Request, RequestStatus
+from inference.engine.state_manager import StateManager
+
+_rank = attrgetter("rank")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """A request's share of a step: its next ``num_tokens`` uncomputed tokens."""
+
+    request: Request
+    num_tokens: int
+    num_computed_tokens: int
+
+    @property
+    def is_decode(self) -> bool:
+        """One token on top of existing state."""
+        return self.num_tokens == 1 and self.num_computed_tokens > 0
+
+    @property
+    def stop(self) -> int:
+        """Computed tokens of the sequence after the step."""
+        return self.num_computed_tokens + self.num_tokens
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether all known tokens are computed after the step, so that the next one can be sampled."""
+        return self.stop == len(self.request.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step's work: ``num_decodes`` decodes, then prefill chunks."""
+
+    scheduled: tuple[ScheduledRequest, ...]
+    num_decodes: int
+
+
+class Scheduler:
+    """Owns the queue, the running requests and their state.
+
+    Args:
+        config: Budgets.
+        states: Blocks, slots, seats.
+
+    Attributes:
+        waiting, running: By rank.
+        num_preemptions: So far.
+        token_budget: Most tokens of the next step; lowered for a while when memory runs out.
+    """
+
+    def __init__(self, config: EngineConfig, states: StateManager) -> None:
+        self.states = states
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self.token_budget = config.max_num_batched_tokens
+        self._max_num_seqs = config.max_num_seqs
+
+    def add(self, request: Request) -> None:
+        """Put a request into the queue."""
+        insort(self.waiting, request, key=_rank)
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, wherever it is, and free its state."""
+        if request.status is RequestStatus.RUNNING:
+            self._release(request)
+        elif request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+
+    def preempt(self, request: Request) -> None:
+        """Free a running request's state and put it back into the queue, at its old rank."""
+        self._release(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        insort(self.waiting, request, key=_rank)
+        self.num_preemptions += 1
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next step's tokens; allocates and preempts, but doesn't advance ``num_computed_tokens``."""
+        plan: dict[Request, int] = {}
+        for request in self._decoding():
+            if len(plan) == self.token_budget:
+                break
+            # An earlier one may have preempted this one.
+            if request.status is RequestStatus.RUNNING and self._grow(request, plan):
+                plan[request] = 1
+        # Running prefills and the queue compete by rank, so that a long prompt of a batch job, once begun,
+        # doesn't hold up an interactive request.
+        is_open = True
+        for request, was_running in self._prefilling():
+            budget = self.token_budget - sum(plan.values())
+            if budget == 0:
+                break
+            if not was_running:
+                # Nobody overtakes the head of the queue, or a long prompt would wait for ever.
+                is_open = is_open and self._admit(request, plan)
+            if request.status is RequestStatus.RUNNING:
+                plan[request] = min(request.num_uncomputed_tokens, budget)
+        scheduled = [ScheduledRequest(request, count, request.num_computed_tokens) for request, count in plan.items()]
+        scheduled.sort(key=lambda item: not item.is_decode)
+        return SchedulerOutput(tuple(scheduled), sum(item.is_decode for item in scheduled))
+
+    def _decoding(self) -> list[Request]:
+        return [request for request in self.running if _is_decoding(request)]
+
+    def _prefilling(self) -> Iterator[tuple[Request, bool]]:
+        """Requests with a prompt to compute by rank, each with whether it runs already."""
+        running = [(request.rank, request, True) for request in self.running if not _is_decoding(request)]
+        queued = [(request.rank, request, False) for request in self.waiting[: self._max_num_seqs]]
+        for _, request, was_running in merge(running, queued, key=lambda entry: entry[0]):
+            yield request, was_running
+
+    def _grow(self, request: Request, plan: dict[Request, int]) -> bool:
+        """Make room for the state of one more token; False if only better-ranked requests could give some."""
+        assert request.state is not None
+        while not self.states.extend(request.state, request.num_computed_tokens + 1):
+            victim = self.running[-1]
+            if victim is request:
+                # It keeps what it has until a block comes free, or until somebody else needs it.
+                return False
+            self._withdraw(victim, plan)
+        return True
+
+    def _admit(self, request: Request, plan: dict[Request, int]) -> bool:
+        """Start a request if there is room, or if running requests of worse priority can make some."""
+        if self.waiting[0] is not request:
+            return False
+        num_tokens = len(request.token_ids)
+        victims = [other for other in self.running if other.source.priority > request.source.priority]
+        # Each running request keeps a block to grow into, or it would soon preempt the new one.
+        reserve = len(self.running)
+        if not self.states.can_admit(num_tokens, reserve_blocks=reserve):
+            held = [other.state for other in victims if other.state is not None]
+            if not self.states.could_admit(num_tokens, reserve_blocks=reserve - len(victims), without=held):
+                return False
+            while not self.states.can_admit(num_tokens, reserve_blocks=len(self.running)):
+                self._withdraw(victims.pop(), plan)
+        self.waiting.pop(0)
+        request.state = self.states.admit(num_tokens)
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=_rank)
+        return True
+
+    def _withdraw(self, request: Request, plan: dict[Request, int]) -> None:
+        """Preempt a request that this step may already count on."""
+        plan.pop(request, None)
+        self.preempt(request)
+
+    def _release(self, request: Request) -> None:
+        assert request.state is not None
+        self.running.remove(request)
+        self.states.release(request.state)
+        request.state = None
+
+
+def _is_decoding(request: Request) -> bool:
+    return request.num_computed_tokens > 0 and request.num_uncomputed_tokens == 1
