@@ -150,6 +150,12 @@ def request_unload_sync(checkpoint_id: str) -> None:
         _add_control(client, "unload", checkpoint_id)
 
 
+def hint_jobs_sync() -> None:
+    """Tell the workers that jobs were queued; without it they look within a second."""
+    with _sync_client() as client:
+        _add_control(client, "jobs", "new")
+
+
 def cancel_generation_sync(request_id: str) -> None:
     """``cancel_generation`` for synchronous code."""
     with _sync_client() as client:

@@ -10,7 +10,7 @@
     blazr:w:<worker>          hash      heartbeat of a worker
     blazr:workers             zset      worker names; score: last heartbeat
     blazr:tags:<worker>       set       delivery tags that a worker holds unacknowledged
-    blazr:ctl                 stream    cancel, load, unload: read by every worker
+    blazr:ctl                 stream    cancel, unload, jobs: read by every worker
     blazr:attempt:<request>   hash      n: deliveries after the first; suspects: those that followed a crash
     blazr:resume:<request>:<attempt> list  answer of a web process: what its client already has
 
@@ -43,6 +43,7 @@ RESUME_EXPIRE_S = 60
 
 GENERATE_TASK = "inference.generate"
 LOAD_TASK = "inference.load_model"
+SWEEP_TASK = "inference.sweep_jobs"
 DEFAULT_QUEUE = "default"
 
 
@@ -107,11 +108,11 @@ def unpack(payload: bytes) -> Any:
     return msgpack.unpackb(payload, unicode_errors="surrogatepass", strict_map_key=False)
 
 
-def pack_events(events: Sequence[Any]) -> dict[bytes, bytes]:
+def pack_events(events: Sequence[Any]) -> dict[Any, Any]:
     """Fields of a stream entry that carries events."""
     return {b"e": pack(list(events))}
 
 
-def pack_resume_question(request_id: str, attempt_number: int) -> dict[bytes, bytes]:
+def pack_resume_question(request_id: str, attempt_number: int) -> dict[Any, Any]:
     """Fields of a stream entry that asks what the client of a request already has."""
     return {b"q": pack([request_id, attempt_number])}

@@ -50,3 +50,8 @@ CELERY_ENABLE_UTC = True
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE_FILENAME = str(BLAZR_DATA_DIR / "beat-schedule")
 CELERY_BEAT_MAX_LOOP_INTERVAL = 5
+CELERY_BEAT_SCHEDULE = {
+    # Workers sweep too; this is for the time when none runs a job.
+    "sweep-jobs": {"task": "inference.sweep_jobs", "schedule": 10.0, "options": {"expires": 10}},
+    "sweep-registry": {"task": "models_registry.sweep", "schedule": 60.0, "options": {"expires": 60}},
+}

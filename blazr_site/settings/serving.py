@@ -6,7 +6,9 @@ import os
 
 from blazr_site.settings import env
 
-BLAZR_DEVICE = env.text("BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one.")
+BLAZR_DEVICE: str = (
+    env.text("BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one.") or "auto"
+)
 BLAZR_DTYPE = env.text(
     "BLAZR_DTYPE",
     "auto",
@@ -56,4 +58,6 @@ BLAZR_WORKER_LOST_TIMEOUT_S = env.required_integer(
     help="Seconds that a request waits for some worker to be alive before it fails.",
 )
 _DEFAULT_WORKER_ID = f"{os.uname().nodename}-{os.getpid()}"
-BLAZR_WORKER_ID = env.text("BLAZR_WORKER_ID", _DEFAULT_WORKER_ID, help="Name of this worker process.")
+BLAZR_WORKER_ID: str = (
+    env.text("BLAZR_WORKER_ID", _DEFAULT_WORKER_ID, help="Name of this worker process.") or _DEFAULT_WORKER_ID
+)

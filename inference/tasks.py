@@ -1,0 +1,35 @@
+"""Celery tasks: thin. The engine pool takes ``generate`` before it would run here."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from inference import redis_keys
+from inference.errors import EngineError
+from inference.messages import GenerateMessage
+
+
+@shared_task(name=redis_keys.GENERATE_TASK, acks_late=True, ignore_result=True)  # type: ignore[untyped-decorator]
+def generate(message: GenerateMessage) -> None:
+    """A generation; runs in the worker's engine, never in a task thread.
+
+    Raises:
+        EngineError: The worker was started with another pool.
+    """
+    raise EngineError("generations need the engine pool; start the worker with: blazr serve, or celery … -P custom")
+
+
+@shared_task(name=redis_keys.LOAD_TASK, ignore_result=True)  # type: ignore[untyped-decorator]
+def load_model(checkpoint_id: str) -> None:
+    """Load a model into the worker that happens to get this."""
+    from inference.worker.runtime import current
+
+    current().manager.ensure(checkpoint_id)
+
+
+@shared_task(name=redis_keys.SWEEP_TASK, ignore_result=True)  # type: ignore[untyped-decorator]
+def sweep_jobs() -> None:
+    """Give the jobs of lost workers back to the queue; by beat, and more often by the workers themselves."""
+    from inference import jobs
+
+    jobs.jobs_sweep()

@@ -1,0 +1,91 @@
+"""Start of a worker process: from the settings to a runtime. The only place here that reads Django's settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from celery.signals import worker_init, worker_ready
+
+from inference.worker.residency import ModelManager
+from inference.worker.runtime import Background, WorkerConfig, WorkerRuntime, current
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MEMORY_SHARE = 0.7
+
+
+@worker_init.connect  # type: ignore[untyped-decorator]
+def _prepare_process(**kwargs: Any) -> None:
+    """Before anything is allocated."""
+    from inference.host_memory import keep_freed_memory
+
+    keep_freed_memory()
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]
+def _attach(sender: Any, **kwargs: Any) -> None:
+    """The consumer reads its first queue."""
+    current().attach(sender)
+
+
+def make_runtime() -> WorkerRuntime:
+    """The runtime that the settings describe."""
+    from django.conf import settings
+
+    from inference.worker.loading import plan_load
+
+    # Here and not at the first load: "ready" shall mean ready.
+    device = resolve_device(settings.BLAZR_DEVICE)
+    config = WorkerConfig(
+        worker_id=settings.BLAZR_WORKER_ID,
+        redis_url=settings.BLAZR_REDIS_URL,
+        device=device,
+        budget_bytes=settings.BLAZR_MEMORY_BUDGET or int(DEFAULT_MEMORY_SHARE * device_memory_bytes(device)),
+        max_active=settings.BLAZR_WORKER_ADMISSION,
+        visibility_timeout_s=settings.BLAZR_VISIBILITY_TIMEOUT_S,
+        drain_grace_s=settings.BLAZR_DRAIN_GRACE_S,
+        preload=tuple(settings.BLAZR_PRELOAD),
+    )
+    return WorkerRuntime(
+        config,
+        lambda checkpoint_id: plan_load(checkpoint_id, device=device, budget_bytes=config.budget_bytes),
+        start_background=lambda manager: start_job_runner(manager, config.worker_id),
+    )
+
+
+def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
+    """Queued jobs run beside the interactive requests."""
+    from inference.worker.job_runner import JobRunner
+
+    runner = JobRunner(manager, owner=worker_id)
+    runner.start()
+    return runner
+
+
+def resolve_device(wanted: str) -> str:
+    """``auto`` becomes the first CUDA device, or the CPU."""
+    import torch
+
+    if wanted == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    return wanted
+
+
+def device_memory_bytes(device: str) -> int:
+    """All memory of the device; for the CPU, what the control group leaves of the machine's."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:  # noqa: PTH123 - not a file of ours
+                limit = file.read().strip()
+        except OSError:
+            continue
+        if limit.isdigit():
+            total = min(total, int(limit))
+    return total

@@ -1,0 +1,117 @@
+"""The worker's heartbeat: what it does, for everybody; and whether the web processes it works for are alive."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError
+
+from inference import redis_keys
+from inference.states import WorkerState
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+WEB_CHECK_INTERVAL_S = 5.0
+MIN_GAP_S = 0.1
+
+
+class Heartbeat:
+    """Writes the worker's state every second, and at once after ``kick``.
+
+    Args:
+        describe: The state to write.
+        web_ids: Web processes that have requests here.
+        on_web_lost: Called with a web process whose heartbeat was missing twice in a row.
+        tick: Called once per beat, before the state is described (keep-alive and the like).
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        worker_id: str,
+        *,
+        describe: Callable[[], WorkerState],
+        web_ids: Callable[[], Iterable[str]],
+        on_web_lost: Callable[[str], None],
+        tick: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._worker_id = worker_id
+        self._describe = describe
+        self._web_ids = web_ids
+        self._on_web_lost = on_web_lost
+        self._tick = tick
+        self._missing: set[str] = set()
+        self._checked_at = 0.0
+        self._kick = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
+
+    def kick(self) -> None:
+        """Something changed: beat now rather than within the second."""
+        self._kick.set()
+
+    def stop(self) -> None:
+        """End the thread and remove the heartbeat, so that nobody waits for this worker."""
+        self._stopping = True
+        self._kick.set()
+        self._thread.join(5)
+        try:
+            pipe: Any = self._client.pipeline(transaction=True)
+            pipe.delete(redis_keys.worker(self._worker_id))
+            pipe.zrem(redis_keys.WORKERS, self._worker_id)
+            pipe.execute()
+        except (RedisError, OSError) as error:
+            logger.warning("the heartbeat could not be removed (%s); it expires by itself", error)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._kick.clear()
+            try:
+                self._tick()
+                self._beat()
+                if time.monotonic() - self._checked_at >= WEB_CHECK_INTERVAL_S:
+                    self._checked_at = time.monotonic()
+                    self._check_webs()
+            except (RedisError, OSError) as error:
+                logger.warning("the heartbeat failed (%s)", error)
+            except Exception:
+                logger.exception("the heartbeat failed")
+            # Progress of a load kicks often; ten beats a second are enough for anybody.
+            time.sleep(MIN_GAP_S)
+            self._kick.wait(INTERVAL_S - MIN_GAP_S)
+
+    def _beat(self) -> None:
+        state = self._describe()
+        now = time.time()
+        pipe: Any = self._client.pipeline(transaction=True)
+        pipe.set(redis_keys.worker(self._worker_id), state.to_json(), ex=redis_keys.HEARTBEAT_EXPIRE_S)
+        pipe.zadd(redis_keys.WORKERS, {self._worker_id: now})
+        for model in state.models:
+            # Renewed only: the manager adds and removes itself, or an unload could be undone here.
+            pipe.zadd(
+                redis_keys.holders(model.checkpoint_id), {self._worker_id: now + redis_keys.HOLDER_EXPIRE_S}, xx=True
+            )
+        pipe.execute()
+
+    def _check_webs(self) -> None:
+        names = sorted(set(self._web_ids()))
+        pipe: Any = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.exists(redis_keys.web(name))
+        alive = pipe.execute() if names else []
+        missing = {name for name, exists in zip(names, alive, strict=True) if not exists}
+        for name in missing & self._missing:
+            logger.warning("web process %s is gone, its requests are cancelled", name)
+            self._on_web_lost(name)
+        self._missing = missing - self._missing
