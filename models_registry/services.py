@@ -18,6 +18,7 @@ from django.utils import timezone
 from inference.errors import BlazrError, ChecksumMismatch, Conflict, CorruptCheckpoint, NotFound
 from models_registry import storage
 from models_registry.detection.child import inspect_in_child
+from models_registry.detection.facts import check_overrides
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 from models_registry.models import Checkpoint, CheckpointOverride
 from models_registry.names import check_name, make_unique, suggest_name
@@ -66,8 +67,9 @@ def checkpoint_register(
     place = Path(path).expanduser().absolute()
     if served_model_name is not None:
         check_name(served_model_name)
+    overrides = check_overrides(overrides or {})
     known = Checkpoint.objects.filter(path=str(place)).first()
-    in_force = {**(overrides_in_force(known) if known else {}), **(overrides or {})}
+    in_force = {**(overrides_in_force(known) if known else {}), **overrides}
     inspection = (inspect or inspect_checkpoint)(place, overrides=in_force)
     columns = _columns(inspection, sha256 or {})
     with transaction.atomic():
@@ -85,7 +87,7 @@ def checkpoint_register(
             if served_model_name is not None:
                 row.served_model_name = served_model_name
             _save_named(row)
-        for fact, value in (overrides or {}).items():
+        for fact, value in overrides.items():
             _record_override(row, fact, value, author)
     return row
 
@@ -167,6 +169,7 @@ def checkpoint_override_set(
         InvalidRequest, CheckpointError: The fact is unknown, or the checkpoint contradicts the value; nothing
             changes.
     """
+    ((fact, value),) = check_overrides({fact: value}).items()
     wanted = overrides_in_force(checkpoint) | {fact: value}
     inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=wanted)
     with transaction.atomic():
@@ -231,6 +234,13 @@ def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
         storage.remove_checkpoint_files(key)
 
 
+def free_name(name: str) -> str:
+    """``name`` or the first free number of it, at this moment."""
+    stem = name[:80]
+    taken = Checkpoint.objects.filter(served_model_name__startswith=stem).values_list("served_model_name", flat=True)
+    return make_unique(name, set(taken))
+
+
 def architecture_summary(kinds: list[str]) -> str:
     """``12 × mamba2, 4 × mla+moe`` from the layers' kinds, in order of first appearance."""
     summary = ", ".join(f"{count} × {kind}" for kind, count in Counter(kinds).items())
@@ -241,7 +251,11 @@ def architecture_summary(kinds: list[str]) -> str:
 
 
 def _columns(inspection: Inspection, sha256: Mapping[str, str]) -> dict[str, Any]:
-    spec = inspection.spec
+    spec, stored = inspection.spec, inspection.to_dict()
+    if not _is_storable([stored["tokenizer"], stored["facts"], stored["warnings"]]):
+        raise CorruptCheckpoint(
+            "a text of the tokenizer files or config.json holds U+0000 or half a surrogate pair; remove it."
+        )
     return {
         "directory": str(inspection.directory),
         "format": spec.format,
@@ -253,11 +267,20 @@ def _columns(inspection: Inspection, sha256: Mapping[str, str]) -> dict[str, Any
         "size_bytes": inspection.size_bytes,
         "vocab_size": spec.vocab_size,
         "max_position_embeddings": spec.max_position_embeddings,
-        "inspection": inspection.to_dict(),
+        "inspection": stored,
         "file_stamps": _stamps(inspection, sha256),
         "state": Checkpoint.State.AVAILABLE,
         "state_reason": "",
     }
+
+
+def _is_storable(value: Any) -> bool:
+    """Whether PostgreSQL's jsonb takes all strings in ``value``. Tensor and file names have a safe alphabet already."""
+    if isinstance(value, str):
+        return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
+    if isinstance(value, Mapping):
+        return all(_is_storable(item) for pair in value.items() for item in pair)
+    return not isinstance(value, list | tuple) or all(map(_is_storable, value))
 
 
 def _stamps(inspection: Inspection, sha256: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -311,15 +334,12 @@ def _assign(row: Checkpoint, values: Mapping[str, Any]) -> None:
 def _create_named(name: str, *, exact: bool, values: dict[str, Any]) -> Checkpoint:
     """Insert under ``name``, or the next free number of it; two processes may try the same at once."""
     for _ in range(_NAME_ATTEMPTS):
-        stem = name[:80]
-        taken = set(
-            Checkpoint.objects.filter(served_model_name__startswith=stem).values_list("served_model_name", flat=True)
-        )
-        if exact and name in taken:
+        free = free_name(name)
+        if exact and free != name:
             raise _name_taken(name)
         try:
             with transaction.atomic():
-                return Checkpoint.objects.create(served_model_name=make_unique(name, taken), **values)
+                return Checkpoint.objects.create(served_model_name=free, **values)
         except IntegrityError:
             if Checkpoint.objects.filter(path=values["path"]).exists():
                 raise Conflict(f"{values['path']} is being registered by another process; try again.") from None

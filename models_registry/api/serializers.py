@@ -1,0 +1,166 @@
+"""JSON in and out of the registry's API, documented in the schema. Types only; the rules are in the services."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Upload, UploadFile
+from models_registry.upload_rules import MAX_FILES
+from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS
+
+MAX_BIGINT = (1 << 63) - 1
+
+
+class DeclaredFileSerializer(serializers.Serializer[Any]):
+    """A file to come."""
+
+    # Longer than what is taken, so that the refusal can name the rule.
+    name = serializers.CharField(max_length=20 * MAX_FILE_NAME_CHARS, trim_whitespace=False)
+    size_bytes = serializers.IntegerField(min_value=0, max_value=MAX_BIGINT)
+    sha256 = serializers.CharField(required=False, allow_blank=True, default="", max_length=64)
+
+
+class UploadCreateSerializer(serializers.Serializer[Any]):
+    """Declaration of an upload. Without a name it gets one from ``label`` (the folder's name)."""
+
+    served_model_name = serializers.CharField(required=False, allow_blank=True, default="", max_length=200)
+    label = serializers.CharField(required=False, allow_blank=True, default="", max_length=1000)
+    files = DeclaredFileSerializer(many=True, max_length=MAX_FILES)
+
+
+class UploadFileSerializer(serializers.ModelSerializer[UploadFile]):
+    """Progress of one file."""
+
+    class Meta:
+        model = UploadFile
+        fields = ("number", "name", "size_bytes", "received_bytes", "sha256")
+
+
+class UploadSerializer(serializers.ModelSerializer[Upload]):
+    """State of an upload; go on with each file at ``received_bytes``."""
+
+    files = UploadFileSerializer(many=True, read_only=True)
+    chunk_bytes = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Upload
+        fields = (
+            "id", "served_model_name", "state", "stage", "reason", "size_bytes", "checkpoint", "chunk_bytes", "files",
+        )  # fmt: skip
+
+    def get_chunk_bytes(self, row: Upload) -> int:
+        """Largest piece per PUT."""
+        from models_registry.upload_rules import CHUNK_BYTES
+
+        return CHUNK_BYTES
+
+
+class LiveStateSerializer(serializers.Serializer[Any]):
+    """What the workers say of a model."""
+
+    status = serializers.ChoiceField(choices=("unloaded", "loading", "ready", "failed", "unknown"))
+    progress = serializers.FloatField(help_text="Share of the load that is done.")
+    stage = serializers.CharField(allow_blank=True)
+    error = serializers.CharField(allow_blank=True, help_text="Why the last load failed.")
+    workers = serializers.ListField(child=serializers.CharField())
+    memory_bytes = serializers.IntegerField()
+    num_running = serializers.IntegerField()
+    num_waiting = serializers.IntegerField()
+    num_queued = serializers.IntegerField()
+    tokens_per_s = serializers.FloatField()
+    last_used_at = serializers.FloatField(help_text="Unix time; 0: not yet.")
+
+
+class CheckpointSerializer(serializers.ModelSerializer[Checkpoint]):
+    """A checkpoint in a list."""
+
+    live = LiveStateSerializer(read_only=True)
+
+    class Meta:
+        model = Checkpoint
+        fields = (
+            "id", "served_model_name", "source", "origin", "path", "format", "model_type", "architecture", "dtype",
+            "num_layers", "num_parameters", "size_bytes", "vocab_size", "max_position_embeddings", "settings", "state",
+            "state_reason", "created_at", "updated_at", "live",
+        )  # fmt: skip
+
+
+class CheckpointRenameSerializer(serializers.Serializer[Any]):
+    """A new name."""
+
+    served_model_name = serializers.CharField(max_length=MAX_NAME_CHARS)
+
+
+class OverrideSerializer(serializers.ModelSerializer[CheckpointOverride]):
+    """A fact that a person set."""
+
+    class Meta:
+        model = CheckpointOverride
+        fields = ("fact", "value", "author_name", "created_at", "cleared_at")
+
+
+class OverrideSetSerializer(serializers.Serializer[Any]):
+    """A fact to set."""
+
+    fact = serializers.CharField(max_length=64)
+    value = serializers.JSONField(allow_null=True)
+
+
+class SettingsSerializer(serializers.Serializer[Any]):
+    """Model settings to change; null goes back to the default."""
+
+    settings = serializers.DictField(child=serializers.JSONField(allow_null=True))
+
+
+class CheckpointDetailSerializer(CheckpointSerializer):
+    """A checkpoint with what inspection found (``description``) and what people changed."""
+
+    description = serializers.DictField(read_only=True)
+    overrides = OverrideSerializer(many=True, read_only=True)
+
+    class Meta(CheckpointSerializer.Meta):
+        fields = (*CheckpointSerializer.Meta.fields, "description", "overrides")  # type: ignore[assignment]
+
+
+class TensorSerializer(serializers.Serializer[Any]):
+    """One tensor."""
+
+    name = serializers.CharField()
+    dtype = serializers.CharField()
+    shape = serializers.ListField(child=serializers.IntegerField())
+    size_bytes = serializers.IntegerField()
+    file = serializers.CharField(allow_blank=True)
+
+
+class TensorPageSerializer(serializers.Serializer[Any]):
+    """Some of the tensors that match a search."""
+
+    count = serializers.IntegerField(help_text="How many match.")
+    offset = serializers.IntegerField()
+    tensors = TensorSerializer(many=True)
+
+
+class WorkerSerializer(serializers.Serializer[Any]):
+    """A worker's last heartbeat."""
+
+    worker_id = serializers.CharField()
+    device = serializers.CharField(allow_blank=True)
+    heartbeat_age_s = serializers.FloatField()
+    step_age_s = serializers.FloatField()
+    memory_used_bytes = serializers.IntegerField()
+    memory_budget_bytes = serializers.IntegerField()
+    num_active = serializers.IntegerField()
+    max_active = serializers.IntegerField()
+    draining = serializers.BooleanField()
+    models = serializers.ListField(child=serializers.CharField(), help_text="Served names.")
+
+
+class OverviewSerializer(serializers.Serializer[Any]):
+    """Everything the dashboard shows. ``notice`` says what couldn't be asked (the workers, while Redis is away)."""
+
+    checkpoints = CheckpointSerializer(many=True)
+    workers = WorkerSerializer(many=True)
+    jobs = serializers.DictField(child=serializers.IntegerField(), help_text="Number of queued jobs by state.")
+    notice = serializers.CharField(allow_blank=True)

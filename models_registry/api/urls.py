@@ -1,0 +1,26 @@
+"""Paths of the registry's JSON API, below ``registry/``."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from models_registry.api import views
+
+_ONE = "checkpoints/<uuid:checkpoint_id>"
+
+urlpatterns = [
+    path("overview", views.OverviewView.as_view(), name="registry-overview"),
+    path("checkpoints", views.CheckpointListView.as_view(), name="registry-checkpoints"),
+    path(_ONE, views.CheckpointView.as_view(), name="registry-checkpoint"),
+    path(f"{_ONE}/refresh", views.CheckpointRefreshView.as_view(), name="registry-refresh"),
+    path(f"{_ONE}/tensors", views.CheckpointTensorsView.as_view(), name="registry-tensors"),
+    path(f"{_ONE}/overrides", views.OverrideListView.as_view(), name="registry-overrides"),
+    path(f"{_ONE}/overrides/<str:fact>", views.OverrideView.as_view(), name="registry-override"),
+    path(f"{_ONE}/settings", views.SettingsView.as_view(), name="registry-settings"),
+    path(f"{_ONE}/load", views.LoadView.as_view(), name="registry-load"),
+    path(f"{_ONE}/unload", views.UnloadView.as_view(), name="registry-unload"),
+    path("uploads", views.UploadListView.as_view(), name="registry-uploads"),
+    path("uploads/<uuid:upload_id>", views.UploadView.as_view(), name="registry-upload"),
+    path("uploads/<uuid:upload_id>/files/<int:number>", views.UploadPieceView.as_view(), name="registry-upload-piece"),
+    path("uploads/<uuid:upload_id>/finish", views.UploadFinishView.as_view(), name="registry-upload-finish"),
+]

@@ -1,0 +1,341 @@
+"""The registry's JSON API: for staff with a session (cookies, so CSRF holds on every unsafe method).
+
+Thin: unpack, call a service, translate. Errors have OpenAI's shape, as everywhere.
+"""
+
+from __future__ import annotations
+
+import uuid
+from functools import lru_cache
+from typing import IO, Any, cast
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.parsers import FileUploadParser, JSONParser
+from rest_framework.permissions import IsAdminUser
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.serializers import BaseSerializer
+from rest_framework.views import APIView
+
+from inference.errors import InvalidRequest
+from inference.models import JobState
+from models_registry import live, selectors, services, uploads
+from models_registry.api import serializers as shapes
+from models_registry.detection.describe import describe
+from models_registry.detection.inspection import Inspection
+from models_registry.models import Checkpoint
+from models_registry.names import suggest_name
+from models_registry.upload_rules import DeclaredFile
+
+MAX_PAGE = 500
+_CACHED_INSPECTIONS = 8
+
+
+class StaffView(APIView):
+    """Says the default aloud: a session of a staff member."""
+
+    authentication_classes = (SessionAuthentication,)
+    permission_classes = (IsAdminUser,)
+
+
+def _values(serializer: BaseSerializer[Any]) -> dict[str, Any]:
+    serializer.is_valid(raise_exception=True)
+    return cast("dict[str, Any]", serializer.validated_data)
+
+
+@lru_cache(maxsize=_CACHED_INSPECTIONS)
+def _inspection(checkpoint_id: uuid.UUID, version: str) -> Inspection:
+    """Decoding megabytes of JSON once per version of the row, not once per page of tensors."""
+    return selectors.checkpoint_inspection(selectors.checkpoint_get(checkpoint_id))
+
+
+def checkpoint_inspection(checkpoint: Checkpoint) -> Inspection:
+    """The stored inspection, cached in this process."""
+    return _inspection(checkpoint.pk, checkpoint.updated_at.isoformat())
+
+
+def checkpoint_detail(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Everything about one checkpoint, for its page and for the API."""
+    (row,) = live.with_live([checkpoint], live.look())
+    detail: dict[str, Any] = shapes.CheckpointSerializer(row).data
+    detail["description"] = describe(checkpoint_inspection(checkpoint))
+    detail["overrides"] = shapes.OverrideSerializer(selectors.override_history(checkpoint), many=True).data
+    return detail
+
+
+class OverviewView(StaffView):
+    """What the dashboard shows."""
+
+    @extend_schema(operation_id="registry_overview", responses=shapes.OverviewSerializer, tags=["registry"])
+    def get(self, request: Request) -> Response:
+        """Checkpoints with their live state, workers, queued jobs."""
+        return Response(overview())
+
+
+def overview() -> dict[str, Any]:
+    """Plain values of the dashboard."""
+    from inference.auth import LOCAL
+    from inference.jobs import job_counts
+
+    seen = live.look()
+    rows = live.with_live(selectors.checkpoint_list(), seen)
+    counts = job_counts(principal=LOCAL)
+    return {
+        "checkpoints": shapes.CheckpointSerializer(rows, many=True).data,
+        "workers": seen.worker_rows(rows),
+        "jobs": {state: counts.get(state, 0) for state in JobState.values},
+        "notice": seen.notice,
+    }
+
+
+class CheckpointListView(StaffView):
+    """All checkpoints."""
+
+    @extend_schema(operation_id="checkpoint_list", responses=shapes.CheckpointSerializer(many=True), tags=["registry"])
+    def get(self, request: Request) -> Response:
+        """By name, with their live state."""
+        rows = live.with_live(selectors.checkpoint_list(), live.look())
+        return Response(shapes.CheckpointSerializer(rows, many=True).data)
+
+
+class CheckpointView(StaffView):
+    """One checkpoint."""
+
+    @extend_schema(operation_id="checkpoint_retrieve", responses=shapes.CheckpointDetailSerializer, tags=["registry"])
+    def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """With facts, layers, warnings and overrides."""
+        return Response(checkpoint_detail(selectors.checkpoint_get(checkpoint_id)))
+
+    @extend_schema(
+        operation_id="checkpoint_rename",
+        request=shapes.CheckpointRenameSerializer,
+        responses=shapes.CheckpointDetailSerializer,
+        tags=["registry"],
+    )
+    def patch(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Serve it under another name."""
+        values = _values(shapes.CheckpointRenameSerializer(data=request.data))
+        checkpoint = selectors.checkpoint_get(checkpoint_id)
+        services.checkpoint_rename(checkpoint=checkpoint, served_model_name=values["served_model_name"])
+        return Response(checkpoint_detail(checkpoint))
+
+    @extend_schema(operation_id="checkpoint_delete", responses={204: None}, tags=["registry"])
+    def delete(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Unload it and take it out; uploaded files are removed, files registered by path stay."""
+        checkpoint = selectors.checkpoint_get(checkpoint_id)
+        live.unload_before_delete(checkpoint)
+        services.checkpoint_delete(checkpoint=checkpoint)
+        return Response(status=204)
+
+
+class CheckpointRefreshView(StaffView):
+    """Inspect again."""
+
+    @extend_schema(
+        operation_id="checkpoint_refresh", request=None, responses=shapes.CheckpointDetailSerializer, tags=["registry"]
+    )
+    def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Look at the files again."""
+        checkpoint = services.checkpoint_refresh(checkpoint=selectors.checkpoint_get(checkpoint_id))
+        return Response(checkpoint_detail(checkpoint))
+
+
+class CheckpointTensorsView(StaffView):
+    """The tensor table, searched and paged here: a large model has a hundred thousand."""
+
+    @extend_schema(
+        operation_id="checkpoint_tensors",
+        parameters=[
+            OpenApiParameter("search", str, description="Words that the name, dtype or shape must contain."),
+            OpenApiParameter("offset", int),
+            OpenApiParameter("limit", int, description=f"At most {MAX_PAGE}."),
+        ],
+        responses=shapes.TensorPageSerializer,
+        tags=["registry"],
+    )
+    def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """One page of the tensors that match."""
+        inspection = checkpoint_inspection(selectors.checkpoint_get(checkpoint_id))
+        words = request.query_params.get("search", "")[:200].lower().split()
+        offset = _page_number(request, "offset", 0, 0, 1 << 31)
+        limit = _page_number(request, "limit", 50, 1, MAX_PAGE)
+        rows = [
+            (name, info)
+            for name, info in sorted(inspection.tensors.items(), key=lambda item: _natural(item[0]))
+            if _matches(words, name, info.dtype, info.shape)
+        ]
+        page = [
+            {
+                "name": name,
+                "dtype": info.dtype,
+                "shape": list(info.shape),
+                "size_bytes": info.end - info.begin,
+                "file": info.file,
+            }
+            for name, info in rows[offset : offset + limit]
+        ]
+        return Response({"count": len(rows), "offset": offset, "tensors": page})
+
+
+def _matches(words: list[str], name: str, dtype: str, shape: tuple[int, ...]) -> bool:
+    if not words:
+        return True
+    text = f"{name} {dtype} {'x'.join(map(str, shape))} {'×'.join(map(str, shape))}".lower()
+    return all(word in text for word in words)
+
+
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """layers.2 before layers.10."""
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split("."))
+
+
+def _page_number(request: Request, name: str, default: int, low: int, high: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 17 and low <= int(text) <= high):
+        raise InvalidRequest(f"{name} is {text[:40]!r}; it must be from {low} to {high}.", param=name)
+    return int(text)
+
+
+class OverrideListView(StaffView):
+    """Facts that people set."""
+
+    @extend_schema(
+        operation_id="checkpoint_override_set",
+        request=shapes.OverrideSetSerializer,
+        responses=shapes.CheckpointDetailSerializer,
+        tags=["registry"],
+    )
+    def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Set one fact and inspect again with it."""
+        values = _values(shapes.OverrideSetSerializer(data=request.data))
+        checkpoint = services.checkpoint_override_set(
+            checkpoint=selectors.checkpoint_get(checkpoint_id),
+            fact=values["fact"],
+            value=values["value"],
+            author=cast("Any", request.user),
+        )
+        return Response(checkpoint_detail(checkpoint))
+
+
+class OverrideView(StaffView):
+    """One overridden fact."""
+
+    @extend_schema(
+        operation_id="checkpoint_override_clear", responses=shapes.CheckpointDetailSerializer, tags=["registry"]
+    )
+    def delete(self, request: Request, checkpoint_id: uuid.UUID, fact: str) -> Response:
+        """Go back to what detection says."""
+        checkpoint = selectors.checkpoint_get(checkpoint_id)
+        services.checkpoint_override_clear(checkpoint=checkpoint, fact=fact)
+        return Response(checkpoint_detail(checkpoint))
+
+
+class SettingsView(StaffView):
+    """A model's settings."""
+
+    @extend_schema(
+        operation_id="checkpoint_settings_update",
+        request=shapes.SettingsSerializer,
+        responses=shapes.CheckpointDetailSerializer,
+        tags=["registry"],
+    )
+    def patch(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Change some; they hold from the next load on."""
+        values = _values(shapes.SettingsSerializer(data=request.data))
+        checkpoint = selectors.checkpoint_get(checkpoint_id)
+        services.checkpoint_settings_update(checkpoint=checkpoint, values=values["settings"])
+        return Response(checkpoint_detail(checkpoint))
+
+
+class LoadView(StaffView):
+    """Load."""
+
+    @extend_schema(
+        operation_id="checkpoint_load", request=None, responses={202: shapes.CheckpointSerializer}, tags=["registry"]
+    )
+    def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Ask a worker to load it; its live state tells how that goes."""
+        checkpoint = selectors.checkpoint_get(checkpoint_id)
+        live.load(checkpoint)
+        return Response(shapes.CheckpointSerializer(live.with_live([checkpoint], live.look())[0]).data, status=202)
+
+
+class UnloadView(StaffView):
+    """Unload."""
+
+    @extend_schema(
+        operation_id="checkpoint_unload", request=None, responses={202: shapes.CheckpointSerializer}, tags=["registry"]
+    )
+    def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Ask the workers to let it go."""
+        checkpoint = selectors.checkpoint_get(checkpoint_id)
+        live.unload(checkpoint)
+        return Response(shapes.CheckpointSerializer(live.with_live([checkpoint], live.look())[0]).data, status=202)
+
+
+class UploadListView(StaffView):
+    """Begin uploads."""
+
+    @extend_schema(
+        operation_id="upload_create",
+        request=shapes.UploadCreateSerializer,
+        responses={201: shapes.UploadSerializer},
+        tags=["uploads"],
+    )
+    def post(self, request: Request) -> Response:
+        """Declare names and sizes; everything that can be refused early is refused here."""
+        values = _values(shapes.UploadCreateSerializer(data=request.data))
+        files = [DeclaredFile(**file) for file in values["files"]]
+        name = values["served_model_name"] or services.free_name(suggest_name(values["label"]))
+        upload = uploads.upload_create(owner=cast("Any", request.user), served_model_name=name, files=files)
+        return Response(shapes.UploadSerializer(upload).data, status=201)
+
+
+class UploadView(StaffView):
+    """One upload."""
+
+    @extend_schema(operation_id="upload_retrieve", responses=shapes.UploadSerializer, tags=["uploads"])
+    def get(self, request: Request, upload_id: uuid.UUID) -> Response:
+        """Where it stands, and at which offset each file goes on."""
+        return Response(shapes.UploadSerializer(uploads.upload_get(upload_id)).data)
+
+    @extend_schema(operation_id="upload_cancel", responses=shapes.UploadSerializer, tags=["uploads"])
+    def delete(self, request: Request, upload_id: uuid.UUID) -> Response:
+        """Give it up; what was received is removed."""
+        return Response(shapes.UploadSerializer(uploads.upload_cancel(upload_id=upload_id)).data)
+
+
+class UploadPieceView(StaffView):
+    """The bytes of one file. The body is read as it is; nothing parses it."""
+
+    parser_classes = (FileUploadParser,)
+
+    @extend_schema(
+        operation_id="upload_receive",
+        parameters=[OpenApiParameter("offset", int, required=True, description="What the server has of the file.")],
+        request={"application/octet-stream": OpenApiTypes.BINARY},
+        responses=shapes.UploadFileSerializer,
+        tags=["uploads"],
+    )
+    def put(self, request: Request, upload_id: uuid.UUID, number: int) -> Response:
+        """Append the next piece, at most ``chunk_bytes``."""
+        offset = _page_number(request, "offset", 0, 0, 1 << 50)
+        file = uploads.upload_receive(
+            upload_id=upload_id, number=number, offset=offset, body=cast("IO[bytes]", request._request)
+        )
+        return Response(shapes.UploadFileSerializer(file).data)
+
+
+class UploadFinishView(StaffView):
+    """The end of an upload."""
+
+    parser_classes = (JSONParser,)
+
+    @extend_schema(
+        operation_id="upload_finish", request=None, responses={202: shapes.UploadSerializer}, tags=["uploads"]
+    )
+    def post(self, request: Request, upload_id: uuid.UUID) -> Response:
+        """Verify, inspect and register; poll the upload for the outcome."""
+        return Response(shapes.UploadSerializer(uploads.upload_finish(upload_id=upload_id)).data, status=202)

@@ -1,0 +1,108 @@
+"""What the workers are doing, for pages: never an error, at worst "unknown".
+
+With ``views`` and ``api`` the only modules of the registry that look at inference's services.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference import broker
+from inference.errors import BlazrError, Unavailable
+from inference.states import ModelState, WorkerState
+from models_registry.models import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One look at the workers.
+
+    Attributes:
+        notice: Why they couldn't be asked; empty when they could.
+    """
+
+    models: Mapping[str, ModelState]
+    workers: tuple[WorkerState, ...]
+    notice: str = ""
+
+    def of(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Plain values of one model's state."""
+        state = self.models.get(str(checkpoint.pk)) or ModelState(str(checkpoint.pk))
+        return {
+            "status": "unknown" if self.notice else state.status,
+            "progress": state.progress,
+            "stage": state.stage,
+            "error": str((state.error or {}).get("message", "")),
+            "workers": list(state.workers),
+            "memory_bytes": state.memory_bytes,
+            "num_running": state.num_running,
+            "num_waiting": state.num_waiting,
+            "num_queued": state.num_queued,
+            "tokens_per_s": state.tokens_per_s,
+            "last_used_at": state.last_used_at,
+        }
+
+    def worker_rows(self, checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
+        """Plain values of the workers, models by served name."""
+        names = {str(row.pk): row.served_model_name for row in checkpoints}
+        now = time.time()
+        return [
+            {
+                "worker_id": worker.worker_id,
+                "device": worker.device,
+                "heartbeat_age_s": max(0.0, now - worker.heartbeat_at),
+                "step_age_s": worker.step_age_s,
+                "memory_used_bytes": worker.memory_used_bytes,
+                "memory_budget_bytes": worker.memory_budget_bytes,
+                "num_active": worker.num_active,
+                "max_active": worker.max_active,
+                "draining": worker.draining,
+                "models": [names.get(model.checkpoint_id, model.checkpoint_id) for model in worker.models],
+            }
+            for worker in self.workers
+        ]
+
+
+def look() -> Live:
+    """Ask once, with the broker's own time-outs."""
+    try:
+        return Live(broker.model_states_sync(), tuple(broker.worker_states_sync().values()))
+    except BlazrError as error:
+        return Live({}, (), error.message)
+
+
+def with_live(checkpoints: Iterable[Checkpoint], live: Live) -> list[Checkpoint]:
+    """The rows, each with its state as ``live``."""
+    rows = list(checkpoints)
+    for row in rows:
+        row.live = live.of(row)  # type: ignore[attr-defined]
+    return rows
+
+
+def load(checkpoint: Checkpoint) -> None:
+    """Ask a worker to load it; returns at once.
+
+    Raises:
+        Unavailable: Redis can't be reached.
+    """
+    broker.request_load_sync(str(checkpoint.pk))
+
+
+def unload(checkpoint: Checkpoint) -> None:
+    """Ask the workers that hold it to let it go once its requests have ended.
+
+    Raises:
+        Unavailable: Redis can't be reached.
+    """
+    broker.request_unload_sync(str(checkpoint.pk))
+
+
+def unload_before_delete(checkpoint: Checkpoint) -> None:
+    """Like ``unload``; a checkpoint may be deleted while no worker can be reached."""
+    try:
+        unload(checkpoint)
+    except Unavailable:
+        return

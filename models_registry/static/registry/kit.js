@@ -1,0 +1,215 @@
+// What every page uses: building elements, talking to the server, numbers for people.
+// Text from users and models only ever becomes text nodes or attributes, never markup.
+
+/** Make an element: h("a.button", {href: "/"}, "Go"). null and false children are left out. */
+export function h(spec, attributes = {}, ...children) {
+  const [tag, ...classes] = spec.split(".");
+  const element = document.createElement(tag || "div");
+  if (classes.length) element.className = classes.join(" ");
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className += ` ${value}`;
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export const $ = (selector, root = document) => root.querySelector(selector);
+export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+/** Data that the server left in the page. */
+export const pageData = (id) => JSON.parse(document.getElementById(id).textContent);
+
+/** Replace children without losing the focus: an element with the same data-key gets it back. */
+export function redraw(container, ...children) {
+  const key = container.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  container.replaceChildren(...children.flat().filter(Boolean));
+  if (key) $$("[data-key]", container).find((element) => element.dataset.key === key)?.focus();
+}
+
+export class ServerError extends Error {
+  constructor(message, status, code) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+function cookie(name) {
+  const found = document.cookie.split("; ").find((item) => item.startsWith(`${name}=`));
+  return found ? decodeURIComponent(found.slice(name.length + 1)) : "";
+}
+
+export const csrfToken = () => cookie("csrftoken");
+
+/** The message of any error answer, in OpenAI's shape or not. */
+export function errorOf(status, text) {
+  try {
+    const { error } = JSON.parse(text);
+    return new ServerError(error.message, status, error.code);
+  } catch {
+    if (status === 0) return new ServerError("The server can't be reached.", 0);
+    return new ServerError(`The server answered ${status}.`, status);
+  }
+}
+
+/** Fetch JSON; throws ServerError with the server's own sentence. */
+export async function call(method, url, body) {
+  let response;
+  try {
+    response = await fetch(url, {
+      method,
+      credentials: "same-origin",
+      headers: {
+        Accept: "application/json",
+        "X-CSRFToken": csrfToken(),
+        ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+      },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch {
+    throw errorOf(0, "");
+  }
+  const text = await response.text();
+  if (!response.ok) throw errorOf(response.status, text);
+  return text ? JSON.parse(text) : null;
+}
+
+/** Run a task now and then while the page can be seen; failures slow it down and show once. */
+export function poll(task, everyMs) {
+  let failures = 0;
+  let timer = null;
+  const run = async () => {
+    timer = null;
+    if (!document.hidden) {
+      try {
+        await task();
+        if (failures) setNotice("connection", "");
+        failures = 0;
+      } catch (error) {
+        failures += 1;
+        setNotice("connection", error.message);
+      }
+    }
+    timer = setTimeout(run, Math.min(everyMs * 2 ** failures, 30000));
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden && timer) {
+      clearTimeout(timer);
+      run();
+    }
+  });
+  timer = setTimeout(run, everyMs);
+  return () => {
+    clearTimeout(timer);
+    run();
+  };
+}
+
+/** A line at the top of the page that stays until it is cleared. */
+export function setNotice(key, message, kind = "warn") {
+  const place = $("#notices");
+  const old = $$("[data-notice]", place).find((element) => element.dataset.notice === key);
+  if (old && old.textContent === message) return;
+  old?.remove();
+  if (message) place.append(h(`p.note.${kind}`, { "data-notice": key }, message));
+}
+
+/** A message that goes away by itself (errors wait for the reader). */
+export function toast(message, kind = "good") {
+  const close = h("button.plain", { type: "button", "aria-label": "Dismiss", onclick: () => item.remove() }, "×");
+  const item = h(`div.note.${kind}`, {}, h("span", {}, message), close);
+  $("#toasts").append(item);
+  if (kind !== "bad") setTimeout(() => item.remove(), 5000);
+}
+
+/** Run an action of a button: busy while it runs, errors as toasts. Returns whether it went well. */
+export async function act(button, task) {
+  button.disabled = true;
+  try {
+    await task();
+    return true;
+  } catch (error) {
+    toast(error.message, "bad");
+    return false;
+  } finally {
+    button.disabled = false;
+  }
+}
+
+/** Ask before something that can't be undone. */
+export function confirmDialog(title, text, action) {
+  return new Promise((resolve) => {
+    const dialog = h(
+      "dialog",
+      { "aria-label": title, onclose: () => (resolve(dialog.returnValue === "yes"), dialog.remove()) },
+      h("h2", {}, title),
+      h("p", {}, text),
+      h(
+        "form.row",
+        { method: "dialog" },
+        h("button.button", { value: "no", autofocus: true }, "Keep it"),
+        h("button.button.danger", { value: "yes" }, action),
+      ),
+    );
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+// --- numbers ---------------------------------------------------------------------------------
+
+export function bytes(count) {
+  let value = Number(count) || 0;
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (value < 1024) return `${unit === "B" ? value : value.toFixed(value < 10 ? 1 : 0)} ${unit}`;
+    value /= 1024;
+  }
+  return `${value.toFixed(1)} TiB`;
+}
+
+export function count(number) {
+  let value = Number(number) || 0;
+  for (const unit of ["", " k", " M", " B"]) {
+    if (value < 1000) return `${unit ? value.toFixed(value < 10 ? 2 : 1) : Math.round(value)}${unit}`;
+    value /= 1000;
+  }
+  return `${value.toFixed(1)} T`;
+}
+
+export function duration(seconds) {
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+export function ago(date) {
+  const seconds = Math.max(0, (Date.now() - new Date(date)) / 1000);
+  if (seconds < 5) return "just now";
+  if (seconds < 86400) return `${duration(Math.round(seconds))} ago`;
+  return new Date(date).toLocaleDateString(undefined, { day: "numeric", month: "short", year: "numeric" });
+}
+
+// --- states ------------------------------------------------------------------------------------
+
+const LIVE = { unloaded: "not loaded", loading: "loading", ready: "ready", failed: "load failed", unknown: "unknown" };
+
+/** State of a checkpoint: its files first, then what the workers say. */
+export function modelState(row) {
+  if (row.state !== "available") return stateMark(row.state, row.state === "missing" ? "files missing" : "refused");
+  const { status, progress, stage } = row.live;
+  const text = status === "loading" ? `loading ${Math.round(progress * 100)} %` : LIVE[status];
+  const mark = stateMark(status, text);
+  if (stage && status === "loading") mark.title = stage;
+  return mark;
+}
+
+export function stateMark(state, text = state) {
+  return h("span.state", {}, h(`i.dot.${state}`, { "aria-hidden": "true" }), text);
+}
+
+export const modelUrl = (row) => `/models/${row.id}/`;

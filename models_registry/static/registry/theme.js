@@ -1,0 +1,30 @@
+// Runs before the page is drawn, so that it never flashes in the other theme.
+// The choice is kept in this browser; without one the system's preference holds.
+(() => {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const stored = () => {
+    try {
+      return localStorage.getItem("blazr-theme");
+    } catch {
+      return null;
+    }
+  };
+  const apply = () => {
+    document.documentElement.dataset.theme = stored() || (system.matches ? "dark" : "light");
+  };
+  apply();
+  system.addEventListener("change", apply);
+  addEventListener("DOMContentLoaded", () => {
+    for (const button of document.querySelectorAll("[data-theme-toggle]")) {
+      button.addEventListener("click", () => {
+        const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+        try {
+          localStorage.setItem("blazr-theme", next);
+        } catch {
+          // Storage is off: the choice holds for this page.
+        }
+        document.documentElement.dataset.theme = next;
+      });
+    }
+  });
+})();

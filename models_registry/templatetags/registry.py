@@ -1,0 +1,33 @@
+"""Numbers and JSON values for the pages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django import template
+
+from inference.units import format_bytes, format_count
+
+register = template.Library()
+
+register.filter("short_bytes", format_bytes)
+register.filter("short_count", format_count)
+
+
+@register.filter
+def grouped(number: int) -> str:
+    """131072 -> "131,072"."""
+    return f"{number:,}"
+
+
+@register.filter
+def at_most(number: int, limit: int) -> int:
+    """The lesser of the two."""
+    return min(number, limit)
+
+
+@register.filter
+def json_text(value: Any) -> str:
+    """A fact's value as people write it: strings bare, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,22 @@
+"""Pages at the root, the registry's JSON API below ``registry/``. No namespace: LOGIN_URL is ``login``.
+
+Names: login, logout, dashboard, models, upload, model (checkpoint_id), playground, jobs; registry-… for the API.
+"""
+
+from __future__ import annotations
+
+from django.urls import include, path
+
+from models_registry import views
+
+urlpatterns = [
+    path("", views.DashboardPage.as_view(), name="dashboard"),
+    path("login/", views.SignInView.as_view(), name="login"),
+    path("logout/", views.SignOutView.as_view(), name="logout"),
+    path("models/", views.ModelsPage.as_view(), name="models"),
+    path("models/upload/", views.UploadPage.as_view(), name="upload"),
+    path("models/<uuid:checkpoint_id>/", views.ModelPage.as_view(), name="model"),
+    path("playground/", views.PlaygroundPage.as_view(), name="playground"),
+    path("jobs/", views.JobsPage.as_view(), name="jobs"),
+    path("registry/", include("models_registry.api.urls")),
+]
