@@ -654,25 +654,6 @@ class ModelSpec:
         """Number of weights, a tied head counted once."""
         return sum(math.prod(shape) for shape in self.parameter_shapes().values())
 
-    def ropes(self) -> tuple[RopeSpec, ...]:
-        """The distinct rotary embeddings of all layers."""
-        mixers = (layer.token_mixer for layer in self.layers)
-        found = (mixer.rope for mixer in mixers if isinstance(mixer, AttentionSpec | MLASpec))
-        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
-
-    @property
-    def rope_switch_length(self) -> int | None:
-        """With LongRoPE: a sequence that grows past this many tokens has other rotations from its first token on.
-
-        Its state has to be computed anew then, and cached prefixes from one side don't serve the other.
-        """
-        lengths = [
-            rope.scaling.original_max_position_embeddings
-            for rope in self.ropes()
-            if rope.scaling is not None and rope.scaling.kind == "longrope"
-        ]
-        return min(lengths, default=None)
-
     def state_bytes_per_token(self, model_dtype: str | None = None) -> int:
         """Bytes of paged state (keys, values, latents) for each token of a sequence, all layers."""
         return self._state_bytes("token", model_dtype)

@@ -155,7 +155,7 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
     count, width = count_experts(view, base + "experts.")
     agree_on_experts(view, count, "n_routed_experts", "num_experts", "num_local_experts")
     shared = f"{base}shared_experts.down_proj.weight"
-    shared_width = view.tensors.shape(shared)[-1] if shared in view.tensors else 0
+    shared_width = matrix_shape(view.tensors, shared)[1] if shared in view.tensors else 0
     if model_type == "deepseek_v2":
         _expect(view, "scoring_func", "softmax", ("softmax",))
         method = _expect(view, "topk_method", "greedy", ("greedy", "group_limited_greedy"))

@@ -15,6 +15,7 @@ from inference.modelling.families.common import (
     layer_types,
     llama_layer,
     llama_layer_sources,
+    matrix_shape,
     mlp_sources,
     mlp_spec,
     moe_sources,
@@ -79,7 +80,7 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
             intermediate_size=width,
             activation=act,
             normalise_top_k=config.boolean("norm_topk_prob", default=False),
-            shared_intermediate_size=view.tensors.shape(shared)[-1] if shared in view.tensors else 0,
+            shared_intermediate_size=matrix_shape(view.tensors, shared)[1] if shared in view.tensors else 0,
             shared_gate=f"{base}shared_expert_gate.weight" in view.tensors,
         )
     )

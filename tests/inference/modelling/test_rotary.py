@@ -185,7 +185,7 @@ def test_a_prompt_beyond_the_trained_context_matches_transformers(kind, tmp_path
         config = LlamaConfig(**BASE, max_position_embeddings=32, rope_parameters=rope)
     directory, oracle = make_checkpoint(config, tmp_path)
     network = load_directory(directory)
-    assert network.spec.rope_switch_length == (32 if kind == "longrope" else None)
+    assert network.spec.layers[0].token_mixer.rope.depends_on_length
     tokens = torch.randint(0, 99, (50,), generator=torch.Generator().manual_seed(0))
     states = SequenceRunner(network).states
     with torch.inference_mode():
