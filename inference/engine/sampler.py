@@ -212,11 +212,11 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
             many.append(at)
     for group, count in ((few, max((rows[at].params.top_k for at in few), default=0)), (many, vocab_size)):
         if len(group) == len(rows):
-            _truncate(scaled, rows, count)
+            truncate(scaled, rows, count)
         elif group:
             index = torch.tensor(group, device=device)
             part = scaled[index]
-            _truncate(part, [rows[at] for at in group], count)
+            truncate(part, [rows[at] for at in group], count)
             scaled[index] = part
 
     cumulated = scaled.exp_().cumsum(-1, dtype=torch.float64)
@@ -229,7 +229,7 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
     return found.clamp_(max=vocab_size - 1)
 
 
-def _truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], count: int) -> None:
+def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], count: int) -> None:
     """Mask what ``top_k`` and then ``top_p`` (of what is left, made to sum to 1) leave out.
 
     Args:

@@ -61,6 +61,7 @@ class FakeNetwork:
     spec: ModelSpec
     poison: dict[int, float] = field(default_factory=dict)
     batches: list[tuple[int, int]] = field(default_factory=list)
+    block_size: int = 1
 
     def __call__(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
         self.batches.append((batch.num_tokens, batch.num_decodes))
@@ -91,7 +92,7 @@ class FakeNetwork:
         if self.spec.state_bytes_per_token():
             written = batch.slot_mapping.tolist()
             assert len(set(written)) == len(written), "two tokens share a physical slot"
-            assert min(written) >= 2, "somebody writes to the scratch block"
+            assert min(written) >= self.block_size, "somebody writes to the scratch block"
 
     def _paged(self, batch: ForwardBatch, layer: LayerState) -> torch.Tensor:
         found = []
@@ -181,7 +182,9 @@ def make_engine(
         "max_num_batched_tokens": 32,
     }
     config = EngineConfig(**(values | options))  # type: ignore[arg-type]
-    return Engine(network or FakeNetwork(spec), spec, config)
+    network = network or FakeNetwork(spec)
+    network.block_size = config.block_size
+    return Engine(network, spec, config)
 
 
 def request(request_id: str, prompt: Sequence[int], *, priority: int = 0, **params: object) -> EngineRequest:

@@ -1,0 +1,224 @@
+"""One request's fault ends that request; its neighbours' tokens don't change by a bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from inference.engine import sampler as sampler_module
+from inference.engine.engine import MAX_MEMORY_ERRORS
+from inference.engine.request import FinishReason
+from inference.errors import EngineDead, GenerationFailed
+from tests.inference.engine.fakes import (
+    FakeNetwork,
+    assert_all_free,
+    collect,
+    expected_tokens,
+    make_engine,
+    make_spec,
+    request,
+    run,
+)
+
+SPEC = make_spec("hybrid")
+OPTIONS = {"max_num_seqs": 16, "num_state_slots": 17, "num_blocks": 200}
+NUM = 16
+
+
+def requests(**extra):
+    """16 of them, greedy and sampled, with and without log-probabilities."""
+    return [
+        request(
+            f"r{i}",
+            [i, i + 1, i + 2],
+            max_tokens=10,
+            temperature=(i % 3) * 0.6,
+            seed=i,
+            logprobs=2 if i % 2 else None,
+            repetition_penalty=1.1 if i % 5 == 0 else 1.0,
+            **extra,
+        )
+        for i in range(NUM)
+    ]
+
+
+def undisturbed():
+    return run(make_engine("hybrid", **OPTIONS), *requests())
+
+
+def assert_only_failed(found, failed: set[str], reference) -> None:
+    assert len(found) == NUM
+    for name, entry in found.items():
+        if name in failed:
+            assert entry.finish_reason is FinishReason.ERROR
+            assert type(entry.finals[0].error) is GenerationFailed
+            assert entry.tokens == reference[name].tokens[: len(entry.tokens)]
+        else:
+            assert entry.finish_reason is FinishReason.LENGTH
+            assert (entry.tokens, entry.logprobs) == (reference[name].tokens, reference[name].logprobs)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("row", [0, 7, 15])
+def test_unusable_logits_end_only_their_request(value, row, monkeypatch):
+    reference = undisturbed()
+    engine = make_engine("hybrid", **OPTIONS)
+    original = FakeNetwork.compute_logits
+    # The poisoned request is the one whose last token and place in its sequence give this hidden row.
+    broken: list[torch.Tensor] = []
+
+    def poisoned(self, hidden):
+        logits = original(self, hidden)
+        if not broken and engine.stats().num_steps == 4:
+            broken.append(hidden[row])
+            logits[row, 50 if value == math.inf else slice(None)] = value
+        return logits
+
+    monkeypatch.setattr(FakeNetwork, "compute_logits", poisoned)
+    found = run(engine, *requests())
+    assert_only_failed(found, {f"r{row}"}, reference)
+    assert "numerical_error" in found[f"r{row}"].finals[0].error.message
+    assert engine.stats().num_failed == 1
+
+
+def test_nan_left_in_freed_blocks_does_not_reach_the_next_owner():
+    """What a failed request wrote into its state is never read by another one."""
+    engine = make_engine("hybrid", num_blocks=9, num_state_slots=2, max_num_seqs=1)
+    for layer in engine._runner._layers:
+        for tensor in layer.values():
+            tensor[4 if tensor.shape[0] > 2 else 1 :] = math.nan
+    found = run(engine, request("r", [1, 2, 3], max_tokens=20))
+    assert found["r"].tokens == expected_tokens(SPEC, [1, 2, 3], 20)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), RecursionError(), MemoryError(), IndexError("no entry")])
+def test_an_exception_while_sampling_ends_only_its_request(error, monkeypatch):
+    reference = undisturbed()
+    original = sampler_module.LogitBias.apply
+
+    def failing(self, logits, rows):
+        if any(row.params.seed == 6 and row.num_output_tokens == 3 for row in rows):
+            # Half done, as a real failure may leave it.
+            logits[: len(rows) // 2] += 1.0
+            raise error
+        original(self, logits, rows)
+
+    monkeypatch.setattr(sampler_module.LogitBias, "apply", failing)
+    monkeypatch.setattr(sampler_module.SamplingState, "changes_logits", property(lambda self: True))
+    found = run(make_engine("hybrid", **OPTIONS), *requests())
+    assert_only_failed(found, {"r6"}, reference)
+    assert len(found["r6"].tokens) == 3
+
+
+def test_an_exception_in_logprobs_ends_only_its_request(monkeypatch):
+    reference = undisturbed()
+    original = sampler_module.Sampler.score
+
+    def failing(self, log_probs, token_ids, num_top):
+        if reference["r3"].tokens[5] in token_ids.tolist() and engine.stats().num_steps == 5:
+            raise RuntimeError("no logprobs")
+        return original(self, log_probs, token_ids, num_top)
+
+    engine = make_engine("hybrid", **OPTIONS)
+    monkeypatch.setattr(sampler_module.Sampler, "score", failing)
+    found = run(engine, *requests())
+    failed = {name for name, entry in found.items() if entry.finish_reason is FinishReason.ERROR}
+    assert "r3" in failed and len(failed) <= 2, "another request may have got the same token in that step"
+    assert_only_failed(found, failed, reference)
+
+
+def test_a_prompt_that_cannot_be_scored_fails_alone():
+    network = FakeNetwork(SPEC, poison={42: math.nan})
+    engine = make_engine(network=network, **OPTIONS)
+    found = run(
+        engine,
+        request("bad", [1, 42, 3], max_tokens=4, prompt_logprobs=1),
+        request("unscored", [1, 42, 3], max_tokens=1),
+        request("good", [1, 2, 3], max_tokens=4, prompt_logprobs=1),
+    )
+    assert found["bad"].finish_reason is FinishReason.ERROR and found["bad"].prompt_logprobs is None
+    assert found["unscored"].finish_reason is FinishReason.LENGTH
+    assert len(found["good"].prompt_logprobs) == 2 and found["good"].finish_reason is FinishReason.LENGTH
+
+
+class FailingNetwork(FakeNetwork):
+    """Raises at given forward passes, after half the states have advanced."""
+
+    failures: dict[int, Exception]
+    passes = 0
+
+    def __call__(self, batch, states):
+        self.passes += 1
+        error = self.failures.pop(self.passes, None)
+        if error is not None:
+            super().__call__(batch, states[:1])
+            raise error
+        return super().__call__(batch, states)
+
+
+def failing_engine(failures, kind="hybrid", **options):
+    network = FailingNetwork(make_spec(kind))
+    network.failures = dict(failures)
+    return make_engine(network=network, **(OPTIONS | options))
+
+
+def test_a_failing_forward_pass_ends_the_engine_with_every_request_reported():
+    engine = failing_engine({4: RuntimeError("device-side assert")}, max_num_seqs=4)
+    found: dict = {}
+    for i in range(6):
+        engine.add_request(request(f"r{i}", [i], max_tokens=3 if i == 0 else 9))
+    engine.abort_request("r5")
+    with pytest.raises(EngineDead) as caught:
+        while True:
+            collect(engine.step(), found)
+    assert "device-side" not in caught.value.message and caught.value.retryable
+    collect(engine.final_outputs, found)
+    reasons = {name: entry.finish_reason for name, entry in found.items()}
+    assert reasons == {"r0": "length", "r5": "abort"} | {f"r{i}": "error" for i in range(1, 5)}
+    assert all(type(found[f"r{i}"].finals[0].error) is EngineDead for i in range(1, 5))
+    assert not engine.has_unfinished()
+    for call in (engine.step, lambda: engine.add_request(request("new", [1]))):
+        with pytest.raises(EngineDead):
+            call()
+    assert not engine.abort_request("r1")
+
+
+@pytest.mark.parametrize("kind", ["paged", "slots", "hybrid"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_running_out_of_memory_costs_a_step_and_no_request(kind, error):
+    spec = make_spec(kind)
+    for step in range(1, 12):
+        engine = failing_engine({step: error}, kind)
+        found = run(engine, *(request(f"r{i}", [i, i + 1], max_tokens=9) for i in range(5)))
+        for i in range(5):
+            assert found[f"r{i}"].tokens == expected_tokens(spec, [i, i + 1], 9)
+
+
+def test_memory_that_stays_short_fails_the_newest_and_goes_on():
+    failures = {pass_: MemoryError() for pass_ in range(3, 3 + MAX_MEMORY_ERRORS)}
+    engine = failing_engine(failures)
+    found = run(engine, *(request(f"r{i}", [i, i + 1], max_tokens=9) for i in range(3)))
+    reasons = {name: entry.finish_reason for name, entry in found.items()}
+    assert sorted(reasons.values()) == ["error", "length", "length"] and reasons["r0"] == "length"
+    for name, entry in found.items():
+        if reasons[name] == "length":
+            assert entry.tokens == expected_tokens(SPEC, [int(name[1]), int(name[1]) + 1], 9)
+
+
+def test_memory_that_never_suffices_ends_every_request_but_not_the_engine():
+    engine = failing_engine({pass_: MemoryError() for pass_ in range(1, 100)})
+    found = run(engine, *(request(f"r{i}", [i], max_tokens=4) for i in range(3)))
+    assert {entry.finish_reason for entry in found.values()} == {FinishReason.ERROR}
+    network = engine._runner._network
+    network.failures.clear()
+    assert run(engine, request("later", [1], max_tokens=4))["later"].tokens == expected_tokens(SPEC, [1], 4)
+    assert_all_free(engine)
