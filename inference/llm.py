@@ -1,0 +1,470 @@
+"""LLM: text in, events out. Puts tokeniser, network and engine of one checkpoint together; no Django.
+
+``prepare`` may be called from any thread. ``add``, ``abort``, ``step`` and ``has_unfinished`` belong to the one
+thread that owns the engine (``inference.engine.loop`` drives them). ``generate`` is for shells and tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from inference.engine.config import EngineConfig, StatePlan, plan_state_budget
+from inference.engine.engine import Engine
+from inference.engine.request import EngineOutput
+from inference.errors import BlazrError, Conflict, GenerationFailed, InvalidRequest, ModelLoadFailed
+from inference.messages import GenerateMessage, GenerationEvent, PromptMessage
+from inference.modelling.spec import DTYPE_BYTES, Dtype, ModelSpec
+from inference.modelling.weights.loader import load_network
+from inference.sampling_params import SamplingParams
+from inference.text_output import TextOutput
+from inference.text_request import PreparedRequest, RequestPreparer
+from inference.tokenisation.chat_template import ChatTemplate
+from inference.tokenisation.spec import TokenizerSpec
+from inference.tokenisation.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_CHARS_PER_TOKEN = 32
+"""A rendered conversation of more characters per token of context can't fit it."""
+SMALL_WEIGHTS_BYTES = 100 << 20
+CACHE_SHARE = {"cpu": 0.25, "cuda": 0.85}
+"""States get at most this share of the memory that is free once the weights are there, if nothing else is said."""
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LLMOptions:
+    """How to run a checkpoint.
+
+    Attributes:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: Of weights and activations; ``auto``: see ``choose_dtype``.
+        max_model_len: Most tokens of prompt and output; None: the model's own, or as many as the states'
+            memory holds, if that is less.
+        max_num_seqs: Most sequences that are computed together.
+        max_num_batched_tokens: Most tokens in one step.
+        cache_bytes: Memory for states; None: what ``max_num_seqs`` full sequences need, within ``CACHE_SHARE``.
+        block_size: Tokens in one block of paged state.
+        num_threads: Threads of one operator on a CPU, for the whole process; None: torch's choice.
+    """
+
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    cache_bytes: int | None = None
+    block_size: int = 16
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        kind, _, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or (number and not number.isdigit()) or (kind == "cpu" and number):
+            raise InvalidRequest(f"device is {self.device!r}; it must be cpu, cuda or cuda:N.", param="device")
+        if self.dtype != "auto" and self.dtype not in DTYPE_BYTES:
+            raise InvalidRequest(f"dtype is {self.dtype!r}; it must be auto, {', '.join(DTYPE_BYTES)}.", param="dtype")
+        for name in ("max_model_len", "cache_bytes", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} is {value}, it must be at least 1.", param=name)
+
+    @property
+    def device_kind(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.device.partition(":")[0]
+
+
+class LLM:
+    """One loaded checkpoint. Make it with ``load``.
+
+    Args:
+        engine: Its states are allocated, its network is on the device.
+        tokenizer: The checkpoint's.
+        template: Its chat template, None if it has none.
+        weights_bytes: Memory of the network.
+        plan: How the states' memory is divided.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        weights_bytes: int,
+        plan: StatePlan,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.plan = plan
+        self._engine: Engine | None = engine
+        self._template = template
+        self._weights_bytes = weights_bytes
+        self._max_model_len = plan.max_model_len
+        self._preparer = RequestPreparer(tokenizer, template, plan.max_model_len)
+        self._outputs: dict[str, tuple[TextOutput, list[str]]] = {}
+        self._choices: dict[str, tuple[str, int]] = {}
+        self._events: list[GenerationEvent] = []
+
+    @classmethod
+    def load(
+        cls,
+        spec: ModelSpec,
+        tokenizer: TokenizerSpec,
+        weight_files: Sequence[Path],
+        options: LLMOptions | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> LLM:
+        """Load a checkpoint.
+
+        Args:
+            spec: What inspection found.
+            tokenizer: The same for its tokenizer.
+            weight_files: Its safetensors files.
+            options: How to run it.
+            progress: Gets the share done (0 to 1) and what is being read.
+
+        Raises:
+            CheckpointError: A file is broken, or doesn't fit the spec.
+            ModelLoadFailed: The device isn't there.
+            OutOfCacheBlocks: The states' memory is too small for one sequence.
+        """
+        options = options or LLMOptions()
+        _check_device(options)
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        dtype = choose_dtype(spec, options)
+        plan = plan_states(spec, options)  # before the weights: too little memory shows at once
+        with contextlib.ExitStack() as undo:
+            loaded = load_tokenizer(tokenizer)
+            undo.callback(loaded.close)
+            network = load_network(
+                spec, weight_files, dtype=_TORCH_DTYPES[dtype], device=options.device, progress=progress
+            )
+            config = EngineConfig(
+                max_model_len=plan.max_model_len,
+                num_blocks=plan.num_blocks,
+                num_state_slots=plan.num_state_slots,
+                block_size=plan.block_size,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+                device=options.device,
+                dtype=dtype,
+                invalid_token_ids=loaded.invalid_token_ids,
+            )
+            engine = Engine(network, spec, config)
+            template = load_template(tokenizer, loaded, plan.max_model_len)
+            weights_bytes = sum(parameter.nbytes for parameter in network.parameters())
+            undo.pop_all()
+        return cls(engine, loaded, template, weights_bytes=weights_bytes, plan=plan)
+
+    # --- any thread ----------------------------------------------------------------------------
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output."""
+        return self._max_model_len
+
+    def prepare(self, message: GenerateMessage) -> PreparedRequest:
+        """Template, tokenise, check the limits; takes processor time, so call it outside the engine's thread.
+
+        Raises:
+            InvalidRequest: The request can't be served as it is.
+            Unavailable: The checkpoint's own text programs are overloaded.
+        """
+        return self._preparer.prepare(message)
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's counters."""
+        return {} if self._engine is None else asdict(self._engine.stats())
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of ``weights`` and ``states``."""
+        return {"weights": self._weights_bytes, "states": self.plan.total_bytes}
+
+    def total_bytes(self) -> int:
+        """Bytes of weights and states together."""
+        return sum(self.memory_bytes().values())
+
+    # --- the engine's thread -------------------------------------------------------------------
+
+    def add(self, prepared: PreparedRequest) -> None:
+        """Hand a request to the engine; its events come from ``step``.
+
+        Raises:
+            BlazrError: The engine refused it; then it has no events.
+        """
+        request_id, output = prepared.request_id, prepared.output
+        if request_id in self._outputs:
+            raise Conflict(f"request {request_id} is already in flight; use another id.", param="request_id")
+        engine = self._running_engine()
+        added: list[str] = []
+        try:
+            for number, choice in enumerate(prepared.choices):
+                if not output.is_stopped(number):
+                    engine.add_request(choice)
+                    added.append(choice.request_id)
+                    self._choices[choice.request_id] = (request_id, number)
+        except BaseException:
+            self._forget(added)
+            raise
+        self._outputs[request_id] = (output, added)
+        self._events += output.begin()
+        self._forget_if_done(request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request early; its last events come with the next ``step``. False if it isn't here."""
+        found = self._outputs.get(request_id)
+        if found is None:
+            return False
+        self._events += found[0].abort()
+        self._forget_if_done(request_id)
+        return True
+
+    def step(self) -> list[GenerationEvent]:
+        """Compute once and return all events since the last call.
+
+        Raises:
+            EngineDead: Requests in flight get no event; somebody else may continue them.
+        """
+        engine = self._running_engine()
+        outputs = engine.step() if engine.has_unfinished() else []
+        events, self._events = self._events, []
+        for output in outputs:
+            events += self._accept(output)
+        return events
+
+    def has_unfinished(self) -> bool:
+        """Whether ``step`` has something to compute or to say."""
+        return bool(self._events) or self._running_engine().has_unfinished()
+
+    def close(self) -> None:
+        """Free weights and states and end child processes; no thread may be inside the engine."""
+        self._engine = None
+        self._outputs.clear()
+        self._choices.clear()
+        self.tokenizer.close()
+        if self._template is not None:
+            self._template.close()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+    def _accept(self, output: EngineOutput) -> list[GenerationEvent]:
+        """Events of one output; what goes wrong in here ends its request only."""
+        found = self._choices.get(output.request_id)
+        if found is None:  # the last word of a choice that was ended here
+            return []
+        request_id, number = found
+        text_output, _ = self._outputs[request_id]
+        try:
+            events = text_output.accept(number, output)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            logger.exception("the output of request %s could not be put into words", request_id)
+            failure = GenerationFailed(f"the output could not be turned into text ({type(error).__name__}).")
+            events = text_output.fail(failure)
+        if text_output.is_stopped(number) and output.finish_reason is None:
+            self._forget([output.request_id])
+        self._forget_if_done(request_id)
+        return events
+
+    def _forget_if_done(self, request_id: str) -> None:
+        output, choices = self._outputs[request_id]
+        if output.is_done:
+            self._forget(choices)
+            del self._outputs[request_id]
+
+    def _forget(self, choices: Sequence[str]) -> None:
+        for choice in choices:
+            if self._choices.pop(choice, None) is not None:
+                self._running_engine().abort_request(choice)
+
+    def _running_engine(self) -> Engine:
+        if self._engine is None:
+            raise Conflict("the model has been closed.")
+        return self._engine
+
+    # --- shells and tests ----------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        **message_options: Any,
+    ) -> Iterator[GenerationEvent]:
+        """Generate in this thread; not while a loop drives the model.
+
+        Args:
+            prompt: Text, token ids, or chat messages.
+            params: Sampling parameters.
+            message_options: Further members of ``GenerateMessage`` (echo, …) or of its prompt (parse_special, …).
+
+        Yields:
+            The request's events. Closing the iterator ends the request.
+
+        Raises:
+            BlazrError: The request can't be served.
+        """
+        message = _local_message(prompt, params or SamplingParams(), message_options)
+        request_id = message["request_id"]
+        self.add(self.prepare(message))
+        try:
+            while request_id in self._outputs or self._events:
+                for event in self.step():
+                    if event["request_id"] == request_id:
+                        yield event
+        finally:
+            if self.abort(request_id):
+                self._events = [event for event in self._events if event["request_id"] != request_id]
+
+
+def choose_dtype(spec: ModelSpec, options: LLMOptions) -> Dtype:
+    """The dtype to compute in. ``auto`` is:
+
+    - on CUDA, as stored;
+    - on a CPU, float32 for models below 100 MiB (exact, and fast enough), and for weights that are stored so;
+    - bfloat16 for larger 16-bit models, if the processor multiplies it (AVX-512 BF16, AMX); otherwise float32:
+      emulated bfloat16 is several times slower.
+    """
+    if options.dtype != "auto":
+        return options.dtype
+    if options.device_kind == "cuda":
+        return spec.dtype
+    stored_bytes = spec.num_parameters() * DTYPE_BYTES[spec.dtype]
+    if stored_bytes < SMALL_WEIGHTS_BYTES or DTYPE_BYTES[spec.dtype] > 2 or not cpu_multiplies_bfloat16():
+        return "float32"
+    return "bfloat16"
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for it (Linux on x86-64: the kernel's flags)."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
+    """How the memory of the states is going to be divided.
+
+    Raises:
+        OutOfCacheBlocks: It is too small for one sequence of the length that was asked for.
+    """
+    dtype = choose_dtype(spec, options)
+    length = options.max_model_len or spec.max_position_embeddings
+    token_bytes, sequence_bytes = spec.state_bytes_per_token(dtype), spec.state_bytes_per_sequence(dtype)
+    budget = options.cache_bytes
+    if budget is None:
+        blocks = options.max_num_seqs * -(-length // options.block_size) + 1
+        wanted = blocks * options.block_size * token_bytes + (options.max_num_seqs + 1) * sequence_bytes
+        weights_bytes = spec.num_parameters() * DTYPE_BYTES[dtype]
+        free = max(free_memory_bytes(options) - weights_bytes, 0)
+        budget = min(wanted, int(CACHE_SHARE[options.device_kind] * free))
+    if options.max_model_len is None and token_bytes:
+        # A model's own context may be far more than this memory holds; then the context is what fits.
+        blocks = (budget - 2 * sequence_bytes) // (token_bytes * options.block_size) - 1
+        length = max(min(length, blocks * options.block_size), 1)
+    return plan_state_budget(
+        spec,
+        dtype=dtype,
+        budget_bytes=budget,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=length,
+        block_size=options.block_size,
+    )
+
+
+def needed_bytes(spec: ModelSpec, options: LLMOptions) -> int:
+    """Bytes of weights and states after a load with these options.
+
+    Raises:
+        OutOfCacheBlocks: As ``plan_states``.
+    """
+    weights_bytes = spec.num_parameters() * DTYPE_BYTES[choose_dtype(spec, options)]
+    return weights_bytes + plan_states(spec, options).total_bytes
+
+
+def free_memory_bytes(options: LLMOptions) -> int:
+    """Memory that is free on the device now."""
+    if options.device_kind == "cuda":
+        free: int = torch.cuda.mem_get_info(torch.device(options.device))[0]
+        return free
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def load_template(spec: TokenizerSpec, tokenizer: Tokenizer, max_model_len: int) -> ChatTemplate | None:
+    """The checkpoint's chat template with its child already started; None if there is none.
+
+    A broken template is logged here and reported by every chat request; the model serves text all the same.
+    """
+    if spec.chat_template is None or not tokenizer.has_text:
+        return None
+    template = ChatTemplate(
+        spec.chat_template,
+        special_tokens=dict(spec.special_tokens),
+        control_tokens=tokenizer.special_tokens,
+        max_chars=MAX_CHARS_PER_TOKEN * max_model_len,
+    )
+    try:
+        template.warm_up()
+    except BlazrError as error:
+        logger.warning("%s", error.message)
+    return template
+
+
+def _check_device(options: LLMOptions) -> None:
+    if options.device_kind != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise ModelLoadFailed(f"device is {options.device}, but this machine has no CUDA device.", param="device")
+    index = torch.device(options.device).index or 0
+    if index >= torch.cuda.device_count():
+        raise ModelLoadFailed(
+            f"device is {options.device}, but this machine has {torch.cuda.device_count()} CUDA devices.",
+            param="device",
+        )
+
+
+def _local_message(
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], params: SamplingParams, options: Mapping[str, Any]
+) -> GenerateMessage:
+    content: dict[str, Any]
+    if isinstance(prompt, str):
+        content = {"text": prompt}
+    elif prompt and isinstance(prompt[0], Mapping):
+        content = {"messages": [dict(cast("Mapping[str, Any]", message)) for message in prompt]}
+    else:
+        content = {"token_ids": list(prompt)}
+    of_prompt = PromptMessage.__annotations__
+    content |= {name: value for name, value in options.items() if name in of_prompt}
+    message: dict[str, Any] = {
+        "request_id": uuid.uuid4().hex,
+        "web_id": "",
+        "attempt": 0,
+        "model": "",
+        "prompt": content,
+        "params": params.to_dict(),
+        "priority": 0,
+        "deadline": time.time() + 86400,
+        **{name: value for name, value in options.items() if name not in of_prompt},
+    }
+    unknown = message.keys() - GenerateMessage.__annotations__.keys()
+    if unknown:
+        raise InvalidRequest(f"{min(unknown)} is not an option of a generation.", param=min(unknown))
+    return cast("GenerateMessage", message)

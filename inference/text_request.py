@@ -1,0 +1,218 @@
+"""From a ``GenerateMessage`` to engine requests: template, tokens, limits. Runs off the engine's thread."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from inference.engine.request import EngineRequest
+from inference.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
+from inference.messages import GenerateMessage, PromptMessage
+from inference.sampling_params import SEED_RANGE, SamplingParams
+from inference.text_output import TextOutput
+from inference.tokenisation.chat_template import ChatTemplate
+from inference.tokenisation.detokenizer import Detokenizer
+from inference.tokenisation.stop_strings import StopStrings
+from inference.tokenisation.tokenizer import Tokenizer
+
+_serial = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that only needs the engine. Its ``output`` belongs to the engine's thread from ``LLM.add`` on.
+
+    Attributes:
+        request_id: The client's; each choice has an id of its own towards the engine.
+        choices: One engine request per choice.
+        output: Makes the events; has taken in what an earlier attempt delivered.
+    """
+
+    request_id: str
+    choices: tuple[EngineRequest, ...]
+    output: TextOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is to continue. ``text`` is as the client wrote it (or the template), None for token ids."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+
+
+class RequestPreparer:
+    """Prepares requests for one model; safe to call from several threads.
+
+    Args:
+        tokenizer: The model's.
+        template: Its chat template; None: chat is refused.
+        max_model_len: Most tokens of prompt and output.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_model_len = max_model_len
+
+    def prepare(self, message: GenerateMessage) -> PreparedRequest:
+        """Check a message and tokenise its prompt.
+
+        Raises:
+            InvalidRequest: What the message asks for can't be done; see the subclasses.
+        """
+        received_at = time.monotonic()
+        params = SamplingParams.from_dict(message["params"])
+        if params.stop and not self._tokenizer.has_text:
+            raise UnsupportedFeature(
+                "this checkpoint has no known tokenizer, so stop strings can't be found; use stop_token_ids.",
+                param="stop",
+            )
+        prompt = self._read_prompt(message["prompt"])
+        self._check_length(len(prompt.token_ids), params)
+        delivered = [tuple(token_ids) for token_ids in message.get("delivered", ())]
+        if len(delivered) > params.n:
+            raise InvalidRequest(f"{len(delivered)} choices were delivered, n is {params.n}.", param="delivered")
+        prior = [*delivered, *((),) * (params.n - len(delivered))]
+        if any(prior):
+            # The client has the start event of the earlier attempt, with all that is said about the prompt.
+            params = replace(params, prompt_logprobs=None)
+        choices = tuple(
+            self._choice(message, number, prompt.token_ids, params, prior[number]) for number in range(params.n)
+        )
+        echo = message.get("echo", False) and not any(prior)
+        output = TextOutput(
+            request_id=message["request_id"],
+            attempt=message["attempt"],
+            tokenizer=self._tokenizer,
+            params=params,
+            prompt_token_ids=prompt.token_ids,
+            prompt_text=self._prompt_text(prompt, params) if echo else None,
+            return_prompt_token_ids=message.get("return_prompt_token_ids", False) and not any(prior),
+            detokenizers=self._detokenizers(prompt.token_ids, params),
+            prior=prior,
+            received_at=received_at,
+        )
+        return PreparedRequest(message["request_id"], choices, output)
+
+    def _choice(
+        self,
+        message: GenerateMessage,
+        number: int,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        prior: tuple[int, ...],
+    ) -> EngineRequest:
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        own = replace(
+            params,
+            n=1,
+            seed=(seed + number + SEED_RANGE) % (2 * SEED_RANGE) - SEED_RANGE,
+            prompt_logprobs=params.prompt_logprobs if number == 0 else None,
+        )
+        return EngineRequest(
+            # The serial number keeps a late output of an aborted attempt apart from the next attempt's.
+            request_id=f"{message['request_id']}.{number}.{next(_serial)}",
+            prompt_token_ids=prompt_token_ids,
+            params=own,
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            priority=message["priority"],
+            prior_output_token_ids=prior,
+        )
+
+    def _detokenizers(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[Detokenizer]:
+        tokenizer = self._tokenizer
+        ignored = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        at_start = all(token_id in ignored or tokenizer.is_missing(token_id) for token_id in prompt_token_ids)
+        stop = StopStrings(params.stop) if params.stop else None
+        return [
+            Detokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                stop=stop,
+                include_stop_str=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+                at_start=at_start,
+            )
+            for _ in range(params.n)
+        ]
+
+    def _read_prompt(self, prompt: PromptMessage) -> Prompt:
+        given = [name for name in ("text", "token_ids", "messages") if name in prompt]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"a prompt is exactly one of text, token_ids and messages, got {' and '.join(given) or 'none'}.",
+                param="prompt",
+            )
+        if "token_ids" in prompt:
+            found = Prompt(self._tokenizer.check_token_ids(prompt["token_ids"]), None)
+        elif "text" in prompt:
+            found = self._read_text(prompt)
+        else:
+            found = self._read_messages(prompt)
+        if not found.token_ids:
+            raise InvalidRequest("the prompt is empty; give at least one token.", param=given[0])
+        return found
+
+    def _read_text(self, prompt: PromptMessage) -> Prompt:
+        text = prompt["text"]
+        longest = self._tokenizer.longest_token_bytes
+        if isinstance(text, str) and longest is not None and len(text) > longest * self._max_model_len:
+            raise PromptTooLong(
+                f"prompt has {len(text):,} characters, more than max_model_len {self._max_model_len:,} tokens can "
+                "say; shorten it.",
+                param="prompt",
+            )
+        token_ids = self._tokenizer.encode(
+            text,
+            add_special_tokens=prompt.get("add_special_tokens", True),
+            parse_special=prompt.get("parse_special", False),
+        )
+        return Prompt(tuple(token_ids), text)
+
+    def _read_messages(self, prompt: PromptMessage) -> Prompt:
+        if not self._tokenizer.has_text:
+            raise UnsupportedFeature(
+                "this checkpoint has no known tokenizer, so messages can't be read; send the prompt as token ids.",
+                param="messages",
+            )
+        if self._template is None:
+            raise UnsupportedFeature(
+                "this checkpoint has no chat template; send a text prompt to /v1/completions, or set a template.",
+                param="messages",
+            )
+        continued = prompt.get("continue_final_message", False)
+        pieces = self._template.render(
+            prompt["messages"],
+            add_generation_prompt=prompt.get("add_generation_prompt", not continued),
+            continue_final_message=continued,
+            template_kwargs=prompt.get("template_kwargs"),
+        )
+        # Templates write the beginning-of-sequence token themselves.
+        token_ids = self._tokenizer.encode_pieces(pieces)
+        return Prompt(tuple(token_ids), "".join(text for text, _ in pieces))
+
+    def _prompt_text(self, prompt: Prompt, params: SamplingParams) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=params.skip_special_tokens)
+
+    def _check_length(self, num_prompt: int, params: SamplingParams) -> None:
+        limit = self._max_model_len
+        least = 1 if params.max_tokens is None else params.max_tokens
+        if num_prompt + least <= limit:
+            return
+        if num_prompt >= limit:
+            raise PromptTooLong(
+                f"prompt has {num_prompt:,} tokens, max_model_len is {limit:,} for prompt and output together; "
+                "shorten the prompt.",
+                param="prompt",
+            )
+        raise PromptTooLong(
+            f"prompt has {num_prompt:,} tokens and max_tokens is {least:,}, together more than max_model_len "
+            f"{limit:,}; ask for at most {limit - num_prompt:,} tokens or shorten the prompt.",
+            param="max_tokens",
+        )
