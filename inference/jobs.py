@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ MAX_ATTEMPTS = 3
 MAX_JOBS_PER_SUBMIT = 50_000
 MAX_PLAN_BYTES = 4 << 20
 INSERT_BATCH = 500
+
 
 _hint: list[Callable[[], None]] = []
 
@@ -104,11 +106,6 @@ class ClaimedJob:
 
 
 # --- submitting --------------------------------------------------------------------------------
-
-
-def set_hint(call: Callable[[], None]) -> None:
-    """Let ``call`` run after each commit that queued jobs; it wakes workers and may fail or do nothing."""
-    _hint[:] = [call]
 
 
 def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_label: str = "") -> list[GenerationJob]:
@@ -229,13 +226,22 @@ def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[Generati
     return answer
 
 
+def set_hint(call: Callable[[], None]) -> None:
+    """Let ``call`` run, in a thread, after each commit that queued jobs: it wakes the workers, or fails."""
+    _hint[:] = [call]
+
+
 def _give_hint() -> None:
+    """Wake the workers without waiting for it: the rows are stored, a worker's next look finds them."""
+    threading.Thread(target=_send_hint, name="job-hint", daemon=True).start()
+
+
+def _send_hint() -> None:
     for call in _hint:
         try:
             call()
-        except Exception:
-            # The row is stored: a worker's next look finds it.
-            logger.warning("the hint about new jobs could not be sent", exc_info=True)
+        except BlazrError as error:
+            logger.info("the hint about new jobs was not sent: %s", error.message)
 
 
 # --- the worker's side -------------------------------------------------------------------------
@@ -246,7 +252,13 @@ def _lease(seconds: float) -> Any:
 
 
 def jobs_claim(
-    *, owner: str, limit: int, checkpoint_ids: Iterable[str] | None = None, lease_s: float = LEASE_S
+    *,
+    owner: str,
+    limit: int,
+    checkpoint_ids: Iterable[str] | None = None,
+    min_age_s: float = 0.0,
+    suspects: bool = False,
+    lease_s: float = LEASE_S,
 ) -> list[ClaimedJob]:
     """Take up to ``limit`` queued jobs, best priority first, then order of arrival.
 
@@ -254,15 +266,18 @@ def jobs_claim(
         owner: The worker's id.
         limit: Room in the worker's window.
         checkpoint_ids: Only jobs of these models; None: of any.
+        min_age_s: Only jobs that have waited so long (time for workers that hold the model).
+        suspects: Only jobs on their last attempt, which have to run alone; otherwise only the others.
         lease_s: Seconds until the claim lapses without a heartbeat.
     """
     if limit <= 0:
         return []
-    due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
     with transaction.atomic():
-        candidates = GenerationJob.objects.filter(due, state=JobState.QUEUED, cancel_requested=False)
+        candidates = _due().filter(_SUSPECT if suspects else ~_SUSPECT)
         if checkpoint_ids is not None:
             candidates = candidates.filter(checkpoint_id__in=list(checkpoint_ids))
+        if min_age_s > 0:
+            candidates = candidates.filter(created_at__lte=_lease(-min_age_s))
         if connection.features.has_select_for_update_skip_locked:
             candidates = candidates.select_for_update(skip_locked=True)
         keys = list(candidates.order_by("priority", "id").values_list("pk", flat=True)[:limit])
@@ -280,6 +295,22 @@ def jobs_claim(
         )
         rows = GenerationJob.objects.filter(pk__in=keys, state=JobState.RUNNING, owner=owner).order_by("priority", "id")
         return [_claimed(row) for row in rows.prefetch_related("chunks")]
+
+
+# A job that was there at two crashes in a row without getting on may be their cause: it gets its last attempt alone,
+# so that it can't take innocent ones down with it a third time.
+_SUSPECT = Q(attempts__gte=MAX_ATTEMPTS - 1)
+
+
+def _due() -> QuerySet[GenerationJob]:
+    """Jobs that may be claimed now."""
+    due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
+    return GenerationJob.objects.filter(due, state=JobState.QUEUED, cancel_requested=False)
+
+
+def suspects_wait() -> bool:
+    """Whether a job waits that has to run alone."""
+    return _due().filter(_SUSPECT).exists()
 
 
 def _claimed(row: GenerationJob) -> ClaimedJob:
@@ -335,45 +366,55 @@ def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]], lease_s: floa
     return Heartbeat(frozenset(still), frozenset(cancelled))
 
 
-def job_append(
-    *,
-    key: int,
-    fence: int,
-    number: int,
-    events: Sequence[GenerationEvent],
-    completion_tokens: int,
-    prompt_tokens: int,
-    lease_s: float = LEASE_S,
-) -> bool:
-    """Store the next events of a running job.
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """The next events of a running job.
 
-    Args:
-        key: Primary key of the job.
-        fence: The claim's fence.
-        number: Position of this chunk: one more than the last stored one, from 0.
+    Attributes:
+        key, fence: The claim.
+        number: One more than the last stored chunk's, from 0, over all attempts.
         events: What the engine said since.
-        completion_tokens: Tokens so far, all attempts.
-        prompt_tokens: Tokens of the prompt.
-        lease_s: The write renews the lease.
+        prompt_tokens, completion_tokens: Totals so far, all attempts.
+    """
+
+    key: int
+    fence: int
+    number: int
+    events: Sequence[GenerationEvent]
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[tuple[int, int]]:
+    """Store events of running jobs, in one transaction, and renew their leases.
 
     Returns:
-        False: the job is somebody else's now (or over); stop working on it.
+        (key, fence) of the jobs that are somebody else's now, or over; nothing was stored for them.
     """
+    lost: set[tuple[int, int]] = set()
+    rows: list[JobChunk] = []
     with transaction.atomic():
-        changed = (
-            _held(key, fence)
-            .filter(num_chunks=number)
-            .update(
-                num_chunks=number + 1,
-                completion_tokens=completion_tokens,
-                prompt_tokens=prompt_tokens,
-                lease_until=_lease(lease_s),
+        # In the order of the keys: two workers that touch the same rows can't block each other for ever.
+        for chunk in sorted(chunks, key=lambda item: item.key):
+            changed = (
+                _held(chunk.key, chunk.fence)
+                .filter(num_chunks=chunk.number)
+                .update(
+                    num_chunks=chunk.number + 1,
+                    completion_tokens=chunk.completion_tokens,
+                    prompt_tokens=chunk.prompt_tokens,
+                    lease_until=_lease(lease_s),
+                    attempts=1,  # it gets on: whatever stops it next is a new matter
+                )
             )
-        )
-        if not changed:
-            return False
-        JobChunk.objects.create(job_id=key, number=number, events=orjson.dumps(list(events)).decode())
-    return True
+            if changed:
+                rows.append(
+                    JobChunk(job_id=chunk.key, number=chunk.number, events=orjson.dumps(list(chunk.events)).decode())
+                )
+            else:
+                lost.add((chunk.key, chunk.fence))
+        JobChunk.objects.bulk_create(rows)
+    return lost
 
 
 def job_finish(
@@ -444,11 +485,12 @@ def job_release(
         )
 
 
-def jobs_release_all(*, owner: str) -> int:
-    """Hand back everything that ``owner`` holds (a worker that stops, or that starts under its old name)."""
-    return GenerationJob.objects.filter(owner=owner, state=JobState.RUNNING).update(
-        state=JobState.QUEUED, lease_until=None, owner="", attempts=F("attempts") - 1
-    )
+def jobs_abandon(*, owner: str) -> int:
+    """Let the leases of ``owner`` lapse now: a process of that name starts, so its predecessor is dead.
+
+    The sweep does the rest, and counts the attempt: the job may be what killed it.
+    """
+    return GenerationJob.objects.filter(owner=owner, state=JobState.RUNNING).update(lease_until=_lease(-1))
 
 
 @dataclass(frozen=True, slots=True)

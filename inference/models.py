@@ -72,7 +72,8 @@ class GenerationJob(models.Model):
     """A queued generation. The row is the job; every message about it is only a hint.
 
     ``fence`` grows with each claim, and every write of a worker carries the fence it claimed with: a worker
-    that lost its lease can't write any more. ``attempts`` counts the claims that ended badly or still run.
+    that lost its lease can't write any more. ``attempts`` counts the claims since it last got on (stored a
+    chunk), without those that were handed back in good order.
     The primary key is the order of arrival.
     """
 

@@ -1,0 +1,371 @@
+"""JobRunner: the worker's thread for queued generations.
+
+It claims jobs as long as its window has room, gives them to the model manager behind all interactive
+requests, stores what the engine says in small pieces, and finishes each job once. Whatever it writes carries the
+claim's fence: after a pause that cost it the lease, it can't harm the next owner. A job that comes from a dead
+worker goes on behind the tokens that were stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+
+from inference.answers import AnswerBuilder, answer_format
+from inference.errors import BlazrError, EngineDead, EngineError, ModelLoadFailed, OutOfCacheBlocks, Unavailable
+from inference.generation_plan import JOB_PRIORITY
+from inference.jobs import (
+    LEASE_S,
+    MAX_ATTEMPTS,
+    ClaimedJob,
+    NewChunk,
+    job_finish,
+    job_release,
+    jobs_abandon,
+    jobs_append,
+    jobs_claim,
+    jobs_heartbeat,
+    jobs_sweep,
+    suspects_wait,
+)
+from inference.messages import GenerateMessage, GenerationEvent
+from inference.models import JobState
+from inference.states import ResidentModel
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 16
+"""Jobs that a worker holds at once."""
+POLL_S = 1.0
+FLUSH_TOKENS = 16
+FLUSH_S = 0.25
+HEARTBEAT_S = LEASE_S / 4
+SWEEP_S = 2.0
+DEADLINE_S = 24 * 3600.0
+MIN_AGE_ELSEWHERE_S = 1.0
+"""Jobs of a model that isn't resident here wait so long for a worker that has it."""
+HUNG_AFTER_S = 60.0
+"""No heartbeat while an engine has work and hasn't moved for so long: its jobs go to others."""
+RETRY_DELAY_S = 5.0
+WEB_ID = "jobs"
+
+
+class Manager(Protocol):
+    """What the runner needs of ``inference.worker.residency.ModelManager``."""
+
+    def submit(
+        self,
+        message: GenerateMessage,
+        on_events: Callable[[list[GenerationEvent]], None],
+        on_finished: Callable[[], None],
+    ) -> None:
+        """Take a request; events come from other threads."""
+        ...
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request early."""
+        ...
+
+    def describe(self) -> tuple[ResidentModel, ...]:
+        """The models that are here."""
+        ...
+
+    def step_age_s(self) -> float:
+        """Since an engine with work last moved."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """One job that this worker holds; touched by the runner's thread only."""
+
+    job: ClaimedJob
+    builder: AnswerBuilder
+    num_chunks: int
+    pending: list[GenerationEvent] = field(default_factory=list)
+    pending_tokens: int = 0
+    flushed_at: float = 0.0
+    is_cancelled: bool = False
+    outcome: BlazrError | None = None
+    is_done: bool = False
+
+    @property
+    def claim(self) -> tuple[int, int]:
+        return self.job.key, self.job.fence
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_done or self.outcome is not None
+
+    def take(self, event: GenerationEvent) -> None:
+        """One event of the engine."""
+        if event["type"] == "error":
+            self.outcome = BlazrError.from_dict(event.get("error", {}))
+            return
+        self.builder.add(0, event)
+        if event["type"] == "done":
+            self.is_done = True
+            return
+        self.pending.append(event)
+        self.pending_tokens += len(event.get("token_ids", ()))
+
+    def is_due(self, now: float) -> bool:
+        """Whether the pending events should be stored now."""
+        return bool(self.pending) and (self.pending_tokens >= FLUSH_TOKENS or now - self.flushed_at >= FLUSH_S)
+
+    def chunk(self) -> NewChunk:
+        """The pending events, as the next chunk."""
+        return NewChunk(
+            key=self.job.key,
+            fence=self.job.fence,
+            number=self.num_chunks,
+            events=tuple(self.pending),
+            prompt_tokens=self.builder.prompt_tokens,
+            completion_tokens=self.builder.completion_tokens,
+        )
+
+
+class JobRunner:
+    """Runs queued generations on a worker's models.
+
+    Args:
+        manager: The worker's models.
+        owner: The worker's id; jobs that it left behind under the same name are taken back at the start.
+        window: Jobs that are held at once.
+    """
+
+    def __init__(self, manager: Manager, *, owner: str, window: int = WINDOW) -> None:
+        self._manager = manager
+        self._owner = owner
+        self._window = window
+        self._running: dict[str, _Running] = {}
+        self._events: queue.SimpleQueue[list[GenerationEvent]] = queue.SimpleQueue()
+        self._wake = threading.Event()
+        self._look_now = True
+        self._closing = False
+        self._claimed_at = self._beat_at = self._swept_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look for jobs now (a hint came); thread-safe."""
+        self._look_now = True
+        self._wake.set()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Claim nothing more, store what there is, hand all jobs back; call it before the models are drained."""
+        self._closing = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that are held."""
+        return len(self._running)
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._guard(lambda: jobs_abandon(owner=self._owner))
+        while not self._closing:
+            self._wake.wait(FLUSH_S / 2 if self._running else POLL_S / 2)
+            self._wake.clear()
+            self._guard(self.turn)
+            close_old_connections()
+        self._guard(self._hand_back)
+        connections.close_all()
+
+    def _guard(self, work: Callable[[], object]) -> None:
+        """Run ``work``; the database may be away for a while, everything is tried again then."""
+        try:
+            work()
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("the job table can't be used at the moment: %s", error)
+            connections.close_all()
+            # Not at once: a database that is down is no reason for a busy loop.
+            time.sleep(POLL_S)
+        except Exception:
+            logger.exception("the job runner stumbled")
+            time.sleep(POLL_S)
+
+    def turn(self) -> None:
+        """One round: take events, store, finish, renew, claim."""
+        self._take_events()
+        now = time.monotonic()
+        self._flush(now)
+        self._finish_ended()
+        if now - self._beat_at >= HEARTBEAT_S:
+            self._heartbeat(now)
+        if now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            jobs_sweep()
+        if self._look_now or now - self._claimed_at >= POLL_S:
+            self._look_now = False
+            self._claimed_at = now
+            self._claim()
+
+    def _take_events(self) -> None:
+        while True:
+            try:
+                events = self._events.get_nowait()
+            except queue.Empty:
+                return
+            for event in events:
+                running = self._running.get(event["request_id"])
+                if running is not None and not running.is_over:
+                    running.take(event)
+
+    def _flush(self, now: float) -> None:
+        # A finished job needs no chunk: its result goes into the row.
+        due = [item for item in self._running.values() if not item.is_done and item.is_due(now)]
+        if not due:
+            return
+        lost = jobs_append(chunks=[item.chunk() for item in due])
+        for item in due:
+            item.pending.clear()
+            item.pending_tokens = 0
+            item.num_chunks += 1
+            item.flushed_at = now
+            if item.claim in lost:
+                self._drop(item, "its lease was lost")
+
+    def _finish_ended(self) -> None:
+        for item in [item for item in self._running.values() if item.is_over]:
+            # Written first, forgotten then: a database error in between is tried again with the next turn.
+            if not self._finish(item):
+                logger.warning("job %s ended here, but it is somebody else's by now", item.job.job_id)
+            self._running.pop(item.job.request_id, None)
+            self._look_now = True
+
+    def _finish(self, item: _Running) -> bool:
+        job, builder, error = item.job, item.builder, item.outcome
+        key, fence = item.claim
+        prompt_tokens, completion_tokens = builder.prompt_tokens, builder.completion_tokens
+        if error is None:
+            answer = answer_format(
+                job.plan,
+                builder,
+                request_id=f"{'chatcmpl' if job.plan.endpoint == 'chat' else 'cmpl'}-{job.job_id.hex}",
+                created=job.created,
+                model=job.model,
+            )
+            return job_finish(
+                key=key,
+                fence=fence,
+                state=JobState.SUCCEEDED,
+                result=answer.whole(),
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+            )
+        if item.is_cancelled:
+            return job_finish(
+                key=key,
+                fence=fence,
+                state=JobState.CANCELLED,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+            )
+        if isinstance(error, Unavailable | EngineError | EngineDead):
+            # Being full or busy loading is nobody's fault; what failed at its work has so many tries.
+            counts = not isinstance(error, Unavailable) or isinstance(error, ModelLoadFailed | OutOfCacheBlocks)
+            delay_s = float(error.retry_after_s or RETRY_DELAY_S)
+            return job_release(key=key, fence=fence, error=error, counts=counts, delay_s=delay_s)
+        return job_finish(
+            key=key,
+            fence=fence,
+            state=JobState.FAILED,
+            error=error,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+        )
+
+    def _heartbeat(self, now: float) -> None:
+        if self._manager.step_age_s() > HUNG_AFTER_S:
+            logger.error("an engine hangs: the leases of the jobs are left to lapse")
+            return
+        self._beat_at = now
+        beat = jobs_heartbeat(owner=self._owner, held=[item.claim for item in self._running.values()])
+        for item in list(self._running.values()):
+            if item.claim not in beat.held:
+                self._drop(item, "its lease was lost")
+            elif item.claim in beat.cancelled and not item.is_cancelled:
+                item.is_cancelled = True
+                self._manager.cancel(item.job.request_id)
+
+    def _drop(self, item: _Running, why: str) -> None:
+        logger.warning("job %s is given up here: %s", item.job.job_id, why)
+        self._running.pop(item.job.request_id, None)
+        self._manager.cancel(item.job.request_id)
+
+    def _claim(self) -> None:
+        room = self._window - len(self._running)
+        if room <= 0 or any(item.job.attempt >= MAX_ATTEMPTS for item in self._running.values()):
+            return
+        if suspects_wait():
+            # The window runs empty, then a suspect has it for itself.
+            if not self._running:
+                for job in jobs_claim(owner=self._owner, limit=1, suspects=True):
+                    self._start(job)
+            return
+        resident = [model.checkpoint_id for model in self._manager.describe()]
+        claimed = jobs_claim(owner=self._owner, limit=room, checkpoint_ids=resident) if resident else []
+        if len(claimed) < room:
+            claimed += jobs_claim(owner=self._owner, limit=room - len(claimed), min_age_s=MIN_AGE_ELSEWHERE_S)
+        for job in claimed:
+            self._start(job)
+
+    def _start(self, job: ClaimedJob) -> None:
+        builder = AnswerBuilder(job.plan)
+        for chunk in job.chunks:
+            for event in chunk:
+                builder.add(0, event)
+        item = _Running(job, builder, num_chunks=len(job.chunks), flushed_at=time.monotonic())
+        self._running[job.request_id] = item
+        plan = replace(job.plan, priority=job.plan.priority + JOB_PRIORITY)
+        message = plan.message(
+            0,
+            request_id=job.request_id,
+            web_id=WEB_ID,
+            checkpoint_id=job.checkpoint_id,
+            deadline=time.time() + DEADLINE_S,
+            tenant=job.tenant if job.tenant.startswith("key:") else "",
+            attempt=job.fence - 1,
+            delivered=builder.delivered(0) if job.chunks else None,
+        )
+        try:
+            self._manager.submit(message, self._on_events, _nothing)
+        except Exception:
+            # Not an error of the job: it goes back, and the attempt counts, so that it can't go round for ever.
+            logger.exception("job %s could not be submitted", job.job_id)
+            item.outcome = EngineError("The job could not be handed to the engine because of an internal error.")
+            self._wake.set()
+
+    def _on_events(self, events: list[GenerationEvent]) -> None:
+        """Called from engine threads: pass on and return."""
+        self._events.put(events)
+        if any(event["type"] in ("done", "error") for event in events):
+            self._wake.set()
+
+    def _hand_back(self) -> None:
+        self._take_events()
+        self._flush(float("inf"))
+        self._finish_ended()
+        for item in list(self._running.values()):
+            self._manager.cancel(item.job.request_id)
+            job_release(key=item.job.key, fence=item.job.fence)
+        self._running.clear()
+
+
+def _nothing() -> None:
+    """The terminal event says it all."""

@@ -1,0 +1,159 @@
+"""A worker whose engine is a script: real Redis, real messages, real events, no model."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import redis
+
+from inference import redis_keys
+from inference.errors import BlazrError
+from inference.states import ResidentModel, WorkerState
+
+Event = dict[str, Any]
+
+
+class Reply:
+    """Makes the events of one request, indices included."""
+
+    def __init__(self, message: dict[str, Any], cancelled: threading.Event) -> None:
+        self.message = message
+        self.cancelled = cancelled
+        self._index = 0
+        self._num_tokens = 0
+        self.prompt_tokens = 5
+
+    def _event(self, kind: str, **members: Any) -> Event:
+        event = {
+            "request_id": self.message["request_id"],
+            "attempt": self.message["attempt"],
+            "index": self._index,
+            "type": kind,
+            **members,
+        }
+        self._index += 1
+        return event
+
+    def start(self, **members: Any) -> Event:
+        return self._event("start", prompt_tokens=self.prompt_tokens, **members)
+
+    def delta(self, text: str, *, choice: int = 0, token_ids: list[int] | None = None, **members: Any) -> Event:
+        token_ids = [1000 + self._num_tokens] if token_ids is None else token_ids
+        self._num_tokens += len(token_ids)
+        return self._event("delta", choice=choice, text=text, token_ids=token_ids, **members)
+
+    def done(self, *, cached_tokens: int = 0) -> Event:
+        usage = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self._num_tokens,
+            "cached_tokens": cached_tokens,
+            "queue_s": 0.0,
+            "ttft_s": 0.01,
+            "duration_s": 0.02,
+        }
+        return self._event("done", usage=usage)
+
+    def error(self, error: BlazrError) -> Event:
+        return self._event("error", error=error.to_dict())
+
+
+Script = Callable[[Reply], Iterator[Event]]
+
+
+def say(*texts: str, finish_reason: str = "stop", pause_s: float = 0.0) -> Script:
+    """A script that says the same in every choice."""
+
+    def script(reply: Reply) -> Iterator[Event]:
+        yield reply.start()
+        for number, text in enumerate(texts):
+            if pause_s:
+                time.sleep(pause_s)
+            last = {"finish_reason": finish_reason, "stop_reason": None} if number == len(texts) - 1 else {}
+            for choice in range(reply.message["params"].get("n", 1)):
+                yield reply.delta(text, choice=choice, **last)
+        yield reply.done()
+
+    return script
+
+
+class ScriptedWorker:
+    """Takes messages from the queues of ``checkpoint_ids`` and answers with ``script``."""
+
+    def __init__(self, url: str) -> None:
+        self.script: Script = say("Hello", ", world")
+        self.checkpoint_ids: set[str] = set()
+        self.messages: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
+        self._flags: dict[str, threading.Event] = {}
+        self._url = url
+        self._stop = threading.Event()
+        self._control_id = "$"
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._take, self._listen)]
+        client = self._client()
+        last: Any = client.xrevrange(redis_keys.CONTROL_STREAM, count=1)
+        self._control_id = last[0][0].decode() if last else "0-0"
+        client.close()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for flag in self._flags.values():
+            flag.set()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _client(self) -> redis.Redis:
+        return redis.Redis.from_url(self._url, protocol=2)
+
+    def beat(self, client: redis.Redis) -> None:
+        """What a real worker's heartbeat writes."""
+        models = tuple(ResidentModel(item, "ready", 1.0) for item in self.checkpoint_ids)
+        state = WorkerState("scripted", heartbeat_at=time.time(), max_active=8, models=models)
+        client.set(redis_keys.worker("scripted"), state.to_json(), ex=redis_keys.HEARTBEAT_EXPIRE_S)
+        client.zadd(redis_keys.WORKERS, {"scripted": time.time()})
+        for item in self.checkpoint_ids:
+            client.zadd(redis_keys.holders(item), {"scripted": time.time() + redis_keys.HOLDER_EXPIRE_S})
+
+    def _take(self) -> None:
+        client = self._client()
+        beat_at = 0.0
+        while not self._stop.is_set():
+            if time.monotonic() - beat_at > 0.3:
+                beat_at = time.monotonic()
+                self.beat(client)
+            queues = [redis_keys.model_queue(item) for item in self.checkpoint_ids]
+            found: Any = client.brpop(queues, timeout=0.1) if queues else self._stop.wait(0.05) and None
+            if found:
+                body = json.loads(base64.b64decode(json.loads(found[1])["body"]))
+                message = body[0][0]
+                self.messages.append(message)
+                threading.Thread(target=self._run, args=(message,), daemon=True).start()
+        client.close()
+
+    def _run(self, message: dict[str, Any]) -> None:
+        client = self._client()
+        flag = self._flags.setdefault(message["request_id"], threading.Event())
+        for event in self.script(Reply(message, flag)):
+            if flag.is_set():
+                break
+            client.xadd(redis_keys.out(message["web_id"]), redis_keys.pack_events([event]))
+        client.close()
+
+    def _listen(self) -> None:
+        client = self._client()
+        while not self._stop.is_set():
+            found: Any = client.xread({redis_keys.CONTROL_STREAM: self._control_id}, block=100)
+            for _, entries in found or ():
+                for entry_id, fields in entries:
+                    self._control_id = entry_id
+                    if b"cancel" in fields:
+                        request_id = fields[b"cancel"].decode()
+                        self.cancelled.append(request_id)
+                        self._flags.setdefault(request_id, threading.Event()).set()
+        client.close()
