@@ -31,6 +31,7 @@ ARCHITECTURE_NAMES: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "MambaForCausalLM": "mamba",
+    "FalconMambaForCausalLM": "falcon_mamba",
     "Mamba2ForCausalLM": "mamba2",
     "BambaForCausalLM": "bamba",
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",
@@ -41,7 +42,7 @@ ARCHITECTURE_NAMES: Mapping[str, str] = {
 
 DIFFERENT_ARITHMETIC = frozenset(
     {
-        "arcee", "cohere", "cohere2", "ernie4_5", "exaone", "exaone4", "falcon_h1", "falcon_mamba", "gemma", "gemma3",
+        "arcee", "cohere", "cohere2", "ernie4_5", "exaone", "exaone4", "falcon_h1", "gemma", "gemma3",
         "gemma3_text", "gemma3n", "gemma4", "glm", "glm4", "glm4_moe", "gpt_neox", "gpt_oss", "granite", "granitemoe",
         "granitemoeshared", "helium", "hunyuan_v1_dense", "internlm2", "kimi_linear", "lfm2", "llama4", "llama4_text",
         "minicpm", "minicpm3", "minimax", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phimoe",

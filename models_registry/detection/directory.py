@@ -208,9 +208,9 @@ def _indexed(directory: Path, index: str, names: frozenset[str]) -> _Weights:
         raise CorruptCheckpoint(f"{index} has no weight_map.", param=index)
     if len(weight_map) > MAX_TENSORS:
         raise CorruptCheckpoint(f"{index} lists {len(weight_map)} tensors; the limit is {MAX_TENSORS}.", param=index)
-    shards = set()
+    shards: set[str] = set()
     for name, file in weight_map.items():
-        if file in shards:
+        if isinstance(file, str) and file in shards:
             continue
         if not isinstance(file, str) or not _PLAIN_NAME.fullmatch(file):
             raise CorruptCheckpoint(

@@ -162,7 +162,9 @@ def inspect_checkpoint(path: Path, *, overrides: Mapping[str, Any] | None = None
     refuse_quantised(tensors, config)
     format_ = detect_format(tensors, facts)
     model_type, guessed = detect_model_type(tensors, format_, config, facts)
-    view = CheckpointView(config, TensorTable(tensors), facts)
+    # Families with several types read the type from the config: there it shall be the one decided on.
+    typed = config if format_ == "oxidizr" else CheckpointConfig({**config.values, "model_type": model_type})
+    view = CheckpointView(typed, TensorTable(tensors), facts)
     spec = _build(view, model_type, guessed)
     _check_sources(spec, view.tensors)
     _check_overrides_hold(spec, checked)

@@ -108,14 +108,14 @@ def _choose(resolved: CheckpointDirectory, rows: int, config: CheckpointConfig, 
         return _by_name(str(override), resolved, rows)
     stated = config.get("tokenizer_vocab")
     if stated is not None and stated != "custom":
-        if stated not in VOCABULARIES:
+        if not isinstance(stated, str) or stated not in VOCABULARIES:
             raise UnsupportedFormat(
                 f"config.json: tokenizer_vocab {str(stated)[:60]!r} is not a known vocabulary; known are "
                 f"{', '.join(VOCABULARIES)}.",
                 param="tokenizer_vocab",
             )
         facts.add("vocabulary", stated, "config.json (tokenizer_vocab)")
-        return TokenizerSpec("builtin", rows, name=str(stated))
+        return TokenizerSpec("builtin", rows, name=stated)
     by_file = _by_files(resolved, rows, facts)
     if by_file is not None:
         return by_file

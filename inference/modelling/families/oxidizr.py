@@ -163,9 +163,10 @@ class _Reader:
             if any(name.startswith(prefix) for name in names):
                 return kind
         channel = "moe" if any(name.startswith("moe.") for name in names) else "mlp"
-        if any(name.startswith("self_attn.w_dkv.") for name in names):
+        # Two names for each kind: if one tensor is missing, the message shall name it rather than doubt the layer.
+        if any(name.startswith(("self_attn.w_dkv.", "self_attn.w_uk.")) for name in names):
             return f"mla+{channel}"
-        if any(name.startswith("self_attn.q_proj.") for name in names):
+        if any(name.startswith(("self_attn.q_proj.", "self_attn.k_proj.")) for name in names):
             return f"attention+{channel}"
         if any(name.startswith("mamba.") for name in names):
             return "mamba1"

@@ -1,0 +1,108 @@
+"""Checkpoints that transformers saves: the stated type, the type guessed from names, and look-alikes refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from inference.errors import CheckpointError
+from inference.modelling.config import Confidence
+from inference.modelling.spec import ModelSpec
+from models_registry.detection.inspection import Inspection, inspect_checkpoint
+
+BASE: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "vocab_size": 96, "max_position_embeddings": 64, "head_dim": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+       "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1}  # fmt: skip
+MLA = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+       "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
+       "num_key_value_heads": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}  # fmt: skip
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2, "mamba_n_groups": 1}
+
+SUPPORTED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen2_moe": MOE,
+    "qwen3_moe": MOE,
+    "mixtral": MOE,
+    "phi3": {},
+    "gemma2": {},
+    "deepseek_v2": MLA,
+    "deepseek_v3": MLA,
+    "mamba": {"state_size": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1},
+    "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
+                                 "num_local_experts": 4, "num_experts_per_tok": 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+              "num_experts": 2, "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4},
+}  # fmt: skip
+
+LOOK_ALIKES: dict[str, dict[str, Any]] = {
+    "gemma": {},
+    "granite": {},
+    "olmo2": {},
+    "glm": {},
+    "stablelm": {},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
+}
+
+# The same names, another arithmetic: without a model_type nothing can tell these from the type on the right.
+SAME_NAMES = {"mistral": "llama"}
+
+
+def save(model_type: str, extra: dict[str, Any], directory: Path) -> Path:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**BASE, **extra})
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+def check(found: Inspection) -> None:
+    assert Inspection.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
+    assert ModelSpec.from_dict(json.loads(found.spec.to_json())) == found.spec
+    assert len(found.spec.layers) == BASE["num_hidden_layers"]
+    assert found.spec.vocab_size == BASE["vocab_size"]
+
+
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_saved_checkpoints_are_inspected(tmp_path: Path, model_type: str) -> None:
+    path = save(model_type, SUPPORTED[model_type], tmp_path)
+    found = inspect_checkpoint(path)
+    check(found)
+    assert found.spec.model_type == model_type
+    assert found.tokenizer.eos_token_ids == (2,)
+    assert not [warning for warning in found.warnings if "not used" in warning]
+
+    config = json.loads((path / "config.json").read_text())
+    del config["model_type"]
+    (path / "config.json").write_text(json.dumps(config))
+    by_class = inspect_checkpoint(path)
+    assert by_class.spec == found.spec
+    assert next(fact for fact in by_class.facts if fact.name == "model_type").confidence is Confidence.HIGH
+
+    del config["architectures"]
+    (path / "config.json").write_text(json.dumps(config))
+    guessed = inspect_checkpoint(path)
+    assert guessed.spec.model_type == SAME_NAMES.get(model_type, model_type)
+    assert next(fact for fact in guessed.facts if fact.name == "model_type").confidence is Confidence.LOW
+    assert any("no model_type" in warning for warning in guessed.warnings)
+    if model_type not in SAME_NAMES:
+        assert guessed.spec == found.spec
+
+
+@pytest.mark.parametrize("model_type", LOOK_ALIKES)
+def test_look_alikes_are_refused(tmp_path: Path, model_type: str) -> None:
+    path = save(model_type, LOOK_ALIKES[model_type], tmp_path)
+    with pytest.raises(CheckpointError, match=f"{model_type}.*not supported"):
+        inspect_checkpoint(path)

@@ -1,0 +1,272 @@
+"""Which tokenizer is chosen, on what evidence, and which ids begin and end a text."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import jinja2.sandbox
+import pytest
+import splintr
+
+from inference.errors import CheckpointError, CorruptCheckpoint, InvalidRequest, UnsupportedFormat
+from inference.modelling.config import CheckpointConfig, Confidence, Facts
+from inference.modelling.spec import ModelSpec, NormSpec
+from inference.tokenisation.spec import VOCABULARIES, TokenizerSpec
+from models_registry.detection.directory import resolve
+from models_registry.detection.vocabulary import BUILTIN, OXIDIZR_TEMPLATE, choose_tokenizer
+from tests.models_registry.detection.builders import write_json
+
+
+def choose(
+    directory: Path,
+    rows: int,
+    *,
+    config: dict[str, Any] | None = None,
+    overrides: dict[str, Any] | None = None,
+    format_: str = "oxidizr",
+) -> tuple[TokenizerSpec, Facts]:
+    directory.mkdir(exist_ok=True)
+    (directory / "model.safetensors").touch()
+    spec = ModelSpec(format_, "oxidizr", 8, rows, 64, (), NormSpec())  # type: ignore[arg-type]
+    facts = Facts(overrides or {})
+    return choose_tokenizer(resolve(directory), spec, CheckpointConfig(config or {}), facts), facts
+
+
+def confidence(facts: Facts) -> Confidence:
+    return next(fact.confidence for fact in facts.facts if fact.name == "vocabulary")
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_the_table_is_the_tokenizer_librarys(name: str) -> None:
+    library, ours = splintr.Tokenizer.from_pretrained(name), BUILTIN[name]
+    special = library.special_tokens()
+    assert special[ours.eos[0]] == ours.eos[1]
+    if ours.bos is not None:
+        assert special[ours.bos[0]] == ours.bos[1]
+    assert special["<|system|>"] == ours.agent_base
+    assert special["<|assistant|>"] == ours.agent_base + 2
+    assert special["<|im_end|>"] == ours.agent_base + 4
+    assert special["<|stop|>"] == ours.agent_base + 40
+    if name == "llama3":
+        assert ours.turn_ends == (special["<|eom_id|>"], special["<|eot_id|>"])
+    assert library.vocab_size == VOCABULARIES[name][1]
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("which", [0, 1])
+def test_exact_totals_are_strong_evidence(tmp_path: Path, name: str, which: int) -> None:
+    found, facts = choose(tmp_path, VOCABULARIES[name][which])
+    assert (found.kind, found.name) == ("builtin", name)
+    assert confidence(facts) in (Confidence.CERTAIN, Confidence.HIGH)
+    assert not facts.warnings
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("padding", [8, 64, 128, 256])
+def test_padded_totals_are_strong_evidence(tmp_path: Path, name: str, padding: int) -> None:
+    for total in VOCABULARIES[name]:
+        rows = -(-total // padding) * padding
+        found, facts = choose(tmp_path, rows)
+        assert (found.name, found.vocab_size) == (name, rows)
+        assert confidence(facts) in (Confidence.CERTAIN, Confidence.HIGH)
+        assert not facts.warnings
+
+
+def test_nano_start_is_cl100k_with_a_warning(tmp_path: Path) -> None:
+    found, facts = choose(tmp_path, 100_315)
+    assert found.name == "cl100k_base"
+    assert confidence(facts) is Confidence.MEDIUM
+    assert any("guess" in warning for warning in facts.warnings)
+    assert 100_257 in found.eos_token_ids
+    # <|stop|> is 100317, beyond the last row
+    assert max(found.eos_token_ids) < 100_315
+
+
+@pytest.mark.parametrize(
+    "rows", [64, 512, 32_000, 50_257, 99_999, 100_400, 102_400, 131_072, 151_936, 200_500, 256_000]
+)
+def test_nothing_is_guessed_outside_the_windows(tmp_path: Path, rows: int) -> None:
+    found, facts = choose(tmp_path, rows)
+    assert found.kind == "none"
+    assert any("no tokenizer is known" in warning for warning in facts.warnings)
+    assert found.chat_template is None
+
+
+def test_the_published_size_of_deepseek(tmp_path: Path) -> None:
+    assert choose(tmp_path, 129_280)[0].name == "deepseek_v3"
+
+
+def test_order_of_trust(tmp_path: Path) -> None:
+    assert choose(tmp_path, 128_354)[0].name == "llama3"
+    write_json(tmp_path / "tokenizer.json", {"added_tokens": []})
+    assert choose(tmp_path, 128_354)[0].kind == "huggingface"
+    assert choose(tmp_path, 128_354, config={"tokenizer_vocab": "o200k_base"})[0].name == "o200k_base"
+    both = {"config": {"tokenizer_vocab": "o200k_base"}}
+    assert choose(tmp_path, 128_354, overrides={"vocabulary": "cl100k_base"}, **both)[0].name == "cl100k_base"
+    assert choose(tmp_path, 128_354, overrides={"vocabulary": "files"}, **both)[0].kind == "huggingface"
+    assert choose(tmp_path, 128_354, overrides={"vocabulary": "none"}, **both)[0].kind == "none"
+
+
+def test_unknown_vocabularies_are_refused_with_the_list(tmp_path: Path) -> None:
+    for name in ("custom", "gpt2", 7, ["llama3"], {}):
+        with pytest.raises(UnsupportedFormat, match="llama3"):
+            choose(tmp_path, 64, config={"tokenizer_vocab": name})
+    for name in ("gpt2", "/etc/passwd", "../../x.tiktoken", "a\0.tiktoken", "files"):
+        with pytest.raises(InvalidRequest):
+            choose(tmp_path, 64, overrides={"vocabulary": name})
+
+
+def test_a_tiktoken_file(tmp_path: Path) -> None:
+    ranks = b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
+    (tmp_path / "mine.tiktoken").write_bytes(ranks)
+    write_json(tmp_path / "tokenizer_config.json", {
+        "added_tokens_decoder": {"256": {"content": "<s>"}, "257": {"content": "</s>"}, "999": {"content": "<far>"}},
+        "bos_token": "<s>", "eos_token": {"content": "</s>"},
+    })  # fmt: skip
+    found, _ = choose(tmp_path, 300, config={"tokenizer_vocab": "custom"})
+    assert (found.kind, found.path) == ("tiktoken", str(tmp_path / "mine.tiktoken"))
+    assert (found.bos_token_id, found.eos_token_ids) == (256, (257,))
+    assert found.added_tokens == (("<s>", 256), ("</s>", 257))
+    named, _ = choose(tmp_path, 300, overrides={"vocabulary": str(tmp_path / "mine.tiktoken")})
+    assert named.kind == "tiktoken"
+    (tmp_path / "mine.tiktoken").rename(tmp_path / "cl100k_base.tiktoken")
+    assert choose(tmp_path, 300)[0].name == "cl100k_base"
+
+
+def test_tokenizer_model_is_read_only_if_it_is_a_rank_file(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15")
+    found, facts = choose(tmp_path, 32_000)
+    assert found.kind == "none"
+    assert any("SentencePiece" in warning for warning in facts.warnings)
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
+    assert choose(tmp_path, 128_256)[0].name == "llama3"
+    assert choose(tmp_path, 600)[0].kind == "tiktoken"
+
+
+def test_llama3_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    plain, _ = choose(tmp_path, 128_256, format_="huggingface")
+    assert plain.bos_token_id == 128_000
+    assert plain.eos_token_ids == (128_001, 128_008, 128_009)
+    assert dict(plain.special_tokens)["bos_token"] == "<|begin_of_text|>"
+    agents, _ = choose(tmp_path, 128_354)
+    assert set(agents.eos_token_ids) == {128_001, 128_008, 128_009, 128_304, 128_340}
+
+
+HF_TOKENIZER: dict[str, Any] = {
+    "added_tokens": [
+        {"id": 10, "content": "<bos>", "special": True},
+        {"id": 11, "content": "<eos>", "special": True},
+        {"id": 12, "content": "<|im_end|>", "special": True},
+        {"id": 900, "content": "<|eot_id|>", "special": True},
+        {"id": "x", "content": "bad"}, 7,
+    ],
+    "post_processor": {
+        "type": "Sequence",
+        "processors": [
+            {"type": "ByteLevel"},
+            {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {"<bos>": {"id": "<bos>", "ids": [10], "tokens": ["<bos>"]}},
+            },
+        ],
+    },
+    "model": {"type": "BPE", "vocab": {"a": 0, "</s>": 2}},
+}  # fmt: skip
+
+
+def test_huggingface_files(tmp_path: Path) -> None:
+    write_json(tmp_path / "tokenizer.json", HF_TOKENIZER)
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": [13, 11, 5000]})
+    write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>", "bos_token": "<bos>"})
+    found, facts = choose(tmp_path, 64, config={"eos_token_id": 14}, format_="huggingface")
+    assert found.bos_token_id == 10
+    assert set(found.eos_token_ids) == {13, 11, 14, 12, 2}
+    assert any("5000" in warning for warning in facts.warnings)
+    assert dict(found.special_tokens) == {"bos_token": "<bos>", "eos_token": "</s>"}
+    assert found.chat_template is None
+    for add, bos in ((False, None), (True, 10)):
+        write_json(tmp_path / "tokenizer_config.json", {"add_bos_token": add, "bos_token": "<bos>"})
+        assert choose(tmp_path, 64, format_="huggingface")[0].bos_token_id == bos
+    # without a processor that adds it, a BOS token that merely has a name is not put in front
+    write_json(tmp_path / "tokenizer.json", HF_TOKENIZER | {"post_processor": None})
+    write_json(tmp_path / "tokenizer_config.json", {"bos_token": "<bos>"})
+    assert choose(tmp_path, 64, format_="huggingface")[0].bos_token_id is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"added_tokens": {}}, {"added_tokens": [[]], "post_processor": []}, {"model": []}, {"model": {"vocab": []}},
+        {"post_processor": {"processors": 3}}, {"post_processor": {"type": "TemplateProcessing", "single": [3]}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": []}}]}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "a"}}],
+                            "special_tokens": {"a": {"ids": "x"}}}},
+    ],
+)  # fmt: skip
+def test_wrong_types_in_tokenizer_json_are_ignored(tmp_path: Path, value: dict) -> None:
+    write_json(tmp_path / "tokenizer.json", value)
+    write_json(tmp_path / "tokenizer_config.json",
+               {"added_tokens_decoder": [], "bos_token": 3, "eos_token": [], "chat_template": 5})  # fmt: skip
+    found, _ = choose(tmp_path, 64)
+    assert (found.bos_token_id, found.eos_token_ids, found.chat_template) == (None, (), None)
+
+
+def test_oversized_tokenizer_files_are_refused(tmp_path: Path) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate((32 << 20) + 1)
+    with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json has 33554433 bytes"):
+        choose(tmp_path, 64)
+
+
+# --- chat templates ----------------------------------------------------------------------------
+
+
+def test_template_places(tmp_path: Path) -> None:
+    write_json(tmp_path / "tokenizer_config.json", {"chat_template": [
+        {"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})  # fmt: skip
+    found = choose(tmp_path, 64)[0]
+    assert (found.chat_template, found.chat_template_origin) == ("D", "tokenizer_config.json (default)")
+    write_json(tmp_path / "tokenizer_config.json", {"chat_template": "S"})
+    assert choose(tmp_path, 64)[0].chat_template == "S"
+    write_json(tmp_path / "chat_template.json", {"chat_template": "J"})
+    assert choose(tmp_path, 64)[0].chat_template == "J"
+    (tmp_path / "chat_template.jinja").write_text("F")
+    assert choose(tmp_path, 64)[0].chat_template == "F"
+    assert choose(tmp_path, 128_354)[0].chat_template == "F"
+
+
+def test_a_huge_template_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("x" * (1 << 20))
+    with pytest.raises(CheckpointError):
+        choose(tmp_path, 64)
+    (tmp_path / "chat_template.jinja").unlink()
+    write_json(tmp_path / "tokenizer_config.json", {"chat_template": "x" * (1 << 20)})
+    with pytest.raises(CorruptCheckpoint, match="characters"):
+        choose(tmp_path, 64)
+
+
+def test_default_template_needs_oxidizr_and_the_agent_rows(tmp_path: Path) -> None:
+    assert choose(tmp_path, 128_354)[0].chat_template == OXIDIZR_TEMPLATE
+    assert choose(tmp_path, 100_315)[0].chat_template == OXIDIZR_TEMPLATE
+    assert choose(tmp_path, 128_256)[0].chat_template is None
+    assert choose(tmp_path, 100_278)[0].chat_template is None
+    assert choose(tmp_path, 128_354, format_="huggingface")[0].chat_template is None
+
+
+def test_default_template_renders_the_documented_form() -> None:
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(OXIDIZR_TEMPLATE, {"raise_exception": refuse})
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert template.render(messages=messages, add_generation_prompt=True) == (
+        "<|system|>\nBe brief.\n<|user|>\nHi\n<|assistant|>\n"
+    )
+    assert template.render(messages=messages[1:], bos_token="<b>") == "<b><|user|>\nHi\n"
+    with pytest.raises(jinja2.TemplateError, match="tool"):
+        template.render(messages=[{"role": "tool", "content": ""}])
