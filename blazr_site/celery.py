@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 from celery import Celery
+from celery.platforms import SecurityWarning
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+
+# It warns of pickled messages under root; only JSON is accepted here (settings.celery).
+warnings.filterwarnings("ignore", category=SecurityWarning)
 
 app = Celery("blazr")
 app.config_from_object("django.conf:settings", namespace="CELERY")

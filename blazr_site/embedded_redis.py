@@ -54,7 +54,7 @@ def server_command(*, socket: Path, directory: Path, durable: bool) -> list[str]
         str(find_server()),
         *("--unixsocket", str(socket), "--unixsocketperm", "600", "--port", "0"),
         *("--dir", str(directory), "--appendonly", "yes" if durable else "no", "--save", ""),
-        *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "notice"),
+        *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "warning"),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -25,14 +26,14 @@ def content_security_policy(get_response: Handler) -> Handler:
     if iscoroutinefunction(get_response):
 
         async def async_middleware(request: HttpRequest) -> HttpResponseBase:
-            response: HttpResponseBase = await get_response(request)  # type: ignore[misc]
+            response = cast("HttpResponseBase", await cast("Any", get_response(request)))
             response.headers.setdefault("Content-Security-Policy", POLICY)
             return response
 
         return async_middleware
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
-        response: HttpResponseBase = get_response(request)  # type: ignore[assignment]
+        response = cast("HttpResponseBase", get_response(request))
         response.headers.setdefault("Content-Security-Policy", POLICY)
         return response
 

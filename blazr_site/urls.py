@@ -1,8 +1,6 @@
-"""URLs: the API, the pages, the admin, static files. Paths that nothing knows are answered by the API's handlers."""
+"""URLs: the API, the pages, the admin, static files; and who words the errors of paths that nothing serves."""
 
 from __future__ import annotations
-
-from importlib.util import find_spec
 
 from django.contrib import admin
 from django.urls import include, path, re_path
@@ -12,7 +10,9 @@ from blazr_site.static_files import static_file
 urlpatterns = [
     path("admin/", admin.site.urls),
     re_path(r"^static/(?P<path>.+)$", static_file),
+    path("", include("inference.api.urls")),
+    path("", include("models_registry.urls")),
 ]
-for _module in ("inference.api.urls", "models_registry.urls"):
-    if find_spec(_module) is not None:
-        urlpatterns.append(path("", include(_module)))
+handler400 = "inference.api.exception_handler.bad_request"
+handler404 = "inference.api.exception_handler.page_not_found"
+handler500 = "inference.api.exception_handler.server_error"

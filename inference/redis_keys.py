@@ -19,6 +19,7 @@ Standard library and msgpack only.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,3 +117,8 @@ def pack_events(events: Sequence[Any]) -> dict[Any, Any]:
 def pack_resume_question(request_id: str, attempt_number: int) -> dict[Any, Any]:
     """Fields of a stream entry that asks what the client of a request already has."""
     return {b"q": pack([request_id, attempt_number])}
+
+
+def failure_message(payload: bytes) -> str:
+    """The sentence of a load error that a worker noted."""
+    return str(json.loads(payload)["error"]["message"])

@@ -40,7 +40,7 @@ class ResidentModel:
     last_used_at: float = 0.0
     tokens_per_s: float = 0.0
     max_model_len: int = 0
-    keep_alive_s: int = -1
+    keep_alive_s: float = -1
     stats: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -215,7 +215,7 @@ class StreamHub:
                 protocol=2,
                 socket_timeout=READ_BLOCK_MS / 1000 + 5,
                 socket_connect_timeout=2,
-                socket_keepalive=self._redis_url.startswith("redis") or None,
+                **({"socket_keepalive": True} if self._redis_url.startswith("redis") else {}),
             )
             for work in (self._read(), self._beat()):
                 self._spawn(work)
@@ -290,8 +290,8 @@ class StreamHub:
             try:
                 answer: Any = await self._client.xread({key: self._last_id}, count=512, block=READ_BLOCK_MS)
                 pause_s = 0.05
-            except (TimeoutError, RedisError, OSError) as error:
-                logger.warning("reading events failed (%s), trying again", error)
+            except Exception as error:  # whatever it is, the readers of this process depend on this loop
+                logger.warning("reading events failed (%r), trying again", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
                 continue
@@ -338,8 +338,8 @@ class StreamHub:
         while True:
             try:
                 await asyncio.wait_for(self._beat_once(), timeout=HEARTBEAT_INTERVAL_S)
-            except (TimeoutError, RedisError, OSError) as error:
-                logger.warning("the heartbeat failed (%s)", error)
+            except Exception as error:  # as above
+                logger.warning("the heartbeat failed (%r)", error)
                 self._worker_seen_at = time.monotonic()  # unknown is not gone
             if not self._started.done():
                 self._started.set_result(None)

@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
 
 
 BLAZR_API_KEY_REQUIRED = not is_loopback(BLAZR_HOST) and not BLAZR_NO_AUTH
-BLAZR_MAX_BODY_BYTES = env.size_bytes(
+BLAZR_MAX_BODY_BYTES: int = env.required_size_bytes(
     "BLAZR_MAX_BODY_BYTES", 32 << 20, low=1 << 10, help="Largest body of an API request."
 )
 

@@ -108,6 +108,12 @@ def size_bytes(name: str, default: int | None, *, low: int = 0, help: str = "") 
     return parsed
 
 
+def required_size_bytes(name: str, default: int, *, low: int = 0, help: str = "") -> int:
+    """``size_bytes`` for variables that always have a value."""
+    parsed = size_bytes(name, default, low=low, help=help)
+    return default if parsed is None else parsed
+
+
 def path(name: str, default: str, *, help: str = "") -> Path:
     """A path, made absolute."""
     return Path(_read(name, "path", default, help) or default).expanduser().absolute()

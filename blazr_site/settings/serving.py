@@ -6,8 +6,12 @@ import os
 
 from blazr_site.settings import env
 
+BLAZR_MODEL = env.texts("BLAZR_MODEL", help="Models that blazr serve loads at its start: path, hub id, or NAME=path.")
 BLAZR_DEVICE: str = (
-    env.text("BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one.") or "auto"
+    env.text(
+        "BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one. blazr serve: a list."
+    )
+    or "auto"
 )
 BLAZR_DTYPE = env.text(
     "BLAZR_DTYPE",
@@ -24,6 +28,9 @@ BLAZR_MAX_MODEL_LEN = env.integer(
 )
 BLAZR_MAX_NUM_SEQS = env.required_integer(
     "BLAZR_MAX_NUM_SEQS", 64, low=1, high=4096, help="Most requests of one model that are computed together."
+)
+BLAZR_MAX_NUM_BATCHED_TOKENS = env.required_integer(
+    "BLAZR_MAX_NUM_BATCHED_TOKENS", 512, low=16, high=1 << 20, help="Most tokens that are computed in one step."
 )
 BLAZR_CACHE_BYTES = env.size_bytes(
     "BLAZR_CACHE_BYTES",

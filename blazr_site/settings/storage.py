@@ -18,7 +18,7 @@ BLAZR_BLOBS_DIR = BLAZR_DATA_DIR / "blobs"
 BLAZR_CHECKPOINTS_DIR = BLAZR_DATA_DIR / "checkpoints"
 BLAZR_UPLOADS_DIR = BLAZR_DATA_DIR / "uploads"
 BLAZR_LOG_DIR = BLAZR_DATA_DIR / "logs"
-BLAZR_MAX_UPLOAD_BYTES = env.size_bytes(
+BLAZR_MAX_UPLOAD_BYTES: int = env.required_size_bytes(
     "BLAZR_MAX_UPLOAD_BYTES", 64 << 30, low=1 << 10, help="Largest checkpoint that may be uploaded, all files together."
 )
 

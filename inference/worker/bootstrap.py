@@ -50,7 +50,7 @@ def make_runtime() -> WorkerRuntime:
     )
     return WorkerRuntime(
         config,
-        lambda checkpoint_id: plan_load(checkpoint_id, device=device, budget_bytes=config.budget_bytes),
+        lambda checkpoint_id: plan_load(checkpoint_id, device=device),
         start_background=lambda manager: start_job_runner(manager, config.worker_id),
     )
 

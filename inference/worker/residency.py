@@ -94,7 +94,7 @@ class LoadPlan:
 
     name: str
     needed_bytes: int
-    keep_alive_s: int
+    keep_alive_s: float
     max_num_seqs: int
     load: Callable[[Progress], ServedLLM]
 
@@ -308,7 +308,7 @@ class ModelManager:
                     and resident.active == 0
                     and 0 <= resident.plan.keep_alive_s < now - resident.last_used
                 ):
-                    logger.info("%s was not used for %d s", resident.plan.name, resident.plan.keep_alive_s)
+                    logger.info("%s was not used for %g s", resident.plan.name, resident.plan.keep_alive_s)
                     self._begin_unload(resident)
                 while resident.tokens and resident.tokens[0][0] < now - RATE_WINDOW_S:
                     resident.tokens.popleft()

@@ -1,0 +1,94 @@
+"""The ASGI application: API, pages, WebSockets, and the life of the stream hub."""
+
+# The data directory and Django have to be ready before anything that uses models is imported.
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+
+from blazr_site.settings.storage import prepare_data_dir
+
+prepare_data_dir()
+
+import django
+
+django.setup()
+
+from channels.auth import AuthMiddlewareStack
+from channels.routing import ProtocolTypeRouter, URLRouter
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.exception import convert_exception_to_response
+from django.urls import path
+
+from blazr_site.origin import SameOrigin
+from inference.api.body_limit import BodyLimit
+from inference.consumers import StreamConsumer
+from inference.streams import get_hub
+from models_registry.upload_rules import CHUNK_BYTES
+
+API_PREFIXES = ("/v1/",)
+API_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics", "/tokenize", "/detokenize"})
+
+
+class BareHandler(ASGIHandler):
+    """Django without middleware: each one that isn't async costs a request a hop through a thread."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        """What Django does for an empty list of middleware."""
+        self._view_middleware: list[Any] = []
+        self._template_response_middleware: list[Any] = []
+        self._exception_middleware: list[Any] = []
+        self._middleware_chain = convert_exception_to_response(
+            self._get_response_async  # type: ignore[attr-defined]
+        )
+
+
+class Http:
+    """Sends the API's paths to the bare handler, everything else through the pages' middleware."""
+
+    def __init__(self, api: Any, pages: Any) -> None:
+        self._api = api
+        self._pages = pages
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        target = scope["path"]
+        is_api = target in API_PATHS or target.startswith(API_PREFIXES)
+        await (self._api if is_api else self._pages)(scope, receive, send)
+
+
+class Lifespan:
+    """Starts the hub with the server and ends it after the last connection."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """The lifespan protocol."""
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await get_hub().start()
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await get_hub().close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+
+# Pages take pieces of uploads too, which bring their own, larger limit.
+_PAGE_LIMIT = max(settings.BLAZR_MAX_BODY_BYTES, CHUNK_BYTES + (1 << 20))
+
+application = ProtocolTypeRouter(
+    {
+        "http": Http(
+            BodyLimit(cast("Any", BareHandler()), settings.BLAZR_MAX_BODY_BYTES),
+            BodyLimit(cast("Any", get_asgi_application()), _PAGE_LIMIT),
+        ),
+        "websocket": SameOrigin(AuthMiddlewareStack(URLRouter([path("v1/stream", StreamConsumer.as_asgi())]))),
+        "lifespan": Lifespan(),
+    }
+)

@@ -1,0 +1,387 @@
+"""The processes of one machine: Redis, workers, beat, web; started in order, watched, drained in order.
+
+Start: Redis answers PING, then workers, beat and web together, until each has shown that it is ready. A process
+that ends is started again with growing pauses; without Redis nothing can go on, so its end ends
+everything. Stop: web first (it takes nothing new and finishes its streams), then the workers (running requests may
+end, the others go back to their queues), beat, and Redis last. A second signal kills all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as aioredis
+from redis.exceptions import RedisError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from blazr_site import embedded_redis
+from blazr_site.children import Child, Program
+from inference import redis_keys
+from inference.errors import BlazrError, Unavailable
+from inference.states import ModelState, WorkerState, merge_models
+
+READY_TIMEOUT_S = 120.0
+MAX_STARTS_UNREADY = 3
+REDIS_GRACE_S = 15.0
+POOL = "inference.worker.pool:EnginePool"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What the supervisor runs.
+
+    Attributes:
+        data_dir, log_dir, runtime_dir: Directories; the last one holds the socket.
+        redis_url: As redis-py spells it.
+        redis_socket: Where the embedded server listens; None: the server at ``redis_url`` is somebody else's.
+        devices: One worker for each.
+        preload: Checkpoint ids that every worker loads and keeps, with their names.
+        drain_grace_s: Seconds that running requests get at shutdown.
+        environment: Of all children.
+        pool: Celery pool class of the workers.
+    """
+
+    host: str
+    port: int
+    data_dir: Path
+    log_dir: Path
+    runtime_dir: Path
+    redis_url: str
+    redis_socket: Path | None
+    devices: tuple[str, ...]
+    preload: Mapping[str, str]
+    drain_grace_s: float
+    max_body_bytes: int
+    environment: Mapping[str, str]
+    pool: str = POOL
+
+    @property
+    def url(self) -> str:
+        """Address for people on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        if ":" in host and not host.startswith("["):
+            host = f"[{host}]"
+        return f"http://{host}:{self.port}"
+
+
+class Supervisor:
+    """Runs a site until a signal, or until it can't go on."""
+
+    def __init__(self, site: Site, console: Console) -> None:
+        self._site = site
+        self._console = console
+        self._redis: Child | None = None
+        self._workers: dict[str, Child] = {}
+        self._beat: Child | None = None
+        self._web: Child | None = None
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._failure: str | None = None
+        self._client: aioredis.Redis = aioredis.Redis.from_url(site.redis_url, protocol=2, socket_timeout=3)
+
+    async def run(self, on_ready: Callable[[], None]) -> int:
+        """Start everything, call ``on_ready``, and keep it running.
+
+        Returns:
+            0 after a signal; 1 if the site could not start or go on.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        started = time.monotonic()
+        try:
+            await self._until_stopped(self._start())
+            if not self._stop.is_set():
+                self._console.print(f"[dim]ready after {time.monotonic() - started:.1f} s[/dim]")
+                on_ready()
+                await self._stop.wait()
+        except BlazrError as error:
+            self._failure = error.message
+        finally:
+            await self._shut_down()
+        if self._failure is not None:
+            self._console.print(f"[red]error:[/red] {self._failure}", highlight=False)
+            return 1
+        return 0
+
+    # --- start
+
+    async def _until_stopped(self, work: object) -> None:
+        """Run ``work``, but no longer than until a signal."""
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            return
+        task.result()
+
+    async def _start(self) -> None:
+        site = self._site
+        if site.redis_socket is not None:
+            embedded_redis.make_runtime_dir(site.runtime_dir)
+            directory = site.data_dir / "redis"
+            directory.mkdir(mode=0o700, exist_ok=True)
+            command = embedded_redis.server_command(socket=site.redis_socket, directory=directory, durable=True)
+            self._redis = self._child(Program("redis", command, dict(os.environ), REDIS_GRACE_S, restart=False))
+            self._redis.start()
+        await self._step("redis", self._redis_ready(), "embedded" if site.redis_socket else "yours")
+        since = time.time()
+        self._start_workers()
+        self._beat = self._child(
+            Program("beat", self._celery("beat", "-S", "celery.beat.Scheduler"), self._environ(), 5)
+        )
+        self._beat.start()
+        self._web = self._child(Program("web", self._web_command(), self._environ(), site.drain_grace_s + 5))
+        self._web.start()
+        await self._step("web", self._web_ready(), site.url)
+        for worker_id, child in self._workers.items():
+            device = child.program.environment["BLAZR_DEVICE"]
+            await self._step("worker", self._worker_ready(worker_id, since), f"{worker_id} on {device}")
+        self._console.print(Text.assemble(("  ✓ ", "green"), f"{'beat':8}"))
+        if site.preload:
+            await self._models_ready()
+
+    def _start_workers(self) -> None:
+        site = self._site
+        for number, device in enumerate(site.devices):
+            worker_id = f"{os.uname().nodename}-{site.port}-{number}"
+            environment = self._environ(
+                BLAZR_WORKER_ID=worker_id,
+                BLAZR_DEVICE=device,
+                BLAZR_PRELOAD=",".join(site.preload),
+                CELERY_CUSTOM_WORKER_POOL=site.pool,
+            )
+            command = self._celery(
+                "worker", "-P", "custom", "-n", f"{worker_id}@%h", "-Q", redis_keys.DEFAULT_QUEUE,
+                "--without-gossip", "--without-mingle", "--without-heartbeat",
+            )  # fmt: skip
+            name = "worker" if len(site.devices) == 1 else f"worker-{number}"
+            child = self._child(
+                Program(name, command, environment, site.drain_grace_s + 15), on_exit=self._release(worker_id)
+            )
+            self._workers[worker_id] = child
+            child.start()
+
+    def _celery(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "celery", "-q", "-A", "blazr_site.celery", *arguments]
+
+    def _web_command(self) -> list[str]:
+        site = self._site
+        return [
+            *(sys.executable, "-m", "uvicorn", "blazr_site.asgi:application"),
+            *("--host", site.host, "--port", str(site.port), "--http", "httptools", "--loop", "uvloop"),
+            *("--ws", "websockets-sansio", "--ws-max-size", str(site.max_body_bytes), "--lifespan", "on"),
+            *("--timeout-graceful-shutdown", str(int(site.drain_grace_s)), "--backlog", "2048"),
+            *("--no-access-log", "--no-server-header", "--log-level", "warning"),
+        ]
+
+    def _environ(self, **extra: str) -> dict[str, str]:
+        return {**os.environ, **self._site.environment, "PYTHONUNBUFFERED": "1", **extra}
+
+    def _child(self, program: Program, on_exit: Callable[[int], None] | None = None) -> Child:
+        def ended(code: int) -> None:
+            if on_exit is not None:
+                on_exit(code)
+            if not program.restart:
+                self._fail(f"{program.name} ended (code {code}); its log is {self._site.log_dir / program.name}.log")
+
+        return Child(program, self._site.log_dir, say=self._say, on_exit=ended)
+
+    # --- readiness
+
+    async def _step(self, name: str, ready: object, detail: str) -> None:
+        started = time.monotonic()
+        with self._console.status(f"{name} …"):
+            await ready  # type: ignore[misc]
+        took = time.monotonic() - started
+        self._console.print(
+            Text.assemble(("  ✓ ", "green"), f"{name:8}", (detail, "default"), (f"  {took:.1f} s", "dim"))
+        )
+
+    async def _poll(self, name: str, child: Child | None, check: Callable[[], object], interval_s: float) -> None:
+        """Wait until ``check`` gives something true.
+
+        Raises:
+            Unavailable: The process ends again and again, or time is over.
+        """
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                if await check():  # type: ignore[misc]
+                    return
+            if child is not None and (child.num_starts > MAX_STARTS_UNREADY or child.ended.is_set()):
+                raise Unavailable(f"{name} does not start; its log is {self._log_of(child)}")
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{name} was not ready within {READY_TIMEOUT_S:g} s.")
+            await asyncio.sleep(interval_s)
+
+    def _log_of(self, child: Child) -> Path:
+        return self._site.log_dir / f"{child.program.name}.log"
+
+    async def _redis_ready(self) -> None:
+        async def check() -> bool:
+            return bool(await self._client.ping())
+
+        await self._poll("redis", self._redis, check, 0.02)
+        version = str((await self._client.info("server")).get("redis_version", "0"))
+        if tuple(int(part) for part in version.split(".")[:2]) < (6, 2):
+            raise Unavailable(f"Redis at REDIS_URL has version {version}, 6.2 is the oldest that works.")
+
+    async def _web_ready(self) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._site.host, self._site.host)
+
+        async def check() -> bool:
+            async with asyncio.timeout(5):
+                reader, writer = await asyncio.open_connection(host, self._site.port)
+                try:
+                    writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    # Any answer will do: which names the site answers to is the operator's choice.
+                    return (await reader.readline()).startswith(b"HTTP/1.1 ")
+                finally:
+                    writer.close()
+
+        await self._poll("web", self._web, check, 0.1)
+
+    async def _worker_ready(self, worker_id: str, since: float) -> None:
+        async def check() -> bool:
+            state = await self._worker_state(worker_id)
+            return state is not None and state.started_at >= since - 1
+
+        await self._poll("worker", self._workers[worker_id], check, 0.1)
+
+    async def _worker_state(self, worker_id: str) -> WorkerState | None:
+        payload = await self._client.get(redis_keys.worker(worker_id))
+        return WorkerState.from_json(payload) if payload else None
+
+    async def _models_ready(self) -> None:
+        """Show the loads of the models from the command line; one that fails is told, and the site goes on."""
+        columns = (
+            TextColumn("  [cyan]↻[/cyan] {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[stage]}[/dim]"),
+        )  # fmt: skip
+        waiting = dict(self._site.preload)
+        with Progress(*columns, console=self._console, transient=True) as bars:
+            tasks = {key: bars.add_task(f"load {name}", total=1.0, stage="") for key, name in waiting.items()}
+            while waiting:
+                with contextlib.suppress(RedisError, OSError, TimeoutError):
+                    workers = [await self._worker_state(worker_id) for worker_id in self._workers]
+                    models = merge_models([worker for worker in workers if worker is not None])
+                    failures: Any = await self._client.hgetall(redis_keys.FAILURES)
+                    for key in list(waiting):
+                        state = models.get(key, ModelState(key))
+                        bars.update(tasks[key], completed=state.progress, stage=state.stage[:60])
+                        if state.status == "ready":
+                            self._console.print(Text.assemble(("  ✓ ", "green"), f"{'model':8}{waiting.pop(key)}"))
+                        elif key.encode() in failures and state.status == "unloaded":
+                            message = redis_keys.failure_message(failures[key.encode()])
+                            name = waiting.pop(key)
+                            self._console.print(Text.assemble(("  ✗ ", "red"), f"{'model':8}{name}: {message}"))
+                await asyncio.sleep(0.1)
+
+    # --- life
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self._console.print("[dim]stopping; once more to kill everything[/dim]")
+            self._stop.set()
+            return
+        for child in self._children():
+            child.kill()
+
+    def _fail(self, message: str) -> None:
+        if not self._stop.is_set():
+            self._failure = message
+            self._stop.set()
+
+    def _release(self, worker_id: str) -> Callable[[int], None]:
+        """When a worker dies, its requests go on in the next one at once, not when their leases expire."""
+
+        def release(code: int) -> None:
+            from inference.worker.lease import release_worker
+            from inference.worker.runtime import connect
+
+            try:
+                num = release_worker(connect(self._site.redis_url), worker_id)
+            except (RedisError, OSError) as error:
+                self._say("serve", f"the requests of {worker_id} could not be handed back ({error})")
+            else:
+                self._say("serve", f"{worker_id} ended, {num} of its requests go back to their queues")
+
+        return release
+
+    def _children(self) -> list[Child]:
+        found = [self._web, *self._workers.values(), self._beat, self._redis]
+        return [child for child in found if child is not None]
+
+    async def _shut_down(self) -> None:
+        for children in ([self._web], list(self._workers.values()), [self._beat], [self._redis]):
+            present = [child for child in children if child is not None]
+            await asyncio.gather(*(child.stop() for child in present))
+            if present is not None and self._signals < 2 and self._stop.is_set():
+                for child in present:
+                    self._console.print(f"[dim]  {child.program.name} stopped[/dim]")
+        await self._client.aclose()
+        if self._site.redis_socket is not None:
+            with contextlib.suppress(OSError):
+                self._site.redis_socket.unlink(missing_ok=True)
+                self._site.runtime_dir.rmdir()
+
+    def _say(self, name: str, line: str) -> None:
+        self._console.print(Text.assemble((f"{name:>8} │ ", "dim"), line), soft_wrap=True)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def check_port(host: str, port: int) -> None:
+    """Fail now rather than after everything else has started.
+
+    Raises:
+        Unavailable: The address isn't ours, or somebody listens there.
+    """
+    try:
+        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        with socket.socket(infos[0][0]) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(infos[0][4])
+    except OSError as error:
+        raise Unavailable(
+            f"{host}:{port} can't be listened on ({error.strerror}); choose another --port or --host."
+        ) from error
+
+
+def run_site(site: Site, console: Console, on_ready: Callable[[], None]) -> int:
+    """``Supervisor.run`` on a loop of its own."""
+    return asyncio.run(_run(site, console, on_ready))
+
+
+async def _run(site: Site, console: Console, on_ready: Callable[[], None]) -> int:
+    return await Supervisor(site, console).run(on_ready)
+
+
+def device_list(text: str) -> tuple[str, ...]:
+    """``cuda:0,cuda:1`` as a tuple; one worker for each."""
+    devices: Sequence[str] = [part.strip() for part in text.split(",") if part.strip()]
+    return tuple(devices) or ("auto",)
