@@ -96,18 +96,22 @@ def resolve(path: Path) -> CheckpointDirectory:
         CorruptCheckpoint: The path doesn't exist, or the index is broken.
     """
     path = path.expanduser().absolute()
-    if path.is_dir():
+    try:
+        is_directory, is_file = path.is_dir(), path.is_file()
+    except OSError as error:
+        raise CorruptCheckpoint(f"{str(path)[:300]} can't be read: {error.strerror}.", param="path") from None
+    if is_directory:
         names = _listing(path)
         weights = _choose_weights(path, names)
         directory = path
-    elif path.is_file():
+    elif is_file:
         directory = path.parent
         names = _listing(directory)
         weights = _named_weights(path, names)
     else:
         what = "is neither a file nor a directory" if os.path.lexists(path) else "does not exist"
         raise CorruptCheckpoint(
-            f"{path} {what}; expected a directory with .safetensors files, or one such file.", param="path"
+            f"{str(path)[:300]} {what}; expected a directory with .safetensors files, or one such file.", param="path"
         )
     files = [_file(directory, name, "weights") for name in weights.names]
     if weights.index is not None:

@@ -55,7 +55,7 @@ FACTS: Mapping[str, FactRule] = {
     ),
     "attention.num_heads": FactRule("query heads of an attention layer", "integer", high=1 << 16),
     "attention.head_dim": FactRule("width of an attention head", "integer", high=1 << 16),
-    "top_k": FactRule("routed experts used for each token", "integer", high=1 << 16),
+    "moe.top_k": FactRule("routed experts used for each token", "integer", high=1 << 16),
     "mamba2.num_groups": FactRule(
         "groups G of B and C in the Mamba-2 layers", "integer", high=1 << 16, used_by="oxidizr"
     ),
@@ -79,12 +79,17 @@ ALIASES: Mapping[str, str] = {
     "num_heads": "attention.num_heads",
     "num_attention_heads": "attention.num_heads",
     "head_dim": "attention.head_dim",
-    "experts_per_tok": "top_k",
-    "num_experts_per_tok": "top_k",
-    "moe.top_k": "top_k",
+    "experts_per_tok": "moe.top_k",
+    "num_experts_per_tok": "moe.top_k",
+    "top_k": "moe.top_k",
     "max_seq_len": "max_position_embeddings",
 }
 """Names that people know from config files."""
+
+
+def canonical_name(fact: str) -> str:
+    """The name under which a fact is kept; a name that isn't known stays as it is."""
+    return ALIASES.get(fact, fact)
 
 
 def check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """
     checked: dict[str, Any] = {}
     for given, value in overrides.items():
-        name = ALIASES.get(given, given)
+        name = canonical_name(given)
         rule = FACTS.get(name)
         if rule is None:
             raise InvalidRequest(

@@ -296,7 +296,7 @@ def _values_in(spec: ModelSpec, fact: str) -> list[Any]:
         "activation": [channel.activation for channel in channels],
         "attention.num_heads": [mixer.num_heads for mixer in with_heads],
         "attention.head_dim": [mixer.head_dim for mixer in attention],
-        "top_k": [channel.top_k for channel in channels if isinstance(channel, MoESpec)],
+        "moe.top_k": [channel.top_k for channel in channels if isinstance(channel, MoESpec)],
         "mamba2.num_groups": [mixer.num_groups for mixer in mixers if isinstance(mixer, Mamba2Spec)],
         "a_override": [mixer.a_override for mixer in mixers if isinstance(mixer, Mamba2Spec | Mamba3Spec)],
         "tie_word_embeddings": [spec.tie_word_embeddings],

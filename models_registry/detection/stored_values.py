@@ -23,7 +23,10 @@ def read_values(directory: Path, info: TensorInfo) -> tuple[float, ...]:
     count = math.prod(info.shape)
     if count > MAX_VALUES:
         raise CorruptCheckpoint(f"{info.file}: {count} values where at most {MAX_VALUES} make sense.", param=info.file)
-    descriptor = os.open(directory / info.file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(directory / info.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{info.file} can't be opened: {error.strerror}.", param=info.file) from None
     try:
         data = os.pread(descriptor, size, info.begin)
     finally:

@@ -16,7 +16,9 @@ from inference.modelling.config import CheckpointConfig, Confidence, Facts
 from inference.modelling.spec import ModelSpec
 from inference.tokenisation.spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import CheckpointDirectory
+from models_registry.detection.json_file import read_bytes
 from models_registry.detection.tokenizer_files import (
+    MAX_TOKENIZER_BYTES,
     TokenizerFiles,
     find_chat_template,
     read_tokenizer_files,
@@ -181,8 +183,7 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
 
 
 def _is_rank_file(path: Path) -> bool:
-    with path.open("rb") as file:
-        line = file.readline(512).split()
+    line = read_bytes(path, MAX_TOKENIZER_BYTES).partition(b"\n")[0][:512].split()
     return len(line) == 2 and line[1].isdigit() and line[0].isascii()
 
 

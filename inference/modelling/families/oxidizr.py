@@ -566,20 +566,20 @@ class _Reader:
     def _top_k(self, experts: int) -> int:
         stated = self.config.optional_integer("experts_per_tok", "num_experts_per_tok", "moe.experts_per_tok", low=0)
         if stated is not None and 1 <= stated <= experts:
-            found = self.facts.add("top_k", stated, "config.json (experts_per_tok)", self.trust)
+            found = self.facts.add("moe.top_k", stated, "config.json (experts_per_tok)", self.trust)
         else:
             default = min(DEFAULT_TOP_K, experts)
             evidence = "no tensor shows it; default"
             if stated is not None:
                 evidence = f"config.json says {stated} of {experts} experts, which can't be; default"
-            found = self.facts.add("top_k", default, evidence, Confidence.LOW)
-            if "top_k" not in self.facts.overrides:
+            found = self.facts.add("moe.top_k", default, evidence, Confidence.LOW)
+            if "moe.top_k" not in self.facts.overrides:
                 self.facts.warn(
-                    f"top_k {default} is a default ({evidence}); models trained with another value need it set."
+                    f"top_k {default} is a default ({evidence}); set moe.top_k if the model was trained otherwise."
                 )
         found = int(found)
         if not 1 <= found <= experts:
-            raise InvalidRequest(f"top_k can't be {found}; there are {experts} experts.", param="top_k")
+            raise InvalidRequest(f"moe.top_k can't be {found}; there are {experts} experts.", param="moe.top_k")
         return found
 
     # --- helpers ---

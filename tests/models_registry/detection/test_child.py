@@ -27,7 +27,7 @@ def test_the_answer_is_the_same(hybrid: Path) -> None:
 def test_errors_keep_their_class_and_fields(hybrid: Path) -> None:
     with pytest.raises(InvalidRequest, match="3 experts") as caught:
         inspect_in_child(hybrid, {"top_k": 7})
-    assert caught.value.param == "top_k"
+    assert caught.value.param == "moe.top_k"
     (hybrid / "model.safetensors").write_bytes(b"\x80\x04.")
     with pytest.raises(UnsupportedFormat, match="pickle"):
         inspect_in_child(hybrid)

@@ -136,6 +136,9 @@ def test_gguf_is_refused_as_not_served_yet(tmp_path: Path) -> None:
 def test_a_missing_path_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="does not exist; expected a directory"):
         resolve(tmp_path / "absent")
+    for name in ("x" * 5000, "nul\0", "a/b/c"):
+        with pytest.raises(CorruptCheckpoint):
+            resolve(tmp_path / name)
     with pytest.raises(UnsupportedFormat, match=r"looked for model\.safetensors"):
         resolve(touch(tmp_path / "m", "README.md"))
     (tmp_path / "m" / "model.safetensors").symlink_to(tmp_path / "gone")

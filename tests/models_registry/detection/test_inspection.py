@@ -315,7 +315,7 @@ def test_overrides_reach_the_spec(hybrid: Path) -> None:
     assert spec.layers[0].token_mixer.a_override == "-(1..H)"  # type: ignore[union-attr]
     assert spec.layers[0].token_mixer.num_groups == 2  # type: ignore[union-attr]
     assert found.tokenizer.name == "llama3"
-    for name in ("top_k", "rope.theta", "norm.eps", "attention.head_dim", "vocabulary", "a_override"):
+    for name in ("moe.top_k", "rope.theta", "norm.eps", "attention.head_dim", "vocabulary", "a_override"):
         assert fact(found, name).confidence is Confidence.OVERRIDE, name
 
 
@@ -324,7 +324,8 @@ def test_overrides_reach_the_spec(hybrid: Path) -> None:
     [
         {"unknown": 1}, {"top_k": 0}, {"top_k": 9}, {"top_k": 1.5}, {"top_k": True}, {"top_k": None}, {"top_k": "2"},
         {"rope_theta": float("nan")}, {"rope_theta": float("inf")}, {"rope_theta": 10**400}, {"norm.eps": -1},
-        {"eps": 1e-3, "norm.eps": 1e-3}, {"max_position_embeddings": 2**40}, {"a_override": "1"}, {"vocabulary": ""},
+        {"eps": 1e-3, "norm.eps": 1e-3}, {"top_k": 1, "moe.top_k": 1},
+        {"max_position_embeddings": 2**40}, {"a_override": "1"}, {"vocabulary": ""},
         {"tie_word_embeddings": 1}, {"tie_word_embeddings": True}, {"attention.num_heads": 3},
     ],
 )  # fmt: skip

@@ -111,12 +111,12 @@ def test_top_k_is_a_doubtful_default_without_config(tmp_path: Path) -> None:
     """nano-start was trained with 1; nothing but config.json shows it."""
     config = EXAMPLES["nano-start"]
     spec, facts = read(shapes_of(config))
-    assert fact(facts, "top_k") == (2, Confidence.LOW)
+    assert fact(facts, "moe.top_k") == (2, Confidence.LOW)
     assert any("top_k" in warning for warning in facts.warnings)
-    assert fact(read(shapes_of(config), config)[1], "top_k") == (1, Confidence.CERTAIN)
-    spec, facts = read(shapes_of(config), overrides={"top_k": 1})
+    assert fact(read(shapes_of(config), config)[1], "moe.top_k") == (1, Confidence.CERTAIN)
+    spec, facts = read(shapes_of(config), overrides={"moe.top_k": 1})
     assert spec.layers[3].channel_mixer.top_k == 1  # type: ignore[union-attr]
-    assert fact(facts, "top_k") == (1, Confidence.OVERRIDE)
+    assert fact(facts, "moe.top_k") == (1, Confidence.OVERRIDE)
     assert not any("top_k" in warning for warning in facts.warnings)
 
 
@@ -328,19 +328,19 @@ def test_a_stale_config_loses_and_is_doubted() -> None:
     text = " ".join(facts.warnings)
     for word in ("hidden_size 32", "vocab_size 100", "num_layers 9", "mamba_layers [1, 2]", "another model"):
         assert word in text
-    assert fact(facts, "top_k") == (2, Confidence.LOW)
+    assert fact(facts, "moe.top_k") == (2, Confidence.LOW)
     clean = read(shapes, config)[1]
     assert not clean.warnings
-    assert fact(clean, "top_k") == (2, Confidence.CERTAIN)
+    assert fact(clean, "moe.top_k") == (2, Confidence.CERTAIN)
 
 
 def test_impossible_top_k_of_a_stale_config() -> None:
     shapes, config = small_hybrid()
     for stated in (0, 9):
         _, facts = read(shapes, config | {"experts_per_tok": stated})
-        assert fact(facts, "top_k") == (2, Confidence.LOW)
+        assert fact(facts, "moe.top_k") == (2, Confidence.LOW)
     with pytest.raises(InvalidRequest, match="3 experts"):
-        read(shapes, config, {"top_k": 4})
+        read(shapes, config, {"moe.top_k": 4})
 
 
 def test_aliases_of_config_keys() -> None:
