@@ -21,9 +21,8 @@ from tests.inference.api.scripted_worker import ScriptedWorker, say
 # "table is locked" without waiting, a file waits its turn as in production. Set before the first connection is made.
 if django_settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     _directory = tempfile.TemporaryDirectory(prefix="blazr-test-db-")
-    django_settings.DATABASES["default"].setdefault("TEST", {}).setdefault(
-        "NAME", str(Path(_directory.name) / "test.sqlite3")
-    )
+    _test_options = django_settings.DATABASES["default"].setdefault("TEST", {})
+    _test_options["NAME"] = _test_options.get("NAME") or str(Path(_directory.name) / "test.sqlite3")
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"

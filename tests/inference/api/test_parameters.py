@@ -125,8 +125,7 @@ def test_stream_options_that_are_not_honoured(options):
 
 @pytest.mark.parametrize(
     "prompt",
-    [1, 1.5, True, {}, [], [[]], [1, "x"], ["x", 1], [[1], "x"], [["x"]], [[1.5]], [True], [-1], [2**31], [[1], [-1]]]
-    + [["x"] * 1025],
+    [1, 1.5, True, {}, [], [[]], [1, "x"], ["x", 1], [[1], "x"], [["x"]], [[1.5]], [True], [-1], [2**31], ["x"] * 1025],
 )
 def test_prompts_of_the_wrong_kind(prompt):
     refused("completion", {**COMPLETION, "prompt": prompt}, "prompt")
