@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -383,6 +383,18 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
         max_model_len=length,
         block_size=options.block_size,
     )
+
+
+def with_fixed_states(spec: ModelSpec, options: LLMOptions) -> LLMOptions:
+    """The options with context and states' memory as they come out now.
+
+    Free memory changes between the plan of a load and the load; with these options both agree.
+
+    Raises:
+        OutOfCacheBlocks: As ``plan_states``.
+    """
+    plan = plan_states(spec, options)
+    return replace(options, max_model_len=plan.max_model_len, cache_bytes=max(plan.total_bytes, 1))
 
 
 def needed_bytes(spec: ModelSpec, options: LLMOptions) -> int:

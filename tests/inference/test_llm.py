@@ -27,7 +27,7 @@ from inference.errors import (
     PromptTooLong,
     UnsupportedFeature,
 )
-from inference.llm import LLM, LLMOptions, choose_dtype, needed_bytes, plan_states
+from inference.llm import LLM, LLMOptions, choose_dtype, needed_bytes, plan_states, with_fixed_states
 from inference.messages import GenerationEvent
 from inference.modelling.registry import family_builder
 from inference.modelling.spec import ModelSpec
@@ -635,6 +635,16 @@ def test_states_are_planned_within_their_memory(checkpoint: Checkpoint) -> None:
     full = plan_states(spec, LLMOptions(max_num_seqs=3))
     assert full.max_model_len == 256
     assert full.max_cached_tokens == 3 * 256
+
+
+def test_fixed_states_do_not_follow_free_memory(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    import inference.llm as module
+
+    monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1_000_000)
+    options = with_fixed_states(checkpoint.spec, LLMOptions())
+    planned = needed_bytes(checkpoint.spec, options)
+    monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1 << 40)
+    assert needed_bytes(checkpoint.spec, options) == planned < needed_bytes(checkpoint.spec, LLMOptions())
 
 
 def test_dtype_of_small_models_is_float32(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
