@@ -82,13 +82,25 @@ class EnginePeer:
         )
         self.vocab_size = inspection.spec.vocab_size
         self.events: list[tuple[float, dict[str, Any]]] = []
-        self.loop = EngineLoop(self.llm, self._on_events)
+        self.loop: EngineLoop[Any, Any] = EngineLoop(
+            self.llm, self._on_events, on_refused=self._on_refused, on_dead=self._on_dead
+        )
         self.loop.start()
         self.serial = 0
         self.pending: set[str] = set()
         import threading
 
         self.idle = threading.Condition()
+
+    def _on_refused(self, item: Any, error: Exception) -> None:
+        self._on_dead(error)
+
+    def _on_dead(self, error: Exception) -> None:
+        """A benchmark that can't go on ends at once instead of waiting."""
+        import os
+
+        sys.stderr.write(f"{error}\n")
+        os._exit(1)
 
     def _on_events(self, events: list[Any]) -> None:
         now = time.perf_counter()

@@ -22,6 +22,7 @@ from inference.engine.config import EngineConfig, StatePlan, plan_state_budget
 from inference.engine.engine import Engine
 from inference.engine.request import EngineOutput
 from inference.errors import BlazrError, Conflict, GenerationFailed, InvalidRequest, ModelLoadFailed
+from inference.host_memory import keep_freed_memory
 from inference.messages import GenerateMessage, GenerationEvent, PromptMessage
 from inference.modelling.spec import DTYPE_BYTES, Dtype, ModelSpec
 from inference.modelling.weights.loader import load_network
@@ -140,6 +141,8 @@ class LLM:
         """
         options = options or LLMOptions()
         _check_device(options)
+        if options.device_kind == "cpu":
+            keep_freed_memory()
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         dtype = choose_dtype(spec, options)
