@@ -25,7 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     from inference.tokenisation.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary_spec(arguments.vocab))
-    sys.stdout.write(tokenizer.decode(_parse_ids(arguments.ids), skip_special_tokens=False) + "\n")
+    ids = _parse_ids(arguments.ids)
+    tokenizer.check_token_ids(ids)
+    sys.stdout.write(tokenizer.decode(ids, skip_special_tokens=False) + "\n")
     return 0
 
 

@@ -1,0 +1,57 @@
+"""``blazr ps``: the models in memory, as the running workers tell it."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
+from inference.units import format_bytes
+
+HELP = "show the models that are in memory"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_data_dir_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one row per model that is resident or loading."""
+    set_up_django(arguments)
+    from inference.broker import worker_states_sync
+    from inference.errors import Unavailable
+    from models_registry.selectors import checkpoint_list
+
+    console = Console()
+    try:
+        workers = worker_states_sync()
+    except Unavailable:
+        console.print("No server is running on this data directory. Try: blazr serve")
+        return 1
+    names = {str(row.id): row.served_model_name for row in checkpoint_list()}
+    table = Table(box=None)
+    for heading in ("name", "state", "memory", "running", "waiting", "tokens/s", "worker", "device"):
+        table.add_column(heading)
+    for worker in workers.values():
+        for model in worker.models:
+            state = model.status if model.status == "ready" else f"{model.status} {model.progress:.0%}"
+            cells = (
+                names.get(model.checkpoint_id, model.checkpoint_id),
+                state,
+                format_bytes(model.memory_bytes),
+                model.num_running,
+                model.num_waiting,
+                f"{model.tokens_per_s:.1f}",
+                worker.worker_id,
+                worker.device,
+            )
+            table.add_row(*(Text(str(cell)) for cell in cells))
+    if not table.row_count:
+        console.print(f"No model is in memory ({len(workers)} worker{'s' if len(workers) != 1 else ''} running).")
+        return 0
+    console.print(table)
+    return 0
