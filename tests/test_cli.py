@@ -1,0 +1,181 @@
+"""The command line as a person uses it: a process of its own, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inference.demo.paths import PREBUILT_DIRECTORY
+
+BLAZR = str(Path(sys.executable).with_name("blazr"))
+
+
+def blazr(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    values = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "HF_HUB_OFFLINE": "1", **environment}
+    return subprocess.run([BLAZR, *arguments], capture_output=True, text=True, timeout=120, env=values, check=False)
+
+
+def test_generate_streams_the_continuation_and_reports_the_rate() -> None:
+    done = blazr("generate", "--model", "demo", "--prompt", "The statement", "--max-tokens", "12", "--seed", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The statement")
+    assert len(done.stdout) > len("The statement") + 12
+    assert "12 generated" in done.stderr
+
+
+def test_generate_with_a_seed_repeats_itself() -> None:
+    runs = [blazr("generate", "--model", "demo", "--prompt", "A", "--max-tokens", "8", "--seed", "5") for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--temperature", "3", "temperature is 3.0, it must be from 0 to 2"),
+        ("--top-p", "nan", "top_p is nan"),
+        ("--max-tokens", "99999", "max_model_len 1,024"),
+        ("--vocab", "klingon", "klingon"),
+        ("--override", "nonsense=1", "nonsense"),
+    ],
+)
+def test_generate_refuses_bad_values_in_one_line(option: str, value: str, words: str) -> None:
+    done = blazr("generate", "--model", "demo", "--prompt", "x", option, value)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "generate"])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("missing", "neither an existing path nor a HuggingFace id"),
+        ("empty", "no weights"),
+        ("truncated", "model.safetensors"),
+        ("pickle", "pickle"),
+        ("huge header", "header"),
+        ("unknown names", "mystery"),
+        ("wrong shape", "norm.weight"),
+    ],
+)
+def test_broken_checkpoints_are_one_line_and_exit_code_2(command: str, fault: str, words: str, tmp_path: Path) -> None:
+    directory = tmp_path / "broken"
+    if fault != "missing":
+        directory.mkdir()
+        make_broken(fault, directory)
+    arguments = ["--prompt", "x"] if command == "generate" else []
+    done = blazr(command, "--model", str(directory), *arguments)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def make_broken(fault: str, directory: Path) -> None:
+    weights = directory / "model.safetensors"
+    good = (PREBUILT_DIRECTORY / "model.safetensors").read_bytes()
+    if fault == "truncated":
+        weights.write_bytes(good[:-1000])
+    elif fault == "pickle":
+        weights.write_bytes(b"\x80\x04\x95" + bytes(100))
+    elif fault == "huge header":
+        weights.write_bytes((1 << 63).to_bytes(8, "little") + b"{}")
+    elif fault in ("unknown names", "wrong shape"):
+        size = int.from_bytes(good[:8], "little")
+        header = json.loads(good[8 : 8 + size])
+        if fault == "unknown names":
+            header = {f"mystery.{number}": value for number, value in enumerate(header.values())}
+        else:
+            shutil.copy(PREBUILT_DIRECTORY / "config.json", directory)
+            header["norm.weight"]["shape"] = [header["norm.weight"]["shape"][0] // 2, 2]
+        text = json.dumps(header).encode()
+        weights.write_bytes(len(text).to_bytes(8, "little") + text + good[8 + size :])
+
+
+def test_info_json_has_layers_facts_and_state_sizes() -> None:
+    done = blazr("info", "--model", "demo", "--json")
+    described = json.loads(done.stdout)
+    assert [layer["kind"] for layer in described["layers"]] == [
+        "mamba2", "mamba2", "mla+moe", "mamba2", "attention+mlp", "mamba2",
+    ]  # fmt: skip
+    assert described["state_bytes_per_token"] > 0
+    assert described["state_bytes_per_sequence"] > 0
+    assert all({"name", "value", "evidence", "confidence"} <= fact.keys() for fact in described["facts"])
+
+
+def test_info_prints_tables() -> None:
+    done = blazr("info", "--model", "demo")
+    assert done.returncode == 0
+    for word in ("mla+moe", "1,024 tokens", "top_k", "certain"):
+        assert word in done.stdout
+
+
+def test_info_takes_a_bare_file() -> None:
+    done = blazr("info", "--model", str(PREBUILT_DIRECTORY / "model.safetensors"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model_type"] == "oxidizr"
+
+
+def test_decode_knows_the_vocabularies() -> None:
+    assert blazr("decode", "--ids", "9906,1917", "--vocab", "llama3").stdout == "Hello world\n"
+    assert blazr("decode", "--ids", "9906, 1917", "--vocab", "cl100k_base").stdout == "Hello world\n"
+
+
+def test_decode_reads_a_custom_tiktoken_file(tmp_path: Path) -> None:
+    ranks = [bytes([value]) for value in range(256)] + [b"ab"]
+    path = tmp_path / "tiny.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(ranks)))
+    assert blazr("decode", "--ids", "256,33", "--vocab", str(path)).stdout == "ab!\n"
+
+
+@pytest.mark.parametrize(
+    ("ids", "vocabulary", "words"),
+    [
+        ("x", "llama3", "'x'"),
+        ("", "llama3", "empty"),
+        ("1", "klingon", "klingon"),
+        ("200000000", "llama3", "200000000"),
+    ],
+)
+def test_decode_refuses_in_one_line(ids: str, vocabulary: str, words: str) -> None:
+    done = blazr("decode", "--ids", ids, "--vocab", vocabulary)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_hub_id_offline_says_so_in_one_line(tmp_path: Path) -> None:
+    done = blazr("info", "--model", "owner/name", HF_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert "owner/name" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_list_and_ps_without_a_server(tmp_path: Path) -> None:
+    listed = blazr("list", "--data-dir", str(tmp_path / "data"))
+    assert listed.returncode == 0, listed.stderr
+    assert "No checkpoints yet" in listed.stdout
+    running = blazr("ps", "--data-dir", str(tmp_path / "data"))
+    assert running.returncode == 1
+    assert "No server is running" in running.stdout
+
+
+def test_demo_trains_a_checkpoint_that_generates(tmp_path: Path) -> None:
+    trained = blazr("demo", "--output", str(tmp_path / "demo"), "--steps", "2")
+    assert trained.returncode == 0, trained.stderr
+    assert "bits per character" in trained.stderr
+    done = blazr("generate", "--model", str(tmp_path / "demo"), "--prompt", "The", "--max-tokens", "3")
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_is_instant_and_names_every_command() -> None:
+    done = blazr("--help")
+    for command in ("serve", "generate", "info", "decode", "pull", "list", "ps", "demo"):
+        assert command in done.stdout
