@@ -10,7 +10,16 @@ from django.db import transaction
 from django.utils import timezone
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from inference import jobs
 from inference.api.serializers import plan_from_body
@@ -52,6 +61,10 @@ class Jobs(RuleBasedStateMachine):
         self.finishes: dict[int, int] = {}
         self.fences: dict[int, int] = {}
 
+    @initialize()
+    def begin(self):
+        self.submit(2, None)
+
     @rule(number=st.integers(1, 3), key=st.sampled_from([None, None, "a", "b"]))
     def submit(self, number, key):
         plan = plan_from_body("completion", {"model": "tiny", "prompt": f"p{key}"})
@@ -66,7 +79,7 @@ class Jobs(RuleBasedStateMachine):
     def claim(self, owner, suspects):
         found = jobs.jobs_claim(owner=owner, limit=1, suspects=suspects)
         if not found:
-            return None
+            return multiple()
         (job,) = found
         assert job.fence > self.fences.get(job.key, 0)
         self.fences[job.key] = job.fence
@@ -76,8 +89,6 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(claim=claims, num=st.integers(1, 3))
     def append(self, claim, num):
-        if claim is None:
-            return
         tokens = list(range(self.next_token, self.next_token + num))
         self.next_token += num
         event = {"request_id": "r", "attempt": 0, "index": 0, "type": "delta", "text": "", "token_ids": tokens}
@@ -91,8 +102,6 @@ class Jobs(RuleBasedStateMachine):
     @rule(claim=claims, num=st.integers(0, 3))
     def append_and_crash(self, claim, num):
         """The worker dies inside the transaction: nothing of it may stay."""
-        if claim is None:
-            return
         job = claim.job
         event = {"request_id": "r", "attempt": 0, "index": 0, "type": "delta", "text": "", "token_ids": [-1]}
         with pytest.raises(KeyboardInterrupt), transaction.atomic():
@@ -101,16 +110,12 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(claim=claims)
     def heartbeat(self, claim):
-        if claim is None:
-            return
         held = {(claim.job.key, claim.job.fence)}
         beat = jobs.jobs_heartbeat(owner=claim.owner, held=held)
         assert (beat.held == held) == self.is_ours(claim)
 
     @rule(claim=claims, state=st.sampled_from(TERMINAL_JOB_STATES))
     def finish(self, claim, state):
-        if claim is None:
-            return
         job, is_ours = claim.job, self.is_ours(claim)
         finished = jobs.job_finish(
             key=job.key,
@@ -125,14 +130,18 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(claim=claims, counts=st.booleans())
     def release(self, claim, counts):
-        if claim is None:
-            return
         key, fence, is_ours = claim.job.key, claim.job.fence, self.is_ours(claim)
         assert jobs.job_release(key=key, fence=fence, error=QueueFull("full"), counts=counts) == is_ours
 
     @rule(claim=consumes(claims))
     def forget(self, claim):
         """The worker is gone for good."""
+
+    @rule(target=claims, owner=WORKERS, suspects=st.booleans())
+    def a_worker_pauses_and_another_takes_over(self, owner, suspects):
+        self.time_passes()
+        jobs.jobs_sweep()
+        return self.claim(owner, suspects)
 
     @rule()
     def time_passes(self):
