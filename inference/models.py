@@ -32,10 +32,12 @@ class ApiKey(models.Model):
 
 
 class UsageRecord(models.Model):
-    """What one request used; written in bulk, after the request."""
+    """What one request used; written in bulk, after the request.
+
+    ``tenant`` names the key without a foreign key: one deleted row must not hold up the others' records.
+    """
 
     request_id = models.CharField(max_length=64, unique=True)
-    api_key = models.ForeignKey(ApiKey, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     tenant = models.CharField(max_length=64)
     endpoint = models.CharField(max_length=16)
     model = models.CharField(max_length=128)

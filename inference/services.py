@@ -320,7 +320,6 @@ class Generation:
             Usage(
                 request_id=self.request_id,
                 tenant=self.principal.tenant,
-                key_id=self.principal.key_id,
                 endpoint=endpoint,
                 model=name,
                 outcome=outcome,

@@ -28,7 +28,6 @@ class Usage:
 
     request_id: str
     tenant: str
-    key_id: int | None
     endpoint: str
     model: str
     outcome: str
@@ -78,7 +77,6 @@ class UsageWriter:
             rows = [
                 UsageRecord(
                     request_id=item.request_id,
-                    api_key_id=item.key_id,
                     tenant=item.tenant,
                     endpoint=item.endpoint,
                     model=item.model,
