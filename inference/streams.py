@@ -202,6 +202,7 @@ class StreamHub:
         self._worker_seen_at = time.monotonic()
         self._started: asyncio.Future[None] | None = None
         self._client: aioredis.Redis | None = None
+        self._closing = False
 
     # --- life
 
@@ -225,17 +226,20 @@ class StreamHub:
         """Stop; the stream and the heartbeat are deleted, open requests end with an error."""
         for subscription in list(self._subscriptions.values()):
             subscription.fail(Unavailable("The server is stopping; send the request again.", retry_after_s=5))
+        self._closing = True
         tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks:
+            # More than once: a cancellation that meets a finished read can get lost in the libraries.
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=0.5)
         if self._client is not None:
             with contextlib.suppress(RedisError, OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(
                     self._client.delete(redis_keys.web(self.web_id), redis_keys.out(self.web_id)), timeout=1
                 )
             await self._client.aclose()
-        self._client, self._started = None, None
+        self._client, self._started, self._closing = None, None, False
 
     @property
     def num_streams(self) -> int:
@@ -286,7 +290,7 @@ class StreamHub:
         assert self._client is not None
         key = redis_keys.out(self.web_id)
         pause_s = 0.05
-        while True:
+        while not self._closing:
             try:
                 answer: Any = await self._client.xread({key: self._last_id}, count=512, block=READ_BLOCK_MS)
                 pause_s = 0.05
@@ -335,9 +339,10 @@ class StreamHub:
     async def _beat(self) -> None:
         assert self._client is not None
         assert self._started is not None
-        while True:
+        while not self._closing:
             try:
-                await asyncio.wait_for(self._beat_once(), timeout=HEARTBEAT_INTERVAL_S)
+                async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
+                    await self._beat_once()
             except Exception as error:  # as above
                 logger.warning("the heartbeat failed (%r)", error)
                 self._worker_seen_at = time.monotonic()  # unknown is not gone

@@ -1,0 +1,109 @@
+"""The broker: Celery's own message form, admission, loads, and a Redis that is away."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+
+import pytest
+import redis
+
+from inference import broker, redis_keys, streams
+from inference.errors import QueueFull, Unavailable
+from inference.streams import StreamHub
+from tests.inference.worker.fakes import message
+
+
+@pytest.fixture
+def client(redis_urls_in_settings):
+    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+async def hub(redis_urls_in_settings):
+    found = StreamHub(redis_urls_in_settings.client)
+    streams.set_hub(found)
+    yield found
+    await found.close()
+    streams.set_hub(None)
+
+
+def test_envelope_is_what_kombu_writes(redis_urls_in_settings, client):
+    """Compared member by member with a message that Celery published itself."""
+    from blazr_site.celery import app
+    from inference.tasks import generate
+
+    item = message("r1", text="é \u2028")
+    with app.connection_for_write(url=redis_urls_in_settings.celery) as connection:
+        generate.apply_async(args=[item], task_id="r1", queue="m.a", connection=connection, ignore_result=True)
+    theirs = json.loads(client.lpop("m.a"))
+    ours = json.loads(broker.task_envelope(redis_keys.GENERATE_TASK, (item,), task_id="r1", queue="m.a"))
+    assert json.loads(base64.b64decode(ours.pop("body"))) == json.loads(base64.b64decode(theirs.pop("body")))
+    for envelope in (ours, theirs):
+        assert envelope["properties"].pop("delivery_tag")
+        envelope["properties"].pop("reply_to")
+        # The prompt must not show up in the headers; Celery's own copy has it there.
+        for name in ("argsrepr", "kwargsrepr"):
+            envelope["headers"].pop(name)
+        # None of the two is read by the worker.
+        envelope["headers"].pop("origin")
+    assert ours == theirs
+
+
+def test_prompts_do_not_show_in_headers():
+    envelope = json.loads(broker.task_envelope("t", ("canary-prompt",), task_id="x", queue="q"))
+    assert "canary-prompt" not in json.dumps(envelope["headers"])
+
+
+async def test_publish_queues_and_asks_for_the_model_once(hub, client):
+    subscription = hub.register("r1")
+    await broker.publish_generation(message("r1"))
+    await broker.publish_generation(message("r2"))
+    assert (subscription.checkpoint_id, client.llen("m.a"), client.llen("default")) == ("a", 2, 1)
+    assert client.zcard(redis_keys.flight("a")) == 2
+
+
+async def test_publish_does_not_ask_for_a_model_that_is_held(hub, client):
+    client.zadd(redis_keys.holders("a"), {"w": time.time() + 10})
+    await broker.publish_generation(message("r1"))
+    assert client.llen("default") == 0
+    client.zadd(redis_keys.holders("a"), {"w": time.time() - 1})
+    await broker.publish_generation(message("r2"))
+    assert client.llen("default") == 1
+
+
+async def test_admission_is_exact_and_forgets_expired_requests(hub, client, settings):
+    settings.BLAZR_MAX_IN_FLIGHT = 3
+    client.zadd(redis_keys.flight("a"), {"old": time.time() - 1})
+    for number in range(3):
+        await broker.publish_generation(message(f"r{number}"))
+    with pytest.raises(QueueFull, match=r"3 requests .* the limit is 3") as caught:
+        await broker.publish_generation(message("r3"))
+    assert caught.value.retry_after_s
+    assert client.llen("m.a") == 3
+    client.zrem(redis_keys.flight("a"), "r0")
+    await broker.publish_generation(message("r4"))
+
+
+async def test_redis_that_is_away_is_unavailable_within_its_time(settings, tmp_path):
+    settings.BLAZR_REDIS_URL = f"unix://{tmp_path}/none.sock?db=0"
+    settings.BLAZR_REDIS_TIMEOUT_S = 0.5
+    for call in (broker.cancel_generation("r"), broker.request_load("a"), broker.model_states()):
+        started = time.monotonic()
+        with pytest.raises(Unavailable):
+            await call
+        assert time.monotonic() - started < 1.5
+    with pytest.raises(Unavailable):
+        broker.worker_states_sync()
+
+
+async def test_failed_loads_are_told_for_a_while(hub, client):
+    error = {"class": "InvalidRequest", "message": "no."}
+    client.hset(redis_keys.FAILURES, "a", json.dumps({"at": time.time(), "worker": "w", "error": error}))
+    client.hset(redis_keys.FAILURES, "b", json.dumps({"at": time.time() - 10_000, "worker": "w", "error": error}))
+    states = await broker.model_states()
+    assert (states["a"].status, states["a"].error) == ("failed", error)
+    assert "b" not in states
