@@ -47,6 +47,9 @@ CLOSE_NOT_AUTHENTICATED = 4401
 class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     """One connection; each running request is a task of its own."""
 
+    # No such layer: tokens come from the hub, and a connection shouldn't depend on a subscription that nobody uses.
+    channel_layer_alias = "none"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.principal: Principal | None = None

@@ -118,9 +118,9 @@ def test_openai_raises_its_authentication_error(live_url, worker, settings):
     import openai
 
     settings.BLAZR_API_KEY_REQUIRED = True
-    with openai.OpenAI(base_url=f"{live_url}/v1", api_key="wrong", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
+    wrong = openai.OpenAI(base_url=f"{live_url}/v1", api_key="wrong", max_retries=0)
+    with wrong, pytest.raises(openai.AuthenticationError):
+        wrong.models.list()
     _, key = api_key_create(name="ci")
     with openai.OpenAI(base_url=f"{live_url}/v1", api_key=key, max_retries=0) as client:
         assert client.chat.completions.create(**CHAT).choices[0].message.content == "Hello, world"

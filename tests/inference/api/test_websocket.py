@@ -1,0 +1,207 @@
+"""WebSocket /v1/stream with a real client against the live server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from inference.auth import api_key_create
+from inference.errors import GenerationFailed, PromptTooLong
+from tests.inference.api.scripted_worker import Reply
+from tests.inference.api.test_openai_client import endless, wait_for
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+def ws_url(live_url, worker) -> str:
+    return live_url.replace("http://", "ws://") + "/v1/stream"
+
+
+@pytest.fixture
+def socket(ws_url):
+    with connect(ws_url, open_timeout=10) as found:
+        yield found
+
+
+def send(socket: ClientConnection, **frame: Any) -> None:
+    socket.send(orjson.dumps(frame))
+
+
+def receive(socket: ClientConnection) -> dict[str, Any]:
+    return orjson.loads(socket.recv(timeout=10))
+
+
+def receive_until_end(socket: ClientConnection, name: str) -> list[dict[str, Any]]:
+    frames = []
+    while True:
+        frame = receive(socket)
+        if frame["id"] == name:
+            frames.append(frame)
+            if frame["type"] in ("done", "error", "cancelled"):
+                return frames
+
+
+def test_a_chat_comes_in_the_http_stream_s_chunks(socket):
+    send(socket, type="chat", id="a", request={**CHAT, "stream_options": {"include_usage": True}})
+    frames = receive_until_end(socket, "a")
+    assert [frame["type"] for frame in frames] == ["accepted", *["chunk"] * 5, "done"]
+    assert frames[0]["request_id"].startswith("chatcmpl-")
+    assert frames[1]["chunk"]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(frame["chunk"]["choices"][0]["delta"].get("content", "") for frame in frames[2:5])
+    assert text == "Hello, world"
+    assert frames[5]["chunk"]["usage"]["completion_tokens"] == 2
+    assert frames[6]["usage"]["total_tokens"] == 7
+    assert 0 <= frames[6]["ttft_s"] <= frames[6]["duration_s"]
+
+
+def test_several_requests_share_a_connection(socket, worker):
+    def script(reply: Reply):
+        name = reply.message["prompt"]["text"]
+        yield reply.start()
+        for number in range(5):
+            time.sleep(0.01)
+            yield reply.delta(f"{name}{number}", finish_reason="stop" if number == 4 else None)
+        yield reply.done()
+
+    worker.script = script
+    for name in "abc":
+        send(socket, type="completion", id=name, request={"model": "tiny", "prompt": name})
+    texts: dict[str, str] = dict.fromkeys("abc", "")
+    open_ids = set("abc")
+    while open_ids:
+        frame = receive(socket)
+        if frame["type"] == "chunk":
+            texts[frame["id"]] += frame["chunk"]["choices"][0]["text"]
+        elif frame["type"] == "done":
+            open_ids.remove(frame["id"])
+    assert texts == {name: "".join(f"{name}{number}" for number in range(5)) for name in "abc"}
+
+
+def test_cancel_stops_the_worker(socket, worker):
+    worker.script = endless
+    send(socket, type="chat", id="a", request=CHAT)
+    assert receive(socket)["type"] == "accepted"
+    assert receive(socket)["type"] == "chunk"
+    send(socket, type="cancel", id="a")
+    assert receive_until_end(socket, "a")[-1] == {"type": "cancelled", "id": "a"}
+    wait_for(lambda: worker.cancelled == [worker.messages[-1]["request_id"]])
+    send(socket, type="cancel", id="a")  # too late is no error
+    send(socket, type="ping")
+    assert receive(socket) == {"type": "pong"}
+
+
+def test_closing_the_connection_cancels_everything(ws_url, worker):
+    worker.script = endless
+    with connect(ws_url) as socket:
+        for name in "ab":
+            send(socket, type="chat", id=name, request=CHAT)
+        receive(socket)
+        wait_for(lambda: len(worker.messages) == 2)
+    wait_for(lambda: len(worker.cancelled) == 2)
+
+
+@pytest.mark.parametrize(
+    ("frame", "param"),
+    [
+        ({"type": "sing"}, "type"),
+        ({}, "type"),
+        ({"type": "chat", "id": 7}, "id"),
+        ({"type": "chat", "id": "x" * 65}, "id"),
+        ({"type": "chat", "id": "a"}, "request"),
+        ({"type": "chat", "id": "a", "request": [1]}, "request"),
+        ({"type": "chat", "id": "a", "request": {**CHAT, "stream": False}}, "stream"),
+        ({"type": "chat", "id": "a", "request": {**CHAT, "temperature": 9}}, "temperature"),
+        ({"type": "chat", "id": "a", "request": {**CHAT, "frobnicate": 9}}, "frobnicate"),
+        ({"type": "chat", "colour": "red"}, "colour"),
+        ({"type": "cancel"}, "id"),
+    ],
+)
+def test_frames_that_are_wrong(socket, frame, param):
+    socket.send(orjson.dumps(frame))
+    answer = receive(socket)
+    assert (answer["type"], answer["status"], answer["error"]["param"]) == ("error", 400, param)
+    send(socket, type="ping")
+    assert receive(socket) == {"type": "pong"}
+
+
+@pytest.mark.parametrize("raw", ["", "{", "[]", "null", '{"type": NaN}', "[" * 5000])
+def test_frames_that_are_no_json_object(socket, raw):
+    socket.send(raw)
+    answer = receive(socket)
+    assert (answer["type"], answer["id"], answer["status"]) == ("error", None, 400)
+
+
+def test_errors_before_and_within_an_answer(socket, worker):
+    worker.script = lambda reply: iter([reply.error(PromptTooLong("too long", param="messages"))])
+    send(socket, type="chat", id="a", request=CHAT)
+    (frame,) = receive_until_end(socket, "a")
+    assert (frame["status"], frame["error"]["code"]) == (400, "context_length_exceeded")
+
+    def script(reply: Reply):
+        yield reply.start()
+        yield reply.delta("Hel")
+        yield reply.error(GenerationFailed("broken"))
+
+    worker.script = script
+    send(socket, type="chat", id="a", request=CHAT)  # the id is free again
+    frames = receive_until_end(socket, "a")
+    assert [frame["type"] for frame in frames] == ["accepted", "chunk", "chunk", "error"]
+    assert frames[-1]["status"] == 500
+    send(socket, type="chat", id="a", request={**CHAT, "model": "missing"})
+    assert receive(socket)["status"] == 404
+
+
+def test_an_id_that_runs_is_taken(socket, worker):
+    worker.script = endless
+    send(socket, type="chat", id="a", request=CHAT)
+    receive(socket)
+    send(socket, type="chat", id="a", request=CHAT)
+    while True:
+        frame = receive(socket)
+        if frame["type"] == "error":
+            break
+    assert frame["error"]["param"] == "id"
+    assert len(worker.messages) == 1
+
+
+def test_callers_without_a_key_are_closed_when_one_is_needed(ws_url, settings):
+    settings.BLAZR_API_KEY_REQUIRED = True
+    with connect(ws_url) as socket:
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=10)
+        assert socket.close_code == 4401
+    _, key = api_key_create(name="ci")
+    with connect(ws_url, additional_headers={"Authorization": f"Bearer {key}"}) as socket:
+        send(socket, type="chat", id="a", request=CHAT)
+        assert receive_until_end(socket, "a")[-1]["type"] == "done"
+
+
+def test_a_staff_session_will_do(ws_url, settings, admin_user, django_user_model):
+    from django.test import Client
+
+    settings.BLAZR_API_KEY_REQUIRED = True
+
+    def cookie(user: Any) -> dict[str, str]:
+        browser = Client()
+        browser.force_login(user)
+        return {"Cookie": "; ".join(f"{name}={morsel.value}" for name, morsel in browser.cookies.items())}
+
+    with connect(ws_url, additional_headers=cookie(admin_user)) as socket:
+        send(socket, type="chat", id="a", request=CHAT)
+        assert receive_until_end(socket, "a")[-1]["type"] == "done"
+    visitor = django_user_model.objects.create_user("visitor")
+    with connect(ws_url, additional_headers=cookie(visitor)) as socket, pytest.raises(ConnectionClosed):
+        socket.recv(timeout=10)
+
+
+def test_pages_of_other_sites_are_closed(ws_url):
+    with connect(ws_url, origin="http://evil.example") as socket:
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=10)
+        assert socket.close_code == 4401
