@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from channels.security.websocket import WebsocketDenier
 from django.conf import settings
 from django.http.request import split_domain_port, validate_host
 
@@ -33,15 +32,16 @@ class SameOrigin:
         host = headers.get(b"host", b"").decode("latin1")
         origin = headers.get(b"origin")
         if not validate_host(split_domain_port(host)[0], settings.ALLOWED_HOSTS):
-            return await self._deny(scope, receive, send)
+            return await self._deny(receive, send)
         if origin is None:
             scope = {**scope, "headers": [item for item in scope["headers"] if item[0] != b"cookie"]}
         elif not _is_ours(origin.decode("latin1"), host):
-            return await self._deny(scope, receive, send)
+            return await self._deny(receive, send)
         return await self._app(scope, receive, send)
 
-    async def _deny(self, scope: Scope, receive: Any, send: Any) -> None:
-        await WebsocketDenier()(scope, receive, send)
+    async def _deny(self, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.close"})  # before the handshake: the client gets a 403
 
 
 def _is_ours(origin: str, host: str) -> bool:

@@ -1,0 +1,153 @@
+"""One real server for the session: supervisor, Redis, worker, beat and web, with the demo model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from blazr_site.settings.redis import runtime_dir
+from inference import redis_keys
+from inference.states import ModelState, WorkerState, merge_models
+
+ROOT = Path(__file__).resolve().parents[2]
+READY = re.compile(r"ready after ([\d.]+) s")
+
+
+def wait_until(check: Callable[[], Any], timeout_s: float = 30, what: str = "it") -> Any:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = check()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
+        time.sleep(0.02)
+
+
+class LiveServer:
+    """``blazr serve`` in a process of its own."""
+
+    def __init__(self, data_dir: Path, *options: str, **environment: str) -> None:
+        self.data_dir = data_dir
+        self.log_path = data_dir.with_suffix(".log")
+        variables = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "DJANGO_"))}
+        variables |= {"OMP_NUM_THREADS": "1", "BLAZR_DRAIN_GRACE_S": "15", **environment}
+        self.started_at = time.monotonic()
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "blazr_site.cli", "serve", "--port", "0", "--data-dir", str(data_dir), *options],
+                cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.redis_url = f"unix://{runtime_dir(data_dir)}/redis.sock?db=0"
+        self.url = ""
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log()
+            return "Ctrl-C" in self.log()
+
+        wait_until(ready, timeout_s, f"the start:\n{self.log()}\nwhich")
+        self.url = re.search(r"curl -N (http://[^/]+)/", self.log())[1]
+        self.client = redis.Redis.from_url(self.redis_url, protocol=2)
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def pid_of(self, word: str) -> int:
+        """The supervised process whose command line has this word."""
+        found = [pid for pid in self._children() if word in _command(pid)]
+        assert len(found) == 1, (word, [_command(pid) for pid in self._children()])
+        return found[0]
+
+    def _children(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in children]
+
+    def workers(self) -> list[WorkerState]:
+        names = self.client.zrange(redis_keys.WORKERS, 0, -1)
+        payloads = [self.client.get(redis_keys.worker(name.decode())) for name in names]
+        return [WorkerState.from_json(payload) for payload in payloads if payload]
+
+    def model(self, name: str = "demo") -> ModelState:
+        checkpoint_id = self.checkpoint_id(name)
+        return merge_models(self.workers()).get(checkpoint_id, ModelState(checkpoint_id))
+
+    def checkpoint_id(self, name: str) -> str:
+        import sqlite3
+
+        with sqlite3.connect(self.data_dir / "db.sqlite3") as database:
+            (found,) = database.execute(
+                "select id from models_registry_checkpoint where served_model_name = ?", (name,)
+            ).fetchone()
+        return f"{found[:8]}-{found[8:12]}-{found[12:16]}-{found[16:20]}-{found[20:]}"
+
+    def manage(self, code: str) -> str:
+        """Run code in a process with this server's settings."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", "shell", "--no-imports", "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "BLAZR_DATA_DIR": str(self.data_dir)},
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def complete(self, **body: Any) -> httpx.Response:
+        body = {"model": "demo", "prompt": "The statement", "max_tokens": 16, "temperature": 0, **body}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+
+    def stream(self, on_token: Callable[[int], None] = lambda number: None, **body: Any) -> tuple[str, list[Any]]:
+        """Text and chunks of a streamed completion; ``on_token`` sees each chunk's number."""
+        import json
+
+        body = {"model": "demo", "prompt": "The statement", "temperature": 0, "stream": True, **body}
+        chunks: list[Any] = []
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if line == "data: [DONE]":
+                    break
+                chunks.append(json.loads(line[6:]))
+                on_token(len(chunks))
+        text = "".join(choice["text"] for chunk in chunks for choice in chunk.get("choices", ()))
+        return text, chunks
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 40) -> int:
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    found = LiveServer(tmp_path_factory.mktemp("live") / "data", "--cpu")
+    try:
+        found.wait_ready()
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.stop()
