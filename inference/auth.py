@@ -184,7 +184,9 @@ async def principal_from_headers(authorization: str | None) -> Principal | None:
         return LOCAL
     if not authorization:
         return None
-    raise NotAuthenticated("The API key is wrong, expired or revoked; make one with `blazr key create`.")
+    raise NotAuthenticated(
+        "The API key is wrong, expired or revoked; make one on the admin pages or with manage.py api_key create."
+    )
 
 
 async def principal_authenticate(request: HttpRequest, *, session_allowed: bool = False) -> Principal:
@@ -258,7 +260,7 @@ async def _check_csrf(request: HttpRequest) -> None:
     from rest_framework.authentication import CSRFCheck
 
     def reason() -> Any:
-        check = CSRFCheck(lambda _: None)  # type: ignore[arg-type,return-value]
+        check = CSRFCheck(lambda _: None)  # type: ignore[arg-type]
         check.process_request(request)
         return check.process_view(request, lambda: None, (), {})  # type: ignore[arg-type,return-value]
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -182,7 +182,7 @@ class Generation:
 
     # --- following -----------------------------------------------------------------------------
 
-    async def events(self, *, idle_s: float | None = None) -> AsyncIterator[tuple[int, list[GenerationEvent]]]:
+    async def events(self, *, idle_s: float | None = None) -> AsyncGenerator[tuple[int, list[GenerationEvent]], None]:
         """(prompt number, its next events), until every prompt is done; then the generation is closed.
 
         Args:

@@ -68,7 +68,7 @@ def as_blazr_error(error: BaseException) -> BlazrError:
     if isinstance(error, Http404 | exceptions.NotFound):
         return NotFound("There is nothing here.")
     if isinstance(error, exceptions.Throttled):
-        return Unavailable(str(error.detail), retry_after_s=int(error.wait or RETRY_AFTER_S))
+        return Unavailable(str(error.detail), retry_after_s=int(getattr(error, "wait", None) or RETRY_AFTER_S))
     if isinstance(error, RequestDataTooBig):
         return RequestTooLarge("The request body is larger than this server takes.")
     if isinstance(error, DisallowedHost):

@@ -9,7 +9,7 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from drf_spectacular.utils import OpenApiTypes
+from drf_spectacular.types import OpenApiTypes
 
 from inference import metrics
 from inference.api.base import ApiView, json_response

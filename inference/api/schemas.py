@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from drf_spectacular.utils import OpenApiResponse, extend_schema, inline_serializer
 from rest_framework import serializers
+
+
+View = TypeVar("View", bound=Callable[..., Any])
 
 
 def _one_of(*values: str) -> serializers.RegexField:
@@ -165,7 +169,7 @@ class ModelListSerializer(serializers.Serializer[Any]):
     """All served models."""
 
     object = _one_of("list")
-    data = ModelSerializer(many=True)
+    data = ModelSerializer(many=True)  # type: ignore[assignment]
 
 
 class HealthSerializer(serializers.Serializer[Any]):
@@ -224,14 +228,14 @@ class JobSubmittedSerializer(serializers.Serializer[Any]):
     """The stored jobs, in the order of the submission."""
 
     object = _one_of("list")
-    data = JobSerializer(many=True)
+    data = JobSerializer(many=True)  # type: ignore[assignment]
 
 
 class JobListSerializer(serializers.Serializer[Any]):
     """A page of jobs, newest first."""
 
     object = _one_of("list")
-    data = JobSerializer(many=True)
+    data = JobSerializer(many=True)  # type: ignore[assignment]
     has_more = serializers.BooleanField()
     counts = inline_serializer(
         "JobCounts",
@@ -259,9 +263,12 @@ _ERRORS: dict[int, str] = {
 }
 
 
-def documented(*, request: Any = None, answers: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any) -> Any:
+def documented(
+    *, request: Any = None, answers: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any
+) -> Callable[[View], View]:
     """``extend_schema`` with the common errors by number."""
     responses = dict(answers)
     for status in errors:
         responses[status] = OpenApiResponse(ErrorSerializer, description=_ERRORS[status])
-    return extend_schema(request=request, responses=responses, **kwargs)
+    decorator: Callable[[View], View] = extend_schema(request=request, responses=responses, **kwargs)
+    return decorator

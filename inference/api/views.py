@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from drf_spectacular.utils import OpenApiTypes
+from drf_spectacular.types import OpenApiTypes
 
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.schemas import (
