@@ -144,7 +144,7 @@ class Supervisor:
         since = time.time()
         self._start_workers()
         self._beat = self._child(
-            Program("beat", self._celery("beat", "-S", "celery.beat.Scheduler"), self._environ(), 5)
+            Program("beat", self._celery("beat", "-S", "celery.beat.Scheduler", "--pidfile="), self._environ(), 5)
         )
         self._beat.start()
         self._web = self._child(Program("web", self._web_command(), self._environ(), site.drain_grace_s + 5))
