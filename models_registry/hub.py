@@ -128,7 +128,7 @@ def _download(
     cache_dir: Path | None,
 ) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     total, finished, place = sum(sizes[name] for name in files), 0, Path()
     for number, name in enumerate(files):
@@ -186,13 +186,13 @@ def _first_line(error: Exception) -> str:
 
 def _reporting_bar(report: Callable[[int], None]) -> Any:
     """A stand-in for the hub library's progress bar that only counts bytes."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class ReportingBar(tqdm):  # type: ignore[misc]
+    class ReportingBar(tqdm):
         """Silent: nothing reaches the terminal."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
             self._seen = int(kwargs.get("initial") or 0)
             report(self._seen)
 

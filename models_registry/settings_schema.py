@@ -111,11 +111,11 @@ def _checked(setting: Setting, value: Any) -> str | int | float:
                 f"{name} is {str(value)[:60]!r}; it must be one of {', '.join(setting.choices)}.", param=name
             )
         return str(value)
-    wanted: type | tuple[type, ...] = int if setting.kind == "integer" else (int, float)
-    noun = "an integer" if setting.kind == "integer" else "a number"
-    if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
-        raise InvalidRequest(f"{name} is {str(value)[:60]!r}; it must be {noun}.", param=name)
-    number: int | float = value
+    number = value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise InvalidRequest(f"{name} is {str(value)[:60]!r}; it must be a number.", param=name)
+    if setting.kind == "integer" and not isinstance(number, int):
+        raise InvalidRequest(f"{name} is {str(value)[:60]!r}; it must be an integer.", param=name)
     if number != setting.also and not setting.low <= number <= setting.high:
         extra = "" if setting.also is None else f" (or {setting.also:g})"
         raise InvalidRequest(

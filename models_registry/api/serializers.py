@@ -26,8 +26,10 @@ class UploadCreateSerializer(serializers.Serializer[Any]):
     """Declaration of an upload. Without a name it gets one from ``label`` (the folder's name)."""
 
     served_model_name = serializers.CharField(required=False, allow_blank=True, default="", max_length=200)
-    label = serializers.CharField(required=False, allow_blank=True, default="", max_length=1000)
-    files = DeclaredFileSerializer(many=True, max_length=MAX_FILES)
+    label = serializers.CharField(  # type: ignore[assignment]
+        required=False, allow_blank=True, default="", max_length=1000
+    )
+    files = serializers.ListField(child=DeclaredFileSerializer(), max_length=MAX_FILES)
 
 
 class UploadFileSerializer(serializers.ModelSerializer[UploadFile]):

@@ -12,9 +12,8 @@ function sparkline(values) {
   svg.setAttribute("aria-hidden", "true");
   const top = Math.max(1, ...values);
   const points = values.map((value, i) => `${HISTORY - values.length + i},${(19 - (value / top) * 17).toFixed(2)}`);
-  if (points.length < 2) return svg;
-  const line = `M${points.join("L")}`;
-  for (const [className, d] of [["area", `${line}V20H${HISTORY - values.length}Z`], ["", line]]) {
+  const line = `M0,19.5H${HISTORY - values.length}${points.map((point) => `L${point}`).join("")}`;
+  for (const [className, d] of [["area", `${line}V20H0Z`], ["", line]]) {
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
     if (className) path.setAttribute("class", className);
     path.setAttribute("d", d);
@@ -26,6 +25,8 @@ function sparkline(values) {
 function gauge(label, value, ...rest) {
   return h("div.gauge", {}, h("dt", {}, label), h("dd", {}, value), ...rest);
 }
+
+const beside = (...parts) => h("dd.beside", {}, ...parts);
 
 function memoryMeter(used, budget, label) {
   return h("meter", { min: 0, max: Math.max(budget, 1), high: budget * 0.9, value: Math.min(used, budget), "aria-label": label });
@@ -41,17 +42,17 @@ function drawGauges({ checkpoints, workers, jobs }) {
   const budget = sum(workers, (row) => row.memory_budget_bytes);
   const waiting = sum(checkpoints, (row) => row.live.num_waiting + row.live.num_queued);
   $("#gauges").replaceChildren(
-    gauge("Models ready", String(ready), h("dd", {}, h("small", {}, `of ${checkpoints.length} registered`))),
+    gauge("Models ready", String(ready), beside(`of ${checkpoints.length} registered`)),
     gauge(
       "Active requests",
       String(sum(checkpoints, (row) => row.live.num_running)),
-      h("dd", {}, h("small", {}, `${waiting} waiting · ${jobs.queued} jobs queued`)),
+      beside(`${waiting} waiting · ${jobs.queued} jobs queued`),
     ),
-    gauge("Tokens per second", rate < 10 ? rate.toFixed(1) : count(rate), h("dd", {}, sparkline(rates))),
+    gauge("Tokens per second", rate < 10 ? rate.toFixed(1) : count(rate), beside(sparkline(rates))),
     gauge(
       "Model memory",
       bytes(used),
-      budget ? h("dd", {}, memoryMeter(used, budget, "memory in use"), h("small", {}, `of ${bytes(budget)}`)) : null,
+      budget ? beside(memoryMeter(used, budget, "memory in use"), `of ${bytes(budget)}`) : null,
     ),
   );
 }

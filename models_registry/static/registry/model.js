@@ -208,7 +208,7 @@ for (const button of $$("[data-clear]")) {
 
 // --- tensors -----------------------------------------------------------------------------------------
 
-const PAGE = 50;
+const PAGE = 25;
 let offset = 0;
 let asked = 0;
 

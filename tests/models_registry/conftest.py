@@ -1,0 +1,52 @@
+"""A tiny hybrid checkpoint, a staff member, and a clean storage for each test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> Path:
+    """Mamba-2, MLA with MoE, and attention layers at toy size."""
+    shapes, config = small_hybrid()
+    return write_checkpoint(tmp_path / "tiny-hybrid", shapes, config)
+
+
+@pytest.fixture
+def storage_dirs(settings, tmp_path: Path) -> Iterator[Path]:
+    """Upload directories of this test alone."""
+    root = tmp_path / "storage"
+    settings.BLAZR_UPLOADS_DIR = root / "uploads"
+    settings.BLAZR_BLOBS_DIR = root / "blobs"
+    settings.BLAZR_CHECKPOINTS_DIR = root / "checkpoints"
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def staff(db) -> User:
+    return User.objects.create_user("vera", password="rotation-curve", is_staff=True)
+
+
+@pytest.fixture
+def browser(staff: User) -> Client:
+    """A signed-in client that, like a browser, is held to CSRF."""
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(staff)
+    client.get("/models/upload/")
+    client.defaults["HTTP_X_CSRFTOKEN"] = client.cookies["csrftoken"].value
+    return client
+
+
+@pytest.fixture(autouse=True)
+def no_redis(settings) -> None:
+    """The workers can't be asked in these tests; nothing waits for them."""
+    settings.BLAZR_REDIS_URL = "unix:///nonexistent/redis.sock?db=0"

@@ -1,0 +1,133 @@
+"""Pulling from a hub: a small one on loopback, and none at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from inference.errors import CheckpointError, InvalidRequest, NotFound, Unavailable
+from models_registry.hub import PullProgress, hub_pull, is_repo_id, wanted_files
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The three calls that a pull makes of the hub."""
+
+    files: dict[str, bytes]
+    asked: list[str]
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path in ("/api/models/org/tiny", "/api/models/org/tiny/revision/main"):
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
+            return self.answer(json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings}).encode())
+        name = path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
+        if name in self.files:
+            if self.command == "GET":
+                self.asked.append(name)
+            return self.answer(self.files[name])
+        self.send_response(404)
+        code = "RevisionNotFound" if "/revision/" in path and "org/tiny" in path else "RepoNotFound"
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def answer(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+
+@pytest.fixture
+def hub(hybrid: Path) -> Iterator[tuple[str, type[Hub]]]:
+    files = {file.name: file.read_bytes() for file in hybrid.iterdir()}
+    files |= {"pytorch_model.bin": b"no", "README.md": b"no", "onnx/model.safetensors": b"no", "run.py": b"no"}
+    handler = type("TinyHub", (Hub,), {"files": files, "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", handler
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_pull_fetches_what_serving_needs_and_registers(hub, hybrid: Path, tmp_path: Path, db) -> None:
+    endpoint, handler = hub
+    told: list[PullProgress] = []
+    place = hub_pull("org/tiny", None, told.append, endpoint=endpoint, cache_dir=tmp_path / "cache")
+    assert sorted(handler.asked) == ["config.json", "model.safetensors"]
+    assert (place / "model.safetensors").read_bytes() == (hybrid / "model.safetensors").read_bytes()
+    total = sum(file.stat().st_size for file in hybrid.iterdir())
+    assert (told[-1].done_bytes, told[-1].total_bytes, told[-1].done_files) == (total, total, 2)
+    assert [item.done_bytes for item in told] == sorted(item.done_bytes for item in told)
+    from models_registry.services import checkpoint_files_verify, checkpoint_register
+
+    row = checkpoint_register(path=place, source="hub", origin="org/tiny")
+    assert (row.served_model_name, row.num_layers, row.origin) == ("tiny", 3, "org/tiny")
+    checkpoint_files_verify(row)
+    hub_pull("org/tiny", None, endpoint=endpoint, cache_dir=tmp_path / "cache")
+    assert len(handler.asked) == 2
+
+
+def test_offline_the_cache_will_do(hub, tmp_path: Path) -> None:
+    endpoint, _ = hub
+    cache = tmp_path / "cache"
+    place = hub_pull("org/tiny", "main", endpoint=endpoint, cache_dir=cache)
+    assert hub_pull("org/tiny", COMMIT, endpoint="http://127.0.0.1:9", cache_dir=cache) == place
+
+
+def test_offline_without_a_cache_is_one_clear_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="hub can't be reached") as caught:
+        hub_pull("org/tiny", endpoint="http://127.0.0.1:9", cache_dir=tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_what_the_hub_lacks(hub, tmp_path: Path) -> None:
+    endpoint, handler = hub
+    with pytest.raises(NotFound, match="no model org/other"):
+        hub_pull("org/other", endpoint=endpoint, cache_dir=tmp_path)
+    with pytest.raises(NotFound, match="no revision"):
+        hub_pull("org/tiny", "nowhere", endpoint=endpoint, cache_dir=tmp_path)
+    del handler.files["model.safetensors"]
+    with pytest.raises(CheckpointError, match=r"no \.safetensors"):
+        hub_pull("org/tiny", endpoint=endpoint, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["../x", "a/b/c", "/etc", "a b/c", "", "-a/b", "a/b\n"])
+def test_other_texts_are_not_hub_ids(text: str, tmp_path: Path) -> None:
+    assert not is_repo_id(text)
+    with pytest.raises(InvalidRequest, match="ORG/NAME"):
+        hub_pull(text, cache_dir=tmp_path)
+
+
+def test_a_path_that_exists_is_not_a_hub_id(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_repo_id("org/tiny")
+    (tmp_path / "org" / "tiny").mkdir(parents=True)
+    assert not is_repo_id("org/tiny")
+
+
+def test_a_second_copy_of_the_weights_is_left_out() -> None:
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors"]
+    assert wanted_files([*names, "model.safetensors.index.json", "tokenizer.json", "a/b.json"]) == [
+        *names[:2], "model.safetensors.index.json", "tokenizer.json",
+    ]  # fmt: skip
+    assert wanted_files(["consolidated.safetensors"]) == ["consolidated.safetensors"]

@@ -1,0 +1,113 @@
+"""Pages: the door, what they show, and that text of others stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from models_registry import services
+from models_registry.models import Checkpoint
+
+pytestmark = pytest.mark.django_db
+
+PAGES = ["/", "/models/", "/models/upload/", "/playground/", "/jobs/"]
+HOSTILE = "<script>alert(1)</script>{{7*7}}{% now %}'\"&"
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/models/00000000-0000-4000-8000-000000000000/"])
+def test_pages_lead_strangers_to_the_door(path: str, client: Client) -> None:
+    response = client.get(path)
+    assert (response.status_code, response["Location"]) == (302, f"/login/?next={path}")
+    client.force_login(User.objects.create_user("reader", password="x"))
+    assert client.get(path)["Location"].startswith("/login/")
+
+
+def test_signing_in_and_out(staff: User) -> None:
+    client = Client(enforce_csrf_checks=True)
+    page = client.get("/login/?next=/models/")
+    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.content.decode()).group(1)
+    form = {"username": "vera", "password": "rotation-curve", "next": "/models/", "csrfmiddlewaretoken": token}
+    wrong = client.post("/login/", form | {"password": "dark"})
+    assert (wrong.status_code, b'role="alert"' in wrong.content) == (200, True)
+    assert client.post("/login/", {**form, "csrfmiddlewaretoken": "x" * 32}).status_code == 403
+    assert client.post("/login/", form)["Location"] == "/models/"
+    assert client.get("/models/").status_code == 200
+    assert client.get("/logout/").status_code == 405
+    token = client.cookies["csrftoken"].value
+    assert client.post("/logout/", {"csrfmiddlewaretoken": token})["Location"] == "/login/"
+    assert client.get("/models/").status_code == 302
+
+
+def test_signing_in_leads_nowhere_else(staff: User, client: Client) -> None:
+    form = {"username": "vera", "password": "rotation-curve", "next": "https://elsewhere.example/"}
+    assert client.post("/login/", form)["Location"] == "/"
+
+
+def test_accounts_that_are_not_staff_stay_outside(client: Client) -> None:
+    User.objects.create_user("reader", password="spectrum")
+    assert client.post("/login/", {"username": "reader", "password": "spectrum"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_answer_and_load_nothing_from_elsewhere(path: str, browser: Client) -> None:
+    response = browser.get(path)
+    text = response.content.decode()
+    assert response.status_code == 200
+    assert "script-src 'self'" in response["Content-Security-Policy"]
+    assert not re.search(r'(src|href)="(https?:)?//', text)
+    assert not re.search(r"<script(?![^>]*(src=|application/json))", text)
+    assert not re.search(r"\son\w+=", text)
+    for asset in re.findall(r'(?:src|href)="(/static/[^"]+)"', text):
+        assert browser.get(asset).status_code == 200, asset
+
+
+def test_the_model_page_shows_what_is_known(browser: Client, hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    services.checkpoint_override_set(checkpoint=row, fact="max_seq_len", value=96)
+    text = browser.get(f"/models/{row.pk}/").content.decode()
+    for piece in (
+        "1 × mamba2, 1 × mla+moe, 1 × attention+mlp",
+        'data-level="override"',
+        "Clear the override of",
+        "96 tokens",
+    ):
+        assert piece in text, piece
+    assert browser.get("/models/00000000-0000-4000-8000-000000000000/").status_code == 404
+
+
+def test_text_of_others_is_escaped(browser: Client, hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    inspection = Checkpoint.objects.get().inspection
+    inspection["warnings"] = [HOSTILE]
+    inspection["facts"][0] |= {"value": HOSTILE, "evidence": HOSTILE}
+    Checkpoint.objects.update(
+        inspection=inspection, architecture=HOSTILE, path=HOSTILE, origin=HOSTILE, state="refused", state_reason=HOSTILE
+    )
+    for path in (f"/models/{row.pk}/", "/models/", "/"):
+        text = browser.get(path).content.decode()
+        assert "<script>alert" not in text, path
+        assert "49" not in re.findall(r"\{\{?7\*7\}?\}|\b49\b", text), path
+    assert "&lt;script&gt;alert(1)" in browser.get(f"/models/{row.pk}/").content.decode()
+
+
+def test_the_playground_knows_what_each_model_can_do(browser: Client, hybrid: Path) -> None:
+    services.checkpoint_register(path=hybrid)
+    text = browser.get("/playground/").content.decode()
+    models = json.loads(re.search(r'id="models" type="application/json">(.*?)</script>', text).group(1))
+    assert models == [{"name": "tiny-hybrid", "has_text": False, "has_chat": False}]
+
+
+def test_the_admin_lists_and_never_writes(hybrid: Path, admin_client: Client) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    services.checkpoint_override_set(checkpoint=row, fact="max_seq_len", value=96)
+    base = "/admin/models_registry/checkpoint/"
+    assert b"tiny-hybrid" in admin_client.get(base).content
+    assert admin_client.get(f"{base}{row.pk}/change/").status_code == 200
+    assert admin_client.get(f"{base}add/").status_code == 403
+    assert admin_client.post(f"{base}{row.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert Checkpoint.objects.exists()

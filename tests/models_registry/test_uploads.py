@@ -1,0 +1,498 @@
+"""Uploads end as a checkpoint, or as a reason with nothing left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from inference.errors import (
+    BlazrError,
+    Conflict,
+    CorruptCheckpoint,
+    InvalidRequest,
+    NotFound,
+    QueueFull,
+    RequestTooLarge,
+    StorageFull,
+)
+from models_registry import selectors, services, storage, uploads
+from models_registry.models import Checkpoint, Upload, UploadFile
+from models_registry.upload_rules import CHUNK_BYTES, DeclaredFile
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("storage_dirs")]
+
+
+def declared(directory: Path, **digests: str) -> list[DeclaredFile]:
+    return [
+        DeclaredFile(file.name, file.stat().st_size, digests.get(file.stem, "")) for file in sorted(directory.iterdir())
+    ]
+
+
+def begin(directory: Path, name: str = "sent", **digests: str) -> Upload:
+    return uploads.upload_create(owner=None, served_model_name=name, files=declared(directory, **digests))
+
+
+def send(upload: Upload, directory: Path, piece: int = 4096) -> None:
+    for file in upload.files.all():
+        content = (directory / file.name).read_bytes()
+        for offset in range(file.received_bytes, len(content), piece):
+            put(upload, file.number, offset, content[offset : offset + piece])
+
+
+def put(upload: Upload, number: int, offset: int, content: bytes) -> UploadFile:
+    return uploads.upload_receive(upload_id=upload.pk, number=number, offset=offset, body=io.BytesIO(content))
+
+
+def left_behind(root: Path) -> list[str]:
+    """Files below the storage directories, locks aside."""
+    return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() and p.name not in (".lock", "lock"))
+
+
+def test_a_directory_becomes_a_checkpoint(hybrid: Path, storage_dirs: Path) -> None:
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    done = uploads.upload_finish(upload_id=upload.pk, wait=True)
+    assert (done.state, done.reason) == ("done", "")
+    row = selectors.checkpoint_get_by_name("sent")
+    assert (row.pk, row.source, row.num_layers) == (upload.pk, "upload", 3)
+    for file in hybrid.iterdir():
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        stored = Path(row.directory) / file.name
+        blob = storage.blobs_dir() / digest
+        assert stored.samefile(blob)
+        assert stored.stat().st_mode & 0o777 == 0o444
+        assert digest in {stamp["sha256"] for stamp in row.file_stamps}
+    assert list(storage.uploads_dir().iterdir()) == []
+    services.checkpoint_files_verify(row)
+    services.checkpoint_delete(checkpoint=row)
+    assert left_behind(storage_dirs) == []
+
+
+def test_a_bare_file_becomes_a_checkpoint(hybrid: Path) -> None:
+    (hybrid / "config.json").unlink()
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    assert uploads.upload_finish(upload_id=upload.pk, wait=True).state == "done"
+
+
+def test_equal_files_are_stored_once(hybrid: Path) -> None:
+    for name in ("one", "two"):
+        upload = begin(hybrid, name)
+        send(upload, hybrid)
+        assert uploads.upload_finish(upload_id=upload.pk, wait=True).state == "done"
+    assert len([blob for blob in storage.blobs_dir().iterdir() if len(blob.name) == 64]) == 2
+    services.checkpoint_delete(checkpoint=selectors.checkpoint_get_by_name("one"))
+    services.checkpoint_files_verify(selectors.checkpoint_get_by_name("two"))
+
+
+def test_a_filesystem_without_hard_links_will_do(hybrid: Path, storage_dirs: Path, monkeypatch) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    assert uploads.upload_finish(upload_id=upload.pk, wait=True).state == "done"
+    uploads.storage_sweep()
+    row = selectors.checkpoint_get_by_name("sent")
+    services.checkpoint_files_verify(row)
+    services.checkpoint_delete(checkpoint=row)
+    assert left_behind(storage_dirs) == []
+
+
+# --- pieces ------------------------------------------------------------------------------------
+
+
+def test_an_upload_goes_on_where_it_stopped(hybrid: Path) -> None:
+    upload = begin(hybrid)
+    weights = upload.files.get(name="model.safetensors")
+    content = (hybrid / weights.name).read_bytes()
+    put(upload, weights.number, 0, content[:1000])
+    with pytest.raises(Conflict, match="go on at 1000"):
+        put(upload, weights.number, 0, content[:1000])
+    with pytest.raises(Conflict, match="go on at 1000"):
+        put(upload, weights.number, 2000, content[2000:])
+    with pytest.raises(Conflict, match="send the rest first"):
+        uploads.upload_finish(upload_id=upload.pk, wait=True)
+    send(Upload.objects.get(), hybrid)
+    assert uploads.upload_finish(upload_id=upload.pk, wait=True).state == "done"
+
+
+def test_lying_sizes_are_cut(hybrid: Path) -> None:
+    upload = begin(hybrid)
+    config = upload.files.get(name="config.json")
+    with pytest.raises(RequestTooLarge, match="declared size"):
+        put(upload, config.number, 0, b"x" * (config.size_bytes + 1))
+    assert UploadFile.objects.get(pk=config.pk).received_bytes == 0
+    with pytest.raises(InvalidRequest, match="is empty"):
+        put(upload, config.number, 0, b"")
+
+
+class Endless:
+    """A body that never ends, and counts what was taken of it."""
+
+    taken = 0
+
+    def read(self, size: int) -> bytes:
+        self.taken += size
+        return b"\0" * size
+
+
+def test_an_endless_body_is_cut_after_one_piece() -> None:
+    files = [DeclaredFile("model.safetensors", 1 << 30)]
+    upload = uploads.upload_create(owner=None, served_model_name="endless", files=files)
+    body = Endless()
+    with pytest.raises(RequestTooLarge, match="limit of"):
+        uploads.upload_receive(upload_id=upload.pk, number=0, offset=0, body=body)
+    assert body.taken <= CHUNK_BYTES + 1
+
+
+def test_a_false_header_is_refused_with_the_first_piece(storage_dirs: Path) -> None:
+    files = [DeclaredFile("model.safetensors", 1 << 20)]
+    for head in (struct.pack("<Q", 1 << 63) + b"{", struct.pack("<Q", 50) + b"\x80", b"\x80\x04" + b"." * 20):
+        upload = uploads.upload_create(owner=None, served_model_name="false", files=files)
+        with pytest.raises(CorruptCheckpoint, match="doesn't begin like"):
+            put(upload, 0, 0, head)
+        upload.refresh_from_db()
+        assert upload.state == "refused"
+        assert "doesn't begin like" in upload.reason
+    assert left_behind(storage_dirs) == []
+
+
+def test_unknown_uploads_and_files(hybrid: Path) -> None:
+    upload = begin(hybrid)
+    with pytest.raises(NotFound):
+        put(upload, 99, 0, b"x")
+    Upload.objects.all().delete()
+    with pytest.raises(NotFound):
+        uploads.upload_finish(upload_id=upload.pk)
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoil", ["truncate", "overlap", "strange tensors", "config"])
+def test_broken_checkpoints_are_refused_with_the_reason(hybrid: Path, storage_dirs: Path, spoil: str) -> None:
+    weights = hybrid / "model.safetensors"
+    if spoil == "truncate":
+        os.truncate(weights, weights.stat().st_size - 8)
+    elif spoil == "overlap":
+        content = weights.read_bytes()
+        weights.write_bytes(content.replace(b'"data_offsets":[0,', b'"data_offsets":[4,', 1))
+    elif spoil == "strange tensors":
+        raw = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        weights.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(4))
+    else:
+        (hybrid / "config.json").write_text("{" * 2000)
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    ended = uploads.upload_finish(upload_id=upload.pk, wait=True)
+    assert ended.state == "refused"
+    assert len(ended.reason) > 20
+    assert not Checkpoint.objects.exists()
+    assert left_behind(storage_dirs) == []
+    with pytest.raises(Conflict):
+        put(upload, 0, 0, b"x")
+
+
+def test_a_wrong_digest_is_refused_and_a_right_one_taken(hybrid: Path, storage_dirs: Path) -> None:
+    upload = begin(hybrid, model="0" * 64)
+    send(upload, hybrid)
+    ended = uploads.upload_finish(upload_id=upload.pk, wait=True)
+    assert ended.state == "refused"
+    assert "SHA-256" in ended.reason
+    assert left_behind(storage_dirs) == []
+    right = hashlib.sha256((hybrid / "model.safetensors").read_bytes()).hexdigest()
+    again = begin(hybrid, model=right)
+    send(again, hybrid)
+    assert uploads.upload_finish(upload_id=again.pk, wait=True).state == "done"
+
+
+def test_a_name_taken_meanwhile_refuses_the_upload(hybrid: Path, storage_dirs: Path) -> None:
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    services.checkpoint_register(path=hybrid, served_model_name="sent")
+    ended = uploads.upload_finish(upload_id=upload.pk, wait=True)
+    assert (ended.state, "taken" in ended.reason) == ("refused", True)
+    assert left_behind(storage_dirs) == []
+    with pytest.raises(Conflict, match="taken"):
+        begin(hybrid)
+
+
+def test_cancelling_removes_everything_and_is_final(hybrid: Path, storage_dirs: Path) -> None:
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    assert uploads.upload_cancel(upload_id=upload.pk).state == "cancelled"
+    assert uploads.upload_cancel(upload_id=upload.pk).state == "cancelled"
+    assert left_behind(storage_dirs) == []
+    with pytest.raises(Conflict):
+        uploads.upload_finish(upload_id=upload.pk, wait=True)
+    assert not Checkpoint.objects.exists()
+
+
+def test_cancelling_while_it_is_checked(hybrid: Path, storage_dirs: Path) -> None:
+    upload = begin(hybrid)
+    send(upload, hybrid)
+
+    def inspect(path: Path, **options: object) -> object:
+        uploads.upload_cancel(upload_id=upload.pk)
+        assert not path.exists()
+        from models_registry.detection.inspection import inspect_checkpoint
+
+        return inspect_checkpoint(hybrid)
+
+    assert uploads.upload_finish(upload_id=upload.pk, wait=True, inspect=inspect).state == "cancelled"
+    assert not Checkpoint.objects.exists()
+    assert left_behind(storage_dirs) == []
+
+
+def test_too_many_open_uploads(hybrid: Path, monkeypatch) -> None:
+    monkeypatch.setattr(uploads, "MAX_OPEN_UPLOADS", 1)
+    begin(hybrid)
+    with pytest.raises(QueueFull):
+        begin(hybrid, "another")
+
+
+def test_the_size_limit_is_the_settings(hybrid: Path, settings) -> None:
+    settings.BLAZR_MAX_UPLOAD_BYTES = 1024
+    with pytest.raises(RequestTooLarge, match="the limit is 1024"):
+        begin(hybrid)
+
+
+# --- full disks ----------------------------------------------------------------------------------
+
+
+def test_no_room_is_said_before_the_first_byte(hybrid: Path, monkeypatch) -> None:
+    monkeypatch.setattr(storage, "free_bytes", lambda: uploads.DISK_RESERVE_BYTES + 100)
+    with pytest.raises(StorageFull, match="100 to give"):
+        begin(hybrid)
+    assert not Upload.objects.exists()
+
+
+def test_open_uploads_are_counted_against_the_room(hybrid: Path, monkeypatch) -> None:
+    total = sum(file.stat().st_size for file in hybrid.iterdir())
+    monkeypatch.setattr(storage, "free_bytes", lambda: uploads.DISK_RESERVE_BYTES + total + 10)
+    begin(hybrid)
+    with pytest.raises(StorageFull):
+        begin(hybrid, "another")
+
+
+def test_a_disk_that_fills_up_ends_the_upload(hybrid: Path, storage_dirs: Path, monkeypatch) -> None:
+    """The file size limit stands for the disk: both let a part of the piece through, then fail."""
+    upload = begin(hybrid)
+    weights = upload.files.get(name="model.safetensors")
+    content = (hybrid / weights.name).read_bytes()
+    put(upload, weights.number, 0, content[:4096])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    pwrite = os.pwrite
+
+    def limited(descriptor: int, view: memoryview, position: int) -> int:
+        # Only around this write: the database's files are longer than the limit.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
+        try:
+            return pwrite(descriptor, view, position)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(os, "pwrite", limited)
+    with pytest.raises(StorageFull, match="no room") as caught:
+        put(upload, weights.number, 4096, content[4096:])
+    assert caught.value.http_status == 507
+    upload.refresh_from_db()
+    assert (upload.state, "no room" in upload.reason) == ("refused", True)
+    assert left_behind(storage_dirs) == []
+
+
+# --- crashes ---------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """Stands for kill -9: nothing of the program's own handling runs (it catches Exception at most)."""
+
+
+@pytest.mark.parametrize("place", ["sha256_file", "publish_file", "remove_upload_files", "inspect"])
+def test_a_crash_anywhere_leaves_nothing_after_the_sweep(
+    hybrid: Path, storage_dirs: Path, monkeypatch, place: str
+) -> None:
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    calls = 0
+
+    def crash(*args: object, **kwargs: object) -> None:
+        nonlocal calls
+        calls += 1
+        if place in ("publish_file", "sha256_file") and calls == 1:
+            return real(*args, **kwargs)
+        raise Crash
+
+    inspect = None
+    if place == "inspect":
+        inspect = crash
+    else:
+        real = getattr(storage, place)
+        monkeypatch.setattr(storage, place, crash)
+    with pytest.raises(Crash):
+        uploads.upload_finish(upload_id=upload.pk, wait=True, inspect=inspect)
+    monkeypatch.undo()
+    uploads.storage_sweep()
+    upload.refresh_from_db()
+    if place == "remove_upload_files":  # it was registered already: only the cleaning up was lost
+        assert upload.state == "done"
+        services.checkpoint_files_verify(Checkpoint.objects.get())
+        assert not any("uploads" in name for name in left_behind(storage_dirs))
+    else:
+        assert upload.state == "refused"
+        assert "server stopped" in upload.reason
+        assert not Checkpoint.objects.exists()
+        assert left_behind(storage_dirs) == []
+
+
+def test_the_sweep_leaves_living_checks_alone(hybrid: Path) -> None:
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    seen = []
+
+    def inspect(path: Path, **options: object) -> object:
+        seen.append(uploads.storage_sweep())
+        from models_registry.detection.inspection import inspect_checkpoint
+
+        return inspect_checkpoint(path)
+
+    assert uploads.upload_finish(upload_id=upload.pk, wait=True, inspect=inspect).state == "done"
+    assert seen == [uploads.SweepReport(0, 0, 0)]
+
+
+def test_silent_uploads_are_given_up(hybrid: Path, storage_dirs: Path) -> None:
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    assert uploads.storage_sweep().ended_uploads == 0
+    Upload.objects.update(active_at=timezone.now() - uploads.IDLE_LIMIT - timedelta(seconds=1))
+    assert uploads.storage_sweep().ended_uploads == 1
+    upload.refresh_from_db()
+    assert (upload.state, "nothing was received" in upload.reason) == ("refused", True)
+    assert left_behind(storage_dirs) == []
+    Upload.objects.update(active_at=timezone.now() - uploads.KEEP_ROWS - timedelta(seconds=1))
+    uploads.storage_sweep()
+    assert not Upload.objects.exists()
+
+
+def test_strays_are_removed(storage_dirs: Path) -> None:
+    for name in ("uploads/3f9", "checkpoints/00000000-0000-0000-0000-000000000001"):
+        (storage_dirs / name).mkdir(parents=True)
+        (storage_dirs / name / "0.part").write_bytes(b"x")
+    storage.blobs_dir()
+    (storage_dirs / "blobs" / ("0" * 64)).write_bytes(b"x")
+    report = uploads.storage_sweep()
+    assert (report.removed_directories, report.removed_blobs) == (2, 0)  # the blob went with a directory's removal
+    assert left_behind(storage_dirs) == []
+
+
+CHECKING_PROCESS = """
+import json, sys, time
+import django
+django.setup()
+from django.core.management import call_command
+from models_registry import storage, uploads
+from models_registry.models import Checkpoint, Upload
+
+for line in sys.stdin:
+    request = json.loads(line)
+    answer = {}
+    if request["do"] == "migrate":
+        call_command("migrate", verbosity=0)
+    elif request["do"] == "send":
+        from pathlib import Path
+        files = sorted(Path(request["directory"]).iterdir())
+        declared = [uploads.DeclaredFile(file.name, file.stat().st_size) for file in files]
+        upload = uploads.upload_create(owner=None, served_model_name=request["name"], files=declared)
+        for number, file in enumerate(files):
+            with file.open("rb") as body:
+                uploads.upload_receive(upload_id=upload.pk, number=number, offset=0, body=body)
+        answer = {"id": str(upload.pk)}
+    elif request["do"] == "check":
+        storage._READ_BYTES = 512
+        read = storage.sha256_file
+        storage.sha256_file = lambda path, told: read(path, lambda count: (time.sleep(0.001), told(count)))
+        print("{}", flush=True)
+        uploads.upload_finish(upload_id=request["id"], wait=True)
+    elif request["do"] == "sweep":
+        call_command("sweep_uploads", verbosity=0)
+        uploads_ = Upload.objects.order_by("created_at")
+        answer = {"rows": [[str(u.pk), u.state, Checkpoint.objects.filter(pk=u.pk).exists()] for u in uploads_]}
+    print("\\n" + json.dumps(answer), flush=True)
+"""
+
+
+class Peer:
+    """A process with a database of its own that does as it is told."""
+
+    def __init__(self, root: Path) -> None:
+        environment = os.environ | {
+            "DJANGO_SETTINGS_MODULE": "blazr_site.settings",
+            "BLAZR_DATA_DIR": str(root),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        }
+        environment.pop("DATABASE_URL", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHECKING_PROCESS],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def ask(self, do: str, **members: str) -> dict:
+        self.process.stdin.write(json.dumps({"do": do, **members}) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise AssertionError("the process ended")
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def test_kill_9_while_it_is_checked(hybrid: Path, storage_dirs: Path) -> None:
+    """Real processes, killed at growing delays: what is registered is whole, the rest is gone after the sweep."""
+    storage_dirs.mkdir(exist_ok=True)
+    steady = Peer(storage_dirs)
+    steady.ask("migrate")
+    try:
+        for number, delay_s in enumerate((0.0, 0.02, 0.06, 0.15)):
+            upload_id = steady.ask("send", name=f"sent-{number}", directory=str(hybrid))["id"]
+            victim = Peer(storage_dirs)
+            victim.ask("check", id=upload_id)
+            time.sleep(delay_s)
+            victim.kill()
+            rows = {row[0]: tuple(row[1:]) for row in steady.ask("sweep")["rows"]}
+            assert rows[upload_id] in {("receiving", False), ("refused", False), ("done", True)}
+            if rows[upload_id][0] == "refused":
+                assert not any(upload_id in name for name in left_behind(storage_dirs))
+        assert any(state == "refused" for state, _ in rows.values())
+        assert not any(whole and state != "done" for state, whole in rows.values())
+    finally:
+        steady.kill()
+
+
+def test_every_error_of_uploads_is_ours(hybrid: Path) -> None:
+    """A file that vanished from under a check is a refusal, not a stuck row."""
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    storage.part_path(upload.pk, 0).unlink()
+    ended = uploads.upload_finish(upload_id=upload.pk, wait=True)
+    assert ended.state == "refused"
+    assert issubclass(uploads.UploadCancelled, BlazrError)
