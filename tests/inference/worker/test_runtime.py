@@ -305,3 +305,21 @@ async def test_heartbeat_tells_what_the_worker_does(worker, client, redis_urls_i
     (found,) = (await broker.worker_states()).values()
     assert (found.num_active, found.device, found.draining) == (1, "cpu", False)
     assert broker.model_states_sync()["a"].status == "ready"
+
+
+async def test_dead_engine_hands_its_requests_over_and_leaves(hub, worker, client, monkeypatch):
+    codes: list[int] = []
+    monkeypatch.setattr("inference.worker.runtime.os._exit", codes.append)
+    w = worker(make=lambda _: FakeLLM(step_s=0.01))
+    subscription = hub.register("r")
+    tag = w.deliver(message("r", max_tokens=100))
+    await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 5)
+    w.plans.llms["a"].die = True
+    await asyncio.to_thread(wait_until, lambda: codes)
+    assert codes == [70]
+    assert w.acked == []
+    assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
+    second = worker("w2")
+    second.deliver(message("r", max_tokens=100), tag=tag, redelivered=True)
+    assert tokens(await collect(subscription)) == [300 + step for step in range(100)]
+    assert client.hget(redis_keys.attempt("r"), "suspects") == b"1"
