@@ -26,7 +26,7 @@ from rich.table import Table
 from bench.http_clients import first_tokens, run_clients
 from bench.weights import SHAPES, LlamaShape, make_llama
 
-PROMPT, NEW = 128, 64
+PROMPT, NEW = 128, 128
 CLIENTS = (1, 8, 32)
 START_TIMEOUT_S = 120
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from inference.llm import LLM
     from models_registry.detection.inspection import Inspection
 
+DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 stderr = Console(stderr=True)
 
@@ -87,7 +88,7 @@ def inspect_model(arguments: argparse.Namespace) -> Inspection:
     return inspect_checkpoint(resolve_model(arguments.model), overrides=overrides_from(arguments))
 
 
-def load_model(inspection: Inspection, *, device: str, dtype: str = "auto") -> LLM:
+def load_model(inspection: Inspection, *, device: str, dtype: DtypeChoice = "auto") -> LLM:
     """Load an inspected checkpoint for this process, with a progress bar."""
     from inference.llm import LLM, LLMOptions
 

@@ -226,6 +226,12 @@ class Mamba2Mixer(nn.Module):
         self.norm = RMSNorm(inner, 1e-6)
         self.out_proj = _linear(inner, config.hidden_size, bias=True)
 
+    @property
+    def conv_bias(self) -> torch.Tensor:
+        """(C,)."""
+        assert self.conv1d.bias is not None
+        return self.conv1d.bias
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         config = self.config
         batch, length, _ = hidden.shape
@@ -234,8 +240,10 @@ class Mamba2Mixer(nn.Module):
         # Shifted multiply-adds: depthwise Conv1d is slow to train on CPUs.
         padded = functional.pad(mixed, (0, 0, kernel - 1, 0))
         weight = self.conv1d.weight[:, 0]
-        mixed = sum(padded[:, j : j + length] * weight[:, j] for j in range(kernel)) + self.conv1d.bias
-        x, b, c = functional.silu(mixed).split([inner, size, size], -1)
+        mixed = self.conv_bias.expand_as(mixed)
+        for tap in range(kernel):
+            mixed = mixed + padded[:, tap : tap + length] * weight[:, tap]
+        x, b, c = torch.split(functional.silu(mixed), [inner, size, size], -1)
         x = x.view(batch, length, config.mamba_heads, config.mamba_head_dim)
         dt = functional.softplus(dt + self.dt_bias).clamp(0.001, 0.1)
         decay = (dt * -self.A_log.exp().clamp(1e-6, 1e6)).cumsum(1)

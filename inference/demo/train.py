@@ -79,7 +79,7 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
     """The nearest matrix with all singular values about 1."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
+    x: torch.Tensor = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
     for _ in range(5):
         gram = x @ x.T
@@ -128,7 +128,8 @@ def _train(
     seed: int,
     on_report: Callable[[TrainingReport], None] | None,
 ) -> None:
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for name, parameter in network.named_parameters():
         is_matrix = parameter.dim() == 2 and "embed_tokens" not in name and "lm_head" not in name
         (matrices if is_matrix else others).append(parameter)
@@ -145,7 +146,7 @@ def _train(
         tokens = stream[begins[:, None] + offsets]
         logits = network(tokens[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        (loss + BALANCE_WEIGHT * network.balance_loss()).backward()
+        torch.autograd.backward(loss + BALANCE_WEIGHT * network.balance_loss())
         # Warm up over 3 %, hold, cool down linearly over the last 60 %.
         rate = min(1.0, (step + 1) / max(1, 0.03 * steps), max(0.02, (steps - step) / (0.6 * steps)))
         for optimiser, base in zip(optimisers, base_rates, strict=True):
