@@ -25,8 +25,9 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
+_T = TypeVar("_T")
 Shape = tuple[int, ...]
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -161,7 +162,7 @@ class AttentionSpec:
             shapes["o_proj.bias"] = (hidden_size,)
         if self.qk_norm is not None:
             for name, width in (("q_norm", q_width), ("k_norm", kv_width)):
-                shapes |= _prefixed(
+                shapes |= prefixed(
                     name, self.qk_norm.parameter_shapes(self.head_dim if self.qk_norm_per_head else width)
                 )
         return shapes
@@ -206,7 +207,7 @@ class MLASpec:
         if self.bias:
             shapes["kv_a_proj.bias"] = (self.kv_lora_rank + rope,)
         if self.kv_a_norm is not None:
-            shapes |= _prefixed("kv_a_norm", self.kv_a_norm.parameter_shapes(self.kv_lora_rank))
+            shapes |= prefixed("kv_a_norm", self.kv_a_norm.parameter_shapes(self.kv_lora_rank))
         shapes["k_b_proj.weight"] = (heads * nope, self.kv_lora_rank)
         shapes["v_b_proj.weight"] = (heads * self.v_head_dim, self.kv_lora_rank)
         if self.q_lora_rank is None:
@@ -216,7 +217,7 @@ class MLASpec:
             if self.bias:
                 shapes["q_a_proj.bias"] = (self.q_lora_rank,)
             if self.q_a_norm is not None:
-                shapes |= _prefixed("q_a_norm", self.q_a_norm.parameter_shapes(self.q_lora_rank))
+                shapes |= prefixed("q_a_norm", self.q_a_norm.parameter_shapes(self.q_lora_rank))
             shapes["q_b_proj.weight"] = (q_width, self.q_lora_rank)
         if self.q_rope_from_hidden:
             shapes["q_rope_proj.weight"] = (heads * rope, hidden_size)
@@ -273,7 +274,7 @@ class Mamba1Spec:
             shapes["out_proj.bias"] = (hidden_size,)
         if self.inner_norm is not None:
             for name, width in (("dt_norm", self.dt_rank), ("b_norm", size), ("c_norm", size)):
-                shapes |= _prefixed(name, self.inner_norm.parameter_shapes(width))
+                shapes |= prefixed(name, self.inner_norm.parameter_shapes(width))
         return shapes
 
     def state(self) -> tuple[StateTensor, ...]:
@@ -315,7 +316,6 @@ class Mamba2Spec:
     activation: str = "silu"
     a_clamp: tuple[float, float] | None = None
     a_override: Literal["-(1..H)"] | None = None
-    chunk_size: int = 64
 
     @property
     def conv_width(self) -> int:
@@ -334,7 +334,7 @@ class Mamba2Spec:
             shapes["conv1d.bias"] = (self.conv_width,)
         shapes |= {"dt_bias": (heads,), "A_log": (heads,), "D": (heads,)}
         if self.gated_norm is not None:
-            shapes |= _prefixed("norm", self.gated_norm.parameter_shapes(inner))
+            shapes |= prefixed("norm", self.gated_norm.parameter_shapes(inner))
         shapes["out_proj.weight"] = (hidden_size, inner)
         if self.proj_bias:
             shapes["out_proj.bias"] = (hidden_size,)
@@ -396,8 +396,8 @@ class Mamba3Spec:
             "A_log": (heads,),
             "D": (heads,),
         }
-        shapes |= _prefixed("bc_norm", self.bc_norm.parameter_shapes(size))
-        shapes |= _prefixed("norm", self.gated_norm.parameter_shapes(inner))
+        shapes |= prefixed("bc_norm", self.bc_norm.parameter_shapes(size))
+        shapes |= prefixed("norm", self.gated_norm.parameter_shapes(inner))
         if self.complex_rope:
             shapes |= {"theta_proj.weight": (heads * size // 2, hidden_size), "theta_proj.bias": (heads * size // 2,)}
         if self.conv_kernel is not None:
@@ -502,7 +502,7 @@ class MoESpec:
         shapes["experts.down_proj"] = (count, hidden_size, inner)
         if self.shared_intermediate_size:
             shared = MLPSpec(self.shared_intermediate_size, self.activation, self.gated)
-            shapes |= _prefixed("shared_expert", shared.parameter_shapes(hidden_size))
+            shapes |= prefixed("shared_expert", shared.parameter_shapes(hidden_size))
         if self.shared_gate:
             shapes["shared_expert_gate.weight"] = (1, hidden_size)
         return shapes
@@ -541,11 +541,11 @@ class LayerSpec:
         for name in ("token_norm", "token_post_norm", "channel_norm", "channel_post_norm"):
             norm: NormSpec | None = getattr(self, name)
             if norm is not None:
-                shapes |= _prefixed(name, norm.parameter_shapes(hidden_size))
+                shapes |= prefixed(name, norm.parameter_shapes(hidden_size))
         if self.token_mixer is not None:
-            shapes |= _prefixed("token_mixer", self.token_mixer.parameter_shapes(hidden_size))
+            shapes |= prefixed("token_mixer", self.token_mixer.parameter_shapes(hidden_size))
         if self.channel_mixer is not None:
-            shapes |= _prefixed("channel_mixer", self.channel_mixer.parameter_shapes(hidden_size))
+            shapes |= prefixed("channel_mixer", self.channel_mixer.parameter_shapes(hidden_size))
         return shapes
 
     def state(self) -> tuple[StateTensor, ...]:
@@ -644,8 +644,8 @@ class ModelSpec:
         """The shape each parameter must have, by its full name."""
         shapes: dict[str, Shape] = {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
         for number, layer in enumerate(self.layers):
-            shapes |= _prefixed(f"layers.{number}", layer.parameter_shapes(self.hidden_size))
-        shapes |= _prefixed("final_norm", self.final_norm.parameter_shapes(self.hidden_size))
+            shapes |= prefixed(f"layers.{number}", layer.parameter_shapes(self.hidden_size))
+        shapes |= prefixed("final_norm", self.final_norm.parameter_shapes(self.hidden_size))
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
         return shapes
@@ -684,8 +684,9 @@ class ModelSpec:
         return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
 
-def _prefixed(prefix: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+def prefixed(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
+    """The same values under longer parameter names."""
+    return {f"{prefix}.{name}": value for name, value in named.items()}
 
 
 _CLASSES: dict[str, type] = {

@@ -31,7 +31,8 @@ from inference.modelling.config import (
     TensorInfo,
     TensorTable,
 )
-from inference.modelling.families.common import STORED_DTYPES, source_shape
+from inference.modelling.families.checks import source_shape
+from inference.modelling.families.headers import STORED_DTYPES
 from inference.modelling.registry import family_builder
 from inference.modelling.spec import AttentionSpec, Mamba2Spec, Mamba3Spec, MLASpec, ModelSpec, MoESpec
 from inference.tokenisation.spec import TokenizerSpec

@@ -6,19 +6,13 @@ Source: the published ibm-ai-platform/Bamba-9B files and transformers' ``bamba``
 from __future__ import annotations
 
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
-    activation,
-    attention_sources,
-    attention_spec,
-    decoder_spec,
-    mlp_sources,
-    mlp_spec,
-    prefixed,
-    read_frame,
-    read_heads,
-    read_rope,
-    rms_norm,
-)
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.frame import read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import (
     HYBRID_KEYS,
     mamba2_sources,
@@ -27,7 +21,7 @@ from inference.modelling.families.state_space import (
     unknown_layer,
     warn_of_layer_kinds,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, TokenMixerSpec, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, TokenMixerSpec
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -39,7 +33,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(frame.num_layers):
-        layer, ours = frame.layer(number), f"layers.{number}"
+        layer = frame.layer(number)
         mixer: TokenMixerSpec
         if f"{layer}mamba.A_log" in view.tensors:
             mixer = mamba2_spec(view, f"{layer}mamba.", HYBRID_KEYS, activation=act, norm_eps=norm.eps, limits=limits)
@@ -54,11 +48,9 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         else:
             raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")
         mlp = mlp_spec(view, layer, act, mlp="feed_forward.")
-        layers.append(LayerSpec(token_mixer=mixer, token_norm=norm, channel_mixer=mlp, channel_norm=norm))
-        sources[f"{ours}.token_norm.weight"] = tensor(f"{layer}input_layernorm.weight")
-        sources[f"{ours}.channel_norm.weight"] = tensor(f"{layer}pre_ff_layernorm.weight")
-        sources |= prefixed(f"{ours}.token_mixer", mixer_sources)
-        sources |= prefixed(f"{ours}.channel_mixer", mlp_sources(view, mlp, layer, mlp="feed_forward."))
+        layers.append(llama_layer(mixer, mlp, norm))
+        channel = mlp_sources(view, mlp, layer, mlp="feed_forward.")
+        sources |= llama_layer_sources(number, layer, mixer_sources, channel, channel_norm="pre_ff_layernorm")
     if "attn_layer_indices" in view.config:
         attention = set(view.config.integers("attn_layer_indices"))
         kinds = ["attention" if number in attention else "mamba" for number in range(frame.num_layers)]

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
-    Frame,
-    activation,
+from inference.modelling.families.config_values import activation, noted_integer, noted_number, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.frame import Frame, read_frame
+from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.moe_config import (
     agree_on_experts,
     check_routing,
     count_experts,
-    decoder_spec,
-    llama_layer,
-    llama_layer_sources,
-    matrix_shape,
-    mlp_sources,
-    mlp_spec,
+    has_router,
     moe_sources,
-    noted_integer,
-    noted_number,
-    read_frame,
-    read_rope,
-    rms_norm,
-    yarn_softmax_multiplier,
+    shared_width,
+    warn_of_dense_layers,
 )
+from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
 from inference.modelling.spec import (
     ChannelMixerSpec,
     LayerSpec,
@@ -51,13 +46,13 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     norm = rms_norm(view)
     act = activation(view)
     mla = _mla_spec(view, model_type, frame)
-    _compare_sparse_layers(view, frame)
+    _compare_dense_layers(view, frame)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(frame.num_layers):
         layer = frame.layer(number)
         mixer: ChannelMixerSpec
-        if _is_sparse(view, layer):
+        if has_router(view, layer):
             mixer = _moe_spec(view, model_type, layer, act)
             channel = moe_sources(view, mixer, f"{layer}mlp.", shared="shared_experts.")
         else:
@@ -154,8 +149,7 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
     config, base = view.config, f"{layer}mlp."
     count, width = count_experts(view, base + "experts.")
     agree_on_experts(view, count, "n_routed_experts", "num_experts", "num_local_experts")
-    shared = f"{base}shared_experts.down_proj.weight"
-    shared_width = matrix_shape(view.tensors, shared)[1] if shared in view.tensors else 0
+    width_of_shared = shared_width(view, f"{base}shared_experts.")
     if model_type == "deepseek_v2":
         _expect(view, "scoring_func", "softmax", ("softmax",))
         method = _expect(view, "topk_method", "greedy", ("greedy", "group_limited_greedy"))
@@ -171,7 +165,7 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
             routed_scaling_factor=_scaling_factor(view, 1.0),
             num_expert_groups=config.integer("n_group", default=1) if grouped else 1,
             top_k_groups=config.integer("topk_group", default=1) if grouped else 1,
-            shared_intermediate_size=shared_width,
+            shared_intermediate_size=width_of_shared,
         )
     else:
         _expect(view, "scoring_func", "sigmoid", ("sigmoid",))
@@ -190,7 +184,7 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
             top_k_groups=noted_integer(view, "moe.top_k_groups", ("topk_group",), min(4, groups)),
             group_score="top2",
             correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
-            shared_intermediate_size=shared_width,
+            shared_intermediate_size=width_of_shared,
         )
     return check_routing(spec)
 
@@ -213,22 +207,12 @@ def _expect(view: CheckpointView, key: str, default: str, known: tuple[str, ...]
     return value
 
 
-def _is_sparse(view: CheckpointView, layer: str) -> bool:
-    return f"{layer}mlp.gate.weight" in view.tensors
-
-
-def _compare_sparse_layers(view: CheckpointView, frame: Frame) -> None:
-    """Warn where config.json's dense layers aren't those without a router; the tensors decide."""
+def _compare_dense_layers(view: CheckpointView, frame: Frame) -> None:
     config = view.config
-    if "first_k_dense_replace" not in config:
-        return
-    first = config.integer("first_k_dense_replace", low=0)
-    step = config.integer("moe_layer_freq", default=1)
-    for number in range(frame.num_layers):
-        stated = number >= first and number % step == 0
-        if stated != _is_sparse(view, frame.layer(number)):
-            kind = "experts" if stated else "a dense MLP"
-            view.facts.warn(f"config.json gives layer {number} {kind}, but its tensors don't; the tensors decide.")
+    if "first_k_dense_replace" in config:
+        first = config.integer("first_k_dense_replace", low=0)
+        step = config.integer("moe_layer_freq", default=1)
+        warn_of_dense_layers(view, frame, lambda number: number >= first and number % step == 0)
 
 
 def _rows(view: CheckpointView, name: str) -> int:

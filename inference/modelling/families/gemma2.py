@@ -6,25 +6,15 @@ import math
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
-    activation,
-    attention_sources,
-    attention_spec,
-    decoder_spec,
-    is_null,
-    layer_types,
-    mlp_sources,
-    mlp_spec,
-    noted_number,
-    prefixed,
-    read_frame,
-    read_heads,
-    read_rope,
-    rms_norm,
-    sliding_window,
-    window_of_each_layer,
-)
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, noted_number, rms_norm
+from inference.modelling.families.decoder import decoder_spec
+from inference.modelling.families.frame import read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, prefixed, tensor
 
 HEAD_DIM = 256
 CONTEXT = 8192
@@ -91,6 +81,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
 
 def _softcap(view: CheckpointView, key: str, default: float) -> float | None:
-    if is_null(view.config, key):
-        return None
+    if view.config.values.get(key, default) is None:
+        return None  # null switches the cap off; an absent key means the default
     return noted_number(view, key, (key,), default, low=1e-6, high=1e9)

@@ -9,23 +9,14 @@ Source: the published ibm-granite/granite-4.0 files and transformers' ``granitem
 from __future__ import annotations
 
 from inference.modelling.config import CheckpointView, Confidence
-from inference.modelling.families.common import (
-    Frame,
-    activation,
-    agree_on_experts,
-    attention_sources,
-    attention_spec,
-    check_routing,
-    decoder_spec,
-    llama_layer_sources,
-    matrix_shape,
-    noted_integer,
-    noted_number,
-    read_frame,
-    read_heads,
-    read_rope,
-    rms_norm,
-)
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, noted_integer, noted_number, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer_sources
+from inference.modelling.families.frame import Frame, read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.moe_config import agree_on_experts, check_routing
+from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import (
     HYBRID_KEYS,
     mamba2_sources,
@@ -44,6 +35,7 @@ from inference.modelling.spec import (
     MoESpec,
     Source,
     TokenMixerSpec,
+    prefixed,
     tensor,
 )
 
@@ -141,6 +133,4 @@ def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelM
         "experts.gate_up_proj": tensor(gate_up),
         "experts.down_proj": tensor(down),
     }
-    return check_routing(moe), moe_sources | {
-        f"shared_expert.{name}": source for name, source in shared_sources.items()
-    }
+    return check_routing(moe), moe_sources | prefixed("shared_expert", shared_sources)

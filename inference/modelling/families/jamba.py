@@ -6,30 +6,20 @@ Source: Lieber et al. 2024, https://arxiv.org/abs/2403.19887; transformers' ``ja
 from __future__ import annotations
 
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
-    activation,
-    agree_on_experts,
-    attention_sources,
-    attention_spec,
-    check_routing,
-    count_experts,
-    decoder_spec,
-    mlp_sources,
-    mlp_spec,
-    moe_sources,
-    noted_integer,
-    prefixed,
-    read_frame,
-    read_heads,
-    rms_norm,
-)
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, noted_integer, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.frame import read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.moe_config import agree_on_experts, check_routing, count_experts, moe_sources
 from inference.modelling.families.state_space import (
     mamba1_sources,
     mamba1_spec,
     unknown_layer,
     warn_of_layer_kinds,
 )
-from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoESpec, Source, TokenMixerSpec, tensor
+from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoESpec, Source, TokenMixerSpec
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -40,7 +30,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(frame.num_layers):
-        layer, ours = frame.layer(number), f"layers.{number}"
+        layer = frame.layer(number)
         base = f"{layer}mamba."
         mixer: TokenMixerSpec
         if f"{base}A_log" in view.tensors:
@@ -59,11 +49,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         else:
             raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")
         channel, channel_sources = _channel_mixer(view, layer, act)
-        layers.append(LayerSpec(token_mixer=mixer, token_norm=norm, channel_mixer=channel, channel_norm=norm))
-        sources[f"{ours}.token_norm.weight"] = tensor(f"{layer}input_layernorm.weight")
-        sources[f"{ours}.channel_norm.weight"] = tensor(f"{layer}pre_ff_layernorm.weight")
-        sources |= prefixed(f"{ours}.token_mixer", mixer_sources)
-        sources |= prefixed(f"{ours}.channel_mixer", channel_sources)
+        layers.append(llama_layer(mixer, channel, norm))
+        sources |= llama_layer_sources(number, layer, mixer_sources, channel_sources, channel_norm="pre_ff_layernorm")
     _compare_with_periods(view, layers)
     return decoder_spec(view, frame, "jamba", layers, sources, norm, final_norm_name="final_layernorm")
 

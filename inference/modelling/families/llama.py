@@ -6,31 +6,21 @@ llama, mistral, qwen2, qwen3: pre-norm layers of grouped-query attention and a g
 from __future__ import annotations
 
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
-    Frame,
-    activation,
-    attention_sources,
-    attention_spec,
-    decoder_spec,
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, noted_integer, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.frame import read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.windows import (
+    DEFAULT_MAX_WINDOW_LAYERS,
+    DEFAULT_WINDOW,
     layer_types,
-    llama_layer,
-    llama_layer_sources,
-    mlp_sources,
-    mlp_spec,
-    noted_integer,
-    read_frame,
-    read_heads,
-    read_rope,
-    rms_norm,
     sliding_window,
     window_of_each_layer,
 )
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
-
-DEFAULT_WINDOW = 4096
-"""transformers' window for a mistral (or windowed qwen) config that doesn't mention one; null says: none."""
-DEFAULT_MAX_WINDOW_LAYERS = 28
-"""The first layers of a windowed Qwen that attend to everything, when config.json doesn't say."""
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -41,7 +31,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
     norm = rms_norm(view)
     act = activation(view)
-    windows = _windows(view, model_type, frame)
+    windows = _windows(view, model_type, frame.num_layers)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(frame.num_layers):
@@ -58,28 +48,16 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return decoder_spec(view, frame, model_type, layers, sources, norm)
 
 
-def _windows(view: CheckpointView, model_type: str, frame: Frame) -> tuple[int | None, ...]:
-    count = frame.num_layers
+def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | None, ...]:
+    """Mistral slides in all layers; Qwen 2 and 3, if at all, in those that ``layer_types`` names or in the last."""
     if model_type == "mistral":
         return (sliding_window(view, default=DEFAULT_WINDOW),) * count
-    if model_type not in ("qwen2", "qwen3"):
-        return (None,) * count
-    return qwen_windows(view, count)
-
-
-def qwen_windows(view: CheckpointView, count: int) -> tuple[int | None, ...]:
-    """Qwen 2 and 3: a window only if ``use_sliding_window``, in the layers that ``layer_types`` names or the last."""
-    if not view.config.boolean("use_sliding_window", default=False):
+    if model_type not in ("qwen2", "qwen3") or not view.config.boolean("use_sliding_window", default=False):
         return (None,) * count
     window = sliding_window(view, default=DEFAULT_WINDOW)
     types = layer_types(view, count, ("sliding_attention", "full_attention"))
     if types is None:
-        full = noted_integer(
-            view,
-            "attention.max_window_layers",
-            ("max_window_layers",),
-            DEFAULT_MAX_WINDOW_LAYERS,
-            low=0,
-        )
+        key = "max_window_layers"
+        full = noted_integer(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)
         types = tuple("full_attention" if number < full else "sliding_attention" for number in range(count))
     return window_of_each_layer(types, window)

@@ -9,16 +9,11 @@ Source: the published state-spaces/mamba-*-hf and tiiuae/falcon-mamba-7b files, 
 from __future__ import annotations
 
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
-    activation,
-    decoder_spec,
-    noted_number,
-    prefixed,
-    read_frame,
-    rms_norm,
-)
+from inference.modelling.families.config_values import activation, noted_number, rms_norm
+from inference.modelling.families.decoder import decoder_spec
+from inference.modelling.families.frame import read_frame
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS, mamba1_sources, mamba1_spec
-from inference.modelling.spec import LayerSpec, ModelSpec, NormSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec, NormSpec, Source, prefixed, tensor
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -28,7 +23,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         view,
         prefixes=("backbone.", "model.", ""),
         embeddings=("embeddings.weight", "embedding.weight"),
-        layer_keys=("num_hidden_layers", "n_layer"),
         tied_by_default=True,
         default_max_position_embeddings=UNBOUNDED_POSITIONS,
     )

@@ -6,7 +6,9 @@ Source: the published mistralai/Mamba-Codestral-7B-v0.1 file and transformers' `
 from __future__ import annotations
 
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import activation, decoder_spec, prefixed, read_frame, rms_norm
+from inference.modelling.families.config_values import activation, rms_norm
+from inference.modelling.families.decoder import decoder_spec
+from inference.modelling.families.frame import read_frame
 from inference.modelling.families.state_space import (
     UNBOUNDED_POSITIONS,
     Mamba2Keys,
@@ -14,7 +16,7 @@ from inference.modelling.families.state_space import (
     mamba2_spec,
     time_step_limits,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, prefixed, tensor
 
 KEYS = Mamba2Keys(("num_heads",), ("head_dim",), ("state_size",), ("n_groups",), ("conv_kernel",), 8)
 
@@ -25,7 +27,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         view,
         prefixes=("backbone.", "model.", ""),
         embeddings=("embeddings.weight", "embedding.weight"),
-        layer_keys=("num_hidden_layers", "n_layer"),
         default_max_position_embeddings=UNBOUNDED_POSITIONS,
     )
     norm = rms_norm(view, "layer_norm_epsilon", default=1e-5)

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, noted_integer, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.frame import read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.moe_config import (
     ExpertNames,
-    activation,
     agree_on_experts,
-    attention_sources,
-    attention_spec,
     check_routing,
     count_experts,
-    decoder_spec,
-    llama_layer,
-    llama_layer_sources,
     moe_sources,
-    noted_integer,
-    read_frame,
-    read_heads,
-    read_rope,
-    rms_norm,
-    sliding_window,
 )
+from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.windows import sliding_window
 from inference.modelling.spec import LayerSpec, ModelSpec, MoESpec, Piece, Source, tensor
 
 EXPERT_NAMES = ExpertNames(gate="w1", up="w3", down="w2")

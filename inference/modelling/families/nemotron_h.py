@@ -11,24 +11,18 @@ import math
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.config import CheckpointView, Confidence
-from inference.modelling.families.common import (
-    activation,
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, noted_integer, noted_number, rms_norm
+from inference.modelling.families.decoder import decoder_spec
+from inference.modelling.families.frame import read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.moe_config import (
     agree_on_experts,
-    attention_sources,
-    attention_spec,
     check_routing,
     count_experts,
-    decoder_spec,
-    matrix_shape,
-    mlp_sources,
-    mlp_spec,
     moe_sources,
-    noted_integer,
-    noted_number,
-    prefixed,
-    read_frame,
-    read_heads,
-    rms_norm,
+    shared_width,
 )
 from inference.modelling.families.state_space import (
     Mamba2Keys,
@@ -46,6 +40,7 @@ from inference.modelling.spec import (
     NormSpec,
     Source,
     TokenMixerSpec,
+    prefixed,
     tensor,
 )
 
@@ -63,9 +58,7 @@ PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table to the spec."""
-    frame = read_frame(
-        view, prefixes=("backbone.", "model."), embeddings=("embeddings.weight",), layer_keys=("num_hidden_layers",)
-    )
+    frame = read_frame(view, prefixes=("backbone.", "model."), embeddings=("embeddings.weight",))
     norm = rms_norm(view, "layer_norm_epsilon", "rms_norm_eps", default=1e-5)
     mlp_act = activation(view, "mlp_hidden_act", default="relu2")
     mamba_act = activation(view, "mamba_hidden_act")
@@ -139,7 +132,6 @@ def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
             )
     count, width = count_experts(view, f"{base}experts.")
     agree_on_experts(view, count, "n_routed_experts", "num_local_experts")
-    shared = f"{base}shared_experts.down_proj.weight"
     groups = noted_integer(view, "moe.num_expert_groups", ("n_group",), 1)
     normalise = config.boolean("norm_topk_prob", default=True)
     view.facts.add(
@@ -165,6 +157,6 @@ def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
             top_k_groups=noted_integer(view, "moe.top_k_groups", ("topk_group",), 1),
             group_score="top2",
             correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
-            shared_intermediate_size=matrix_shape(view.tensors, shared)[1] if shared in view.tensors else 0,
+            shared_intermediate_size=shared_width(view, f"{base}shared_experts."),
         )
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +25,11 @@ from inference.errors import (
     UnsupportedFormat,
 )
 from inference.modelling.config import MAX_LAYERS, CheckpointView, Confidence
-from inference.modelling.families.common import STORED_DTYPES, finish, layer_numbers, noted_number, prefixed, read_rope
+from inference.modelling.families.checks import finish
+from inference.modelling.families.config_values import noted_number
+from inference.modelling.families.frame import layer_numbers
+from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of, vector_length
+from inference.modelling.families.rope_config import read_rope
 from inference.modelling.spec import (
     AttentionSpec,
     ChannelMixerSpec,
@@ -43,6 +47,7 @@ from inference.modelling.spec import (
     Source,
     TokenMixerSpec,
     concatenated,
+    prefixed,
     tensor,
 )
 
@@ -60,7 +65,6 @@ DEFAULT_EPS = 1e-5
 DEFAULT_MAX_POSITIONS = 4096
 
 _HEAD_KEYS = ("num_attention_heads", "num_heads", "attention.num_heads")
-_MAX_WIDTH = 1 << 24
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -92,7 +96,7 @@ class _Reader:
         if "embed_tokens.weight" not in self.tensors:
             raise UnsupportedArchitecture(
                 f"no embedding: embed_tokens.weight is not among the {len(self.tensors)} tensors "
-                f"({_sample(self.tensors)}).",
+                f"({sample_of(self.tensors)}).",
                 param="embed_tokens.weight",
             )
         self.vocab_size, self.hidden_size = self.matrix("embed_tokens.weight")
@@ -136,7 +140,7 @@ class _Reader:
         numbers = layer_numbers(self.tensors, "")
         if not numbers:
             raise UnsupportedArchitecture(
-                f"no layers detected: no tensor name starts with layers.0. ({_sample(self.tensors)}).", param="layers"
+                f"no layers detected: no tensor name starts with layers.0. ({sample_of(self.tensors)}).", param="layers"
             )
         if numbers[-1] >= MAX_LAYERS:
             raise UnsupportedArchitecture(
@@ -171,7 +175,7 @@ class _Reader:
         if any(name.startswith("mamba.") for name in names):
             return "mamba1"
         raise UnsupportedArchitecture(
-            f"layer {number} is of no known kind; its tensors are {_sample(names)}.", param=f"layers.{number}"
+            f"layer {number} is of no known kind; its tensors are {sample_of(names)}.", param=f"layers.{number}"
         )
 
     def _compare_config(self) -> bool:
@@ -371,7 +375,7 @@ class _Reader:
 
     def _heads_of_mamba(self, base: str) -> tuple[int, int, int]:
         """I, H, P."""
-        heads, inner = self.vector(base + "A_log"), self.vector(base + "norm.weight")
+        heads, inner = vector_length(self.tensors, base + "A_log"), vector_length(self.tensors, base + "norm.weight")
         if inner % heads:
             raise TensorShapeMismatch(
                 f"{base}norm.weight has {inner} values, which {heads} heads (A_log) can't share evenly.",
@@ -591,17 +595,7 @@ class _Reader:
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Shape of a tensor that must be a matrix."""
-        shape = self.tensors.shape(name)
-        if len(shape) != 2 or min(shape) < 1 or max(shape) > _MAX_WIDTH:
-            raise TensorShapeMismatch(f"{name} has shape {list(shape)}; a matrix is needed.", param=name)
-        return shape[0], shape[1]
-
-    def vector(self, name: str) -> int:
-        """Length of a tensor that must be a vector."""
-        shape = self.tensors.shape(name)
-        if len(shape) != 1 or not 1 <= shape[0] <= _MAX_WIDTH:
-            raise TensorShapeMismatch(f"{name} has shape {list(shape)}; a vector is needed.", param=name)
-        return shape[0]
+        return matrix_shape(self.tensors, name)
 
     def _divided(self, value: int, by: int, name: str, what: str) -> int:
         if value % by:
@@ -629,8 +623,3 @@ def _gated(base: str) -> dict[str, Source]:
 
 def _numbers(values: list[int]) -> str:
     return "[" + ", ".join(map(str, values[:12])) + (", …]" if len(values) > 12 else "]")
-
-
-def _sample(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    return ", ".join(name[:80] for name in ordered[:5]) + (", …" if len(ordered) > 5 else "")

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
-    activation,
-    attention_sources,
-    attention_spec,
-    decoder_spec,
-    llama_layer,
-    llama_layer_sources,
-    mlp_sources,
-    mlp_spec,
-    read_frame,
-    read_heads,
-    read_rope,
-    rms_norm,
-    sliding_window,
-)
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.frame import read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.windows import sliding_window
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
 
 ROPE_TYPES = {"su": "longrope", "yarn": "longrope"}

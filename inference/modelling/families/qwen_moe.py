@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from inference.modelling.config import CheckpointView
-from inference.modelling.families.common import (
-    Frame,
-    activation,
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config_values import activation, noted_integer, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.frame import read_frame
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.moe_config import (
     agree_on_experts,
-    attention_sources,
-    attention_spec,
     check_routing,
     count_experts,
-    decoder_spec,
-    layer_types,
-    llama_layer,
-    llama_layer_sources,
-    matrix_shape,
-    mlp_sources,
-    mlp_spec,
+    has_router,
     moe_sources,
-    noted_integer,
-    read_frame,
-    read_heads,
-    read_rope,
-    rms_norm,
+    shared_width,
+    warn_of_dense_layers,
+)
+from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.windows import (
+    DEFAULT_MAX_WINDOW_LAYERS,
+    DEFAULT_WINDOW,
+    layer_types,
     sliding_window,
     window_of_each_layer,
 )
-from inference.modelling.families.llama import DEFAULT_MAX_WINDOW_LAYERS, DEFAULT_WINDOW
 from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoESpec, Source
 
 DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
@@ -41,8 +39,10 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
     norm = rms_norm(view)
     act = activation(view)
-    windows = _windows(view, model_type, frame)
-    _compare_sparse_layers(view, frame)
+    windows = _windows(view, model_type, frame.num_layers)
+    dense = set(view.config.integers("mlp_only_layers"))
+    step = view.config.integer("decoder_sparse_step", default=1)
+    warn_of_dense_layers(view, frame, lambda number: number not in dense and (number + 1) % step == 0)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(frame.num_layers):
@@ -52,7 +52,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             view, layer, heads, rope, qk_norm=norm if has_qk_norm else None, sliding_window=windows[number]
         )
         mixer: ChannelMixerSpec
-        if is_sparse(view, layer):
+        if has_router(view, layer):
             mixer = _moe_spec(view, model_type, layer, act)
             channel = moe_sources(view, mixer, f"{layer}mlp.")
         else:
@@ -63,16 +63,10 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return decoder_spec(view, frame, model_type, layers, sources, norm)
 
 
-def is_sparse(view: CheckpointView, layer: str) -> bool:
-    """Whether the layer has a router."""
-    return f"{layer}mlp.gate.weight" in view.tensors
-
-
 def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
     config, base = view.config, f"{layer}mlp."
     count, width = count_experts(view, base + "experts.")
     agree_on_experts(view, count, "num_experts", "num_local_experts")
-    shared = f"{base}shared_expert.down_proj.weight"
     return check_routing(
         MoESpec(
             num_experts=count,
@@ -80,15 +74,14 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
             intermediate_size=width,
             activation=act,
             normalise_top_k=config.boolean("norm_topk_prob", default=False),
-            shared_intermediate_size=matrix_shape(view.tensors, shared)[1] if shared in view.tensors else 0,
+            shared_intermediate_size=shared_width(view, f"{base}shared_expert."),
             shared_gate=f"{base}shared_expert_gate.weight" in view.tensors,
         )
     )
 
 
-def _windows(view: CheckpointView, model_type: str, frame: Frame) -> tuple[int | None, ...]:
+def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | None, ...]:
     """Qwen3-MoE slides in all layers, Qwen2-MoE in every other of the first ``max_window_layers``."""
-    count = frame.num_layers
     if not view.config.boolean("use_sliding_window", default=False):
         return (None,) * count
     window = sliding_window(view, default=DEFAULT_WINDOW)
@@ -102,14 +95,3 @@ def _windows(view: CheckpointView, model_type: str, frame: Frame) -> tuple[int |
             "sliding_attention" if number % 2 == 0 and number < last else "full_attention" for number in range(count)
         )
     return window_of_each_layer(types, window)
-
-
-def _compare_sparse_layers(view: CheckpointView, frame: Frame) -> None:
-    """Warn where config.json's dense layers aren't those without a router; the tensors decide."""
-    dense = set(view.config.integers("mlp_only_layers"))
-    step = view.config.integer("decoder_sparse_step", default=1)
-    for number in range(frame.num_layers):
-        stated = number not in dense and (number + 1) % step == 0
-        if stated != is_sparse(view, frame.layer(number)):
-            kind = "experts" if stated else "a dense MLP"
-            view.facts.warn(f"config.json gives layer {number} {kind}, but its tensors don't; the tensors decide.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.config import CheckpointView, Confidence
-from inference.modelling.families.common import matrix_shape
+from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.spec import LayerSpec, Mamba1Spec, Mamba2Spec, NormSpec, Source, tensor
 
 UNBOUNDED_POSITIONS = 1 << 20
@@ -144,7 +144,7 @@ def mamba2_spec(
         TensorShapeMismatch: The tensors don't fit each other, or the sizes of config.json.
     """
     tensors = view.tensors
-    heads = _vector_length(view, f"{base}A_log")
+    heads = vector_length(tensors, f"{base}A_log")
     inner = matrix_shape(tensors, f"{base}out_proj.weight")[1]
     conv_width, kernel = _conv_shape(view, base)
     if inner % heads:
@@ -265,13 +265,6 @@ def _conv_shape(view: CheckpointView, base: str) -> tuple[int, int]:
             f"{name} has shape {list(shape)}; [channels, 1, kernel] with a kernel of at most 64 is needed.", param=name
         )
     return shape[0], shape[2]
-
-
-def _vector_length(view: CheckpointView, name: str) -> int:
-    shape = view.tensors.shape(name)
-    if len(shape) != 1 or shape[0] < 1:
-        raise TensorShapeMismatch(f"{name} has shape {list(shape)}; a vector is needed.", param=name)
-    return shape[0]
 
 
 def _note(view: CheckpointView, fact: str, found: int, evidence: str, keys: tuple[str, ...] = ()) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from inference.errors import CheckpointError
 from inference.modelling.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
-from inference.modelling.families.common import source_shape
+from inference.modelling.families.checks import source_shape
 from inference.modelling.registry import family_builder
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.loader import TensorFiles, _assemble

@@ -1,0 +1,125 @@
+"""The last step of every family: each source against the shape that its parameter must have, from headers alone."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from inference.errors import TensorShapeMismatch, UnsupportedFormat
+from inference.modelling.config import CheckpointView, TensorTable
+from inference.modelling.families.headers import STORED_DTYPES, sample_of
+from inference.modelling.spec import ModelSpec, Piece, Shape, Source
+
+_IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
+"""Buffers that early exports stored along with the weights."""
+
+
+def finish(view: CheckpointView, spec: ModelSpec, *, unused: str | None = None) -> ModelSpec:
+    """Check the finished spec against the headers, and warn of tensors that nothing reads.
+
+    Args:
+        view: The checkpoint.
+        spec: What the family made.
+        unused: Pattern of names that the family leaves out on purpose.
+
+    Raises:
+        MissingTensor: A tensor that a parameter is made of isn't there.
+        TensorShapeMismatch: A parameter would have another shape than the spec needs.
+        UnsupportedFormat: A tensor is stored in a dtype that isn't read.
+    """
+    shapes = spec.parameter_shapes()
+    assert shapes.keys() == spec.parameters.keys(), sorted(shapes.keys() ^ spec.parameters.keys())
+    read: set[str] = set()
+    for name, wanted in shapes.items():
+        source = spec.parameters[name]
+        found = source_shape(source, view.tensors)
+        names = list(source.tensor_names())
+        if found != wanted:
+            raise TensorShapeMismatch(
+                f"{' + '.join(names[:3])}{' …' if len(names) > 3 else ''} has shape {list(found)}, but config.json and "
+                f"the other tensors ask for {list(wanted)} ({name}).",
+                param=names[0],
+            )
+        for item in names:
+            if view.tensors[item].dtype not in STORED_DTYPES:
+                raise UnsupportedFormat(
+                    f"{item} is stored as {view.tensors[item].dtype}; {', '.join(STORED_DTYPES)} can be read.",
+                    param=item,
+                )
+        read.update(names)
+    skip = re.compile(unused) if unused else None
+    left = [
+        name
+        for name in view.tensors
+        if name not in read
+        and not _IGNORED_TENSORS.search(name)
+        and not (skip and skip.search(name))
+        and not (spec.tie_word_embeddings and name.endswith("lm_head.weight"))
+    ]
+    if left:
+        view.facts.warn(f"{len(left)} tensors are not used: {sample_of(left)}.")
+    return spec
+
+
+def source_shape(source: Source, tensors: TensorTable) -> Shape:
+    """The shape that a source gives, from headers alone; the steps are those of ``Piece``.
+
+    Raises:
+        MissingTensor: A tensor isn't there.
+        TensorShapeMismatch: A step doesn't fit the tensor, or the pieces don't fit each other.
+    """
+    names = list(source.tensor_names())
+    for name in names:
+        tensors.shape(name)
+    first: Shape | None = None
+    for expert in range(source.num_experts or 1):
+        number = None if source.num_experts is None else expert
+        shapes = [_piece_shape(piece, tensors, number) for piece in source.pieces]
+        if any(shape[1:] != shapes[0][1:] or not shape for shape in shapes) and len(shapes) > 1:
+            raise TensorShapeMismatch(
+                f"{' and '.join(names[: len(shapes)])} have shapes {' and '.join(str(list(s)) for s in shapes)}; they "
+                "can't be put together.",
+                param=names[0],
+            )
+        found = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
+        if first is not None and found != first:
+            raise TensorShapeMismatch(
+                f"expert {expert} has shape {list(found)} where expert 0 has {list(first)} ({source.pieces[0].name}).",
+                param=source.pieces[0].name,
+            )
+        first = found
+    assert first is not None
+    return first if source.num_experts is None else (source.num_experts, *first)
+
+
+def _piece_shape(piece: Piece, tensors: TensorTable, expert: int | None) -> Shape:
+    name = piece.name if expert is None else piece.name.replace("{e}", str(expert))
+    shape = tensors.shape(name)
+    bad = TensorShapeMismatch(f"{name} has shape {list(shape)}, which its use doesn't allow.", param=name)
+    if piece.index is not None:
+        index = expert if piece.index == -1 and expert is not None else piece.index
+        if len(shape) < 2 or not 0 <= index < shape[0]:
+            raise bad
+        shape = shape[1:]
+    if piece.transpose:
+        if len(shape) < 2:
+            raise bad
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    if piece.rows is not None:
+        if not shape or not 0 <= piece.rows[0] < piece.rows[1] <= shape[0]:
+            raise bad
+        shape = (piece.rows[1] - piece.rows[0], *shape[1:])
+    if piece.per_group is not None:
+        size, begin, end = piece.per_group
+        if not shape or shape[0] % size:
+            raise bad
+        shape = (shape[0] // size * (end - begin), *shape[1:])
+    if piece.stride is not None:
+        if not shape:
+            raise bad
+        shape = (len(range(piece.stride[0], shape[0], piece.stride[1])), *shape[1:])
+    if piece.reshape is not None:
+        if math.prod(piece.reshape) != math.prod(shape):
+            raise bad
+        shape = piece.reshape
+    return shape

@@ -1,0 +1,95 @@
+"""Values of config.json that become facts: numbers with defaults, the activation, the eps of a norm.
+
+What config.json leaves out is the family's default, and the facts say so; an operator's override is
+checked like a value of config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
+from inference.modelling.config import MAX_SIZE, CheckpointConfig, CheckpointView, Confidence
+from inference.modelling.spec import NormSpec
+
+ACTIVATION_NAMES: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+"""transformers' names (``ACT2FN``) to ours; its three spellings of the tanh approximation are one function."""
+
+
+def noted_number(
+    view: CheckpointView,
+    fact: str,
+    keys: Sequence[str],
+    default: float,
+    *,
+    low: float,
+    high: float,
+    config: CheckpointConfig | None = None,
+) -> float:
+    """A number of config.json (or of ``config``, a part of it), or a default that the facts mention."""
+    config = config or view.config
+    value = config.number(*keys, default=default, low=low, high=high)
+    used = view.facts.add(fact, value, *_origin(config, keys))
+    return override_checked(fact, used, low=low, high=high)
+
+
+def noted_integer(
+    view: CheckpointView, fact: str, keys: Sequence[str], default: int, *, low: int = 1, high: int = MAX_SIZE
+) -> int:
+    """An integer of config.json, or a default that the facts mention."""
+    value = view.config.integer(*keys, default=default, low=low, high=high)
+    used = view.facts.add(fact, value, *_origin(view.config, keys))
+    return int(override_checked(fact, used, low=low, high=high, whole=True))
+
+
+def override_checked(fact: str, value: object, *, low: float, high: float, whole: bool = False) -> float:
+    """A fact's number, which may be an operator's override and so of any type and size.
+
+    Raises:
+        CorruptCheckpoint: Not a number (``whole``: an integer) from ``low`` to ``high``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not low <= value <= high:
+        wanted = "a whole number" if whole else "a number"
+        raise CorruptCheckpoint(
+            f"{fact} is set to {str(value)[:60]!r}; it must be {wanted} from {low:g} to {high:g}.", param=fact
+        )
+    return value
+
+
+def _origin(config: CheckpointConfig, keys: Sequence[str]) -> tuple[str, Confidence]:
+    """Evidence and confidence of a value under one of the keys, or of the default in its place."""
+    if config.get(*keys) is None:
+        return f"{keys[0]} is not in config.json; default", Confidence.LOW
+    return "config.json", Confidence.CERTAIN
+
+
+def rms_norm(view: CheckpointView, *keys: str, default: float = 1e-6, offset: float = 0.0) -> NormSpec:
+    """RMSNorm with the config's eps."""
+    eps = noted_number(view, "norm.eps", keys or ("rms_norm_eps",), default, low=0.0, high=1.0)
+    return NormSpec("rms", eps, offset)
+
+
+def activation(view: CheckpointView, key: str = "hidden_act", *, default: str = "silu") -> str:
+    """The MLP's activation in our spelling.
+
+    Raises:
+        UnsupportedArchitecture: A name that isn't known.
+    """
+    name = view.config.string(key, default=default)
+    if name not in ACTIVATION_NAMES:
+        raise UnsupportedArchitecture(
+            f"config.json: {key} {name[:60]!r} is not a supported activation; supported are "
+            f"{', '.join(sorted(ACTIVATION_NAMES))}.",
+            param=key,
+        )
+    return str(view.facts.add("activation", ACTIVATION_NAMES[name], *_origin(view.config, (key,))))

@@ -1,0 +1,94 @@
+"""A whole decoder out of its frame and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.checks import finish
+from inference.modelling.families.frame import Frame
+from inference.modelling.spec import (
+    ChannelMixerSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    Source,
+    TokenMixerSpec,
+    prefixed,
+    tensor,
+)
+
+
+def llama_layer(token_mixer: TokenMixerSpec, channel_mixer: ChannelMixerSpec, norm: NormSpec) -> LayerSpec:
+    """The pre-norm layer of Llama: norm, attention, norm, MLP or MoE."""
+    return LayerSpec(token_mixer=token_mixer, token_norm=norm, channel_mixer=channel_mixer, channel_norm=norm)
+
+
+def llama_layer_sources(
+    number: int,
+    layer: str,
+    token_mixer: Mapping[str, Source],
+    channel_mixer: Mapping[str, Source],
+    *,
+    channel_norm: str = "post_attention_layernorm",
+) -> dict[str, Source]:
+    """Sources of a ``llama_layer``'s parameters, under their full names.
+
+    Args:
+        number: The layer's.
+        layer: Start of its tensor names.
+        token_mixer: Sources by name within the mixer.
+        channel_mixer: The same.
+        channel_norm: The file's name of the norm before the channel mixer.
+    """
+    name = f"layers.{number}"
+    return {
+        f"{name}.token_norm.weight": tensor(f"{layer}input_layernorm.weight"),
+        f"{name}.channel_norm.weight": tensor(f"{layer}{channel_norm}.weight"),
+        **prefixed(f"{name}.token_mixer", token_mixer),
+        **prefixed(f"{name}.channel_mixer", channel_mixer),
+    }
+
+
+def _frame_sources(frame: Frame, final_norm: str) -> dict[str, Source]:
+    """Embedding, final norm (RMS) and head."""
+    sources = {
+        "embed_tokens.weight": tensor(frame.embedding),
+        "final_norm.weight": tensor(f"{frame.prefix}{final_norm}.weight"),
+    }
+    if frame.head is not None:
+        sources["lm_head.weight"] = tensor(frame.head)
+    return sources
+
+
+def decoder_spec(
+    view: CheckpointView,
+    frame: Frame,
+    model_type: str,
+    layers: Sequence[LayerSpec],
+    layer_sources: Mapping[str, Source],
+    final_norm: NormSpec,
+    *,
+    unused: str | None = None,
+    embedding_multiplier: float = 1.0,
+    logits_multiplier: float = 1.0,
+    logits_softcap: float | None = None,
+    final_norm_name: str = "norm",
+) -> ModelSpec:
+    """The whole model from its frame and layers, checked by ``finish``."""
+    spec = ModelSpec(
+        format="huggingface",
+        model_type=model_type,
+        hidden_size=frame.hidden_size,
+        vocab_size=frame.vocab_size,
+        max_position_embeddings=frame.max_position_embeddings,
+        layers=tuple(layers),
+        final_norm=final_norm,
+        dtype=frame.dtype,
+        tie_word_embeddings=frame.head is None,
+        embedding_multiplier=embedding_multiplier,
+        logits_multiplier=logits_multiplier,
+        logits_softcap=logits_softcap,
+        parameters={**_frame_sources(frame, final_norm_name), **layer_sources},
+    )
+    return finish(view, spec, unused=unused)

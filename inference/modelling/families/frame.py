@@ -1,0 +1,179 @@
+"""What every decoder has around its layers: prefix of the names, number of layers, embedding, head, dtype, context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inference.errors import (
+    CorruptCheckpoint,
+    MissingTensor,
+    TensorShapeMismatch,
+    UnsupportedArchitecture,
+    UnsupportedFormat,
+)
+from inference.modelling.config import MAX_LAYERS, CheckpointView, Confidence, TensorTable
+from inference.modelling.families.config_values import noted_integer
+from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
+from inference.modelling.spec import Dtype
+
+_LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layer")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What every decoder has around its layers.
+
+    Attributes:
+        prefix: What stands before ``layers.N.`` in the tensor names: ``model.``, ``backbone.`` or nothing.
+        embedding: Name of the embedding's tensor.
+        head: Name of the head's; None: the embedding is the head.
+        num_layers: Layers to build.
+        hidden_size: Columns of the embedding.
+        vocab_size: Rows of the embedding.
+        dtype: That of the embedding, which stands for the whole checkpoint.
+        max_position_embeddings: The model's context.
+    """
+
+    prefix: str
+    embedding: str
+    head: str | None
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    dtype: Dtype
+    max_position_embeddings: int
+
+    def layer(self, number: int) -> str:
+        """Start of the tensor names of one layer, with the dot."""
+        return f"{self.prefix}layers.{number}."
+
+
+def read_frame(
+    view: CheckpointView,
+    *,
+    prefixes: Sequence[str] = ("model.", ""),
+    embeddings: Sequence[str] = ("embed_tokens.weight",),
+    tied_by_default: bool = False,
+    extra_layers_allowed: bool = False,
+    default_max_position_embeddings: int = 4096,
+) -> Frame:
+    """Find the prefix, count the layers, read the sizes of embedding and head.
+
+    Args:
+        view: The checkpoint.
+        prefixes: Candidates, in order of preference.
+        embeddings: Candidates for the embedding's name after the prefix.
+        tied_by_default: Whether the head is the embedding when config.json doesn't say.
+        extra_layers_allowed: Layers beyond the config's number are something else (multi-token prediction
+            modules of DeepSeek) and left out, rather than a contradiction.
+        default_max_position_embeddings: When config.json has none.
+
+    Raises:
+        UnsupportedArchitecture: No embedding under any of the names.
+        MissingTensor: Layers are missing from the sequence 0, 1, 2 ….
+        TensorShapeMismatch: The embedding isn't a matrix, or the head has another shape.
+    """
+    tensors, facts, config = view.tensors, view.facts, view.config
+    found = [(p, p + e) for p in prefixes for e in embeddings if p + e in tensors]
+    if not found:
+        wanted = " or ".join(p + e for p in prefixes for e in embeddings)
+        raise UnsupportedArchitecture(
+            f"no embedding: {wanted} is not among the {len(tensors)} tensors ({sample_of(tensors)}).", param=wanted
+        )
+    prefix, embedding = found[0]
+    vocab_size, hidden_size = matrix_shape(tensors, embedding)
+    for key, value in (("hidden_size", hidden_size), ("vocab_size", vocab_size)):
+        stated = config.optional_integer(key)
+        if stated is not None and stated != value:
+            facts.warn(f"config.json says {key} {stated}, but {embedding} has shape {[vocab_size, hidden_size]}.")
+    num_layers = _count_layers(view, prefix, extra_layers_allowed)
+    head = _find_head(view, prefix, embedding, tied_by_default)
+    dtype = _stored_dtype(view, embedding)
+    max_positions = noted_integer(
+        view,
+        "max_position_embeddings",
+        ("max_position_embeddings", "max_seq_len"),
+        default_max_position_embeddings,
+        high=1 << 30,
+    )
+    return Frame(prefix, embedding, head, num_layers, hidden_size, vocab_size, dtype, max_positions)
+
+
+def layer_numbers(tensors: TensorTable, prefix: str) -> list[int]:
+    """The N of all ``{prefix}layers.N.…`` names, sorted."""
+    pattern = re.compile(re.escape(prefix) + r"layers\.(\d{1,6})\.")
+    return sorted({int(match[1]) for match in map(pattern.match, tensors) if match})
+
+
+def _count_layers(view: CheckpointView, prefix: str, extra_allowed: bool) -> int:
+    numbers = layer_numbers(view.tensors, prefix)
+    if not numbers:
+        raise UnsupportedArchitecture(
+            f"no layers: no tensor name starts with {prefix}layers.0. ({sample_of(view.tensors)}).",
+            param=f"{prefix}layers",
+        )
+    present = numbers[-1] + 1
+    if present > MAX_LAYERS:
+        raise CorruptCheckpoint(
+            f"layer number {numbers[-1]} is out of range; at most {MAX_LAYERS} layers.", param="layers"
+        )
+    if len(numbers) != present:
+        missing = min(set(range(present)) - set(numbers))
+        raise MissingTensor(
+            f"layer {missing} is missing: no tensor name starts with {prefix}layers.{missing}., although layer "
+            f"{numbers[-1]} is there.",
+            param=f"{prefix}layers.{missing}",
+        )
+    stated = view.config.optional_integer(*_LAYER_COUNT_KEYS, high=MAX_LAYERS)
+    if stated is None or stated == present:
+        evidence = "distinct layer numbers in the tensor names"
+        view.facts.add("num_layers", present, evidence if stated is None else f"config.json and {evidence}")
+        return present
+    if stated > present:
+        raise MissingTensor(
+            f"config.json says {stated} layers, but the tensors end at layer {present - 1}; a shard is missing, or "
+            "config.json is from another model.",
+            param=f"{prefix}layers.{present}",
+        )
+    if extra_allowed:
+        view.facts.add("num_layers", stated, "config.json; the layers after them are prediction modules, left out")
+        return stated
+    view.facts.warn(f"config.json says {stated} layers, but the tensors have {present}; all {present} are used.")
+    view.facts.add("num_layers", present, f"tensor names, against {stated} in config.json", Confidence.MEDIUM)
+    return present
+
+
+def _find_head(view: CheckpointView, prefix: str, embedding: str, tied_by_default: bool) -> str | None:
+    """Name of the head's tensor; None: the embedding is the head."""
+    config, facts, tensors = view.config, view.facts, view.tensors
+    name = "lm_head.weight"
+    if name not in tensors and prefix + name in tensors:
+        name = prefix + name
+    written = "tie_word_embeddings" in config
+    tied = config.boolean("tie_word_embeddings", default=tied_by_default)
+    if name not in tensors:
+        confidence = Confidence.CERTAIN if tied else Confidence.HIGH
+        facts.add("tie_word_embeddings", True, "there is no lm_head.weight", confidence)
+        return None
+    evidence = "config.json" if written else f"{name} is there, and config.json says nothing else"
+    if facts.add("tie_word_embeddings", tied, evidence, Confidence.CERTAIN if written else Confidence.MEDIUM):
+        return None
+    if tensors.shape(name) != tensors.shape(embedding):
+        raise TensorShapeMismatch(
+            f"{name} has shape {list(tensors.shape(name))}, but {embedding} has {list(tensors.shape(embedding))}.",
+            param=name,
+        )
+    return name
+
+
+def _stored_dtype(view: CheckpointView, embedding: str) -> Dtype:
+    stored = view.tensors[embedding].dtype
+    if stored not in STORED_DTYPES:
+        raise UnsupportedFormat(
+            f"{embedding} is stored as {stored}; {', '.join(STORED_DTYPES)} can be read.", param=embedding
+        )
+    dtype = STORED_DTYPES[stored]
+    view.facts.add("dtype", dtype, f"{embedding} is stored as {stored}")
+    return dtype

@@ -1,0 +1,159 @@
+"""How many heads an attention layer has and how wide they are, from its projections and config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
+from inference.modelling.config import CheckpointView, Confidence
+from inference.modelling.families.config_values import override_checked
+from inference.modelling.families.headers import matrix_shape
+
+_HEADS_KEYS = ("num_attention_heads", "num_heads")
+_KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
+_MAX_HEADS = 1 << 16
+"""Bound of head counts and widths alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """Query heads, key/value heads, and the width of each."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def read_heads(
+    view: CheckpointView,
+    layer: str,
+    hidden_size: int,
+    *,
+    attention: str = "self_attn.",
+    default_head_dim: int | None = None,
+) -> HeadSizes:
+    """Head counts and width, from config.json and from the projections of one attention layer.
+
+    Shapes win over config.json, with a warning; what neither says is guessed and noted as such.
+
+    Args:
+        view: The checkpoint.
+        layer: Start of the layer's tensor names, with the dot.
+        hidden_size: h.
+        attention: The attention's part of the names, with the dot.
+        default_head_dim: The family's width when config.json has none (h / heads otherwise).
+
+    Raises:
+        TensorShapeMismatch: The projections can't be split into the heads that config.json states.
+        UnsupportedArchitecture: No way to know the head count.
+    """
+    base = layer + attention
+    fused = base + "qkv_proj.weight"
+    if fused in view.tensors:
+        return _fused_heads(view, fused, base, default_head_dim)
+    q_rows = matrix_shape(view.tensors, base + "q_proj.weight")[0]
+    k_rows = matrix_shape(view.tensors, base + "k_proj.weight")[0]
+    head_dim = _head_dim(view, base, q_rows, hidden_size, k_rows, default_head_dim)
+    if q_rows % head_dim or k_rows % head_dim:
+        raise TensorShapeMismatch(
+            f"head_dim {head_dim} divides neither evenly: {base}q_proj.weight has {q_rows} rows, k_proj {k_rows}.",
+            param=base + "q_proj.weight",
+        )
+    heads = _agreed(view, "attention.num_heads", _HEADS_KEYS, q_rows // head_dim, "q_proj")
+    kv_heads = _agreed(view, "attention.num_kv_heads", _KV_HEADS_KEYS, k_rows // head_dim, "k_proj")
+    return _checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
+
+
+def _head_dim(view: CheckpointView, base: str, q_rows: int, hidden_size: int, k_rows: int, default: int | None) -> int:
+    config, facts = view.config, view.facts
+    name = "attention.head_dim"
+    norm = view.tensors.get(base + "q_norm.weight")
+    heads = config.optional_integer(*_HEADS_KEYS, high=_MAX_HEADS)
+    stated = config.optional_integer("head_dim", high=_MAX_HEADS)
+    if name in facts.overrides:
+        given = facts.add(name, None, "")
+        return int(override_checked(name, given, low=1, high=_MAX_HEADS, whole=True))
+    if norm is not None and len(norm.shape) == 1 and norm.shape[0] < q_rows and q_rows % norm.shape[0] == 0:
+        if stated is not None and stated != norm.shape[0]:
+            facts.warn(f"config.json says head_dim {stated}, but {base}q_norm.weight has {norm.shape[0]} values.")
+        return int(facts.add(name, norm.shape[0], f"length of {base}q_norm.weight"))
+    if stated is None and heads is not None and default is not None and q_rows == heads * default:
+        return int(facts.add(name, default, f"the family's default; {heads} heads give q_proj's {q_rows} rows"))
+    if heads is not None and q_rows % heads == 0:
+        found = q_rows // heads
+        if stated is not None and stated != found:
+            facts.warn(
+                f"config.json says head_dim {stated}, but {base}q_proj.weight has {q_rows} rows for {heads} heads: "
+                f"{found} is used."
+            )
+            return int(facts.add(name, found, f"q_proj's {q_rows} rows by {heads} heads", Confidence.MEDIUM))
+        evidence = "config.json" if stated is not None else f"q_proj's {q_rows} rows by {heads} heads"
+        return int(facts.add(name, found, evidence))
+    if stated is not None and q_rows % stated == 0:
+        if heads is not None:
+            facts.warn(f"config.json says {heads} heads, but {base}q_proj.weight has {q_rows} rows.")
+        return int(facts.add(name, stated, "config.json"))
+    if heads is not None:
+        raise TensorShapeMismatch(
+            f"config.json says {heads} attention heads, but {base}q_proj.weight has {q_rows} rows.",
+            param=base + "q_proj.weight",
+        )
+    for guess in (64, 128):
+        if q_rows % guess == 0 and k_rows % guess == 0:
+            facts.warn(f"head_dim is a guess ({guess}); set attention.head_dim if the output is nonsense.")
+            return int(facts.add(name, guess, "guessed by divisibility; not in config.json", Confidence.LOW))
+    raise UnsupportedArchitecture(
+        f"num_attention_heads is not in config.json and {base}q_proj.weight ({q_rows} rows) doesn't tell it; add it.",
+        param="num_attention_heads",
+    )
+
+
+def _agreed(view: CheckpointView, name: str, keys: Sequence[str], found: int, tensor_name: str) -> int:
+    """The number that the shapes give; config.json's contradiction becomes a warning."""
+    stated = view.config.optional_integer(*keys, high=_MAX_HEADS)
+    if stated == found:
+        return int(view.facts.add(name, found, f"config.json and the rows of {tensor_name}"))
+    evidence, confidence = f"rows of {tensor_name} by head_dim", Confidence.HIGH
+    if stated is not None:
+        view.facts.warn(f"config.json says {keys[0]} {stated}, but {tensor_name} has rows for {found}.")
+        evidence, confidence = f"{evidence}, against {stated} in config.json", Confidence.MEDIUM
+    view.facts.add(name, found, evidence, confidence)
+    return found
+
+
+def _fused_heads(view: CheckpointView, fused: str, base: str, default_head_dim: int | None) -> HeadSizes:
+    """Heads of a projection that holds q, k and v: (heads + 2 · kv heads) · head_dim rows."""
+    config, facts = view.config, view.facts
+    rows = matrix_shape(view.tensors, fused)[0]
+    q_width = matrix_shape(view.tensors, base + "o_proj.weight")[1]
+    kv_width = (rows - q_width) // 2
+    heads = config.integer(*_HEADS_KEYS, high=_MAX_HEADS)
+    head_dim = config.optional_integer("head_dim", high=_MAX_HEADS) or default_head_dim
+    if head_dim is None or head_dim * heads != q_width:
+        if q_width % heads:
+            raise TensorShapeMismatch(
+                f"config.json says {heads} attention heads, but {base}o_proj.weight has {q_width} columns.",
+                param=base + "o_proj.weight",
+            )
+        if head_dim is not None:
+            facts.warn(f"config.json says head_dim {head_dim}, but {q_width} columns of o_proj are {heads} heads.")
+        head_dim = q_width // heads
+    facts.add("attention.head_dim", head_dim, f"{q_width} columns of o_proj by {heads} heads")
+    if kv_width <= 0 or (rows - q_width) % 2 or kv_width % head_dim:
+        raise TensorShapeMismatch(
+            f"{fused} has {rows} rows; {heads} heads of {head_dim} and the same for keys and values don't fit.",
+            param=fused,
+        )
+    facts.add("attention.num_heads", heads, "config.json")
+    kv_heads = _agreed(view, "attention.num_kv_heads", _KV_HEADS_KEYS, kv_width // head_dim, "qkv_proj")
+    return _checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
+
+
+def _checked_heads(sizes: HeadSizes, base: str) -> HeadSizes:
+    if sizes.num_heads % sizes.num_kv_heads:
+        raise TensorShapeMismatch(
+            f"{sizes.num_heads} query heads can't share {sizes.num_kv_heads} key/value heads ({base[:-1]}).",
+            param=base + "k_proj.weight",
+        )
+    return sizes

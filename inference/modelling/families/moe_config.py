@@ -1,0 +1,142 @@
+"""Mixtures of experts: counting them, checking the routing, and where the parameters come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch
+from inference.modelling.config import CheckpointView
+from inference.modelling.families.frame import Frame
+from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.mlp_config import mlp_sources
+from inference.modelling.spec import MLPSpec, MoESpec, Piece, Source, prefixed, tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """How a family calls its experts' matrices (per-expert files); stacked files have one spelling."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+USUAL_NAMES = ExpertNames()
+
+
+def count_experts(view: CheckpointView, base: str, *, down: str = "down_proj") -> tuple[int, int]:
+    """(number of experts, width of each) of the experts under ``base`` (``…experts.``), stacked or not.
+
+    Raises:
+        MissingTensor: Neither form is there, or an expert is missing.
+    """
+    stacked = base + "down_proj"
+    if stacked in view.tensors:
+        shape = view.tensors.shape(stacked)
+        if len(shape) != 3:
+            raise TensorShapeMismatch(f"{stacked} has shape {list(shape)}; three axes are needed.", param=stacked)
+        return shape[0], shape[2]
+    pattern = re.compile(re.escape(base) + r"(\d{1,6})\." + re.escape(down) + r"\.weight$")
+    numbers = {int(match[1]) for match in map(pattern.match, view.tensors) if match}
+    if not numbers:
+        raise MissingTensor(f"no experts: neither {stacked} nor {base}0.{down}.weight is there.", param=stacked)
+    if len(numbers) != max(numbers) + 1:
+        missing = min(set(range(max(numbers))) - numbers)
+        raise MissingTensor(f"tensor {base}{missing}.{down}.weight is missing.", param=f"{base}{missing}.{down}.weight")
+    return len(numbers), matrix_shape(view.tensors, f"{base}0.{down}.weight")[1]
+
+
+def _expert_sources(
+    view: CheckpointView, base: str, num_experts: int, *, gated: bool, names: ExpertNames
+) -> dict[str, Source]:
+    """Sources of ``experts.*``: ``{base}gate_up_proj`` stacked out × in, or one tensor for each expert."""
+    up_name = "gate_up_proj" if gated else "up_proj"
+    if base + "down_proj" in view.tensors:
+        return {f"experts.{up_name}": tensor(base + up_name), "experts.down_proj": tensor(base + "down_proj")}
+    ups = (names.gate, names.up) if gated else (names.up,)
+    pieces = tuple(Piece(f"{base}{{e}}.{name}.weight") for name in ups)
+    return {
+        f"experts.{up_name}": Source(pieces, num_experts),
+        "experts.down_proj": Source((Piece(f"{base}{{e}}.{names.down}.weight"),), num_experts),
+    }
+
+
+def moe_sources(
+    view: CheckpointView,
+    spec: MoESpec,
+    base: str,
+    *,
+    router: str = "gate",
+    shared: str = "shared_expert.",
+    names: ExpertNames = USUAL_NAMES,
+) -> dict[str, Source]:
+    """Sources of a ``MoESpec``'s parameters under ``base`` (``…mlp.``), experts stacked or one by one."""
+    sources = {"router.weight": tensor(f"{base}{router}.weight")}
+    if spec.correction_bias:
+        sources["router.correction_bias"] = tensor(f"{base}{router}.e_score_correction_bias")
+    sources |= _expert_sources(view, base + "experts.", spec.num_experts, gated=spec.gated, names=names)
+    if spec.shared_intermediate_size:
+        dense = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated)
+        sources |= prefixed("shared_expert", mlp_sources(view, dense, base, mlp=shared))
+    if spec.shared_gate:
+        sources["shared_expert_gate.weight"] = tensor(f"{base}shared_expert_gate.weight")
+    return sources
+
+
+def agree_on_experts(view: CheckpointView, found: int, *keys: str) -> int:
+    """The number of experts that the tensors have; config.json's contradiction becomes a warning."""
+    stated = view.config.optional_integer(*keys)
+    if stated is not None and stated != found:
+        view.facts.warn(f"config.json says {keys[0]} {stated}, but the tensors have {found} experts.")
+    view.facts.add("moe.num_experts", found, "expert tensors")
+    return found
+
+
+def shared_width(view: CheckpointView, shared: str) -> int:
+    """Width of the expert under ``shared`` that every row passes; 0: there is none."""
+    down = shared + "down_proj.weight"
+    return matrix_shape(view.tensors, down)[1] if down in view.tensors else 0
+
+
+def has_router(view: CheckpointView, layer: str) -> bool:
+    """Whether the layer has experts rather than a dense MLP, in the naming of Qwen and DeepSeek."""
+    return f"{layer}mlp.gate.weight" in view.tensors
+
+
+def warn_of_dense_layers(view: CheckpointView, frame: Frame, is_stated_sparse: Callable[[int], bool]) -> None:
+    """Warn where config.json's dense layers aren't those without a router; the tensors decide."""
+    for number in range(frame.num_layers):
+        stated = is_stated_sparse(number)
+        if stated != has_router(view, frame.layer(number)):
+            kind = "experts" if stated else "a dense MLP"
+            view.facts.warn(f"config.json gives layer {number} {kind}, but its tensors don't; the tensors decide.")
+
+
+def check_routing(spec: MoESpec) -> MoESpec:
+    """The spec, if its routing can be carried out.
+
+    Raises:
+        CorruptCheckpoint: More experts are to be chosen than there are, or the groups don't divide them.
+    """
+    experts, groups = spec.num_experts, spec.num_expert_groups
+    if spec.top_k > experts:
+        raise CorruptCheckpoint(
+            f"config.json: num_experts_per_tok is {spec.top_k}, but there are {experts} experts.",
+            param="num_experts_per_tok",
+        )
+    if experts % groups or spec.top_k_groups > groups:
+        raise CorruptCheckpoint(
+            f"config.json: {experts} experts in {groups} groups, {spec.top_k_groups} of them chosen, is impossible.",
+            param="n_group",
+        )
+    if spec.top_k > spec.top_k_groups * (experts // groups):
+        raise CorruptCheckpoint(
+            f"config.json: {spec.top_k_groups} groups of {experts // groups} experts don't hold the "
+            f"{spec.top_k} that num_experts_per_tok asks for.",
+            param="topk_group",
+        )
+    if spec.group_score == "top2" and groups > 1 and experts // groups < 2:
+        raise CorruptCheckpoint(f"config.json: {groups} groups of one expert each can't be scored.", param="n_group")
+    return spec

@@ -1,0 +1,169 @@
+"""Rotary embeddings as config.json describes them, in the naming of transformers 5 and in that before it.
+
+Now all is in ``rope_parameters``; the older files on the hub have ``rope_scaling`` and, at the top level,
+``rope_theta``.
+Source: https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
+from inference.modelling.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config_values import noted_number
+from inference.modelling.spec import RopeScaling, RopeSpec
+
+
+def read_rope(
+    view: CheckpointView,
+    head_dim: int,
+    *,
+    max_position_embeddings: int,
+    default_theta: float = 10000.0,
+    default_partial: float = 1.0,
+    interleaved: bool = False,
+    renamed_types: Mapping[str, str] | None = None,
+    default_original: int | None = None,
+) -> RopeSpec:
+    """The rotary embedding that config.json describes, in either naming.
+
+    Args:
+        view: The checkpoint.
+        head_dim: Width of the (rotary part of the) head, before ``partial_rotary_factor``.
+        max_position_embeddings: The model's context.
+        default_theta: When config.json has none.
+        default_partial: Rotated share of the head when config.json has none.
+        interleaved: Adjacent pairs rather than halves.
+        renamed_types: A family's own names for scaling kinds (Phi-3's ``su``).
+        default_original: The trained context when config.json has none (the model's context otherwise).
+
+    Raises:
+        UnsupportedArchitecture: An unknown kind of scaling, or an odd number of rotated values.
+        CorruptCheckpoint: A number is out of range, or a list has the wrong length.
+    """
+    rope = _rope_values(view.config)
+    theta = noted_number(view, "rope.theta", ("rope_theta",), default_theta, low=1.001, high=1e15, config=rope)
+    partial = rope.number("partial_rotary_factor", "rotary_percent", low=0.0, high=1.0, default=default_partial)
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise UnsupportedArchitecture(
+            f"config.json: {rotary_dim} of {head_dim} values of a head are rotated (partial_rotary_factor "
+            f"{partial:g}); an even number from 2 on is needed.",
+            param="partial_rotary_factor",
+        )
+    kind = rope.string("rope_type", "type", default="default")
+    kind = (renamed_types or {}).get(kind, kind)
+    scaling = _rope_scaling(rope, kind, rotary_dim, max_position_embeddings, default_original)
+    if scaling is not None:
+        view.facts.add("rope.scaling", kind, "config.json")
+    return RopeSpec(theta, rotary_dim, interleaved, scaling, max_position_embeddings)
+
+
+def _rope_values(config: CheckpointConfig) -> CheckpointConfig:
+    """One flat object of all rope keys: the nested ones, filled up with those of the top level."""
+    nested: Any = config.get("rope_parameters", "rope_scaling", default={})
+    if not isinstance(nested, Mapping):
+        raise CorruptCheckpoint(
+            f"config.json: rope_parameters is {str(nested)[:60]!r}; it must be an object.", param="rope_parameters"
+        )
+    if nested and all(isinstance(value, Mapping) or value is None for value in nested.values()):
+        # transformers 5 may write one object for each layer type; no family here rotates its layers differently.
+        kinds = [value for value in nested.values() if value is not None]
+        if any(value != kinds[0] for value in kinds):
+            raise CorruptCheckpoint(
+                f"config.json: rope_parameters differ between the layer types {', '.join(map(str, nested))}; "
+                "they must be the same for all layers.",
+                param="rope_parameters",
+            )
+        nested = kinds[0] if kinds else {}
+    values = {str(key): value for key, value in nested.items() if value is not None}
+    for key in ("rope_theta", "partial_rotary_factor", "rotary_percent"):
+        if key not in values and config.get(key) is not None:
+            values[key] = config.get(key)
+    # The top level's value wins: Phi-3 keeps the trained context there, and so does transformers.
+    trained = config.get("original_max_position_embeddings", default=values.get("original_max_position_embeddings"))
+    if trained is not None:
+        values["original_max_position_embeddings"] = trained
+    return CheckpointConfig(values)
+
+
+def _rope_scaling(
+    rope: CheckpointConfig, kind: str, rotary_dim: int, max_positions: int, default_original: int | None
+) -> RopeScaling | None:
+    if kind in ("default", "none", ""):
+        return None
+    if kind not in ("linear", "llama3", "yarn", "longrope", "dynamic"):
+        raise UnsupportedArchitecture(
+            f"config.json: rope type {kind[:60]!r} is not supported; supported are default, linear, dynamic, llama3, "
+            "yarn, longrope.",
+            param="rope_type",
+        )
+    original = rope.integer(
+        "original_max_position_embeddings", default=default_original or max_positions, low=2, high=1 << 30
+    )
+    # Without a factor, yarn and longrope stretch from the trained context to the model's.
+    default_factor = max_positions / original if kind in ("yarn", "longrope") else None
+    factor = rope.number("factor", default=default_factor, low=1e-6, high=1e6)
+    common: dict[str, Any] = {"factor": factor, "original_max_position_embeddings": original}
+    if kind == "llama3":
+        low = rope.number("low_freq_factor", default=1.0, low=1e-6, high=1e6)
+        high = rope.number("high_freq_factor", default=4.0, low=1e-6, high=1e6)
+        if high <= low:
+            raise CorruptCheckpoint(
+                f"config.json: high_freq_factor {high:g} must be above low_freq_factor {low:g}.",
+                param="high_freq_factor",
+            )
+        return RopeScaling("llama3", low_freq_factor=low, high_freq_factor=high, **common)
+    if kind == "yarn":
+        return RopeScaling(
+            "yarn",
+            # 0 means "not given" in transformers for both.
+            beta_fast=rope.number("beta_fast", default=32.0, low=0.0, high=1e6) or 32.0,
+            beta_slow=rope.number("beta_slow", default=1.0, low=0.0, high=1e6) or 1.0,
+            mscale=_optional_number(rope, "mscale"),
+            mscale_all_dim=_optional_number(rope, "mscale_all_dim"),
+            attention_factor=_optional_number(rope, "attention_factor"),
+            truncate=rope.boolean("truncate", default=True),
+            **common,
+        )
+    if kind == "longrope":
+        lists = {name: rope.numbers(name) for name in ("short_factor", "long_factor")}
+        for name, values in lists.items():
+            if len(values) != rotary_dim // 2 or min(values) <= 0:
+                raise CorruptCheckpoint(
+                    f"config.json: {name} has {len(values)} values; {rotary_dim // 2} positive ones are needed.",
+                    param=name,
+                )
+        return RopeScaling(
+            "longrope",
+            short_factor=lists["short_factor"],
+            long_factor=lists["long_factor"],
+            attention_factor=_optional_number(rope, "attention_factor"),
+            **common,
+        )
+    if kind == "dynamic":
+        if rotary_dim < 4:
+            raise UnsupportedArchitecture(
+                f"rope type dynamic needs at least 4 rotated values in a head, not {rotary_dim}.", param="rope_type"
+            )
+        return RopeScaling("dynamic", **common)
+    return RopeScaling("linear", **common)
+
+
+def _optional_number(config: CheckpointConfig, key: str) -> float | None:
+    return None if config.get(key) is None else config.number(key, low=-1e6, high=1e6)
+
+
+def yarn_softmax_multiplier(rope: RopeSpec) -> float:
+    """Factor of DeepSeek's softmax scale: the square of YaRN's magnitude correction over all dimensions.
+
+    Source: https://arxiv.org/abs/2309.00071, section 3.4, as transformers' DeepSeek modules apply it (for any
+    scaling that has ``mscale_all_dim``).
+    """
+    scaling = rope.scaling
+    if scaling is None or not scaling.mscale_all_dim or scaling.factor <= 1:
+        return 1.0
+    return float((0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1.0) ** 2)
