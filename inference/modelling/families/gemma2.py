@@ -1,4 +1,7 @@
-"""Gemma 2: norms before and after each mixer with weights around zero, softcaps, every other layer windowed."""
+"""Gemma 2: norms before and after each mixer with weights around zero, softcaps, every other layer windowed.
+
+Source: https://arxiv.org/abs/2408.00118, and transformers' ``gemma2`` for what config.json may leave out.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, prefixed, tensor
 
+# transformers' defaults, which differ from those of the other families.
 HEAD_DIM = 256
 CONTEXT = 8192
 WINDOW = 4096

@@ -3,6 +3,8 @@
 Three forms of the experts are read: ``block_sparse_moe.experts.E.w1/w3/w2`` (the published files),
 ``mlp.experts.gate_up_proj`` stacked out × in (transformers 5), and
 ``block_sparse_moe.experts.gate_proj.weight`` stacked in × out.
+
+Source: https://arxiv.org/abs/2401.04088.
 """
 
 from __future__ import annotations

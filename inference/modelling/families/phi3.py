@@ -1,4 +1,7 @@
-"""Phi-3 and Phi-4-mini: Llama with fused projections, partial rotation and LongRoPE."""
+"""Phi-3 and Phi-4-mini: Llama with fused projections, partial rotation and LongRoPE.
+
+Source: https://arxiv.org/abs/2404.14219, and the published files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Qwen2-MoE and Qwen3-MoE: Qwen's attention with routed experts in most layers, dense MLPs in the others."""
+"""Qwen2-MoE and Qwen3-MoE: Qwen's attention with routed experts in most layers, dense MLPs in the others.
+
+Sources: https://arxiv.org/abs/2407.10671 and https://arxiv.org/abs/2505.09388; transformers' ``qwen2_moe``
+and ``qwen3_moe``.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ from inference.modelling.families.windows import (
 from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoESpec, Source
 
 DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
+"""Experts of a row, when config.json doesn't say."""
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:

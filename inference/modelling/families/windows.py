@@ -10,7 +10,7 @@ from inference.modelling.config import CheckpointView, Confidence
 DEFAULT_WINDOW = 4096
 """transformers' window for a config that has windows but doesn't mention their width; null says: none."""
 DEFAULT_MAX_WINDOW_LAYERS = 28
-"""The first layers of a windowed Qwen that are an exception, when config.json doesn't say."""
+"""The layer from which a windowed Qwen's layers are of the other kind, when config.json doesn't say."""
 
 
 def layer_types(view: CheckpointView, num_layers: int, allowed: Sequence[str]) -> tuple[str, ...] | None:

@@ -50,13 +50,12 @@ class Mamba2Mixer(RecurrentMixer):
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the convolution tails and states of the batch's sequences advance."""
         spec = self.spec
-        rows_shape, groups = (hidden.shape[0], -1), spec.num_groups
-        bc_width = groups * spec.state_size
+        bc_width = spec.num_groups * spec.state_size
         gate, xbc, dt = self.in_proj(hidden).split([spec.intermediate_size, spec.conv_width, spec.num_heads], 1)
         xbc = self.conv1d(xbc, batch, state["conv_state"])
         x, b, c = xbc.split([spec.intermediate_size, bc_width, bc_width], 1)
-        x = x.view(*rows_shape, spec.head_dim)
-        b, c = b.view(*rows_shape, spec.state_size), c.view(*rows_shape, spec.state_size)
+        x = x.unflatten(1, (spec.num_heads, spec.head_dim))
+        b, c = (part.unflatten(1, (spec.num_groups, spec.state_size)) for part in (b, c))
         delta = step_sizes(dt, self.dt_bias, spec.dt_min, spec.dt_max)
         log_decay = delta * self.decay_rates()
         entering = x * delta.unsqueeze(2)

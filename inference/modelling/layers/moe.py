@@ -9,7 +9,7 @@ https://arxiv.org/abs/2412.19437, section 2.1.2 (sigmoid scores, correction bias
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
@@ -63,7 +63,7 @@ def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
 class Router(nn.Module):
     """(T, h) to (T, E) logits in float32: rounding them would change which experts are chosen."""
 
-    float32_parameters = ("weight", "correction_bias")
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight", "correction_bias"})
 
     def __init__(self, spec: MoESpec, hidden_size: int) -> None:
         super().__init__()

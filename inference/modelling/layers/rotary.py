@@ -119,15 +119,16 @@ class RotaryEmbedding:
 
         Args:
             positions: (T,) int64.
-            lengths: ``ForwardBatch.rope_lengths``.
+            lengths: ``ForwardBatch.rope_lengths``; None: each sequence ends with its row.
 
         Returns:
             Two (T, 1, D) float32, laid out as the rotated values are. The sine of the first of a pair is
             negative: rotated = x · cos + partner(x) · sin.
         """
-        if self.spec.depends_on_length and lengths is None:
-            lengths = positions + 1
-        frequencies = self._frequencies_for(positions.device, lengths)
+        if self.spec.depends_on_length:
+            frequencies = self._frequencies_at(positions + 1 if lengths is None else lengths)
+        else:
+            frequencies = self._on(positions.device)
         angles = positions.unsqueeze(-1).float() * frequencies
         cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
         if self.spec.interleaved:
@@ -136,11 +137,10 @@ class RotaryEmbedding:
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         return cos.unsqueeze(1), sin.unsqueeze(1)
 
-    def _frequencies_for(self, device: torch.device, lengths: torch.Tensor | None) -> torch.Tensor:
-        """(D/2,), or (T, D/2) where they depend on the length."""
-        scaling = self.spec.scaling
-        if scaling is None or lengths is None:
-            return self._on(device)
+    def _frequencies_at(self, lengths: torch.Tensor) -> torch.Tensor:
+        """(T, D/2), for the kinds whose frequencies depend on the length."""
+        device, scaling = lengths.device, self.spec.scaling
+        assert scaling is not None
         if scaling.kind == "longrope":
             is_long = (lengths > scaling.original_max_position_embeddings).unsqueeze(-1)
             return torch.where(is_long, self._on(device, long=True), self._on(device))

@@ -101,6 +101,16 @@ def test_length_of_a_row_is_its_position_plus_one_unless_the_batch_says_more():
     assert not torch.equal(short, long)
 
 
+@pytest.mark.parametrize("name", ["linear", "llama3", "yarn"])
+def test_lengths_mean_nothing_to_the_other_kinds(name):
+    embedding = rotary_embedding(RopeSpec(10000.0, D, scaling=KINDS[name], max_position_embeddings=64))
+    positions = torch.arange(4)
+    alone = embedding.cos_sin(positions)
+    beside_a_long_sequence = embedding.cos_sin(positions, torch.full((4,), 500))
+    for one, other in zip(alone, beside_a_long_sequence, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_rotation_is_a_complex_multiplication(interleaved):
     spec = RopeSpec(100.0, D, interleaved=interleaved)
