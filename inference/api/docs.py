@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ _PAGE_HEADERS = {
     **_CACHE,
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
 }
+_TAGS_FIRST = ("v1", "tokens", "jobs", "probes")
 _METHODS = ("get", "post", "put", "patch", "delete")
 
 
@@ -34,11 +36,16 @@ def openapi_document() -> dict[str, Any]:
 
 @functools.cache
 def _page() -> str:
+    from inference import consumers
+
     document = openapi_document()
-    groups: dict[str, list[Operation]] = {}
+    groups: dict[str, list[Operation]] = {tag: [] for tag in _TAGS_FIRST}
     for operation in _operations(document):
         groups.setdefault(operation.tag, []).append(operation)
-    return render_to_string("inference/api_docs.html", {"info": document["info"], "groups": groups})
+    return render_to_string(
+        "inference/api_docs.html",
+        {"info": document["info"], "groups": groups, "websocket": inspect.cleandoc(consumers.__doc__ or "")},
+    )
 
 
 class SchemaView(ApiView):

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from drf_spectacular.utils import OpenApiResponse, extend_schema, inline_serializer
 from rest_framework import serializers
 
-
 View = TypeVar("View", bound=Callable[..., Any])
 
 

@@ -270,6 +270,7 @@ def test_docs_page_needs_nothing_from_elsewhere(http):
     page = http.get("/docs")
     assert page.status_code == 200
     assert "/v1/chat/completions" in page.text
+    assert "/v1/stream" in page.text
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page.text)
     assert "<script" not in page.text
 

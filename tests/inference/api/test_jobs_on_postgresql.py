@@ -1,0 +1,27 @@
+"""The jobs' rules once more, on PostgreSQL: row locks with SKIP LOCKED, its own clock, its own text rules."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+def test_jobs_on_postgresql(postgres_url):
+    files = [HERE / name for name in ("test_jobs.py", "test_job_runner.py", "test_job_state_machine.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *map(str, files)],
+        cwd=HERE.parents[2],
+        env={**os.environ, "DATABASE_URL": postgres_url},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

@@ -1,0 +1,87 @@
+"""Streams over time: heartbeats, readers that stall, requests that take too long, servers that stop."""
+
+from __future__ import annotations
+
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+import pytest
+
+from inference import metrics
+from inference.api import sse
+from tests.inference.api.scripted_worker import Reply
+from tests.inference.api.test_openai_client import wait_for
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+
+
+def test_a_silent_stream_has_heartbeats(live_url, worker, monkeypatch):
+    monkeypatch.setattr(sse, "HEARTBEAT_S", 0.1)
+
+    def script(reply: Reply):
+        yield reply.start()
+        time.sleep(0.5)
+        yield reply.delta("late", finish_reason="stop")
+        yield reply.done()
+
+    worker.script = script
+    raw = httpx.post(f"{live_url}/v1/chat/completions", json=BODY, timeout=20).text
+    assert 3 <= raw.count(": keep-alive\n\n") <= 5
+    assert raw.endswith("data: [DONE]\n\n")
+    assert '"content":"late"' in raw
+
+
+def test_a_reader_that_stalls_is_cut_and_its_slot_freed(live_url, worker, monkeypatch):
+    monkeypatch.setattr(sse, "STALL_S", 0.5)
+
+    def script(reply: Reply):
+        yield reply.start()
+        while not reply.cancelled.is_set():
+            yield reply.delta("x" * 20_000)
+            time.sleep(0.02)  # a megabyte each second: the hub's own limit would act after the guard
+
+    worker.script = script
+    cancelled = metrics.REQUESTS.labels("tiny", "chat", "cancelled")
+    before = cancelled._value.get()
+    address = urlsplit(live_url)
+    body = orjson.dumps(BODY)
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.settimeout(20)
+        raw.connect((address.hostname, address.port))
+        raw.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        assert raw.recv(100).startswith(b"HTTP/1.1 200")
+        wait_for(lambda: len(worker.cancelled) == 1, 20)
+    assert cancelled._value.get() == before + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_never_starts_ends_with_503(live_url, worker, settings, stream):
+    settings.BLAZR_REQUEST_TIMEOUT_S = 1
+    worker.script = lambda reply: iter(())
+    response = httpx.post(f"{live_url}/v1/chat/completions", json={**BODY, "stream": stream}, timeout=20)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "model_loading"
+    assert int(response.headers["retry-after"]) > 0
+    wait_for(lambda: len(worker.cancelled) == 1)
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error(live_url, worker, settings):
+    settings.BLAZR_REQUEST_TIMEOUT_S = 1
+
+    def script(reply: Reply):
+        yield reply.start()
+        yield reply.delta("x")
+        reply.cancelled.wait(10)
+
+    worker.script = script
+    raw = httpx.post(f"{live_url}/v1/chat/completions", json=BODY, timeout=20).text
+    assert "did not end within 1 s" in raw
+    assert raw.endswith("data: [DONE]\n\n")
+    wait_for(lambda: len(worker.cancelled) == 1)
