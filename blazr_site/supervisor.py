@@ -138,7 +138,9 @@ class Supervisor:
             directory = site.data_dir / "redis"
             directory.mkdir(mode=0o700, exist_ok=True)
             command = embedded_redis.server_command(socket=site.redis_socket, directory=directory, durable=True)
-            self._redis = self._child(Program("redis", command, dict(os.environ), REDIS_GRACE_S, restart=False))
+            self._redis = self._child(
+                Program("redis", command, dict(os.environ), REDIS_GRACE_S, restart=False), quiet=True
+            )
             self._redis.start()
         await self._step("redis", self._redis_ready(), "embedded" if site.redis_socket else "yours")
         since = time.time()
@@ -194,14 +196,17 @@ class Supervisor:
     def _environ(self, **extra: str) -> dict[str, str]:
         return {**os.environ, **self._site.environment, "PYTHONUNBUFFERED": "1", **extra}
 
-    def _child(self, program: Program, on_exit: Callable[[int], None] | None = None) -> Child:
+    def _child(self, program: Program, on_exit: Callable[[int], None] | None = None, *, quiet: bool = False) -> Child:
+        """A child; a quiet one writes to its log only."""
+
         def ended(code: int) -> None:
             if on_exit is not None:
                 on_exit(code)
             if not program.restart:
                 self._fail(f"{program.name} ended (code {code}); its log is {self._site.log_dir / program.name}.log")
 
-        return Child(program, self._site.log_dir, say=self._say, on_exit=ended)
+        say = (lambda name, line: None) if quiet else self._say
+        return Child(program, self._site.log_dir, say=say, on_exit=ended)
 
     # --- readiness
 

@@ -195,7 +195,8 @@ def _register_one(text: str, console: Console) -> ServedModel:
     )
     console.print(
         f"  [green]✓[/green] model    {row.served_model_name}: {row.architecture}, "
-        f"{format_count(row.num_parameters)} parameters, {format_bytes(row.size_bytes)}"
+        f"{format_count(row.num_parameters)} parameters, {format_bytes(row.size_bytes)}",
+        soft_wrap=True,
     )
     return ServedModel(str(row.pk), row.served_model_name, True, _has_text(row))
 
