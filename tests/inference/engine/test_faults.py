@@ -222,3 +222,12 @@ def test_memory_that_never_suffices_ends_every_request_but_not_the_engine():
     network.failures.clear()
     assert run(engine, request("later", [1], max_tokens=4))["later"].tokens == expected_tokens(SPEC, [1], 4)
     assert_all_free(engine)
+
+
+def test_steps_grow_again_after_memory_ran_out():
+    engine = failing_engine({2: MemoryError()}, "paged", max_num_batched_tokens=32)
+    run(engine, request("a", [1], max_tokens=2), request("b", range(60), max_tokens=1))
+    sizes = [tokens for tokens, _ in engine._runner._network.batches]
+    assert sizes[0] == 32 and 16 in sizes
+    run(engine, request("c", range(60), max_tokens=1))
+    assert engine._runner._network.batches[len(sizes)] == (32, 0)

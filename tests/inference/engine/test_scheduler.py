@@ -125,6 +125,24 @@ def test_nobody_overtakes_a_long_prompt_that_waits_for_blocks():
     assert order == ["running", "long", "short"]
 
 
+def test_nobody_takes_the_room_of_one_who_just_gave_way():
+    """An urgent request evicts a large one; a small one of least priority must not slip in before it."""
+    engine = make_engine("paged", num_blocks=11, max_model_len=40)
+    engine.add_request(request("large", range(31), priority=10, max_tokens=4))
+    found: dict = {}
+    collect(engine.step(), found)
+    engine.add_request(request("urgent", range(14), priority=0, max_tokens=3))
+    engine.add_request(request("small", [1], priority=20, max_tokens=1))
+    order = []
+    while engine.has_unfinished():
+        outputs = engine.step()
+        collect(outputs, found)
+        order += [output.request_id for output in outputs if output.finish_reason is not None]
+    assert order[0] == "urgent" and engine.stats().num_preemptions == 1
+    assert found["large"].tokens == expected_tokens(make_spec("paged"), range(31), 4)
+    assert order.index("small") > 0
+
+
 def test_a_request_that_never_fits_is_refused():
     engine = make_engine("paged", num_blocks=5)
     with pytest.raises(OutOfCacheBlocks, match=r"need 5 blocks of state, the server has 4 \(16 tokens\)"):
