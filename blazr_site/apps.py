@@ -4,11 +4,11 @@ from django.apps import AppConfig
 
 
 class BlazrSiteConfig(AppConfig):
-    """Registers the system checks."""
+    """Registers the system checks and makes the site's Celery application the current one."""
 
     name = "blazr_site"
     label = "blazr_site"
 
     def ready(self) -> None:
-        """Importing the module registers its checks."""
-        from blazr_site import checks  # noqa: F401
+        """Importing the modules does both."""
+        from blazr_site import celery, checks  # noqa: F401

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import redis as sync_redis
 import redis.asyncio as aioredis
+from celery import current_app
 from django.conf import settings
 from redis.exceptions import RedisError
 
@@ -188,10 +189,8 @@ def model_states_sync() -> dict[str, ModelState]:
 
 def task_envelope(task: str, args: Sequence[Any], *, task_id: str, queue: str) -> bytes:
     """A Celery message as kombu's Redis transport writes it to a queue."""
-    from blazr_site.celery import app
-
     # argsrepr would copy the prompt into the headers, where tools and logs show it.
-    message = app.amqp.as_task_v2(
+    message = current_app.amqp.as_task_v2(
         task_id, task, args=args, kwargs={}, ignore_result=True, argsrepr="…", kwargsrepr="{}"
     )
     return orjson.dumps(
