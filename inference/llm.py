@@ -24,6 +24,7 @@ from inference.engine.request import EngineOutput
 from inference.errors import BlazrError, Conflict, GenerationFailed, InvalidRequest, ModelLoadFailed
 from inference.host_memory import keep_freed_memory
 from inference.messages import GenerateMessage, GenerationEvent, PromptMessage
+from inference.modelling.layers.linear import pack_linears
 from inference.modelling.spec import DTYPE_BYTES, Dtype, ModelSpec
 from inference.modelling.weights.loader import load_network
 from inference.sampling_params import SamplingParams
@@ -167,6 +168,7 @@ class LLM:
             engine = Engine(network, spec, config)
             template = load_template(tokenizer, loaded, plan.max_model_len)
             weights_bytes = sum(parameter.nbytes for parameter in network.parameters())
+            pack_linears(network)
             undo.pop_all()
         return cls(engine, loaded, template, weights_bytes=weights_bytes, plan=plan)
 

@@ -1,0 +1,52 @@
+"""Packed weights against the plain product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference.modelling.layers.linear import Linear, can_pack, pack_linears
+
+packable = pytest.mark.skipif(
+    not can_pack(torch.empty(8, 8, dtype=torch.bfloat16)), reason="this processor has no bfloat16 products"
+)
+
+
+def make(out_features: int, in_features: int, bias: bool, dtype: torch.dtype = torch.bfloat16) -> Linear:
+    generator = torch.Generator().manual_seed(out_features + in_features)
+    layer = Linear(in_features, out_features, bias)
+    layer.weight.data = (torch.randn(out_features, in_features, generator=generator) * in_features**-0.5).to(dtype)
+    if layer.bias is not None:
+        layer.bias.data = torch.randn(out_features, generator=generator).to(dtype)
+    return layer
+
+
+@packable
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("out_features", "in_features"), [(96, 64), (33, 17), (1, 48), (1536, 576)])
+def test_packed_product_equals_the_plain_one(out_features: int, in_features: int, bias: bool) -> None:
+    layer = make(out_features, in_features, bias)
+    weight = layer.weight.double()
+    offset = None if layer.bias is None else layer.bias.double()
+    assert layer.pack()
+    for rows in (1, 2, 7, 32, 129):
+        hidden = torch.randn(rows, in_features, generator=torch.Generator().manual_seed(rows)).bfloat16()
+        exact = torch.nn.functional.linear(hidden.double(), weight, offset)
+        # One rounding to bfloat16 (8 bits of mantissa) of a sum made in float32.
+        torch.testing.assert_close(layer(hidden).double(), exact, rtol=2**-7, atol=2**-7)
+
+
+@packable
+def test_packing_frees_the_dense_weight_and_keeps_shapes() -> None:
+    layer = make(24, 16, bias=True)
+    assert pack_linears(torch.nn.Sequential(layer, make(4, 24, bias=False))) == 2
+    assert layer.weight.numel() == 0
+    assert layer(torch.zeros(0, 16, dtype=torch.bfloat16)).shape == (0, 24)
+    assert layer(torch.zeros(2, 3, 16, dtype=torch.bfloat16)).shape == (2, 3, 24)
+    assert not layer.pack()
+
+
+def test_float32_stays_plain() -> None:
+    layer = make(24, 16, bias=False, dtype=torch.float32)
+    assert pack_linears(layer) == 0
+    assert layer(torch.ones(2, 16)).shape == (2, 24)
