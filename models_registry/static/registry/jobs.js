@@ -24,7 +24,7 @@ function cancelButton(job) {
 }
 
 function rowOf(job) {
-  const name = h("button.plain.mono", { type: "button", "data-key": job.id, onclick: () => openJob(job.id) }, h("span", {}, job.id.slice(0, 8)));
+  const name = h("button.plain.linked.mono", { type: "button", "data-key": job.id, onclick: () => openJob(job.id) }, h("span", {}, job.id.slice(0, 8)));
   return h(
     "tr",
     {},

@@ -190,7 +190,8 @@ export function duration(seconds) {
 export function ago(date) {
   const seconds = Math.max(0, (Date.now() - new Date(date)) / 1000);
   if (seconds < 5) return "just now";
-  if (seconds < 86400) return `${duration(Math.round(seconds))} ago`;
+  if (seconds < 60) return `${Math.round(seconds)} s ago`;
+  if (seconds < 86400) return `${duration(seconds)} ago`;
   return new Date(date).toLocaleDateString(undefined, { day: "numeric", month: "short", year: "numeric" });
 }
 

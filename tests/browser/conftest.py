@@ -1,0 +1,100 @@
+"""Chromium against one real server with the demo model.
+
+Module scope throughout: while playwright's synchronous interface is open, an event loop runs in this thread, and
+tests of other modules would stumble over it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.live.conftest import ROOT, LiveServer
+
+BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def _chromium() -> str | None:
+    """The system's browser, or the one that ``playwright install`` fetched."""
+    for name in BINARIES:
+        if found := shutil.which(name):
+            return found
+    with sync_playwright() as playwright:
+        own = Path(playwright.chromium.executable_path)
+    return str(own) if own.exists() else None
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    model = f"demo={ROOT / 'inference' / 'demo' / 'checkpoint'}"
+    server = LiveServer(tmp_path_factory.mktemp("site") / "data", "--model", model, "--cpu")
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    binary = _chromium()
+    if binary is None:
+        pytest.skip(f"no Chromium: none of {', '.join(BINARIES)} is on the PATH, and playwright has fetched none")
+    with sync_playwright() as playwright:
+        # Containers have no user namespaces to sandbox with; the only pages are our own.
+        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def session_state(chromium: Browser, site: LiveServer) -> dict:
+    """Cookies of the admin, signed in with the keyboard alone."""
+    context = chromium.new_context(base_url=site.url)
+    page = context.new_page()
+    page.goto("/models/")
+    page.keyboard.type("admin")
+    page.keyboard.press("Tab")
+    page.keyboard.type((site.data_dir / "admin_password").read_text().strip())
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{site.url}/models/")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+class Complaints(list[str]):
+    """Console errors, uncaught exceptions and dialogs of a page."""
+
+    def watch(self, page: Page) -> None:
+        page.on("console", lambda message: self.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.append(str(error)))
+        page.on("dialog", lambda dialog: (self.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+
+@pytest.fixture
+def complaints() -> Complaints:
+    return Complaints()
+
+
+@pytest.fixture
+def context(chromium: Browser, site: LiveServer, session_state: dict) -> Iterator[BrowserContext]:
+    context = chromium.new_context(
+        base_url=site.url, storage_state=session_state, viewport={"width": 1280, "height": 900}
+    )
+    context.set_default_timeout(20_000)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, complaints: Complaints) -> Iterator[Page]:
+    """A signed-in page that must not complain."""
+    page = context.new_page()
+    complaints.watch(page)
+    yield page
+    assert complaints == []
