@@ -43,6 +43,8 @@ class UploadFileSerializer(serializers.ModelSerializer[UploadFile]):
 class UploadSerializer(serializers.ModelSerializer[Upload]):
     """State of an upload; go on with each file at ``received_bytes``."""
 
+    # A plain string in the schema: its generator can't name three enums that are all called "state".
+    state = serializers.CharField(read_only=True, help_text=f"{', '.join(Upload.State.values)}.")
     files = UploadFileSerializer(many=True, read_only=True)
     chunk_bytes = serializers.SerializerMethodField()
 
@@ -78,6 +80,7 @@ class LiveStateSerializer(serializers.Serializer[Any]):
 class CheckpointSerializer(serializers.ModelSerializer[Checkpoint]):
     """A checkpoint in a list."""
 
+    state = serializers.CharField(read_only=True, help_text=f"Of the files: {', '.join(Checkpoint.State.values)}.")
     live = LiveStateSerializer(read_only=True)
 
     class Meta:
