@@ -52,27 +52,25 @@ async def publish_generation(message: GenerateMessage) -> None:
         QueueFull: As many requests of the model are open as may be.
         Unavailable: Redis can't be reached.
     """
-    from inference.streams import get_hub
+    from inference.streams import PublishedMessage, get_hub
 
     checkpoint_id = message["model"]
     hub = get_hub()
     await hub.start()
     subscription = hub.get(message["request_id"])
+    queue, tag = redis_keys.model_queue(checkpoint_id), str(uuid.uuid4())
+    envelope = task_envelope(
+        redis_keys.GENERATE_TASK, (message,), task_id=message["request_id"], queue=queue, delivery_tag=tag
+    )
     if subscription is not None:
         subscription.checkpoint_id, subscription.deadline = checkpoint_id, message["deadline"]
-    envelope = task_envelope(
-        redis_keys.GENERATE_TASK,
-        (message,),
-        task_id=message["request_id"],
-        queue=redis_keys.model_queue(checkpoint_id),
-    )
     limit = settings.BLAZR_MAX_IN_FLIGHT
     async with _client() as client:
         admitted, count = await client.eval(
             _PUBLISH,
             3,
             redis_keys.flight(checkpoint_id),
-            redis_keys.model_queue(checkpoint_id),
+            queue,
             redis_keys.holders(checkpoint_id),
             repr(time.time()),
             repr(message["deadline"]),
@@ -85,6 +83,8 @@ async def publish_generation(message: GenerateMessage) -> None:
             f"{count} requests of this model are queued or running, the limit is {limit}; try again later.",
             retry_after_s=2,
         )
+    if subscription is not None:
+        subscription.published = PublishedMessage(queue, tag, envelope)
     if not count:
         await request_load(checkpoint_id)
 
@@ -187,7 +187,9 @@ def model_states_sync() -> dict[str, ModelState]:
 # --- messages
 
 
-def task_envelope(task: str, args: Sequence[Any], *, task_id: str, queue: str) -> bytes:
+def task_envelope(
+    task: str, args: Sequence[Any], *, task_id: str, queue: str, delivery_tag: str | None = None
+) -> bytes:
     """A Celery message as kombu's Redis transport writes it to a queue."""
     # argsrepr would copy the prompt into the headers, where tools and logs show it.
     message = current_app.amqp.as_task_v2(
@@ -206,7 +208,7 @@ def task_envelope(task: str, args: Sequence[Any], *, task_id: str, queue: str) -
                 "delivery_info": {"exchange": "", "routing_key": queue},
                 "priority": 0,
                 "body_encoding": "base64",
-                "delivery_tag": str(uuid.uuid4()),
+                "delivery_tag": delivery_tag or str(uuid.uuid4()),
             },
         }
     )

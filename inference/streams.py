@@ -6,9 +6,11 @@ order and without a gap, whatever worker and attempt they come from:
 
 - ``index`` is dense within an attempt. A lower one than expected is a repeated delivery and is
   dropped, a higher one means that the stream was cut: the request fails rather than skip tokens.
-- When a worker dies, its message is delivered again. The next worker first asks on the same stream
-  what the client already has; the answer fixes the new attempt, and whatever an older attempt still
-  sends is dropped from then on. The new worker goes on behind the delivered tokens.
+- When a worker dies, its message is delivered again (or published again from here, should it have been lost on
+  its way: a worker that is killed between taking a message and noting that it has it takes it along).
+  The next worker first asks on the same stream what the client already has; the answer fixes the new
+  attempt, and whatever an older attempt still sends is dropped from then on. The new worker goes on behind the
+  delivered tokens.
 
 The hub also watches: requests that no worker can serve any more, and requests past their deadline,
 end with an error, so that every registered request gets exactly one terminal event.
@@ -24,6 +26,7 @@ import time
 import uuid
 from array import array
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import redis.asyncio as aioredis
@@ -39,6 +42,30 @@ MAX_BUFFERED_BYTES = 1 << 20
 HEARTBEAT_INTERVAL_S = 3.0
 READ_BLOCK_MS = 5000
 DEADLINE_GRACE_S = 5.0
+MISSED_BEFORE_LOST = 2
+
+
+# Which of the delivery tags are in the queue. Kombu writes the tag at the end of a message.
+_QUEUED = """
+local present = {}
+for _, item in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
+  local pattern = '"delivery_tag": ?"([^"]+)"'
+  local tag = string.match(string.sub(item, -160), pattern) or string.match(item, pattern)
+  if tag then present[tag] = 1 end
+end
+local answer = {}
+for index, tag in ipairs(ARGV) do answer[index] = present[tag] or 0 end
+return answer
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedMessage:
+    """Where the message of a request was put, and how it looks, to see whether it is still there."""
+
+    queue: str
+    tag: str
+    envelope: bytes
 
 
 class Subscription:
@@ -49,7 +76,7 @@ class Subscription:
     Attributes:
         request_id: The request.
         attempt: The attempt whose events count now.
-        checkpoint_id, deadline: Set by the broker when the request is published.
+        checkpoint_id, deadline, published: Set by the broker when the request is published.
         num_delivered: Output tokens handed to the reader so far, over all choices.
     """
 
@@ -58,6 +85,8 @@ class Subscription:
         self.attempt = 0
         self.checkpoint_id: str | None = None
         self.deadline: float | None = None
+        self.published: PublishedMessage | None = None
+        self.num_missed = 0
         self.created_at = self.last_event_at = time.monotonic()
         self._hub = hub
         self._next_index = 0
@@ -373,6 +402,35 @@ class StreamHub:
         for checkpoint_id, num_holders in zip(ordered, answers[4:], strict=True):
             if not num_holders and self._ask_load is not None:
                 await self._ask_load(checkpoint_id)
+        await self._find_lost_messages()
+
+    async def _find_lost_messages(self) -> None:
+        """Publish messages again that are neither in their queue nor held by a worker, twice in a row."""
+        assert self._client is not None
+        old = [
+            (subscription, subscription.published)
+            for subscription in self._subscriptions.values()
+            if subscription.published is not None and time.monotonic() - subscription.created_at > HEARTBEAT_INTERVAL_S
+        ]
+        if not old:
+            return
+        pipe = self._client.pipeline(transaction=False)
+        for _, message in old:
+            pipe.hexists(redis_keys.UNACKED, message.tag)
+        held = await pipe.execute()
+        by_queue: dict[str, list[tuple[Subscription, PublishedMessage]]] = {}
+        for (subscription, message), is_held in zip(old, held, strict=True):
+            subscription.num_missed = 0 if is_held else subscription.num_missed
+            if not is_held:
+                by_queue.setdefault(message.queue, []).append((subscription, message))
+        for queue, items in by_queue.items():
+            answer: Any = await self._client.eval(_QUEUED, 1, queue, *(message.tag for _, message in items))
+            for (subscription, message), is_queued in zip(items, answer, strict=True):
+                subscription.num_missed = 0 if is_queued else subscription.num_missed + 1
+                if subscription.num_missed >= MISSED_BEFORE_LOST and not subscription.is_ended:
+                    logger.warning("the message of %s was lost and is published again", subscription.request_id)
+                    subscription.num_missed = 0
+                    await self._client.lpush(queue, redis_keys.as_redelivered(message.envelope))
 
     def _end_the_hopeless(self) -> None:
         now = time.time()

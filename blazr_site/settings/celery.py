@@ -27,7 +27,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": BLAZR_VISIBILITY_TIMEOUT_S,
     "unacked_restore_interval": 2,
     "unacked_restore_throttle": 1,
-    "unacked_mutex_expire": 10,
+    "unacked_mutex_expire": 5,
     "priority_steps": [0],
     "socket_keepalive": True,
     "socket_connect_timeout": BLAZR_REDIS_TIMEOUT_S,

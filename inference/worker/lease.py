@@ -34,6 +34,7 @@ class LeaseKeeper:
         self._worker_id = worker_id
         self._interval_s = visibility_timeout_s / 5
         self._tags: set[str] = set()
+        self._new: list[str] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
@@ -44,9 +45,11 @@ class LeaseKeeper:
         self._thread.start()
 
     def hold(self, tag: str) -> None:
-        """Renew this tag from now on."""
+        """Renew this tag from now on; that it is this worker's is noted at once."""
         with self._lock:
             self._tags.add(tag)
+            self._new.append(tag)
+        self._wake.set()
 
     def release(self, tags: Iterable[str]) -> None:
         """Stop renewing."""
@@ -65,15 +68,37 @@ class LeaseKeeper:
         self._thread.join(5)
 
     def _run(self) -> None:
+        renewed_at = 0.0
         while not self._stopping:
             try:
-                renew(self._client, self._worker_id, self.held())
-                release_dead_workers(self._client)
+                if time.monotonic() - renewed_at >= self._interval_s:
+                    renew(self._client, self._worker_id, self.held())
+                    release_dead_workers(self._client)
+                    renewed_at = time.monotonic()
+                else:
+                    note(self._client, self._worker_id, self._take_new())
             except (RedisError, OSError) as error:
                 logger.warning("leases could not be renewed (%s), trying again", error)
-                self._wake.wait(0.2)
+                renewed_at = 0.0
+                time.sleep(0.2)
                 continue
-            self._wake.wait(self._interval_s)
+            self._wake.wait(max(0.0, renewed_at + self._interval_s - time.monotonic()))
+            self._wake.clear()
+
+    def _take_new(self) -> list[str]:
+        with self._lock:
+            new, self._new = [tag for tag in self._new if tag in self._tags], []
+        return new
+
+
+def note(client: redis.Redis, worker_id: str, tags: list[str]) -> None:
+    """Note that the tags are this worker's, so that they go on at once when it dies."""
+    if tags:
+        key = redis_keys.tags(worker_id)
+        pipe: Any = client.pipeline(transaction=True)
+        pipe.sadd(key, *tags)
+        pipe.expire(key, 3600)
+        pipe.execute()
 
 
 def renew(client: redis.Redis, worker_id: str, tags: list[str]) -> None:

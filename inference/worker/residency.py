@@ -268,12 +268,15 @@ class ModelManager:
                 resident.pinned |= pinned
                 resident.last_used = time.monotonic()
                 resident.unload_asked = False
+                if resident.status == "unloading" or resident.paused:
+                    return
+                # Somebody asked although it is here: the announcement is lost (Redis forgot it), so repeat it.
+            elif self._closing:
                 return
-            if self._closing:
-                return
-            resident = self._residents[checkpoint_id] = _Resident(checkpoint_id, pinned=pinned)
-            self._loads.append(resident)
-            self._condition.notify_all()
+            else:
+                resident = self._residents[checkpoint_id] = _Resident(checkpoint_id, pinned=pinned)
+                self._loads.append(resident)
+                self._condition.notify_all()
         self._presence.appear(checkpoint_id)
         self._presence.changed()
 

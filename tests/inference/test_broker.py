@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -107,3 +108,26 @@ async def test_failed_loads_are_told_for_a_while(hub, client):
     states = await broker.model_states()
     assert (states["a"].status, states["a"].error) == ("failed", error)
     assert "b" not in states
+
+
+async def test_message_that_was_lost_on_its_way_is_published_again(hub, client, monkeypatch):
+    """A worker that is killed right after BRPOP takes the message along; so does a Redis that forgets everything."""
+    monkeypatch.setattr(streams, "HEARTBEAT_INTERVAL_S", 0.05)
+    client.zadd(redis_keys.WORKERS, {"w": time.time()})
+    hub.register("lost")
+    hub.register("queued")
+    hub.register("held")
+    for name in ("lost", "held", "queued"):
+        await broker.publish_generation(message(name))
+    lost, held = client.rpop("m.a"), client.rpop("m.a")
+    tag = json.loads(held)["properties"]["delivery_tag"]
+    client.hset(redis_keys.UNACKED, tag, "x")
+    async with asyncio.timeout(5):
+        while client.llen("m.a") < 2:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
+    queued = [json.loads(item) for item in client.lrange("m.a", 0, -1)]
+    assert sorted(item["headers"]["id"] for item in queued) == ["lost", "queued"]
+    again = next(item for item in queued if item["headers"]["id"] == "lost")
+    assert again["properties"]["delivery_info"]["redelivered"] is True
+    assert again["body"] == json.loads(lost)["body"]
