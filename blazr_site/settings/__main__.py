@@ -1,15 +1,18 @@
-"""Print the environment variables that the settings read, as a Markdown table."""
+"""Print the environment variables that the settings read, as the Markdown table of ``docs/configuration.md``."""
 
 from blazr_site import settings as _settings  # noqa: F401 - reading them declares the variables
 from blazr_site.settings import env
 
 
-def main() -> None:
-    """Write the table to standard output."""
-    print("| Variable | Kind | Default | Meaning |\n|---|---|---|---|")  # noqa: T201
+def table() -> str:
+    """The table, one row per variable, by name."""
+    lines = ["| Variable | Kind | Default | Meaning |", "|---|---|---|---|"]
     for variable in sorted(env.KNOWN.values(), key=lambda item: item.name):
-        print(f"| `{variable.name}` | {variable.kind} | {variable.default or '–'} | {variable.help} |")  # noqa: T201
+        cells = (f"`{variable.name}`", variable.kind, variable.default or "–", variable.help)
+        # A bare pipe would end the cell.
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    print(table())  # noqa: T201

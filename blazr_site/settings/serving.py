@@ -66,5 +66,6 @@ BLAZR_WORKER_LOST_TIMEOUT_S = env.required_integer(
 )
 _DEFAULT_WORKER_ID = f"{os.uname().nodename}-{os.getpid()}"
 BLAZR_WORKER_ID: str = (
-    env.text("BLAZR_WORKER_ID", _DEFAULT_WORKER_ID, help="Name of this worker process.") or _DEFAULT_WORKER_ID
+    env.text("BLAZR_WORKER_ID", help="Name of this worker process. Default: host name and process id.")
+    or _DEFAULT_WORKER_ID
 )

@@ -1,0 +1,172 @@
+"""README and docs against the code: variables, options, links, folders, endpoints, errors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import blazr_site.settings  # noqa: F401 - reading them declares the variables
+from blazr_site.commands import serve
+from blazr_site.settings import env
+from inference import metrics
+from inference.api import refusals
+from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType
+from inference.api.serializers import (
+    ChatRequestSerializer,
+    CompletionRequestSerializer,
+    DetokenizeRequestSerializer,
+    TokenizeRequestSerializer,
+)
+from inference.errors import BlazrError, _classes
+from models_registry import uploads  # noqa: F401 - has errors of its own
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [README, *DOCS]
+API = (ROOT / "docs" / "api.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+_NAME = re.compile(r"\bBLAZR_[A-Z0-9_]*[A-Z0-9]\b")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading of level two."""
+    return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def first_cells(text: str) -> set[str]:
+    """Names in backticks in the first column of all tables."""
+    rows = (line.split(" | ")[0] for line in text.splitlines() if line.startswith("| "))
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors of the headings, as they are made where Markdown is shown."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_table_of_variables_is_the_generated_one():
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("BLAZR_")}
+    mine = {name: value for name, value in mine.items() if name not in ("DATABASE_URL", "REDIS_URL")}
+    done = subprocess.run(
+        [sys.executable, "-m", "blazr_site.settings"], cwd=ROOT, env=mine, capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    shown = CONFIGURATION.split("<!-- variables: begin -->\n", 1)[1].split("\n<!-- variables: end -->", 1)[0]
+    assert shown == done.stdout.rstrip("\n"), "paste the output of python -m blazr_site.settings"
+    assert os.uname().nodename not in shown, "a default of this machine"
+
+
+def test_every_row_of_the_table_has_four_cells():
+    shown = CONFIGURATION.split("<!-- variables: begin -->\n", 1)[1].split("\n<!-- variables: end -->", 1)[0]
+    for line in shown.splitlines():
+        assert len(re.findall(r"(?<!\\)\|", line)) == 5, line
+
+
+def test_every_option_of_serve_is_listed_with_its_variable():
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+    table = section(CONFIGURATION, "`blazr serve`")
+    named = {match for cell in first_cells(table) for match in re.findall(r"--[a-z-]+", cell)}
+    assert named == options
+    for option, variable, _, _ in serve._OPTIONS:
+        assert re.search(rf"\| `{option}[^|]*\| `{variable}` \|", table), option
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_relative_links_lead_somewhere(page):
+    for link in _LINK.findall(page.read_text()):
+        if "://" in link:
+            continue
+        place, _, anchor = link.partition("#")
+        target = (page.parent / place) if place else page
+        assert target.exists(), f"{link} does not exist"
+        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docker-compose.yml"], ids=relative)
+def test_every_variable_that_is_named_exists(page):
+    unknown = set(_NAME.findall(page.read_text())) - env.KNOWN.keys()
+    assert not unknown
+
+
+def test_every_folder_of_the_readme_exists():
+    rows = re.findall(r"^\| (`[^|]+) \|", section(README.read_text(), "The folders"), flags=re.MULTILINE)
+    assert rows
+    for row in rows:
+        # A row may go on with siblings of its first path.
+        names = re.findall(r"`([^`]+)`", row)
+        places = [ROOT, (ROOT / names[0]).parent]
+        for name in names:
+            assert any((place / name).exists() for place in places), name
+
+
+@pytest.mark.parametrize("page", DOCS, ids=relative)
+def test_every_source_file_that_is_named_exists(page):
+    for name in re.findall(r"`((?:inference|models_registry|blazr_site|templates)/[\w/.*]+)`", page.read_text()):
+        assert list(ROOT.glob(name.rstrip("/"))), name
+
+
+@pytest.mark.parametrize(
+    ("serializer", "heading"),
+    [(CompletionRequestSerializer, "Parameters"), (ChatRequestSerializer, "Parameters"),
+     (TokenizeRequestSerializer, "Tokenize and detokenize"), (DetokenizeRequestSerializer, "Tokenize and detokenize")],
+)  # fmt: skip
+def test_every_parameter_is_in_the_reference(serializer, heading):
+    assert set(serializer().fields) <= first_cells(section(API, heading))
+
+
+def test_the_reference_names_no_parameter_that_does_not_exist():
+    known = {*CompletionRequestSerializer().fields, *ChatRequestSerializer().fields}
+    assert first_cells(section(API, "Parameters")) <= known
+
+
+def test_refused_parameters_and_hints_are_those_of_the_tables():
+    listed = first_cells(section(API, "What is refused, and why"))
+    assert listed == {
+        *refusals.REFUSED_ANYWHERE, *refusals.REFUSED_IN_COMPLETIONS, *refusals.REFUSED_IN_CHAT, *refusals.HINTS,
+    }  # fmt: skip
+
+
+def test_refusals_have_their_reason():
+    text = section(API, "What is refused, and why").replace("`", "")
+    tables = (refusals.REFUSED_ANYWHERE, refusals.REFUSED_IN_COMPLETIONS, refusals.REFUSED_IN_CHAT)
+    for name, rule in [item for table in tables for item in table.items()]:
+        assert rule.reason in text, name
+
+
+def test_every_error_code_is_in_the_table_with_its_status():
+    rows = re.findall(r"^\| (\d+) \|[^|]*\| ([^|]+) \|", section(API, "Errors"), flags=re.MULTILINE)
+    listed = {(int(status), code) for status, codes in rows for code in re.findall(r"`([^`]+)`", codes)}
+    classes = {*_classes().values(), MethodNotAllowed, UnsupportedMediaType} - {BlazrError}
+    assert listed == {(cls.http_status, cls.code) for cls in classes}
+
+
+def test_every_metric_is_in_the_table():
+    listed = first_cells(section(API, "Probes and metrics"))
+    text = metrics.exposition(models={}, workers={}, names={}, jobs={}).decode()
+    names = {name for name in re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE) if not name.endswith("_created")}
+    assert {name for name in listed if name.startswith("blazr_")} == names
+
+
+def test_every_path_of_the_schema_is_in_the_reference(db):
+    from inference.api.docs import openapi_document
+
+    for path in openapi_document()["paths"]:
+        if path.startswith("/registry/"):
+            continue
+        shown = re.sub(r"\{\w*model\w*\}", "{name}", path).replace("{job_id}", "{id}")
+        assert shown in API, path
