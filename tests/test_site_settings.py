@@ -163,7 +163,7 @@ def test_postgres_by_database_url(postgres_url, tmp_path):
         "import django; django.setup()\n"
         "from django.core.management import call_command; call_command('migrate', verbosity=0)\n"
         "from django.db import connection; from django.contrib.auth.models import User\n"
-        "User.objects.create_user('ada'); print(connection.vendor, User.objects.get().username)"
+        "User.objects.create_user('ada'); print(connection.vendor, User.objects.get(username='ada').username)"
     )
     done = _python(code, DATABASE_URL=postgres_url, BLAZR_DATA_DIR=str(tmp_path / "data"))
     assert done.returncode == 0, done.stderr
