@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from inference.compute_threads import release_compute_threads
 from inference.engine.config import EngineConfig, StatePlan, plan_state_budget
 from inference.engine.engine import Engine
 from inference.engine.request import EngineOutput
@@ -169,6 +170,7 @@ class LLM:
             template = load_template(tokenizer, loaded, plan.max_model_len)
             weights_bytes = sum(parameter.nbytes for parameter in network.parameters())
             pack_linears(network)
+            release_compute_threads()  # the steps run in another thread
             undo.pop_all()
         return cls(engine, loaded, template, weights_bytes=weights_bytes, plan=plan)
 

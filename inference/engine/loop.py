@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from inference.compute_threads import release_compute_threads
 from inference.errors import BlazrError, EngineDead, GenerationFailed, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -167,6 +168,7 @@ class EngineLoop(Generic[ItemT, EventT]):
         while True:
             with self._condition:
                 while not (self._submitted or self._aborted or self._busy or self._draining):
+                    release_compute_threads()  # other models' loops need the processors
                     self._condition.wait()
                 if self._stopping:
                     return False
