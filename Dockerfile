@@ -8,9 +8,10 @@ COPY inference inference
 COPY models_registry models_registry
 COPY templates templates
 COPY manage.py .
-# Editable: the templates lie beside the packages. CUDA machines: --build-arg TORCH_INDEX=<index of the CUDA builds>.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt -e . \
+# Editable: the templates lie beside the packages. For another build of torch (CPU only, another CUDA version), give its
+# package index: --build-arg TORCH_INDEX=URL
+ARG TORCH_INDEX=
+RUN pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e . \
     && useradd --create-home blazr && mkdir /data && chown blazr /data
 USER blazr
 VOLUME /data

@@ -185,7 +185,7 @@ async def principal_from_headers(authorization: str | None) -> Principal | None:
     if not authorization:
         return None
     raise NotAuthenticated(
-        "The API key is wrong, expired or revoked; make one on the admin pages or with manage.py api_key create."
+        "The API key is wrong, expired or revoked; make one on the admin pages or with blazr key create."
     )
 
 

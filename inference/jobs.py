@@ -599,7 +599,9 @@ def job_counts(*, principal: Principal, batch_label: str | None = None) -> dict[
 
 
 def job_cancel(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
-    """Stop a job: at once if it waits, at its next heartbeat if it runs. Finished jobs stay as they are.
+    """Stop a job: at once if it waits, within its next heartbeat (which a hint brings forward) if it runs.
+
+    Finished jobs stay as they are.
 
     Raises:
         UnknownRequest: There is none, or it is somebody else's.

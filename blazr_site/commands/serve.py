@@ -104,12 +104,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     from django.conf import settings
 
     from blazr_site.supervisor import POOL, Site, check_port, device_list, free_port, run_site
+    from models_registry.uploads import storage_sweep
 
     console = Console(highlight=False)
     port = settings.BLAZR_PORT or free_port(settings.BLAZR_HOST)
     check_port(settings.BLAZR_HOST, port)
     console.print("[bold]blazr[/bold]")
     _migrate(console)
+    storage_sweep()  # what an interrupted upload left behind
     models = _register(arguments.model or settings.BLAZR_MODEL, console)
     password = admin_password(settings.BLAZR_DATA_DIR)
     key = first_api_key(settings.BLAZR_DATA_DIR) if settings.BLAZR_API_KEY_REQUIRED else None

@@ -50,7 +50,7 @@ HINTS: Mapping[str, Hint] = {
     "user": Hint("an end-user id for abuse monitoring", _is_short_text, "a string of at most 512 characters"),
     "safety_identifier": Hint("the successor of user", _is_short_text, "a string of at most 512 characters"),
     "prompt_cache_key": Hint(
-        "a routing hint for prompt caching; prefixes are found by content here",
+        "a routing hint for prompt caching, which never changes an answer",
         _is_short_text,
         "a string of at most 512 characters",
     ),
@@ -119,7 +119,7 @@ REFUSED_IN_CHAT: Mapping[str, Refused] = {
     "thinking_token_budget": Refused("reasoning isn't separated from the text"),
     "verbosity": Refused("say it in the messages"),
     "web_search_options": Refused("the server makes no outbound requests"),
-    "prompt_cache_retention": Refused("prefixes stay as long as there is room"),
+    "prompt_cache_retention": Refused("no prompt is kept between requests"),
     "chat_template": Refused("a template in a request would be a program from a stranger; the model's own is used"),
     "documents": Refused("pass them in chat_template_kwargs"),
     "best_of": Refused("use n", (1,)),

@@ -47,6 +47,8 @@ POLL_S = 1.0
 FLUSH_TOKENS = 16
 FLUSH_S = 0.25
 HEARTBEAT_S = LEASE_S / 4
+HINTED_HEARTBEAT_S = 0.2
+"""Least seconds between heartbeats that hints bring forward: cancelled jobs end soon, floods of hints cost little."""
 SWEEP_S = 2.0
 DEADLINE_S = 24 * 3600.0
 MIN_AGE_ELSEWHERE_S = 1.0
@@ -149,6 +151,7 @@ class JobRunner:
         self._events: queue.SimpleQueue[list[GenerationEvent]] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._look_now = True
+        self._hinted = False
         self._closing = False
         self._claimed_at = self._beat_at = self._swept_at = 0.0
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
@@ -158,8 +161,8 @@ class JobRunner:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look for jobs now (a hint came); thread-safe."""
-        self._look_now = True
+        """Look for jobs, and for cancelled ones among those held, now (a hint came); thread-safe."""
+        self._look_now = self._hinted = True
         self._wake.set()
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -205,7 +208,8 @@ class JobRunner:
         now = time.monotonic()
         self._flush(now)
         self._finish_ended()
-        if now - self._beat_at >= HEARTBEAT_S:
+        if now - self._beat_at >= (HINTED_HEARTBEAT_S if self._hinted and self._running else HEARTBEAT_S):
+            self._hinted = False
             self._heartbeat(now)
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
