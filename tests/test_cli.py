@@ -62,6 +62,8 @@ def test_generate_refuses_bad_values_in_one_line(option: str, value: str, words:
         ("truncated", "model.safetensors"),
         ("pickle", "pickle"),
         ("huge header", "header"),
+        ("overlap", "it must begin at"),
+        ("missing shard", "model-00002-of-00002.safetensors"),
         ("unknown names", "mystery"),
         ("wrong shape", "norm.weight"),
     ],
@@ -87,11 +89,20 @@ def make_broken(fault: str, directory: Path) -> None:
         weights.write_bytes(b"\x80\x04\x95" + bytes(100))
     elif fault == "huge header":
         weights.write_bytes((1 << 63).to_bytes(8, "little") + b"{}")
-    elif fault in ("unknown names", "wrong shape"):
+    elif fault == "missing shard":
+        (directory / "model-00001-of-00002.safetensors").write_bytes(good)
+        index = {
+            "weight_map": {"norm.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+        }
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif fault in ("unknown names", "wrong shape", "overlap"):
         size = int.from_bytes(good[:8], "little")
         header = json.loads(good[8 : 8 + size])
         if fault == "unknown names":
             header = {f"mystery.{number}": value for number, value in enumerate(header.values())}
+        elif fault == "overlap":
+            begin, end = header["norm.weight"]["data_offsets"]
+            header["norm.weight"]["data_offsets"] = [0, end - begin]
         else:
             shutil.copy(PREBUILT_DIRECTORY / "config.json", directory)
             header["norm.weight"]["shape"] = [header["norm.weight"]["shape"][0] // 2, 2]

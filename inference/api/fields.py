@@ -32,12 +32,29 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def check_range(field: serializers.IntegerField | serializers.FloatField, value: float) -> None:
+    """DRF's own validators name the limit only; this names the value as well.
+
+    Raises:
+        ValidationError: ``value`` is outside the field's limits.
+    """
+    low, high = field.min_value, field.max_value
+    if (low is None or value >= low) and (high is None or value <= high):
+        return
+    if low is not None and high is not None:
+        wanted = f"from {low} to {high}"
+    else:
+        wanted = f"{low} or more" if high is None else f"{high} or less"
+    raise serializers.ValidationError(f"is {shown(value)}, it must be {wanted}.")
+
+
 class StrictIntegerField(serializers.IntegerField):
     """A JSON integer; 7.0 and "7" are refused."""
 
     def to_internal_value(self, data: Any) -> int:
         if type(data) is not int:
             raise serializers.ValidationError(f"must be an integer, got {shown(data)}.")
+        check_range(self, data)
         return data
 
 
@@ -53,6 +70,7 @@ class StrictNumberField(serializers.FloatField):
             number = math.inf
         if not math.isfinite(number):
             raise serializers.ValidationError("must be a finite number.")
+        check_range(self, number)
         return number
 
 
