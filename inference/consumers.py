@@ -37,7 +37,7 @@ from inference.api.exception_handler import as_blazr_error
 from inference.api.serializers import plan_from_body
 from inference.auth import Principal, principal_of_websocket
 from inference.errors import BlazrError, InvalidRequest, QueueFull, RequestTooLarge, UnsupportedFeature
-from inference.services import generation_start, run_in_background
+from inference.services import Generation, generation_start, run_in_background
 
 MAX_REQUESTS_PER_SOCKET = 64
 MAX_ID_CHARS = 64
@@ -145,6 +145,7 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         assert self.principal is not None
         started = time.monotonic()
         first_token_at: float | None = None
+        generation: Generation | None = None
         try:
             plan = plan_from_body(kind, body)
             generation = await generation_start(plan=plan, principal=self.principal)
@@ -189,6 +190,10 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             self._running.pop(client_id, None)
             with contextlib.suppress(Exception):
                 await self._send_error(client_id, as_blazr_error(error))
+        finally:
+            # The events' own ending doesn't run when the socket broke before the first of them was asked for.
+            if generation is not None:
+                await asyncio.shield(run_in_background(generation.close()))
 
     async def _send_error(self, client_id: str | None, error: BlazrError) -> None:
         await self._send(

@@ -109,7 +109,7 @@ def test_jobs_survive_a_killed_worker_and_say_the_same(server):
 
 
 def test_a_running_job_is_cancelled_within_seconds(server):
-    (model,) = httpx.get(f"{server.url}/v1/models", timeout=30).json()["data"]
+    model = httpx.get(f"{server.url}/v1/models/demo", timeout=30).json()
     (item,) = submit(server, "Never ending", max_tokens=model["max_model_len"] - 32)
     wait_until(lambda: job(server, item)["completion_tokens"] > 0, 30, "its first tokens")
     started = time.monotonic()
@@ -128,7 +128,9 @@ def test_a_job_that_cannot_run_fails_with_the_reason(server):
 
 def test_metrics_name_the_model_and_the_worker(server, client):
     client.completions.create(model="demo", prompt="x", max_tokens=2)
+    # The gauges follow the worker's heartbeat; a test before this one may have killed or unloaded something.
+    ready = 'blazr_model_ready{model="demo"} 1.0'
+    wait_until(lambda: ready in httpx.get(f"{server.url}/metrics", timeout=30).text, 15, "the model's gauge")
     text = httpx.get(f"{server.url}/metrics", timeout=30).text
-    assert 'blazr_model_ready{model="demo"} 1.0' in text
     assert "blazr_workers 1.0" in text
     assert 'blazr_requests_total{endpoint="completion",model="demo",outcome="completed"}' in text

@@ -154,7 +154,7 @@ def test_unloaded_model_loads_again_with_the_next_request(server):
     server.manage(f"from inference import broker; broker.request_unload_sync({server.checkpoint_id('demo')!r})")
     wait_until(lambda: server.model().status == "unloaded", 10, "the unload")
     assert server.complete().status_code == 200
-    assert server.model().status == "ready"
+    wait_until(lambda: server.model().status == "ready", 10, "the heartbeat that says so")
 
 
 def test_queued_job_is_done(server):

@@ -205,3 +205,13 @@ def test_pages_of_other_sites_are_closed(ws_url):
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=10)
         assert socket.close_code == 4401
+
+
+def test_breaking_off_right_after_the_request_cancels_it(ws_url, worker):
+    """The socket may be gone before the first event was asked for: the generation must end all the same."""
+    worker.script = endless
+    for _ in range(10):
+        with connect(ws_url) as socket:
+            send(socket, type="chat", id="a", request=CHAT)
+    # Some were never published; every one that was is cancelled.
+    wait_for(lambda: len(worker.cancelled) == len(worker.messages))
