@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -91,6 +92,25 @@ def test_the_worker_s_refusals_keep_their_status(client):
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="demo", prompt="a\0b")
+
+
+def test_32_concurrent_streams_equal_their_lone_runs(server):
+    prompts = [f"{word} {number}" for number in range(8) for word in ("The", "A", "If an", "When")]
+
+    async def run() -> tuple[list[str], list[str]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as found:
+
+            async def text(prompt: str) -> str:
+                stream = await found.completions.create(
+                    model="demo", prompt=prompt, max_tokens=32, temperature=0, stream=True
+                )
+                return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+
+            alone = [await text(prompt) for prompt in prompts]
+            return alone, list(await asyncio.gather(*(text(prompt) for prompt in prompts)))
+
+    alone, together = asyncio.run(run())
+    assert together == alone
 
 
 def test_jobs_survive_a_killed_worker_and_say_the_same(server):

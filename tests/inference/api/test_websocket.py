@@ -210,8 +210,8 @@ def test_pages_of_other_sites_are_closed(ws_url):
 def test_breaking_off_right_after_the_request_cancels_it(ws_url, worker):
     """The socket may be gone before the first event was asked for: the generation must end all the same."""
     worker.script = endless
-    for _ in range(10):
+    for number in range(1, 11):
         with connect(ws_url) as socket:
             send(socket, type="chat", id="a", request=CHAT)
-    # Some were never published; every one that was is cancelled.
-    wait_for(lambda: len(worker.cancelled) == len(worker.messages))
+            wait_for(lambda expected=number: len(worker.messages) == expected)
+    wait_for(lambda: len(worker.cancelled) == 10)

@@ -142,7 +142,8 @@ def test_chunks_give_what_the_whole_gives(name, pieces):
         for count in pieces:
             parts.append(layer(hidden[done : done + count], prefill(slots, done, count), state))
             done += count
-    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
+    # The outputs reach 11; float32 sums in another order (with more threads) differ by about 1e-6 of that.
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=2e-6, atol=1e-5)
 
 
 def test_keys_are_stored_rotated_and_nothing_else_is_touched():
