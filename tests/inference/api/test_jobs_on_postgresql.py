@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 def test_jobs_on_postgresql(postgres_url):
     files = [HERE / name for name in ("test_jobs.py", "test_job_runner.py", "test_job_state_machine.py")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *map(str, files)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],
         cwd=HERE.parents[2],
         env={**os.environ, "DATABASE_URL": postgres_url},
         capture_output=True,
