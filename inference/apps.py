@@ -12,6 +12,7 @@ class InferenceConfig(AppConfig):
 
     def ready(self) -> None:
         """Queued jobs wake the workers."""
-        from inference import broker, jobs
+        from inference import broker
+        from inference.jobs.hints import set_hint
 
-        jobs.set_hint(broker.hint_jobs_sync)
+        set_hint(broker.hint_jobs_sync)

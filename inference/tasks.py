@@ -30,9 +30,9 @@ def load_model(checkpoint_id: str) -> None:
 @shared_task(name=redis_keys.SWEEP_TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def sweep_jobs() -> None:
     """Give the jobs of lost workers back to the queue; by beat, and more often by the workers themselves."""
-    from inference import jobs
+    from inference.jobs.sweep import jobs_sweep
 
-    jobs.jobs_sweep()
+    jobs_sweep()
 
 
 @shared_task(name=redis_keys.SWEEP_RESPONSES_TASK, ignore_result=True)  # type: ignore[untyped-decorator]

@@ -20,16 +20,8 @@ from inference.api.schemas import (
 )
 from inference.api.serializers import JobItemSerializer, JobSubmissionSerializer, plan_from_body
 from inference.errors import InvalidRequest
-from inference.jobs import (
-    JobRequest,
-    job_cancel,
-    job_counts,
-    job_error,
-    job_get,
-    job_list,
-    job_result,
-    jobs_submit,
-)
+from inference.jobs.selectors import job_counts, job_error, job_get, job_list, job_result
+from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob
 
 MAX_PAGE = 500

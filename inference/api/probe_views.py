@@ -16,7 +16,7 @@ from inference.api.base import ApiView, json_response
 from inference.api.schemas import HealthSerializer, ProbeSerializer, documented
 from inference.auth import LOCAL
 from inference.errors import BlazrError
-from inference.jobs import job_counts
+from inference.jobs.selectors import job_counts
 from inference.states import ModelState, WorkerState
 
 PROBE_TIMEOUT_S = 3.0

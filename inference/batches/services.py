@@ -23,13 +23,14 @@ from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference import jobs
 from inference.batches import webhooks
 from inference.batches.models import TERMINAL_BATCH_STATES, Batch, BatchState
 from inference.batches.requests import MAX_LINE_BYTES, check_metadata
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull
 from inference.file_store import open_file
 from inference.files import expiry_seconds, file_get
+from inference.jobs import hints
+from inference.jobs.selectors import num_open
 from inference.limits.lines import lines_reserved
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id
         )
     now, num_lines = timezone.now(), _count_lines(file.sha256)
     with (
-        lines_reserved(principal=principal, lines=num_lines, count=lambda: jobs.num_open(principal.tenant)),
+        lines_reserved(principal=principal, lines=num_lines, count=lambda: num_open(principal.tenant)),
         transaction.atomic(),
     ):
         batch = Batch.objects.create(
@@ -94,7 +95,7 @@ def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id
             created_at=now,
             expires_at=now + timedelta(seconds=window_s),
         )
-        transaction.on_commit(jobs.give_hint, robust=True)
+        transaction.on_commit(hints.give_hint, robust=True)
     return batch
 
 
@@ -174,7 +175,7 @@ def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:
             lease_until=None,
         )
         if changed:
-            transaction.on_commit(jobs.give_hint, robust=True)
+            transaction.on_commit(hints.give_hint, robust=True)
     row.refresh_from_db()
     if not changed and row.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
         raise Conflict(f"The batch is {row.state}; it can't be cancelled any more.", param="batch_id")

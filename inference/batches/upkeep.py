@@ -19,7 +19,6 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference import jobs
 from inference.auth import principal_of_tenant
 from inference.batches import webhooks
 from inference.batches.lines import NO_CHECKPOINT, NOT_ALLOWED, fail_queued, fail_unservable
@@ -35,6 +34,7 @@ from inference.batches.requests import InputLine, LineError, read_lines
 from inference.errors import NotAuthenticated, UnknownModel
 from inference.file_store import FileWriter, open_file, store_lock
 from inference.files import file_store_row
+from inference.jobs import hints
 from inference.selectors import served_model_read
 from inference.usage import Usage, usage_store
 
@@ -164,7 +164,7 @@ def _validate(claim: _Claim, stopping: Callable[[], bool]) -> None:
         lease_until=None,
     )
     fail_unservable(batch)
-    jobs.give_hint()
+    hints.give_hint()
 
 
 def _errors(claim: _Claim, lines: Iterator[InputLine | LineError], stopping: Callable[[], bool]) -> Iterator[LineError]:

@@ -17,20 +17,19 @@ from django.db import transaction
 from inference.answers import AnswerBuilder, answer_format
 from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
 from inference.generation_plan import JOB_PRIORITY
-from inference.jobs import (
+from inference.jobs.claims import (
     LEASE_S,
     MAX_ATTEMPTS,
     ClaimedJob,
     NewChunk,
     job_finish,
     job_release,
-    jobs_abandon,
     jobs_append,
     jobs_claim,
     jobs_heartbeat,
-    jobs_sweep,
     suspects_wait,
 )
+from inference.jobs.sweep import jobs_abandon, jobs_sweep
 from inference.messages import GenerationEvent
 from inference.models import JobState
 from inference.request_log import logged_contents

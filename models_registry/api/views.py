@@ -77,7 +77,7 @@ class OverviewView(StaffView):
 def overview() -> dict[str, Any]:
     """Plain values of the dashboard."""
     from inference.auth import LOCAL
-    from inference.jobs import job_counts
+    from inference.jobs.selectors import job_counts
 
     seen = live.look()
     rows = live.with_live(selectors.checkpoint_list(), seen)

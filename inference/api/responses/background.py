@@ -23,7 +23,8 @@ from inference.api.responses.items import Item
 from inference.api.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import GenerationFailed, InvalidRequest, NotFound
 from inference.generation_plan import GenerationPlan
-from inference.jobs import JobRequest, job_cancel, job_error, jobs_submit
+from inference.jobs.selectors import job_error
+from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.messages import GenerationEvent
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
 from inference.stored_responses import response_finish, response_get, response_store

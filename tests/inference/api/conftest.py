@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,50 +15,7 @@ from django.conf import settings as django_settings
 
 from blazr_site.settings.redis import RedisUrls
 from tests.inference.api.scripted_worker import ScriptedWorker, say
-
-# Server threads have connections of their own. In-memory databases that are shared between connections answer
-# "table is locked" without waiting, a file waits its turn as in production. Set before the first connection is made.
-if django_settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
-    _directory = tempfile.TemporaryDirectory(prefix="blazr-test-db-")
-    _test_options = django_settings.DATABASES["default"].setdefault("TEST", {})
-    _test_options["NAME"] = _test_options.get("NAME") or str(Path(_directory.name) / "test.sqlite3")
-
-TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-
-
-@pytest.fixture(autouse=True)
-def fresh_caches() -> Iterator[None]:
-    from inference.auth import key_cache_clear
-    from inference.selectors import served_model_cache_clear
-
-    served_model_cache_clear()
-    key_cache_clear()
-    yield
-
-
-def make_checkpoint(name: str = "tiny", *, kind: str = "builtin", template: str | None = TEMPLATE, **columns: Any):
-    """A checkpoint's row, as the registry would write it; there are no files behind it."""
-    from inference.tokenisation.spec import TokenizerSpec
-    from models_registry.models import Checkpoint
-
-    vocabulary = {"builtin": "cl100k_base"}.get(kind)
-    tokenizer = TokenizerSpec(kind, 100331, name=vocabulary, chat_template=template)  # type: ignore[arg-type]
-    values = {
-        "served_model_name": name,
-        "path": f"/nowhere/{name}",
-        "directory": "/nowhere",
-        "format": "oxidizr",
-        "model_type": "oxidizr",
-        "architecture": "2 × mamba2",
-        "dtype": "float32",
-        "vocab_size": 100331,
-        "max_position_embeddings": 4096,
-        "inspection": {"tokenizer": tokenizer.to_dict()},
-    }
-    return Checkpoint.objects.create(**values | columns)
+from tests.inference.rows import make_checkpoint
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from inference.api.embeddings import INPUTS_PER_MESSAGE, EmbeddingRequestSeriali
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.generation_plan import GenerationPlan
 from inference.tokenisation.spec import TokenizerSpec
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.test_endpoints import document, documented_answer  # noqa: F401 - a fixture
 from tests.inference.api.test_http_rules import is_error
+from tests.inference.rows import make_checkpoint
 
 WIDTH = 4
 

@@ -10,13 +10,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inference import jobs
-from inference.jobs import jobs_claim
+from inference.jobs.claims import job_finish, jobs_claim
 from inference.models import JobState
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.test_http_rules import CHAT, is_error
 from tests.inference.api.test_openai_client import entry, wait_for
+from tests.inference.rows import make_checkpoint
 
 
 @pytest.fixture
@@ -173,7 +172,7 @@ def test_tokenizers_of_models_without_one(http):
 
 def finish(result: dict[str, Any]) -> None:
     (job,) = jobs_claim(owner="w", limit=1)
-    assert jobs.job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result=result)
+    assert job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result=result)
 
 
 def test_a_job_s_life_over_http(http):
@@ -244,7 +243,7 @@ def test_a_failed_job_gives_its_error(http):
     (job,) = http.post("/api/jobs", json={"endpoint": "chat", "body": CHAT}).json()["data"]
     (claimed,) = jobs_claim(owner="w", limit=1)
     error = PromptTooLong("prompt has 9 tokens, max_model_len is 8.", param="messages")
-    jobs.job_finish(key=claimed.key, fence=claimed.fence, state=JobState.FAILED, error=error)
+    job_finish(key=claimed.key, fence=claimed.fence, state=JobState.FAILED, error=error)
     assert http.get(f"/api/jobs/{job['id']}").json()["error"]["code"] == "context_length_exceeded"
     is_error(http.get(f"/api/jobs/{job['id']}/result"), 400, "context_length_exceeded")
 

@@ -18,9 +18,9 @@ from inference import key_watch, redis_keys
 from inference.auth import api_key_create, key_prefix
 from inference.limits.rules import KeyLimits
 from inference.models import ApiKey, GenerationJob
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.api.scripted_worker import say
 from tests.inference.api.test_http_rules import CHAT, is_error
+from tests.inference.rows import make_checkpoint
 
 
 @pytest.fixture

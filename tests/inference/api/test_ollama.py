@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from inference.api.ollama.serializers import OptionsSerializer
-from tests.inference.api.conftest import TEMPLATE, make_checkpoint
 from tests.inference.api.scripted_worker import Reply, say
 from tests.inference.api.test_embeddings import embed
 from tests.inference.api.test_endpoints import document, documented_answer, wait_for  # noqa: F401 - a fixture
+from tests.inference.rows import TEMPLATE, make_checkpoint
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

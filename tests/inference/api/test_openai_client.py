@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from inference.errors import GenerationFailed, PromptTooLong, QueueFull
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.api.scripted_worker import Reply, say
+from tests.inference.rows import make_checkpoint
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 

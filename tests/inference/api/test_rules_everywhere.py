@@ -19,8 +19,8 @@ from inference.limits.rules import KeyLimits
 from inference.models import ApiKey, UsageRecord
 from inference.principal import SCOPES, scope_of
 from inference.usage import usage_writer
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.api.test_embeddings import embed
+from tests.inference.rows import make_checkpoint
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 GENERATING: dict[str, dict[str, Any]] = {

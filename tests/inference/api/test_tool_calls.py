@@ -13,8 +13,8 @@ from inference.answers import AnswerBuilder, answer_format
 from inference.api.serializers import plan_from_body
 from inference.generation_plan import GenerationPlan
 from inference.selectors import served_model_read
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.api.scripted_worker import say
+from tests.inference.rows import make_checkpoint
 
 WEATHER: Any = {
     "type": "function",

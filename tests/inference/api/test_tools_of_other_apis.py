@@ -9,9 +9,9 @@ import anthropic
 import openai
 import pytest
 
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.api.scripted_worker import say
 from tests.inference.api.test_tool_calls import TOOL_TEMPLATE, TWO_CALLS, pieces
+from tests.inference.rows import make_checkpoint
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION: Any = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": SCHEMA}

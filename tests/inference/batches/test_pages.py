@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from inference import jobs
 from inference.batches.models import BatchSchedule
 from inference.batches.schedules import schedule_create
+from inference.jobs import hints
 from inference.principal import LOCAL
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.batches.fakes import EchoManager, line, make_batch, store_file
 from tests.inference.batches.test_runner import make_runner, work
+from tests.inference.rows import make_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def own_store(settings, tmp_path, monkeypatch):
     settings.BLAZR_FILES_DIR = tmp_path / "files"
     settings.BLAZR_WEBHOOKS = "public"
-    monkeypatch.setattr(jobs, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "give_hint", lambda: None)
 
 
 @pytest.fixture

@@ -7,20 +7,20 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from inference import jobs
 from inference.auth import LOCAL, api_key_create
 from inference.batches import upkeep
 from inference.batches.models import Batch, BatchLine, BatchResult
 from inference.batches.progress import batch_progress
-from tests.inference.api.conftest import make_checkpoint
+from inference.jobs import hints
 from tests.inference.batches.fakes import EchoManager, contents, line, make_batch
 from tests.inference.batches.test_runner import make_runner, work
+from tests.inference.rows import make_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def own_store(settings, tmp_path, monkeypatch):
     settings.BLAZR_FILES_DIR = tmp_path / "files"
-    monkeypatch.setattr(jobs, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "give_hint", lambda: None)
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from inference import jobs
 from inference.auth import LOCAL
 from inference.batches import lines, runner, upkeep
 from inference.batches.models import Batch, BatchLine, BatchResult, LineState
 from inference.batches.services import batch_cancel
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoading
 from inference.generation_plan import JOB_PRIORITY
+from inference.jobs import hints
 from inference.models import UsageRecord
-from tests.inference.api.conftest import make_checkpoint
 from tests.inference.batches.fakes import EchoManager, contents, line, make_batch
+from tests.inference.rows import make_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def no_waiting(monkeypatch):
     """Turns are taken by hand, without a thread: everything that is due happens at once."""
     for name in ("POLL_S", "FLUSH_S", "HEARTBEAT_S", "RETRY_DELAY_S"):
         monkeypatch.setattr(runner, name, 0.0)
-    monkeypatch.setattr(jobs, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "give_hint", lambda: None)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from inference.models import GenerationJob, JobChunk, StoredResponse
 from inference.stored_responses import responses_sweep
 from inference.worker import job_runner
 from inference.worker.job_runner import JobRunner
-from tests.inference.api.test_job_runner import ScriptedManager
+from tests.inference.worker.scripted_manager import ScriptedManager
 
 
 @pytest.fixture

@@ -21,13 +21,24 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inference import jobs
 from inference.api.serializers import plan_from_body
 from inference.auth import LOCAL
 from inference.errors import GenerationFailed, QueueFull
-from inference.jobs import ClaimedJob, JobRequest, NewChunk
+from inference.jobs import hints
+from inference.jobs.claims import (
+    MAX_ATTEMPTS,
+    ClaimedJob,
+    NewChunk,
+    job_finish,
+    job_release,
+    jobs_append,
+    jobs_claim,
+    jobs_heartbeat,
+)
+from inference.jobs.services import JobRequest, job_cancel, jobs_submit
+from inference.jobs.sweep import jobs_abandon, jobs_sweep
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
-from tests.inference.api.conftest import make_checkpoint
+from tests.inference.rows import make_checkpoint
 
 WORKERS = st.sampled_from(["w1", "w2"])
 
@@ -70,14 +81,14 @@ class Jobs(RuleBasedStateMachine):
         plan = plan_from_body("completion", {"model": "tiny", "prompt": f"p{key}"})
         before = GenerationJob.objects.count()
         known = key is not None and GenerationJob.objects.filter(idempotency_key=key).exists()
-        rows = jobs.jobs_submit(requests=[JobRequest(plan, key)] * (number if key is None else 1), principal=LOCAL)
+        rows = jobs_submit(requests=[JobRequest(plan, key)] * (number if key is None else 1), principal=LOCAL)
         assert GenerationJob.objects.count() - before == (0 if known else len(rows))
         for row in rows:
             self.tokens.setdefault(row.pk, [])
 
     @rule(target=claims, owner=WORKERS, suspects=st.booleans())
     def claim(self, owner, suspects):
-        found = jobs.jobs_claim(owner=owner, limit=1, suspects=suspects)
+        found = jobs_claim(owner=owner, limit=1, suspects=suspects)
         if not found:
             return multiple()
         (job,) = found
@@ -93,7 +104,7 @@ class Jobs(RuleBasedStateMachine):
         self.next_token += num
         event = {"request_id": "r", "attempt": 0, "index": 0, "type": "delta", "text": "", "token_ids": tokens}
         job, is_ours = claim.job, self.is_ours(claim)
-        lost = jobs.jobs_append(chunks=[NewChunk(job.key, job.fence, claim.next_chunk, [event], 1, 0)])
+        lost = jobs_append(chunks=[NewChunk(job.key, job.fence, claim.next_chunk, [event], 1, 0)])
         assert (not lost) == is_ours
         if not lost:
             self.tokens[job.key] += tokens
@@ -105,19 +116,19 @@ class Jobs(RuleBasedStateMachine):
         job = claim.job
         event = {"request_id": "r", "attempt": 0, "index": 0, "type": "delta", "text": "", "token_ids": [-1]}
         with pytest.raises(KeyboardInterrupt), transaction.atomic():
-            jobs.jobs_append(chunks=[NewChunk(job.key, job.fence, claim.next_chunk, [event], 1, 0)])
+            jobs_append(chunks=[NewChunk(job.key, job.fence, claim.next_chunk, [event], 1, 0)])
             raise KeyboardInterrupt
 
     @rule(claim=claims)
     def heartbeat(self, claim):
         held = {(claim.job.key, claim.job.fence)}
-        beat = jobs.jobs_heartbeat(owner=claim.owner, held=held)
+        beat = jobs_heartbeat(owner=claim.owner, held=held)
         assert (beat.held == held) == self.is_ours(claim)
 
     @rule(claim=claims, state=st.sampled_from(TERMINAL_JOB_STATES))
     def finish(self, claim, state):
         job, is_ours = claim.job, self.is_ours(claim)
-        finished = jobs.job_finish(
+        finished = job_finish(
             key=job.key,
             fence=job.fence,
             state=state,
@@ -131,7 +142,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(claim=claims, counts=st.booleans())
     def release(self, claim, counts):
         key, fence, is_ours = claim.job.key, claim.job.fence, self.is_ours(claim)
-        assert jobs.job_release(key=key, fence=fence, error=QueueFull("full"), counts=counts) == is_ours
+        assert job_release(key=key, fence=fence, error=QueueFull("full"), counts=counts) == is_ours
 
     @rule(claim=consumes(claims))
     def forget(self, claim):
@@ -140,7 +151,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(target=claims, owner=WORKERS, suspects=st.booleans())
     def a_worker_pauses_and_another_takes_over(self, owner, suspects):
         self.time_passes()
-        jobs.jobs_sweep()
+        jobs_sweep()
         return self.claim(owner, suspects)
 
     @rule()
@@ -149,24 +160,24 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(owner=WORKERS)
     def worker_starts_again(self, owner):
-        jobs.jobs_abandon(owner=owner)
+        jobs_abandon(owner=owner)
 
     @rule()
     def sweep(self):
-        jobs.jobs_sweep()
+        jobs_sweep()
 
     @rule(data=st.data())
     def cancel(self, data):
         rows = list(GenerationJob.objects.order_by("pk"))
         if rows:
-            jobs.job_cancel(job_id=data.draw(st.sampled_from(rows)).job_id, principal=LOCAL)
+            job_cancel(job_id=data.draw(st.sampled_from(rows)).job_id, principal=LOCAL)
 
     @invariant()
     def nothing_is_lost_or_changed_after_its_end(self):
         rows = {row.pk: row for row in GenerationJob.objects.all()}
         assert set(rows) == set(self.tokens)
         for key, row in rows.items():
-            assert row.attempts <= jobs.MAX_ATTEMPTS
+            assert row.attempts <= MAX_ATTEMPTS
             assert (row.lease_until is not None) == (row.state == JobState.RUNNING)
             if row.is_finished:
                 final = (row.state, row.result)
@@ -181,10 +192,10 @@ class Jobs(RuleBasedStateMachine):
         """Whatever happened: a working worker ends every job that nobody has ended."""
         self.time_passes()
         for _ in range(200):
-            jobs.jobs_sweep()
-            claimed = jobs.jobs_claim(owner="last", limit=5) or jobs.jobs_claim(owner="last", limit=5, suspects=True)
+            jobs_sweep()
+            claimed = jobs_claim(owner="last", limit=5) or jobs_claim(owner="last", limit=5, suspects=True)
             for job in claimed:
-                assert jobs.job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result={})
+                assert job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result={})
             if not GenerationJob.objects.exclude(state__in=TERMINAL_JOB_STATES).exists():
                 break
         else:
@@ -193,7 +204,7 @@ class Jobs(RuleBasedStateMachine):
 
 def test_jobs_hold_their_promises(db, monkeypatch):
     make_checkpoint()
-    monkeypatch.setattr(jobs, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "give_hint", lambda: None)
     run_state_machine_as_test(
         Jobs,
         settings=settings(

@@ -14,8 +14,8 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 def test_jobs_on_postgresql(postgres_url):
-    files = [HERE / name for name in ("test_jobs.py", "test_job_runner.py", "test_job_state_machine.py")]
-    files.append(HERE.parent / "test_usage.py")
+    files = [HERE / "test_jobs.py", HERE / "test_state_machine.py"]
+    files += [HERE.parent / "worker" / "test_job_runner.py", HERE.parent / "test_usage.py"]
     files += [HERE.parent / "batches" / name for name in ("test_runner.py", "test_progress.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],

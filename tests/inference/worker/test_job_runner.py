@@ -2,64 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from inference import jobs
 from inference.api.serializers import plan_from_body
 from inference.auth import LOCAL
-from inference.errors import BlazrError, GenerationFailed, InvalidRequest, ModelLoading
+from inference.errors import GenerationFailed, InvalidRequest, ModelLoading
 from inference.generation_plan import JOB_PRIORITY
-from inference.jobs import JobRequest
+from inference.jobs import hints
+from inference.jobs.claims import MAX_ATTEMPTS
+from inference.jobs.selectors import job_error, job_result
+from inference.jobs.services import JobRequest, job_cancel, jobs_submit
+from inference.jobs.sweep import jobs_abandon
 from inference.models import GenerationJob, JobChunk, JobState, UsageDay, UsageRecord
-from inference.states import ResidentModel
 from inference.worker import job_runner
 from inference.worker.job_runner import JobRunner
-from tests.inference.api.conftest import make_checkpoint
-
-
-class ScriptedManager:
-    """Takes requests; the test says what becomes of them."""
-
-    def __init__(self, *checkpoint_ids: str) -> None:
-        self.checkpoint_ids = checkpoint_ids
-        self.messages: dict[str, dict[str, Any]] = {}
-        self.sinks: dict[str, Callable[[list[Any]], None]] = {}
-        self.indices: dict[str, int] = {}
-        self.cancelled: list[str] = []
-        self.age_s = 0.0
-
-    def submit(self, message, on_events, on_finished) -> None:
-        self.messages[message["request_id"]] = message
-        self.sinks[message["request_id"]] = on_events
-
-    def cancel(self, request_id: str) -> bool:
-        self.cancelled.append(request_id)
-        self.error(request_id, GenerationFailed("The request was cancelled."))
-        return True
-
-    def describe(self):
-        return tuple(ResidentModel(item, "ready", 1.0) for item in self.checkpoint_ids)
-
-    def step_age_s(self) -> float:
-        return self.age_s
-
-    def event(self, request_id: str, kind: str, **members: Any) -> None:
-        index = self.indices[request_id] = self.indices.get(request_id, -1) + 1
-        event = {"request_id": request_id, "attempt": 0, "index": index, "type": kind, **members}
-        self.sinks[request_id]([event])
-
-    def error(self, request_id: str, error: BlazrError) -> None:
-        self.event(request_id, "error", error=error.to_dict())
-
-    def tokens(self, request_id: str, text: str, *token_ids: int, **members: Any) -> None:
-        self.event(request_id, "delta", choice=0, text=text, token_ids=list(token_ids), **members)
-
-    def done(self, request_id: str, prompt: int = 3, completion: int = 2) -> None:
-        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": 0}
-        self.event(request_id, "done", usage=usage)
+from tests.inference.rows import make_checkpoint
+from tests.inference.worker.scripted_manager import ScriptedManager
 
 
 @pytest.fixture
@@ -77,7 +37,7 @@ def runner(manager, monkeypatch) -> JobRunner:
     # Turns are taken by hand, without a thread: every look happens at once.
     for name in ("POLL_S", "FLUSH_S", "HEARTBEAT_S", "SWEEP_S", "MIN_AGE_ELSEWHERE_S"):
         monkeypatch.setattr(job_runner, name, 0.0)
-    monkeypatch.setattr(jobs, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "give_hint", lambda: None)
     return JobRunner(manager, owner="w", window=3)
 
 
@@ -85,7 +45,7 @@ def submit(*prompts: str, **members: Any) -> list[GenerationJob]:
     requests = [
         JobRequest(plan_from_body("completion", {"model": "tiny", "prompt": prompt, **members})) for prompt in prompts
     ]
-    return jobs.jobs_submit(requests=requests, principal=LOCAL)
+    return jobs_submit(requests=requests, principal=LOCAL)
 
 
 def fresh(row: GenerationJob) -> GenerationJob:
@@ -108,7 +68,7 @@ def test_a_job_runs_behind_interactive_requests_and_ends_with_its_answer(runner,
     manager.done(request_id)
     runner.turn()
     assert fresh(row).state == JobState.SUCCEEDED
-    answer = jobs.job_result(row)
+    answer = job_result(row)
     assert answer["choices"][0]["text"] == "Hello"
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["total_tokens"] == 5
@@ -138,7 +98,7 @@ def test_after_a_crash_the_job_goes_on_behind_the_stored_tokens(runner, manager,
     manager.tokens(request_id, "Hel", 1, 2)
     runner.turn()
     # The process dies here; another one with the same name starts.
-    jobs.jobs_abandon(owner="w")
+    jobs_abandon(owner="w")
     successor_manager = ScriptedManager(str(checkpoint_row.pk))
     successor = JobRunner(successor_manager, owner="w", window=3)
     successor.turn()
@@ -151,12 +111,12 @@ def test_after_a_crash_the_job_goes_on_behind_the_stored_tokens(runner, manager,
     successor_manager.tokens(second_id, "lo", 3, finish_reason="length")
     successor_manager.done(second_id, completion=3)
     successor.turn()
-    assert jobs.job_result(fresh(row))["choices"][0]["text"] == "Hello"
+    assert job_result(fresh(row))["choices"][0]["text"] == "Hello"
     # The dead one was only slow: nothing it says counts any more.
     manager.tokens(request_id, "WRONG", 9, finish_reason="length")
     manager.done(request_id)
     runner.turn()
-    assert jobs.job_result(fresh(row))["choices"][0]["text"] == "Hello"
+    assert job_result(fresh(row))["choices"][0]["text"] == "Hello"
     assert row.completion_tokens == 3
 
 
@@ -177,7 +137,7 @@ def test_cancel_reaches_a_running_job(runner, manager):
     manager.event(request_id, "start", prompt_tokens=3)
     manager.tokens(request_id, "x", 1)
     runner.turn()
-    jobs.job_cancel(job_id=row.job_id, principal=LOCAL)
+    job_cancel(job_id=row.job_id, principal=LOCAL)
     runner.turn()
     assert manager.cancelled == [request_id]
     runner.turn()
@@ -199,14 +159,14 @@ def test_errors_end_or_delay_a_job_by_their_kind(runner, manager, error, state, 
     manager.error(request_id, error)
     runner.turn()
     assert (fresh(row).state, row.attempts) == (state, attempts)
-    assert jobs.job_error(row).message == error.message
+    assert job_error(row).message == error.message
     runner.turn()
     assert len(manager.messages) == 1
 
 
 def test_a_suspect_runs_alone(runner, manager):
     innocent, suspect = submit("a", "b")
-    GenerationJob.objects.filter(pk=suspect.pk).update(attempts=jobs.MAX_ATTEMPTS - 1)
+    GenerationJob.objects.filter(pk=suspect.pk).update(attempts=MAX_ATTEMPTS - 1)
     GenerationJob.objects.filter(pk=innocent.pk).update(attempts=1)
     runner.turn()
     assert [fresh(innocent).state, fresh(suspect).state] == ["queued", "running"]
@@ -223,7 +183,7 @@ def test_a_suspect_runs_alone(runner, manager):
 def test_jobs_of_resident_models_are_taken_first(runner, manager, monkeypatch):
     monkeypatch.setattr(job_runner, "MIN_AGE_ELSEWHERE_S", 60.0)
     make_checkpoint("cold")
-    (cold,) = jobs.jobs_submit(
+    (cold,) = jobs_submit(
         requests=[JobRequest(plan_from_body("completion", {"model": "cold", "prompt": "x"}))], principal=LOCAL
     )
     (warm,) = submit("y")

@@ -9,13 +9,25 @@ import pytest
 from django.db import connection, connections
 from django.utils import timezone
 
-from inference import jobs
 from inference.api.serializers import plan_from_body
 from inference.auth import LOCAL, Principal
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, QueueFull, UnknownModel, UnknownRequest
-from inference.jobs import JobRequest, NewChunk, jobs_claim, jobs_submit, jobs_sweep
+from inference.jobs import hints
+from inference.jobs.claims import (
+    MAX_ATTEMPTS,
+    NewChunk,
+    job_finish,
+    job_release,
+    jobs_append,
+    jobs_claim,
+    jobs_heartbeat,
+    suspects_wait,
+)
+from inference.jobs.selectors import job_counts, job_error, job_get, job_list, job_result
+from inference.jobs.services import JobRequest, job_cancel, jobs_submit
+from inference.jobs.sweep import jobs_abandon, jobs_sweep
 from inference.models import GenerationJob, JobChunk, JobState
-from tests.inference.api.conftest import make_checkpoint
+from tests.inference.rows import make_checkpoint
 
 KEY_A = Principal("key", "key:1", "a", 1)
 KEY_B = Principal("key", "key:2", "b", 2)
@@ -100,7 +112,7 @@ def test_chunks_come_back_with_the_next_claim():
     submit()
     (job,) = jobs_claim(owner="w1", limit=1)
     event = {"request_id": "r", "attempt": 0, "index": 0, "type": "delta", "text": "a\0b", "token_ids": [1]}
-    assert jobs.jobs_append(chunks=[NewChunk(job.key, job.fence, 0, [event], 5, 1)]) == set()
+    assert jobs_append(chunks=[NewChunk(job.key, job.fence, 0, [event], 5, 1)]) == set()
     lapse()
     assert jobs_sweep().requeued == 1
     (again,) = jobs_claim(owner="w2", limit=1)
@@ -108,18 +120,18 @@ def test_chunks_come_back_with_the_next_claim():
     assert again.chunks == ((event,),)
     # The first owner wakes up: nothing it writes arrives.
     late = NewChunk(job.key, job.fence, 1, [event], 5, 2)
-    assert jobs.jobs_append(chunks=[late]) == {(job.key, job.fence)}
-    assert not jobs.job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result={})
-    assert not jobs.job_release(key=job.key, fence=job.fence)
-    assert jobs.jobs_heartbeat(owner="w1", held=[(job.key, job.fence)]).held == frozenset()
-    assert jobs.jobs_heartbeat(owner="w2", held=[(again.key, again.fence)]).held == {(again.key, again.fence)}
+    assert jobs_append(chunks=[late]) == {(job.key, job.fence)}
+    assert not job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result={})
+    assert not job_release(key=job.key, fence=job.fence)
+    assert jobs_heartbeat(owner="w1", held=[(job.key, job.fence)]).held == frozenset()
+    assert jobs_heartbeat(owner="w2", held=[(again.key, again.fence)]).held == {(again.key, again.fence)}
 
 
 def test_finish_writes_once_and_cleans_up():
     (row,) = submit()
     (job,) = jobs_claim(owner="w", limit=1)
-    jobs.jobs_append(chunks=[NewChunk(job.key, job.fence, 0, [], 5, 1)])
-    assert jobs.job_finish(
+    jobs_append(chunks=[NewChunk(job.key, job.fence, 0, [], 5, 1)])
+    assert job_finish(
         key=job.key,
         fence=job.fence,
         state=JobState.SUCCEEDED,
@@ -127,7 +139,7 @@ def test_finish_writes_once_and_cleans_up():
         prompt_tokens=5,
         completion_tokens=2,
     )
-    assert not jobs.job_finish(key=job.key, fence=job.fence, state=JobState.FAILED, error=GenerationFailed("late"))
+    assert not job_finish(key=job.key, fence=job.fence, state=JobState.FAILED, error=GenerationFailed("late"))
     row.refresh_from_db()
     assert (row.state, row.completion_tokens, row.lease_until, row.finished_at is not None) == (
         "succeeded",
@@ -135,68 +147,68 @@ def test_finish_writes_once_and_cleans_up():
         None,
         True,
     )
-    assert jobs.job_result(row) == {"text": "\0"}
+    assert job_result(row) == {"text": "\0"}
     assert JobChunk.objects.count() == 0
 
 
 def test_three_crashes_without_progress_fail_the_job_with_a_reason():
     (row,) = submit()
-    for _ in range(jobs.MAX_ATTEMPTS - 1):
+    for _ in range(MAX_ATTEMPTS - 1):
         assert len(jobs_claim(owner="w", limit=1)) == 1
         lapse()
         assert jobs_sweep().requeued == 1
-    assert jobs.suspects_wait()
+    assert suspects_wait()
     assert jobs_claim(owner="w", limit=1) == []
     assert len(jobs_claim(owner="w", limit=1, suspects=True)) == 1
     lapse()
     assert jobs_sweep().failed == 1
     row.refresh_from_db()
     assert row.state == JobState.FAILED
-    assert "died 3 times" in jobs.job_error(row).message
+    assert "died 3 times" in job_error(row).message
     with pytest.raises(GenerationFailed):
-        jobs.job_result(row)
+        job_result(row)
 
 
 def test_progress_starts_the_count_anew():
     submit()
-    for number in range(2 * jobs.MAX_ATTEMPTS):
+    for number in range(2 * MAX_ATTEMPTS):
         (job,) = jobs_claim(owner="w", limit=1)
-        assert not jobs.jobs_append(chunks=[NewChunk(job.key, job.fence, number, [], 5, number)])
+        assert not jobs_append(chunks=[NewChunk(job.key, job.fence, number, [], 5, number)])
         lapse()
         assert jobs_sweep().requeued == 1
 
 
 def test_a_release_in_good_order_does_not_count_and_may_wait():
     (row,) = submit()
-    for _ in range(2 * jobs.MAX_ATTEMPTS):
+    for _ in range(2 * MAX_ATTEMPTS):
         (job,) = jobs_claim(owner="w", limit=1)
-        assert jobs.job_release(key=job.key, fence=job.fence)
+        assert job_release(key=job.key, fence=job.fence)
     (job,) = jobs_claim(owner="w", limit=1)
-    assert jobs.job_release(key=job.key, fence=job.fence, error=QueueFull("full"), delay_s=60)
+    assert job_release(key=job.key, fence=job.fence, error=QueueFull("full"), delay_s=60)
     assert jobs_claim(owner="w", limit=1) == []
     row.refresh_from_db()
-    assert jobs.job_error(row).code == "queue_full"
+    assert job_error(row).code == "queue_full"
 
 
 def test_releases_that_count_end_in_failure():
     (row,) = submit()
-    for _ in range(jobs.MAX_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         (job,) = jobs_claim(owner="w", limit=1) or jobs_claim(owner="w", limit=1, suspects=True)
-        assert jobs.job_release(key=job.key, fence=job.fence, error=GenerationFailed("again"), counts=True)
+        assert job_release(key=job.key, fence=job.fence, error=GenerationFailed("again"), counts=True)
     row.refresh_from_db()
-    assert (row.state, jobs.job_error(row).message) == ("failed", "again")
+    assert (row.state, job_error(row).message) == ("failed", "again")
 
 
 def test_cancel_while_queued_running_and_finished():
     queued, running, done = submit(request("1"), request("2", priority=-1), request("3", priority=-2))
     jobs_claim(owner="w", limit=2)
     done.refresh_from_db()
-    jobs.job_finish(key=done.pk, fence=done.fence, state=JobState.SUCCEEDED, result={})
-    assert jobs.job_cancel(job_id=queued.job_id, principal=LOCAL).state == JobState.CANCELLED
-    assert jobs.job_cancel(job_id=done.job_id, principal=LOCAL).state == JobState.SUCCEEDED
-    assert jobs.job_cancel(job_id=running.job_id, principal=LOCAL).state == JobState.RUNNING
+    job_finish(key=done.pk, fence=done.fence, state=JobState.SUCCEEDED, result={})
+    assert job_cancel(job_id=queued.job_id, principal=LOCAL).state == JobState.CANCELLED
+    assert job_cancel(job_id=done.job_id, principal=LOCAL).state == JobState.SUCCEEDED
+    assert job_cancel(job_id=running.job_id, principal=LOCAL).state == JobState.RUNNING
     running.refresh_from_db()
-    beat = jobs.jobs_heartbeat(owner="w", held=[(running.pk, running.fence)])
+    beat = jobs_heartbeat(owner="w", held=[(running.pk, running.fence)])
     assert beat.cancelled == {(running.pk, running.fence)}
     lapse()  # and if its worker dies before it gets to it:
     assert jobs_sweep().cancelled == 1
@@ -206,33 +218,33 @@ def test_cancel_while_queued_running_and_finished():
 
 def test_callers_see_their_own_jobs_only():
     (mine,) = submit(principal=KEY_A)
-    assert jobs.job_get(job_id=str(mine.job_id), principal=KEY_A).pk == mine.pk
-    assert jobs.job_get(job_id=str(mine.job_id), principal=LOCAL).pk == mine.pk
+    assert job_get(job_id=str(mine.job_id), principal=KEY_A).pk == mine.pk
+    assert job_get(job_id=str(mine.job_id), principal=LOCAL).pk == mine.pk
     for job_id in (str(mine.job_id), "nonsense", "\0"):
         with pytest.raises(UnknownRequest):
-            jobs.job_get(job_id=job_id, principal=KEY_B)
-    assert jobs.job_list(principal=KEY_B) == []
-    assert jobs.job_counts(principal=KEY_B)["queued"] == 0
+            job_get(job_id=job_id, principal=KEY_B)
+    assert job_list(principal=KEY_B) == []
+    assert job_counts(principal=KEY_B)["queued"] == 0
     with pytest.raises(UnknownRequest):
-        jobs.job_cancel(job_id=mine.job_id, principal=KEY_B)
+        job_cancel(job_id=mine.job_id, principal=KEY_B)
 
 
 def test_lists_are_filtered_and_paged():
     rows = submit(*(request(str(number)) for number in range(5)), label="batch")
     submit(label="other")
-    listed = jobs.job_list(principal=LOCAL, batch_label="batch", limit=2)
+    listed = job_list(principal=LOCAL, batch_label="batch", limit=2)
     assert [row.pk for row in listed] == [rows[4].pk, rows[3].pk]
-    rest = jobs.job_list(principal=LOCAL, batch_label="batch", before=listed[-1].pk)
+    rest = job_list(principal=LOCAL, batch_label="batch", before=listed[-1].pk)
     assert [row.pk for row in rest] == [rows[2].pk, rows[1].pk, rows[0].pk]
-    assert jobs.job_counts(principal=LOCAL, batch_label="batch")["queued"] == 5
+    assert job_counts(principal=LOCAL, batch_label="batch")["queued"] == 5
     with pytest.raises(InvalidRequest):
-        jobs.job_list(principal=LOCAL, state="sleeping")
+        job_list(principal=LOCAL, state="sleeping")
 
 
 def test_a_worker_that_comes_back_gives_its_jobs_up_and_the_attempt_counts():
     (row,) = submit()
     jobs_claim(owner="w", limit=1)
-    assert jobs.jobs_abandon(owner="w") == 1
+    assert jobs_abandon(owner="w") == 1
     assert jobs_sweep().requeued == 1
     row.refresh_from_db()
     assert (row.state, row.attempts) == ("queued", 1)
@@ -293,7 +305,7 @@ def test_a_hint_is_given_after_the_commit(model, monkeypatch):
         seen.append(connection.in_atomic_block)
         given.set()
 
-    monkeypatch.setattr(jobs, "_hint", [hint])
+    monkeypatch.setattr(hints, "_hint", [hint])
     submit()
     assert given.wait(5)
     assert seen == [False]

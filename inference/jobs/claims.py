@@ -1,0 +1,322 @@
+"""What workers do with queued generations: claim, keep alive, append, finish, release.
+
+The row is the job; a message about it is only a hint to look. A claim is a lease plus a fencing
+number: every later write of the worker carries ``WHERE fence = … AND state = 'running'``, and a write that
+changes no row means that the job is somebody else's now. Leases are counted in the database's time.
+
+    queued ──claim──► running ──finish──► succeeded | failed | cancelled
+      ▲                  │
+      └──release, sweep──┘            queued ──cancel──► cancelled
+
+Everything here is synchronous and hits the database: call it off the event loop.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import orjson
+from django.db import connection, transaction
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Now
+
+from inference.errors import BlazrError
+from inference.generation_plan import GenerationPlan
+from inference.jobs.selectors import unkept_chunks
+from inference.messages import GenerationEvent
+from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
+
+LEASE_S = 10.0
+"""A worker that says nothing for so long has lost its jobs; it speaks every quarter of this."""
+MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """What a worker holds.
+
+    Attributes:
+        key: Primary key of the row.
+        job_id: The public id.
+        fence: Goes with every write.
+        attempt: 1 for the first.
+        plan: The request, seed set.
+        checkpoint_id: The model.
+        model: Its served name when the job was submitted.
+        tenant: Whose job it is.
+        created: Unix time of the submission.
+        chunks: Events that earlier attempts stored, in order.
+        keep_events: The last events have to be stored too.
+    """
+
+    key: int
+    job_id: uuid.UUID
+    fence: int
+    attempt: int
+    plan: GenerationPlan
+    checkpoint_id: str
+    model: str
+    tenant: str
+    created: int
+    chunks: tuple[tuple[GenerationEvent, ...], ...] = ()
+    keep_events: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """Names this attempt in the engine; a stale attempt that still runs has another name."""
+        return f"job-{self.job_id.hex}-{self.fence}"
+
+
+def seconds_from_now(seconds: float) -> Any:
+    """On the database's clock, which all leases are counted by."""
+    return Now() + timedelta(seconds=seconds)
+
+
+def jobs_claim(
+    *,
+    owner: str,
+    limit: int,
+    checkpoint_ids: Iterable[str] | None = None,
+    min_age_s: float = 0.0,
+    suspects: bool = False,
+    lease_s: float = LEASE_S,
+) -> list[ClaimedJob]:
+    """Take up to ``limit`` queued jobs, best priority first, then order of arrival.
+
+    Args:
+        owner: The worker's id.
+        limit: Room in the worker's window.
+        checkpoint_ids: Only jobs of these models; None: of any.
+        min_age_s: Only jobs that have waited so long (time for workers that hold the model).
+        suspects: Only jobs on their last attempt, which have to run alone; otherwise only the others.
+        lease_s: Seconds until the claim lapses without a heartbeat.
+    """
+    if limit <= 0:
+        return []
+    with transaction.atomic():
+        candidates = _due().filter(_SUSPECT if suspects else ~_SUSPECT)
+        if checkpoint_ids is not None:
+            candidates = candidates.filter(checkpoint_id__in=list(checkpoint_ids))
+        if min_age_s > 0:
+            candidates = candidates.filter(created_at__lte=seconds_from_now(-min_age_s))
+        if connection.features.has_select_for_update_skip_locked:
+            candidates = candidates.select_for_update(skip_locked=True)
+        keys = list(candidates.order_by("priority", "id").values_list("pk", flat=True)[:limit])
+        if not keys:
+            return []
+        # The state is asked again: without row locks (SQLite) this is what makes the claim exclusive.
+        GenerationJob.objects.filter(pk__in=keys, state=JobState.QUEUED).update(
+            state=JobState.RUNNING,
+            owner=owner,
+            fence=F("fence") + 1,
+            attempts=F("attempts") + 1,
+            lease_until=seconds_from_now(lease_s),
+            not_before=None,
+            started_at=Now(),
+        )
+        rows = GenerationJob.objects.filter(pk__in=keys, state=JobState.RUNNING, owner=owner).order_by("priority", "id")
+        return [_claimed(row) for row in rows.prefetch_related("chunks")]
+
+
+# A job that was there at two crashes in a row without getting on may be their cause: it gets its last attempt alone,
+# so that it can't take innocent ones down with it a third time.
+_SUSPECT = Q(attempts__gte=MAX_ATTEMPTS - 1)
+
+
+def _due() -> QuerySet[GenerationJob]:
+    """Jobs that may be claimed now."""
+    due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
+    return GenerationJob.objects.filter(due, state=JobState.QUEUED, cancel_requested=False)
+
+
+def suspects_wait() -> bool:
+    """Whether a job waits that has to run alone."""
+    return _due().filter(_SUSPECT).exists()
+
+
+def _claimed(row: GenerationJob) -> ClaimedJob:
+    chunks = sorted(row.chunks.all(), key=lambda chunk: chunk.number)
+    return ClaimedJob(
+        key=row.pk,
+        job_id=row.job_id,
+        fence=row.fence,
+        attempt=row.attempts,
+        plan=GenerationPlan.from_dict(orjson.loads(row.plan)),
+        checkpoint_id=str(row.checkpoint_id),
+        model=row.model,
+        tenant=row.tenant,
+        created=int(row.created_at.timestamp()),
+        chunks=tuple(tuple(orjson.loads(chunk.events)) for chunk in chunks),
+        keep_events=row.keep_events,
+    )
+
+
+def _held(key: int, fence: int) -> QuerySet[GenerationJob]:
+    return GenerationJob.objects.filter(pk=key, fence=fence, state=JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Answer to a heartbeat: which of the jobs are still ours, and which of those should stop."""
+
+    held: frozenset[tuple[int, int]]
+    cancelled: frozenset[tuple[int, int]]
+
+
+def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]], lease_s: float = LEASE_S) -> Heartbeat:
+    """Renew the leases of a worker's jobs, in one statement.
+
+    Args:
+        owner: The worker's id.
+        held: (key, fence) of each job that the worker believes to hold.
+        lease_s: New length of the leases.
+    """
+    believed = set(held)
+    if not believed:
+        return Heartbeat(frozenset(), frozenset())
+    keys = [key for key, _ in believed]
+    still: set[tuple[int, int]] = set()
+    cancelled: set[tuple[int, int]] = set()
+    with transaction.atomic():
+        mine = GenerationJob.objects.filter(pk__in=keys, owner=owner, state=JobState.RUNNING)
+        mine.update(lease_until=seconds_from_now(lease_s))
+        for key, fence, cancel in mine.values_list("pk", "fence", "cancel_requested"):
+            if (key, fence) in believed:
+                still.add((key, fence))
+                if cancel:
+                    cancelled.add((key, fence))
+    return Heartbeat(frozenset(still), frozenset(cancelled))
+
+
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """The next events of a running job.
+
+    Attributes:
+        key, fence: The claim.
+        number: One more than the last stored chunk's, from 0, over all attempts.
+        events: What the engine said since.
+        prompt_tokens, completion_tokens: Totals so far, all attempts.
+    """
+
+    key: int
+    fence: int
+    number: int
+    events: Sequence[GenerationEvent]
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[tuple[int, int]]:
+    """Store events of running jobs, in one transaction, and renew their leases.
+
+    Returns:
+        (key, fence) of the jobs that are somebody else's now, or over; nothing was stored for them.
+    """
+    lost: set[tuple[int, int]] = set()
+    rows: list[JobChunk] = []
+    with transaction.atomic():
+        # In the order of the keys: two workers that touch the same rows can't block each other for ever.
+        for chunk in sorted(chunks, key=lambda item: item.key):
+            changed = (
+                _held(chunk.key, chunk.fence)
+                .filter(num_chunks=chunk.number)
+                .update(
+                    num_chunks=chunk.number + 1,
+                    completion_tokens=chunk.completion_tokens,
+                    prompt_tokens=chunk.prompt_tokens,
+                    lease_until=seconds_from_now(lease_s),
+                    attempts=1,  # it gets on: whatever stops it next is a new matter
+                )
+            )
+            if changed:
+                rows.append(
+                    JobChunk(job_id=chunk.key, number=chunk.number, events=orjson.dumps(list(chunk.events)).decode())
+                )
+            else:
+                lost.add((chunk.key, chunk.fence))
+        JobChunk.objects.bulk_create(rows)
+    return lost
+
+
+def job_finish(
+    *,
+    key: int,
+    fence: int,
+    state: JobState,
+    result: Mapping[str, Any] | None = None,
+    error: BlazrError | None = None,
+    completion_tokens: int = 0,
+    prompt_tokens: int = 0,
+    last: NewChunk | None = None,
+) -> bool:
+    """End a running job, once.
+
+    Args:
+        key, fence: The claim.
+        state: A final one.
+        result: The answer.
+        error: Why it failed.
+        completion_tokens, prompt_tokens: Totals of all attempts.
+        last: The last events of a job whose events are kept.
+
+    Returns:
+        False: the job is somebody else's now (or over already); nothing was written.
+    """
+    if state not in TERMINAL_JOB_STATES:
+        raise ValueError(f"{state} is not a final state")
+    with transaction.atomic():
+        changed = _held(key, fence).update(
+            state=state,
+            lease_until=None,
+            owner="",
+            result="" if result is None else orjson.dumps(result).decode(),
+            error="" if error is None else orjson.dumps(error.to_dict()).decode(),
+            completion_tokens=completion_tokens,
+            prompt_tokens=prompt_tokens,
+            finished_at=Now(),
+        )
+        if not changed:
+            return False
+        if last is not None and last.events:
+            JobChunk.objects.create(job_id=key, number=last.number, events=orjson.dumps(list(last.events)).decode())
+        unkept_chunks().filter(job_id=key).delete()
+    return True
+
+
+def job_release(
+    *, key: int, fence: int, error: BlazrError | None = None, counts: bool = False, delay_s: float = 0.0
+) -> bool:
+    """Hand a job back: the worker drains, or the model can't take it now.
+
+    Args:
+        key: Primary key of the job.
+        fence: The claim's fence.
+        error: Why, for people; kept until the next attempt ends.
+        counts: The attempt counts towards ``MAX_ATTEMPTS``; the last one makes the job fail with ``error``.
+        delay_s: Nobody claims it before.
+
+    Returns:
+        False: the job is somebody else's now.
+    """
+    reason = "" if error is None else orjson.dumps(error.to_dict()).decode()
+    with transaction.atomic():
+        if counts:
+            failed = _held(key, fence).filter(attempts__gte=MAX_ATTEMPTS)
+            if failed.update(state=JobState.FAILED, lease_until=None, owner="", error=reason, finished_at=Now()):
+                unkept_chunks().filter(job_id=key).delete()
+                return True
+        return bool(
+            _held(key, fence).update(
+                state=JobState.QUEUED,
+                lease_until=None,
+                owner="",
+                error=reason,
+                attempts=F("attempts") if counts else F("attempts") - 1,
+                not_before=seconds_from_now(delay_s) if delay_s > 0 else None,
+            )
+        )

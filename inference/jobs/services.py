@@ -1,0 +1,190 @@
+"""What callers do with queued generations: submit and cancel them.
+
+Jobs are stored all or none, and a request with a known idempotency key gives the job that it made the first time.
+Everything here is synchronous and hits the database: call it off the event loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import orjson
+from django.db import IntegrityError, transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference.errors import BlazrError, Conflict, InvalidRequest, RequestTooLarge, UnsupportedFeature
+from inference.generation_plan import GenerationPlan
+from inference.jobs import hints
+from inference.jobs.selectors import job_get, num_open, unkept_chunks
+from inference.limits.lines import lines_reserved
+from inference.models import GenerationJob, JobState
+from inference.selectors import ServedModel, served_model_read
+
+if TYPE_CHECKING:
+    from inference.auth import Principal
+
+MAX_JOBS_PER_SUBMIT = 50_000
+MAX_PLAN_BYTES = 4 << 20
+INSERT_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """One job of a submission.
+
+    Attributes:
+        plan: The checked request; one prompt, no stream.
+        idempotency_key: The same key and plan give the same job.
+        keep_events: The events stay with the job after its end, so that its course can be told again.
+    """
+
+    plan: GenerationPlan
+    idempotency_key: str | None = None
+    keep_events: bool = False
+
+
+def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_label: str = "") -> list[GenerationJob]:
+    """Store jobs in one transaction: all of them or none.
+
+    A request whose idempotency key is known gives the job that it made the first time.
+
+    Args:
+        requests: At least one.
+        principal: Who asks.
+        batch_label: Common name of the jobs, for finding them again.
+
+    Returns:
+        One row per request, in order.
+
+    Raises:
+        InvalidRequest: A request is wrong; the message says which.
+        UnknownModel: A model doesn't exist.
+        Conflict: An idempotency key came before with another request.
+    """
+    if not requests:
+        raise InvalidRequest("jobs must not be an empty list.", param="jobs")
+    if len(requests) > MAX_JOBS_PER_SUBMIT:
+        raise RequestTooLarge(
+            f"{len(requests)} jobs in one submission, at most {MAX_JOBS_PER_SUBMIT} are allowed.", param="jobs"
+        )
+    if len(batch_label) > 100 or "\0" in batch_label:
+        raise InvalidRequest("batch_label has at most 100 characters, without U+0000.", param="batch_label")
+    models: dict[str, ServedModel] = {}
+    rows = [
+        _new_row(number, request, principal, batch_label, models, alone=len(requests) == 1)
+        for number, request in enumerate(requests)
+    ]
+    with lines_reserved(principal=principal, lines=len(rows), count=lambda: num_open(principal.tenant)):
+        try:
+            with transaction.atomic():
+                return _store(rows, principal)
+        except IntegrityError:
+            # Somebody stored the same idempotency key between our look and our insert: now we see it.
+            with transaction.atomic():
+                return _store(rows, principal)
+
+
+def _new_row(
+    number: int,
+    request: JobRequest,
+    principal: Principal,
+    batch_label: str,
+    models: dict[str, ServedModel],
+    *,
+    alone: bool,
+) -> GenerationJob:
+    plan = request.plan
+    try:
+        if plan.stream:
+            raise UnsupportedFeature("a job has no stream; leave stream out.", param="stream")
+        if len(plan.prompts) > 1:
+            raise UnsupportedFeature(
+                f"a job takes one prompt, this one has {len(plan.prompts)}; submit a list of jobs.", param="prompt"
+            )
+        if plan.model not in models:
+            models[plan.model] = served_model_read(plan.model)
+        resolved = models[plan.model].resolved(plan)
+        if request.idempotency_key is not None and "\0" in request.idempotency_key:
+            raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
+        # The digest is of what was asked for, the row has the seed that was drawn for it.
+        digest = hashlib.sha256(orjson.dumps(plan.to_dict(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+        stored = orjson.dumps(resolved.with_seed().to_dict())
+        if len(stored) > MAX_PLAN_BYTES:
+            raise RequestTooLarge(f"a job has at most {MAX_PLAN_BYTES} bytes, this one has {len(stored)}.")
+    except BlazrError as error:
+        if alone:
+            raise
+        raise type(error)(f"job {number}: {error.message}", param=f"jobs.{number}.body.{error.param or ''}") from None
+    return GenerationJob(
+        tenant=principal.tenant,
+        batch_label=batch_label,
+        idempotency_key=request.idempotency_key,
+        digest=digest,
+        endpoint=plan.endpoint,
+        model=plan.model,
+        checkpoint_id=uuid.UUID(models[plan.model].checkpoint_id),
+        plan=stored.decode(),
+        priority=plan.priority,
+        keep_events=request.keep_events,
+        created_at=timezone.now(),
+    )
+
+
+def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[GenerationJob]:
+    keys = [row.idempotency_key for row in rows if row.idempotency_key is not None]
+    known: dict[str, GenerationJob] = {}
+    for start in range(0, len(keys), INSERT_BATCH):
+        for row in GenerationJob.objects.filter(
+            tenant=principal.tenant, idempotency_key__in=keys[start : start + INSERT_BATCH]
+        ):
+            known[cast("str", row.idempotency_key)] = row
+    answer: list[GenerationJob] = []
+    fresh: list[GenerationJob] = []
+    for row in rows:
+        earlier = known.get(row.idempotency_key) if row.idempotency_key is not None else None
+        if earlier is None:
+            # An id that a failed try of this function set would be inserted again.
+            row.pk = None
+            fresh.append(row)
+            answer.append(row)
+            if row.idempotency_key is not None:
+                known[row.idempotency_key] = row
+        elif earlier.digest != row.digest:
+            raise Conflict(
+                f"The idempotency key {(row.idempotency_key or '')[:60]!r} was used with another request; "
+                "choose a new key.",
+                param="idempotency_key",
+            )
+        else:
+            answer.append(earlier)
+    if fresh:
+        GenerationJob.objects.bulk_create(fresh, batch_size=INSERT_BATCH)
+        transaction.on_commit(hints.give_hint, robust=True)
+    return answer
+
+
+def job_cancel(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
+    """Stop a job: at once if it waits, within its next heartbeat (which a hint brings forward) if it runs.
+
+    Finished jobs stay as they are.
+
+    Raises:
+        UnknownRequest: There is none, or it is somebody else's.
+    """
+    row = job_get(job_id=job_id, principal=principal)
+    with transaction.atomic():
+        same = GenerationJob.objects.filter(pk=row.pk)
+        if same.filter(state=JobState.QUEUED).update(state=JobState.CANCELLED, finished_at=Now()):
+            unkept_chunks().filter(job=row).delete()
+        else:
+            # It runs, or has just been claimed: its worker sees the flag at its next heartbeat.
+            same.filter(state=JobState.RUNNING).update(cancel_requested=True)
+        row.refresh_from_db()
+    if row.state == JobState.RUNNING:
+        hints.give_hint()
+    return row

@@ -1,0 +1,32 @@
+"""Rows of the registry for tests that need no files behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+def make_checkpoint(name: str = "tiny", *, kind: str = "builtin", template: str | None = TEMPLATE, **columns: Any):
+    """A checkpoint's row, as the registry would write it; there are no files behind it."""
+    from inference.tokenisation.spec import TokenizerSpec
+    from models_registry.models import Checkpoint
+
+    vocabulary = {"builtin": "cl100k_base"}.get(kind)
+    tokenizer = TokenizerSpec(kind, 100331, name=vocabulary, chat_template=template)  # type: ignore[arg-type]
+    values = {
+        "served_model_name": name,
+        "path": f"/nowhere/{name}",
+        "directory": "/nowhere",
+        "format": "oxidizr",
+        "model_type": "oxidizr",
+        "architecture": "2 × mamba2",
+        "dtype": "float32",
+        "vocab_size": 100331,
+        "max_position_embeddings": 4096,
+        "inspection": {"tokenizer": tokenizer.to_dict()},
+    }
+    return Checkpoint.objects.create(**values | columns)
