@@ -20,10 +20,9 @@ from inference.api.embeddings import EmbeddingRequestSerializer
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType
 from inference.api.infill import InfillRequestSerializer
 from inference.api.rerank import RerankRequestSerializer
-from inference.api.serializers import (
+from inference.api.serializers import ChatRequestSerializer, CompletionRequestSerializer
+from inference.api.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
-    ChatRequestSerializer,
-    CompletionRequestSerializer,
     DetokenizeRequestSerializer,
     TokenizeRequestSerializer,
 )

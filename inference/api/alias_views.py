@@ -12,7 +12,7 @@ from rest_framework import serializers
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.fields import StrictCharField, StrictIntegerField
 from inference.api.schemas import documented
-from inference.api.serializers import StrictSerializer
+from inference.api.strict_serializer import StrictSerializer
 from inference.selectors import served_model_cache_clear, served_model_get
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from rest_framework import serializers
 from inference.api.fields import JSONObjectField, StrictCharField, StrictIntegerField
 from inference.api.sampling_fields import MAX_PRIORITY
 from inference.api.schemas import _one_of
-from inference.api.serializers import StrictSerializer
+from inference.api.strict_serializer import StrictSerializer
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 

@@ -23,7 +23,7 @@ from inference.api.fields import (
 from inference.api.refusals import Refused
 from inference.api.sampling_fields import QueueFieldsMixin
 from inference.api.schemas import EmbeddingListSerializer, documented
-from inference.api.serializers import StrictSerializer
+from inference.api.strict_serializer import StrictSerializer
 from inference.generation_plan import EmbeddingOptions, GenerationPlan
 from inference.messages import PromptMessage
 from inference.sampling_params import SamplingParams

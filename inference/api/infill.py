@@ -17,7 +17,8 @@ from inference.api.base import ApiView, json_body, json_response
 from inference.api.fields import StopField, StrictBooleanField, StrictCharField, StrictIntegerField, StrictNumberField
 from inference.api.refusals import Refused
 from inference.api.schemas import InfillSerializer, documented
-from inference.api.serializers import StrictSerializer, plan_from_body
+from inference.api.serializers import plan_from_body
+from inference.api.strict_serializer import StrictSerializer
 from inference.generation_plan import GenerationPlan
 from inference.services import Generation, generation_start
 

@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer
 
 from inference.api.base import ApiView, json_body, json_response
+from inference.api.job_serializers import JobItemSerializer, JobSubmissionSerializer
 from inference.api.schemas import (
     ChatCompletionSerializer,
     CompletionSerializer,
@@ -18,7 +19,7 @@ from inference.api.schemas import (
     JobSubmittedSerializer,
     documented,
 )
-from inference.api.serializers import JobItemSerializer, JobSubmissionSerializer, plan_from_body
+from inference.api.serializers import plan_from_body
 from inference.errors import InvalidRequest
 from inference.jobs.selectors import job_counts, job_error, job_get, job_list, job_result
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit

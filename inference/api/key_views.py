@@ -14,7 +14,7 @@ from rest_framework import serializers
 from inference.api.base import ApiView, json_body, json_response, number_parameter
 from inference.api.fields import StrictCharField, StrictIntegerField
 from inference.api.schemas import documented
-from inference.api.serializers import StrictSerializer
+from inference.api.strict_serializer import StrictSerializer
 from inference.auth import MAX_MODEL_CHARS, api_key_create, api_key_revoke
 from inference.errors import InvalidRequest
 from inference.limits.rules import MAX_LIMIT, KeyLimits

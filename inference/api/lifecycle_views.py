@@ -13,7 +13,7 @@ from rest_framework import serializers
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.fields import StrictBooleanField
 from inference.api.schemas import ErrorBodySerializer, documented
-from inference.api.serializers import StrictSerializer
+from inference.api.strict_serializer import StrictSerializer
 from inference.broker import cancel_generation, model_states, request_load, request_unload, send_control, worker_states
 from inference.errors import Conflict, UnknownRequest
 from inference.selectors import ServedModel, served_model_get

@@ -29,7 +29,7 @@ from inference.api.fields import (
 )
 from inference.api.sampling_fields import MAX_PRIORITY
 from inference.api.schemas import RerankedSerializer, documented
-from inference.api.serializers import StrictSerializer
+from inference.api.strict_serializer import StrictSerializer
 from inference.embedding_answers import EmbeddingFormat
 from inference.errors import BlazrError
 from inference.generation_plan import GenerationPlan

@@ -1,127 +1,41 @@
 """Request bodies: from a JSON object to a ``GenerationPlan``, or to an error that names the field.
 
 Types are checked by the fields, ranges by the fields (they are documented with them) and again by
-``SamplingParams``, rules between fields here. A serializer holds no state while it validates, so one
-instance of each serves every request: building one costs more than using it.
+``SamplingParams``, rules between fields here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
-
-import orjson
-from drf_spectacular.utils import extend_schema_field
-from rest_framework import serializers
+from typing import Any, ClassVar
 
 from inference import sampling_params as limits
 from inference.api.chat_fields import ReasoningEffortField, ToolChoiceField, ToolsField, chat_options
+from inference.api.chat_prompt import chat_prompt
 from inference.api.fields import (
     JSONObjectField,
     KeepAliveField,
-    MessagesField,
     PromptField,
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
-    TokenIdsField,
 )
 from inference.api.grammar_fields import GrammarFieldsMixin, grammar_of
-from inference.api.refusals import (
-    REFUSED_IN_CHAT,
-    REFUSED_IN_COMPLETIONS,
-    Refused,
-    fields_without_refused,
-)
+from inference.api.message_fields import MessagesField
+from inference.api.refusals import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 from inference.api.sampling_fields import SamplingFieldsMixin
-from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedFeature
+from inference.api.strict_serializer import StrictSerializer
+from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.generation_plan import Endpoint, GenerationPlan
 from inference.messages import PromptMessage
 from inference.sampling_params import SamplingParams
 from inference.tool_calls.options import ChatOptions
 
 MAX_CHOICES_PER_REQUEST = 1024
-MAX_TEMPLATE_KWARGS_BYTES = 1 << 20
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of max_tokens for completions; chat goes on to the model's context."""
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logprobs", "max_tokens"}
-_RESERVED_TEMPLATE_KWARGS = frozenset(
-    {
-        "add_generation_prompt",
-        "bos_token",
-        "chat_template",
-        "continue_final_message",
-        "eos_token",
-        "messages",
-        "tokenize",
-        "tools",
-    }
-)
-
-
-class StrictSerializer(serializers.Serializer[Any]):
-    """A serializer that refuses unknown members and reports one error, by the field's name."""
-
-    refused: ClassVar[Mapping[str, Refused]] = {}
-    takes_hints: ClassVar[bool] = False
-
-    @classmethod
-    def shared(cls) -> Self:
-        """The one instance that requests use."""
-        found = cls.__dict__.get("_shared")
-        if found is None:
-            found = cls()
-            cls._shared = found
-        return found
-
-    _shared: ClassVar[Any] = None
-
-    def parse(self, body: object) -> dict[str, Any]:
-        """The validated members of ``body``; null counts as absent.
-
-        Raises:
-            InvalidRequest: The first thing that is wrong.
-        """
-        if not isinstance(body, dict):
-            raise InvalidRequest("the request body must be a JSON object.")
-        known = frozenset(self.fields)
-        if self.takes_hints:
-            kept = fields_without_refused(body, known=known, refused=self.refused)
-        else:
-            for name in body:
-                if name not in known:
-                    raise UnsupportedFeature(
-                        f"{name[:80]!r} is not a parameter of this endpoint; remove it.", param=name[:80]
-                    )
-            kept = {name: value for name, value in body.items() if value is not None}
-        try:
-            values: dict[str, Any] = self.run_validation(kept)
-        except serializers.ValidationError as error:
-            raise first_error(error.detail) from None
-        return values
-
-
-def first_error(detail: Any) -> InvalidRequest:
-    """DRF's tree of errors as one sentence about one field."""
-    path: list[str] = []
-    while isinstance(detail, dict | list):
-        if isinstance(detail, dict):
-            key = next(iter(detail))
-            if key != "non_field_errors":
-                path.append(str(key))
-            detail = detail[key]
-        else:
-            detail = next((item for item in detail if item), "is not valid.")
-    param = ".".join(path) or None
-    code = getattr(detail, "code", "invalid")
-    text = str(detail)
-    if code == "required":
-        return InvalidRequest(f"{param} is required.", param=param)
-    message = (
-        f"{param} {text[:1].lower()}{text[1:]}" if text.startswith(("must", "has", "message ")) else f"{param}: {text}"
-    )
-    return InvalidSamplingParams(message, param=param)
 
 
 class StreamOptionsSerializer(StrictSerializer):
@@ -360,48 +274,6 @@ class ChatRequestSerializer(GenerationSerializer):
         return logprobs, sampling
 
 
-def chat_prompt(values: Mapping[str, Any]) -> PromptMessage:
-    """The prompt of a conversation, from the validated members of a chat or tokenize request.
-
-    Raises:
-        InvalidRequest: The template's switches contradict each other.
-    """
-    continued = values.get("continue_final_message", False)
-    generation_prompt = values.get("add_generation_prompt", not continued)
-    if continued and generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other; set one of them to false.",
-            param="continue_final_message",
-        )
-    if continued and values["messages"][-1]["role"] != "assistant":
-        raise InvalidRequest(
-            "continue_final_message needs a last message with the role assistant.", param="continue_final_message"
-        )
-    prompt: PromptMessage = {
-        "messages": values["messages"],
-        "add_generation_prompt": generation_prompt,
-        "continue_final_message": continued,
-        # The template writes its own begin-of-sequence token; only an explicit true asks for another.
-        "add_special_tokens": values.get("add_special_tokens", False),
-    }
-    kwargs = values.get("chat_template_kwargs")
-    if kwargs:
-        size = len(orjson.dumps(kwargs, option=orjson.OPT_NON_STR_KEYS))
-        if size > MAX_TEMPLATE_KWARGS_BYTES:
-            raise InvalidRequest(
-                f"chat_template_kwargs has {size} bytes of JSON, at most {MAX_TEMPLATE_KWARGS_BYTES} are allowed.",
-                param="chat_template_kwargs",
-            )
-        for name in kwargs:
-            if name in _RESERVED_TEMPLATE_KWARGS:
-                raise UnsupportedFeature(
-                    f"chat_template_kwargs can't hold {name!r}: it is set by the request itself or not supported.",
-                    param=f"chat_template_kwargs.{name}",
-                )
-        prompt["template_kwargs"] = kwargs
-    return prompt
-
-
 GENERATION_SERIALIZERS: Mapping[Endpoint, type[GenerationSerializer]] = {
     "completion": CompletionRequestSerializer,
     "chat": ChatRequestSerializer,
@@ -415,77 +287,3 @@ def plan_from_body(endpoint: Endpoint, body: object) -> GenerationPlan:
         InvalidRequest: With the field in ``param``.
     """
     return GENERATION_SERIALIZERS[endpoint].shared().plan(body)
-
-
-class TokenizeRequestSerializer(StrictSerializer):
-    """Body of POST /tokenize; one of prompt, content and messages."""
-
-    model = StrictCharField(max_length=256)
-    prompt = StrictCharField(required=False, allow_blank=True, help_text="Text (vLLM's name).")
-    content = StrictCharField(required=False, allow_blank=True, help_text="Text (blazr's older name).")
-    messages = MessagesField(required=False, help_text="A conversation; rendered with the model's template.")
-    add_special_tokens = StrictBooleanField(
-        required=False, allow_null=True, help_text="Default: true for text, false for messages."
-    )
-    parse_special = StrictBooleanField(
-        required=False, default=False, help_text="Read control tokens in the text as such."
-    )
-    add_generation_prompt = StrictBooleanField(required=False, allow_null=True)
-    continue_final_message = StrictBooleanField(required=False, allow_null=True)
-    chat_template_kwargs = JSONObjectField(required=False, allow_null=True)
-    tools = ToolsField(required=False, allow_null=True, help_text="As in chat; the prompt tells the model of them.")
-    reasoning_effort = ReasoningEffortField(required=False, allow_null=True)
-    return_token_strs = StrictBooleanField(required=False, default=False, help_text="Each token's text as well.")
-
-
-class ApplyTemplateRequestSerializer(StrictSerializer):
-    """Body of POST /apply-template."""
-
-    model = StrictCharField(max_length=256)
-    messages = MessagesField()
-    add_generation_prompt = StrictBooleanField(required=False, allow_null=True)
-    continue_final_message = StrictBooleanField(required=False, allow_null=True)
-    chat_template_kwargs = JSONObjectField(required=False, allow_null=True)
-    tools = ToolsField(required=False, allow_null=True, help_text="As in chat; the prompt tells the model of them.")
-    reasoning_effort = ReasoningEffortField(required=False, allow_null=True)
-
-
-class DetokenizeRequestSerializer(StrictSerializer):
-    """Body of POST /detokenize."""
-
-    model = StrictCharField(max_length=256)
-    tokens = TokenIdsField()
-    skip_special_tokens = StrictBooleanField(required=False, default=False)
-
-
-class JobItemSerializer(StrictSerializer):
-    """One queued generation."""
-
-    endpoint = serializers.ChoiceField(choices=("completion", "chat"))
-    body = JSONObjectField(help_text="As for POST /v1/completions or /v1/chat/completions; one prompt, no stream.")
-    idempotency_key = StrictCharField(
-        required=False, max_length=200, allow_null=True, help_text="The same key and body give the same job."
-    )
-
-
-@extend_schema_field(JobItemSerializer(many=True))
-class JobItemsField(serializers.Field[Any, Any, Any, Any]):
-    """A list of jobs; each is looked at on its own, so that an error says which one."""
-
-    def to_internal_value(self, data: Any) -> list[Any]:
-        if not isinstance(data, list) or not data:
-            raise serializers.ValidationError("must be a list with at least one job.")
-        return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
-
-
-class JobSubmissionSerializer(StrictSerializer):
-    """Body of POST /api/jobs: one job in its own members, or several under jobs."""
-
-    endpoint = serializers.ChoiceField(choices=("completion", "chat"), required=False)
-    body = JSONObjectField(required=False)
-    idempotency_key = StrictCharField(required=False, max_length=200)
-    jobs = JobItemsField(required=False)
-    batch_label = StrictCharField(required=False, max_length=100, allow_blank=True)

@@ -9,12 +9,12 @@ from django.http.response import HttpResponseBase
 
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.chat_fields import chat_options
+from inference.api.chat_prompt import chat_prompt
 from inference.api.schemas import AppliedTemplateSerializer, DetokenizeSerializer, TokenizeSerializer, documented
-from inference.api.serializers import (
+from inference.api.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
     DetokenizeRequestSerializer,
     TokenizeRequestSerializer,
-    chat_prompt,
 )
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.messages import PromptMessage

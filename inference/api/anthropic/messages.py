@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from inference.api.fields import MAX_CONTENT_PARTS, MAX_MESSAGES, shown
+from inference.api.fields import shown
+from inference.api.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
 from inference.errors import InvalidRequest, UnsupportedFeature
 
 _ROLES = ("user", "assistant", "system")

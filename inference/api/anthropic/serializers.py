@@ -12,7 +12,6 @@ from inference import sampling_params as limits
 from inference.api.anthropic.messages import chat_messages
 from inference.api.chat_bridge import chat_plan
 from inference.api.fields import (
-    MAX_MESSAGES,
     JSONObjectField,
     StrictBooleanField,
     StrictCharField,
@@ -20,8 +19,9 @@ from inference.api.fields import (
     StrictNumberField,
     shown,
 )
+from inference.api.message_fields import MAX_MESSAGES
 from inference.api.refusals import Refused
-from inference.api.serializers import StrictSerializer
+from inference.api.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.generation_plan import GenerationPlan
 

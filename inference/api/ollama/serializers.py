@@ -29,7 +29,8 @@ from inference.api.fields import (
     shown,
 )
 from inference.api.refusals import Refused
-from inference.api.serializers import StrictSerializer, plan_from_body
+from inference.api.serializers import plan_from_body
+from inference.api.strict_serializer import StrictSerializer
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
 from inference.generation_plan import GenerationPlan
 from inference.messages import PromptMessage

@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from inference.api.fields import MAX_CONTENT_PARTS, MAX_MESSAGES, shown
+from inference.api.fields import shown
+from inference.api.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
 from inference.errors import InvalidRequest, UnsupportedFeature
 
 Item = dict[str, Any]

@@ -11,14 +11,8 @@ from rest_framework import serializers
 
 from inference import sampling_params as limits
 from inference.api.chat_bridge import chat_plan
-from inference.api.fields import (
-    MAX_MESSAGES,
-    JSONObjectField,
-    StrictBooleanField,
-    StrictCharField,
-    StrictIntegerField,
-    shown,
-)
+from inference.api.fields import JSONObjectField, StrictBooleanField, StrictCharField, StrictIntegerField, shown
+from inference.api.message_fields import MAX_MESSAGES
 from inference.api.refusals import Refused
 from inference.api.responses.conversion import (
     NO_BUILT_IN_TOOLS,
@@ -30,7 +24,7 @@ from inference.api.responses.conversion import (
 )
 from inference.api.responses.items import Item, chat_messages, items_read
 from inference.api.sampling_fields import SamplingFieldsMixin
-from inference.api.serializers import StrictSerializer
+from inference.api.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest
 from inference.generation_plan import GenerationPlan
 

@@ -7,13 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference.api.job_serializers import JobSubmissionSerializer
 from inference.api.refusals import HINTS, REFUSED_ANYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
-from inference.api.serializers import (
-    ChatRequestSerializer,
-    CompletionRequestSerializer,
-    JobSubmissionSerializer,
-    plan_from_body,
-)
+from inference.api.serializers import ChatRequestSerializer, CompletionRequestSerializer, plan_from_body
 from inference.errors import BlazrError, InvalidRequest
 from inference.generation_plan import GenerationPlan
 

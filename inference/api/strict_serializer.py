@@ -1,0 +1,79 @@
+"""What all request bodies share: unknown members are refused, and one error is reported, by the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from rest_framework import serializers
+
+from inference.api.refusals import Refused, fields_without_refused
+from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedFeature
+
+
+class StrictSerializer(serializers.Serializer[Any]):
+    """A serializer that refuses unknown members and reports one error, by the field's name.
+
+    It holds no state while it validates, so one instance of each serves every request: building one costs more than
+    using it.
+    """
+
+    refused: ClassVar[Mapping[str, Refused]] = {}
+    takes_hints: ClassVar[bool] = False
+
+    @classmethod
+    def shared(cls) -> Self:
+        """The one instance that requests use."""
+        found = cls.__dict__.get("_shared")
+        if found is None:
+            found = cls()
+            cls._shared = found
+        return found
+
+    _shared: ClassVar[Any] = None
+
+    def parse(self, body: object) -> dict[str, Any]:
+        """The validated members of ``body``; null counts as absent.
+
+        Raises:
+            InvalidRequest: The first thing that is wrong.
+        """
+        if not isinstance(body, dict):
+            raise InvalidRequest("the request body must be a JSON object.")
+        known = frozenset(self.fields)
+        if self.takes_hints:
+            kept = fields_without_refused(body, known=known, refused=self.refused)
+        else:
+            for name in body:
+                if name not in known:
+                    raise UnsupportedFeature(
+                        f"{name[:80]!r} is not a parameter of this endpoint; remove it.", param=name[:80]
+                    )
+            kept = {name: value for name, value in body.items() if value is not None}
+        try:
+            values: dict[str, Any] = self.run_validation(kept)
+        except serializers.ValidationError as error:
+            raise first_error(error.detail) from None
+        return values
+
+
+def first_error(detail: Any) -> InvalidRequest:
+    """DRF's tree of errors as one sentence about one field."""
+    path: list[str] = []
+    while isinstance(detail, dict | list):
+        if isinstance(detail, dict):
+            key = next(iter(detail))
+            if key != "non_field_errors":
+                path.append(str(key))
+            detail = detail[key]
+        else:
+            detail = next((item for item in detail if item), "is not valid.")
+    param = ".".join(path) or None
+    code = getattr(detail, "code", "invalid")
+    text = str(detail)
+    if code == "required":
+        return InvalidRequest(f"{param} is required.", param=param)
+    message = (
+        f"{param} {text[:1].lower()}{text[1:]}" if text.startswith(("must", "has", "message ")) else f"{param}: {text}"
+    )
+    return InvalidSamplingParams(message, param=param)
