@@ -2,7 +2,7 @@
 
 ``overhead``: short lines through POST /v1/files and /v1/batches of a running ``blazr serve``, from the creation to the
 end, against the same prompts handed to an engine of the same size in one process, prompts tokenised beforehand. Prints
-both times; rounds alternate.
+both times, and the processor time that a line took of each process; rounds alternate.
 
 ``kills``: a batch whose worker is killed (SIGKILL) again and again, at random moments once it has got on. Counts
 custom_ids that are missing or twice, lines that were run again although they were done, and lines set aside.
@@ -30,6 +30,9 @@ from bench.weights import SHAPES, make_llama
 
 POLL_S = 0.5
 NUM_THREADS = 2
+PROMPT_TOKENS = 8
+MAX_TOKEN_ID = 500
+"""Every model has so many."""
 KILL_PAUSE_S = (0.1, 1.5)
 
 
@@ -42,7 +45,7 @@ def batch_lines(count: int, model: str, tokens: int) -> list[dict[str, Any]]:
             "url": "/v1/completions",
             "body": {
                 "model": model,
-                "prompt": [1 + (number * 7 + place * 31) % 1000 for place in range(8)],
+                "prompt": [1 + (number * 7 + place * 31) % MAX_TOKEN_ID for place in range(PROMPT_TOKENS)],
                 "max_tokens": tokens,
                 "ignore_eos": True,
                 "temperature": 0.8,
@@ -84,8 +87,12 @@ def wait(url: str, batch_id: str) -> dict[str, Any]:
 # --- overhead ----------------------------------------------------------------------------------
 
 
-def bare_seconds(directory: Path, lines: list[dict[str, Any]], max_num_seqs: int) -> float:
-    """The engine alone, driven as the worker drives it: everything is prepared, then all of it is computed."""
+def bare_seconds(directory: Path, lines: list[dict[str, Any]], max_num_seqs: int) -> tuple[float, float]:
+    """The engine alone, driven as the worker drives it: everything is prepared, then all of it is computed.
+
+    Returns:
+        Seconds, and of processor time.
+    """
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
     import django
 
@@ -115,38 +122,42 @@ def bare_seconds(directory: Path, lines: list[dict[str, Any]], max_num_seqs: int
 
     loop: EngineLoop[Any, Any] = EngineLoop(llm, publish, on_refused=print, on_dead=print, name="bare")
     loop.start()
-    started = time.monotonic()
+    started, used = time.monotonic(), time.process_time()
     for item in prepared:
         room.acquire()
         loop.submit(item)
     for _ in prepared:
         ended.acquire()
-    seconds = time.monotonic() - started
+    seconds, used = time.monotonic() - started, time.process_time() - used
     loop.stop(drain=False, timeout_s=5)
     llm.close()
-    return seconds
+    return seconds, used
 
 
 def overhead(site: Site, directory: Path, given: argparse.Namespace) -> None:
     """Alternate, and print the medians."""
     lines = batch_lines(given.lines, model_name(site), given.tokens)
     wait(site.url, start(site.url, lines[:64]))
-    bare, served, running = [], [], []
+    bare, served = [], []
     for number in range(given.rounds):
-        bare.append(_in_child(directory, given))
-        begun = time.monotonic()
+        alone_s, alone_used_s = _in_child(directory, given)
+        bare.append(alone_s)
+        begun, before = time.monotonic(), site.seconds()
         done = wait(site.url, start(site.url, lines))
         served.append(time.monotonic() - begun)
-        running.append(done["completed_at"] - done["in_progress_at"])
+        used = {name: seconds - before[name] for name, seconds in site.seconds().items()}
         assert done["request_counts"]["completed"] == given.lines, done
-        print(f"round {number + 1}: bare {bare[-1]:.2f} s, batch {served[-1]:.2f} s (of which running {running[-1]} s)")
+        running = done["completed_at"] - done["in_progress_at"]
+        print(f"round {number + 1}: bare {bare[-1]:.2f} s, batch {served[-1]:.2f} s (of which running {running} s)")
+        each = {"bare": alone_used_s, **used}
+        print("  ms of processor time a line:", {name: round(1e3 * s / given.lines, 3) for name, s in each.items()})
     one, other = statistics.median(bare), statistics.median(served)
     print(
         f"{given.lines} lines of {given.tokens} tokens: bare {one:.2f} s, batch {other:.2f} s, {other / one - 1:+.1%}"
     )
 
 
-def _in_child(directory: Path, given: argparse.Namespace) -> float:
+def _in_child(directory: Path, given: argparse.Namespace) -> tuple[float, float]:
     """``bare_seconds`` in a process of its own, as the worker is one."""
     import subprocess
     import sys
@@ -154,7 +165,8 @@ def _in_child(directory: Path, given: argparse.Namespace) -> float:
     command = [sys.executable, "-m", "bench.batches", "bare", "--directory", str(directory)]
     command += ["--lines", str(given.lines), "--tokens", str(given.tokens)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.strip().splitlines()[-1])
+    seconds, used = done.stdout.strip().splitlines()[-1].split()
+    return float(seconds), float(used)
 
 
 # --- kills -------------------------------------------------------------------------------------
@@ -241,7 +253,7 @@ def main() -> None:
     if given.shape:
         given.directory = make_llama(SHAPES[given.shape], given.cache)
     if given.what == "bare":
-        print(bare_seconds(given.directory, batch_lines(given.lines, "bare", given.tokens), 64))
+        print(*bare_seconds(given.directory, batch_lines(given.lines, "bare", given.tokens), 64))
         return
     os.environ["BLAZR_NUM_THREADS"] = str(NUM_THREADS)
     with serve(given.directory, dtype="float32") as site:

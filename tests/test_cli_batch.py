@@ -36,30 +36,34 @@ def test_lines_are_answered_failed_and_taken_up_again(tmp_path) -> None:
     chat = {"custom_id": "chat", "url": "/v1/chat/completions",
             "body": {"messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 4}}  # fmt: skip
     several = line("two", prompt=["One", "Two"], n=2)
-    source = write(tmp_path / "in.jsonl", [line("a"), line("hot", temperature=9), chat, several])
+    vectors = {"custom_id": "vectors", "url": "/v1/embeddings", "body": {"input": ["One", "Two"], "dimensions": 8}}
+    source = write(tmp_path / "in.jsonl", [line("a"), line("hot", temperature=9), chat, several, vectors])
     output, errors = tmp_path / "out.jsonl", tmp_path / "out.jsonl.errors"
     done = blazr("batch", "run", str(source), "-o", str(output), "--model", "demo", "--cpu")
     assert done.returncode == 1, done.stderr
-    assert "1 of 4 lines have an error" in done.stderr
+    assert "1 of 5 lines have an error" in done.stderr
     found = read(output)
-    assert set(found) == {"a", "chat", "two"}
+    assert set(found) == {"a", "chat", "two", "vectors"}
     body = found["a"]["response"]["body"]
     assert (body["object"], body["model"], body["usage"]["completion_tokens"]) == ("text_completion", "demo", 6)
     assert found["chat"]["response"]["body"]["object"] == "chat.completion"
     assert len(found["two"]["response"]["body"]["choices"]) == 4
+    data = found["vectors"]["response"]["body"]["data"]
+    assert [(item["index"], len(item["embedding"])) for item in data] == [(0, 8), (1, 8)]
+    assert sum(number**2 for number in data[1]["embedding"]) == pytest.approx(1)
     assert read(errors)["hot"]["response"]["body"]["error"]["param"] == "temperature"
 
     # The line that failed is put right, and one was cut off by a crash: only these two are run.
     kept = [json.dumps(item) for item in found.values() if item["custom_id"] != "a"]
     output.write_text("\n".join(kept) + "\n" + json.dumps(found["a"])[:50])
-    write(source, [line("a"), line("hot"), chat, several])
+    write(source, [line("a"), line("hot"), chat, several, vectors])
     done = blazr("batch", "run", str(source), "-o", str(output), "--model", "demo", "--cpu")
     assert done.returncode == 0, done.stderr
-    assert "2 lines of" in done.stderr
+    assert "3 lines of" in done.stderr
     again = read(output)
-    assert set(again) == {"a", "hot", "chat", "two"}
+    assert set(again) == {"a", "hot", "chat", "two", "vectors"}
     assert again["a"]["response"]["body"]["choices"] == found["a"]["response"]["body"]["choices"]
-    assert output.read_text().splitlines()[:2] == kept
+    assert output.read_text().splitlines()[:3] == kept
     assert not errors.exists()
 
 
@@ -90,7 +94,7 @@ def test_a_killed_run_is_continued(tmp_path) -> None:
     [
         ("{", "line 1: This line isn't valid JSON"),
         (json.dumps(line("a")) + "\n" + json.dumps(line("a")), "line 2: custom_id 'a' is line 1's"),
-        (json.dumps({**line("a"), "url": "/v1/embeddings"}), "url is '/v1/embeddings'"),
+        (json.dumps({**line("a"), "url": "/v1/rerank"}), "url is '/v1/rerank'"),
         ("", "no requests"),
         (None, "can't be read"),
     ],

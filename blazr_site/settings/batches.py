@@ -7,6 +7,13 @@ from blazr_site.settings import env
 BLAZR_BATCH_MAX_LINES = env.required_integer(
     "BLAZR_BATCH_MAX_LINES", 50_000, low=1, high=1_000_000, help="Most lines in the input file of a batch."
 )
+BLAZR_BATCH_MAX_INPUTS = env.required_integer(
+    "BLAZR_BATCH_MAX_INPUTS",
+    50_000,
+    low=1,
+    high=10_000_000,
+    help="Most inputs to embed in all lines of a batch together.",
+)
 BLAZR_BATCH_MAX_OPEN = env.required_integer(
     "BLAZR_BATCH_MAX_OPEN", 100, low=1, high=100_000, help="Most unfinished batches of one API key."
 )

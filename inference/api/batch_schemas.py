@@ -10,8 +10,7 @@ from inference.api.fields import JSONObjectField, StrictCharField, StrictInteger
 from inference.api.sampling_fields import MAX_PRIORITY
 from inference.api.schemas import _one_of
 from inference.api.strict_serializer import StrictSerializer
-
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+from inference.batches.requests import ENDPOINT_KINDS
 
 
 class FileUploadSerializer(serializers.Serializer[Any]):
@@ -74,7 +73,7 @@ class BatchRequestSerializer(StrictSerializer):
     """Body of POST /v1/batches."""
 
     input_file_id = StrictCharField(max_length=64, help_text="A file with the purpose batch.")
-    endpoint = serializers.ChoiceField(choices=ENDPOINTS, help_text="Every line's url.")
+    endpoint = serializers.ChoiceField(choices=tuple(ENDPOINT_KINDS), help_text="Every line's url.")
     completion_window = StrictCharField(
         max_length=16, help_text="24h, or any number of minutes, hours or days from 1m to 14d, such as 90m."
     )

@@ -57,6 +57,11 @@ class ClaimedLine:
     batch: Batch
 
     @property
+    def claim(self) -> tuple[int, int]:
+        """(key, fence)."""
+        return self.key, self.fence
+
+    @property
     def line_id(self) -> str:
         """The line's name in the output file; the same for every attempt."""
         return line_id(self.batch.batch_id, self.number)
@@ -79,6 +84,7 @@ class FinishedLine:
     Attributes:
         line: The claim.
         payload: The line of the output or error file.
+        queue_s, engine_s: Seconds that its prompts waited for their tokenisation, and were in the engine.
     """
 
     line: ClaimedLine
@@ -87,6 +93,8 @@ class FinishedLine:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    queue_s: float = 0.0
+    engine_s: float = 0.0
 
 
 def _lease(seconds: float) -> Any:
@@ -188,20 +196,22 @@ def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:
     Returns:
         (key, fence) of those that are somebody else's now, or over; nothing was written for them.
     """
-    by_claim = {(item.line.key, item.line.fence): item for item in finished}
+    by_claim = {item.line.claim: item for item in finished}
     with transaction.atomic():
         held = _lock_held(set(by_claim))
         mine = [by_claim[claim] for claim in sorted(held)]
         _write(
             [
-                (
-                    item.line.key,
-                    item.line.batch.pk,
-                    item.is_error,
-                    item.payload,
-                    item.prompt_tokens,
-                    item.completion_tokens,
-                    item.cached_tokens,
+                BatchResult(
+                    line_id=item.line.key,
+                    batch_id=item.line.batch.pk,
+                    is_error=item.is_error,
+                    payload=item.payload,
+                    prompt_tokens=item.prompt_tokens,
+                    completion_tokens=item.completion_tokens,
+                    cached_tokens=item.cached_tokens,
+                    queue_s=item.queue_s,
+                    engine_s=item.engine_s,
                 )
                 for item in mine
             ]
@@ -209,15 +219,16 @@ def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:
     return by_claim.keys() - held
 
 
-def lines_release(*, lines: Iterable[ClaimedLine], counts: bool = False, delay_s: float = 0.0) -> None:
+def lines_release(*, claims: Iterable[tuple[int, int]], counts: bool = False, delay_s: float = 0.0) -> None:
     """Hand lines back: the worker drains, or the model can't take them now.
 
     Args:
+        claims: (key, fence); those that don't hold any more are left alone.
         counts: The attempt counts towards ``MAX_ATTEMPTS``.
         delay_s: Nobody claims them before.
     """
     with transaction.atomic():
-        held = _lock_held({(line.key, line.fence) for line in lines})
+        held = _lock_held(set(claims))
         BatchLine.objects.filter(pk__in=[key for key, _ in held]).update(
             state=LineState.QUEUED,
             lease_until=None,
@@ -245,19 +256,14 @@ def lines_sweep() -> int:
     with transaction.atomic():
         poison = _locked(lapsed.filter(attempts__gte=MAX_ATTEMPTS)).select_related("batch")
         rows = [
-            (
-                row.pk,
-                row.batch_id,
-                True,
+            _unrun(
+                row,
                 refusal_line(
                     line_id=line_id(row.batch.batch_id, row.number),
                     custom_id=row.custom_id,
                     request_id=f"{line_id(row.batch.batch_id, row.number)}-{row.fence}",
                     error=crash,
                 ),
-                0,
-                0,
-                0,
             )
             for row in poison[:ID_BATCH]
         ]
@@ -314,7 +320,7 @@ def _fail(waiting: QuerySet[BatchLine], payload: Callable[[BatchLine], str]) -> 
     while True:
         with transaction.atomic():
             found = list(_locked(waiting.order_by("id"))[:ID_BATCH])
-            _write([(row.pk, row.batch_id, True, payload(row), 0, 0, 0) for row in found])
+            _write([_unrun(row, payload(row)) for row in found])
         done += len(found)
         if len(found) < ID_BATCH:
             return done
@@ -339,39 +345,32 @@ def _lock_held(claims: set[tuple[int, int]]) -> set[tuple[int, int]]:
     return held
 
 
-def _write(rows: Sequence[tuple[int, int, bool, str, int, int, int]]) -> None:
+def _unrun(row: BatchLine, payload: str) -> BatchResult:
+    """The result of a line without an answer."""
+    return BatchResult(line_id=row.pk, batch_id=row.batch_id, is_error=True, payload=payload)
+
+
+def _write(results: Sequence[BatchResult]) -> None:
     """End locked lines: results, states, and the counts of their batches."""
-    if not rows:
+    if not results:
         return
     now = timezone.now()
-    BatchResult.objects.bulk_create(
-        [
-            BatchResult(
-                line_id=key,
-                batch_id=batch,
-                is_error=is_error,
-                payload=payload,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-                cached_tokens=cached,
-                finished_at=now,
-            )
-            for key, batch, is_error, payload, prompt, completion, cached in rows
-        ]
-    )
+    for item in results:
+        item.finished_at = now
+    BatchResult.objects.bulk_create(results)
     for is_error, state in ((False, LineState.COMPLETED), (True, LineState.FAILED)):
-        keys = [row[0] for row in rows if row[2] is is_error]
+        keys = [item.pk for item in results if item.is_error is is_error]
         for start in range(0, len(keys), ID_BATCH):
             BatchLine.objects.filter(pk__in=keys[start : start + ID_BATCH]).update(
                 state=state, lease_until=None, owner="", not_before=None
             )
     # In the order of the keys: two workers that count for the same batches can't block each other for ever.
-    for batch in sorted({row[1] for row in rows}):
-        mine = [row for row in rows if row[1] == batch]
-        failed = sum(row[2] for row in mine)
+    for batch in sorted({item.batch_id for item in results}):
+        mine = [item for item in results if item.batch_id == batch]
+        failed = sum(item.is_error for item in mine)
         Batch.objects.filter(pk=batch).update(
             num_completed=F("num_completed") + len(mine) - failed,
             num_failed=F("num_failed") + failed,
-            prompt_tokens=F("prompt_tokens") + sum(row[4] for row in mine),
-            completion_tokens=F("completion_tokens") + sum(row[5] for row in mine),
+            prompt_tokens=F("prompt_tokens") + sum(item.prompt_tokens for item in mine),
+            completion_tokens=F("completion_tokens") + sum(item.completion_tokens for item in mine),
         )

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inference.answers import AnswerBuilder, answer_format
-from inference.batches.requests import InputLine, answer_line, line_plan, refusal_line
+from inference.answers import AnswerBuilder
+from inference.batches.outcomes import ended_line
+from inference.batches.requests import InputLine, line_plan, refusal_line
 from inference.errors import BlazrError
 from inference.generation_plan import GenerationPlan
 from inference.messages import GenerateMessage, GenerationEvent
@@ -165,21 +166,11 @@ def _take(
         return _refused(item.line, item.error)
     if item.open_parts:
         return None
-    kind = "chatcmpl" if item.plan.endpoint == "chat" else "cmpl"
-    answer = answer_format(
-        item.plan,
-        item.builder,
-        request_id=f"{kind}-{item.line.number:012x}",
-        created=int(time.time()),
-        model=item.plan.model,
+    name = _line_id(item.line)
+    payload, is_error = ended_line(
+        item.plan, item.builder, line_id=name, custom_id=item.line.custom_id, request_id=name
     )
-    payload = answer_line(
-        line_id=_line_id(item.line),
-        custom_id=item.line.custom_id,
-        request_id=_line_id(item.line),
-        body=answer.whole(),
-    )
-    return LocalResult(item.line, payload, is_error=False, completion_tokens=item.builder.completion_tokens)
+    return LocalResult(item.line, payload, is_error=is_error, completion_tokens=item.builder.completion_tokens)
 
 
 def _refused(line: InputLine, error: BlazrError) -> LocalResult:

@@ -177,6 +177,8 @@ class BatchResult(models.Model):
     prompt_tokens = models.PositiveIntegerField(default=0)
     completion_tokens = models.PositiveIntegerField(default=0)
     cached_tokens = models.PositiveIntegerField(default=0)
+    queue_s = models.FloatField(default=0.0)
+    engine_s = models.FloatField(default=0.0)
     finished_at = models.DateTimeField()
 
     class Meta:

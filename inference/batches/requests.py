@@ -16,7 +16,11 @@ import orjson
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
 from inference.generation_plan import Endpoint, GenerationPlan
 
-ENDPOINT_KINDS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+ENDPOINT_KINDS: dict[str, Endpoint] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/embeddings": "embedding",
+}
 MAX_LINE_BYTES = 4 << 20
 MAX_CUSTOM_ID = 512
 _MEMBERS = frozenset({"custom_id", "method", "url", "body"})
@@ -43,6 +47,14 @@ class InputLine:
         """The served model name; empty when the body has none."""
         found = self.body.get("model")
         return found if isinstance(found, str) else ""
+
+    @property
+    def num_inputs(self) -> int:
+        """Texts to embed; 0 for other endpoints."""
+        if ENDPOINT_KINDS[self.url] != "embedding":
+            return 0
+        given = self.body.get("input")
+        return len(given) if isinstance(given, list) and given and isinstance(given[0], str | list) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +130,13 @@ def line_plan(endpoint: str, body: dict[str, Any], *, key: str) -> GenerationPla
     Raises:
         InvalidRequest: With the field in ``param``.
     """
+    from inference.api.embeddings import EmbeddingRequestSerializer
     from inference.api.serializers import plan_from_body
 
-    plan = plan_from_body(ENDPOINT_KINDS[endpoint], body)
+    kind = ENDPOINT_KINDS[endpoint]
+    if kind == "embedding":
+        return EmbeddingRequestSerializer.shared().plan(body)
+    plan = plan_from_body(kind, body)
     if plan.stream:
         raise UnsupportedFeature("a line of a batch has no stream; leave stream out.", param="stream")
     return plan.with_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 2)

@@ -170,12 +170,17 @@ def _validate(claim: _Claim, stopping: Callable[[], bool]) -> None:
 def _errors(claim: _Claim, lines: Iterator[InputLine | LineError], stopping: Callable[[], bool]) -> Iterator[LineError]:
     """Up to ``MAX_ERRORS`` reasons why the file can't run."""
     first_seen: dict[str, int] = {}
-    found = 0
+    found = num_inputs = 0
     for count, item in enumerate(lines, start=1):
         error: LineError | None = None
         if count > settings.BLAZR_BATCH_MAX_LINES:
             limit = settings.BLAZR_BATCH_MAX_LINES
             yield LineError("too_many_requests", f"The file has more than {limit:,} requests; split it.", None)
+            return
+        num_inputs += item.num_inputs if isinstance(item, InputLine) else 0
+        if num_inputs > settings.BLAZR_BATCH_MAX_INPUTS:
+            limit = settings.BLAZR_BATCH_MAX_INPUTS
+            yield LineError("too_many_inputs", f"The file has more than {limit:,} inputs to embed; split it.", None)
             return
         if isinstance(item, LineError):
             error = item
@@ -349,6 +354,8 @@ def _charge(batch: Batch) -> None:
             prompt=Sum("prompt_tokens"),
             completion=Sum("completion_tokens"),
             cached=Sum("cached_tokens"),
+            queue_s=Sum("queue_s"),
+            engine_s=Sum("engine_s"),
             num=Count("pk"),
         )
     )
@@ -368,6 +375,8 @@ def _charge(batch: Batch) -> None:
                 ttft_s=None,
                 duration_s=max(0.0, (now - started).total_seconds()),
                 created_at=now,
+                queue_s=item["queue_s"],
+                engine_s=item["engine_s"],
                 requests=item["num"],
             )
             for item in sums

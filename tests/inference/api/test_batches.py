@@ -110,7 +110,7 @@ def test_answers_match_the_document(http, document, checkpoint, settings):  # no
     ("values", "status", "param"),
     [
         ({"input_file_id": "file-none"}, 404, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/v1/rerank"}, 400, "endpoint"),
         ({"completion_window": None}, 400, "completion_window"),
         ({"completion_window": "soon"}, 400, "completion_window"),
         ({"completion_window": "15d"}, 400, "completion_window"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import orjson
 
 from inference.auth import LOCAL, Principal
@@ -48,9 +50,14 @@ class EchoManager:
             on_events([{**head, "index": 0, "type": "error", "error": error.to_dict()}])
             return
         prompt = message["prompt"]
+        if "inputs" in prompt:
+            on_events(_vectors(head, prompt["inputs"]))
+            return
         text = prompt["text"][::-1] if "text" in prompt else prompt["messages"][-1]["content"][::-1]
         delta = {"choice": 0, "text": text, "token_ids": [1, 2], "finish_reason": "stop", "stop_reason": None}
-        usage = {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}
+        usage = {
+            "prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1, "queue_s": 0.25, "duration_s": 0.75,
+        }  # fmt: skip
         on_events(
             [
                 {**head, "index": 0, "type": "start", "prompt_tokens": 3},
@@ -75,6 +82,22 @@ class EchoManager:
 
     def load_cost_s(self) -> float:
         return 0.0
+
+
+def _vectors(head: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    """(length, 0, …, 0, 1) for each input."""
+    events = [{**head, "type": "start", "prompt_tokens": 2 * len(inputs)}]
+    for number, item in enumerate(inputs):
+        vector = np.zeros(16, dtype="<f4")
+        vector[0], vector[-1] = len(item.get("text", item.get("token_ids", ()))), 1
+        embedding = base64.b64encode(vector.tobytes()).decode()
+        events.append({**head, "type": "delta", "choice": number, "text": "", "token_ids": [], "embedding": embedding})
+    usage = {
+        "prompt_tokens": 2 * len(inputs), "completion_tokens": 0, "cached_tokens": 0, "queue_s": 0.0, "duration_s": 0.5,
+    }  # fmt: skip
+    return [
+        {**event, "index": index} for index, event in enumerate([*events, {**head, "type": "done", "usage": usage}])
+    ]
 
 
 def line(custom_id: str, prompt: str = "abc", model: str = "tiny", **body: Any) -> dict[str, Any]:

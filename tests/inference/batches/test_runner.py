@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from inference.auth import LOCAL
-from inference.batches import lines, runner, upkeep
+from inference.batches import lines, outcomes, runner, upkeep
 from inference.batches.models import Batch, BatchLine, BatchResult, LineState
 from inference.batches.services import batch_cancel
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoading
@@ -75,6 +77,95 @@ def test_every_line_is_answered_once_in_the_order_of_the_file(manager):
     assert {message["priority"] for message in manager.messages} == {JOB_PRIORITY}
     (usage,) = UsageRecord.objects.all()
     assert (usage.model, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == ("tiny", 30, 20, 10)
+    assert (usage.queue_s, usage.engine_s) == (2.5, 5.0)
+
+
+def embed(custom_id: str, given: Any, **body: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "input": given, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": body}
+
+
+def test_lines_of_embeddings_have_the_answers_of_their_endpoint(manager):
+    batch = make_batch(
+        [
+            embed("one", "abc", normalize=False),
+            embed("many", ["x"] * 100, normalize=False, dimensions=1),
+            embed("packed", [[1, 2]], encoding_format="base64"),
+            embed("wide", "abc", dimensions=4096),
+            embed("prompt", "abc", temperature=1),
+        ],
+        endpoint="/v1/embeddings",
+    )
+    batch = work(batch, make_runner(manager))
+    assert (batch.state, batch.num_completed, batch.num_failed) == ("completed", 3, 2)
+    output = {item["custom_id"]: item["response"]["body"] for item in contents(batch.output_file_id)}
+    (one,) = output["one"]["data"]
+    assert (one["object"], one["index"], one["embedding"]) == ("embedding", 0, [3.0] + [0.0] * 14 + [1.0])
+    assert output["one"]["id"].startswith("embd-")
+    assert output["one"]["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
+    assert [item["index"] for item in output["many"]["data"]] == list(range(100))
+    assert output["many"]["data"][99]["embedding"] == [1.0]
+    assert isinstance(output["packed"]["data"][0]["embedding"], str)
+    errors = {item["custom_id"]: item["response"]["body"]["error"] for item in contents(batch.error_file_id)}
+    assert {name: item["param"] for name, item in errors.items()} == {"wide": "dimensions", "prompt": "temperature"}
+    (usage,) = UsageRecord.objects.all()
+    assert (usage.prompt_tokens, usage.completion_tokens) == (206, 0)  # the wide one was computed
+
+
+def test_a_file_with_too_many_inputs_fails(manager, settings):
+    settings.BLAZR_BATCH_MAX_INPUTS = 10
+    batch = make_batch([embed("a", ["x"] * 6), embed("b", ["x"] * 5)], endpoint="/v1/embeddings")
+    batch = work(batch, make_runner(manager))
+    assert (batch.state, "too_many_inputs" in batch.errors) == ("failed", True)
+    fits = make_batch([embed("a", ["x"] * 6), embed("b", [1, 2, 3, 4, 5])], endpoint="/v1/embeddings")
+    assert work(fits, make_runner(manager)).num_completed == 2
+
+
+def test_a_database_that_goes_away_between_claim_and_start_loses_no_line(manager, monkeypatch):
+    """The first look at the model fails; the claimed lines wait for the next turn."""
+    batch = make_batch(line(str(number)) for number in range(3))
+    upkeep.batches_turn(owner="keeper")
+    read, away = runner.served_model_read, iter([True])
+
+    def sometimes(name: str) -> Any:
+        if next(away, False):
+            raise OperationalError("gone")
+        return read(name)
+
+    monkeypatch.setattr(runner, "served_model_read", sometimes)
+    item = make_runner(manager)
+    with pytest.raises(OperationalError):
+        item.turn()
+    batch = work(batch, item)
+    assert batch.num_completed == 3
+    assert {row["response"]["request_id"][-2:] for row in contents(batch.output_file_id)} == {"-1"}
+
+
+def test_lines_that_were_claimed_and_never_started_go_back(manager, monkeypatch):
+    """The database goes away while lines of a second batch are claimed: those of the first are nowhere here."""
+    for _ in range(2):
+        make_batch([line("a"), line("b")], priority=len(Batch.objects.all()))
+    upkeep.batches_turn(owner="keeper")
+    first = Batch.objects.order_by("pk")[0]
+    lines.lines_claim(batch=first, owner="w", limit=1)
+    manager.holds = lambda message: True
+    item = make_runner(manager)
+    for _ in range(3):
+        item.turn()
+    assert len(manager.held) == 4
+    assert set(BatchLine.objects.values_list("state", "attempts")) == {("running", 1)}
+
+
+def test_a_line_that_cannot_be_put_together_ends_with_an_error(manager, monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(outcomes, "answer_format", broken)
+    batch = work(make_batch([line("a")]), make_runner(manager))
+    assert (batch.state, batch.num_failed, batch.completion_tokens) == ("completed", 1, 2)
+    (error,) = contents(batch.error_file_id)
+    assert error["response"]["status_code"] == 500
+    assert "bug" not in error["response"]["body"]["error"]["message"]
 
 
 def test_bad_lines_end_in_the_error_file_and_the_rest_runs(manager):

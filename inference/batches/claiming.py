@@ -1,0 +1,154 @@
+"""LineClaimer: which lines a worker takes next.
+
+``policy`` divides the free places between the batches; this asks the rows for what it needs, and keeps what a worker
+knows itself: how fast lines end here, and when it last loaded a model for them. Lines that were there when a worker
+died ("suspects") come after the others of their batch, when nothing else runs here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import orjson
+from django.db.models import Count
+from django.utils import timezone
+
+from inference.batches import policy
+from inference.batches.lines import MAX_ATTEMPTS, SUSPECTS_TOGETHER, ClaimedLine, has_suspects, lines_claim
+from inference.batches.models import Batch, BatchLine, BatchState, LineState
+from inference.batches.services import open_batches
+from inference.states import ResidentModel
+
+RATE_WINDOW_S = 30.0
+
+
+class Manager(Protocol):
+    """What the claimer needs of ``inference.worker.residency.ModelManager``."""
+
+    def describe(self) -> tuple[ResidentModel, ...]:
+        """The models that are here."""
+        ...
+
+    def load_cost_s(self) -> float:
+        """Seconds of the longest load so far; 0: none was seen."""
+        ...
+
+
+class LineClaimer:
+    """Takes lines for one worker; for one thread.
+
+    Args:
+        manager: The worker's models.
+        owner: The worker's id.
+    """
+
+    def __init__(self, manager: Manager, *, owner: str) -> None:
+        self._manager = manager
+        self._owner = owner
+        self._suspects: Batch | None = None
+        self._swapped_at = time.monotonic()
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def ended(self, count: int) -> None:
+        """So many lines have just ended here."""
+        self._recent.append((time.monotonic(), count))
+
+    def claim(self, room: int, *, is_empty: bool) -> list[ClaimedLine]:
+        """Up to ``room`` lines; they are this worker's.
+
+        Args:
+            room: Free places.
+            is_empty: Nothing of earlier claims is left here: suspects may run.
+        """
+        if self._suspects is not None:
+            if not is_empty:
+                return []
+            if lines := self._suspects_of(self._suspects):
+                return lines
+            self._suspects = None
+        lines, with_suspects = self._by_share(room, is_empty=is_empty) if room > 0 else ([], [])
+        if with_suspects:
+            # The window runs empty, then a few suspects have it for themselves.
+            self._suspects = with_suspects[0]
+            if is_empty and not lines:
+                lines = self._suspects_of(self._suspects)
+        return lines
+
+    def _by_share(self, room: int, *, is_empty: bool) -> tuple[list[ClaimedLine], list[Batch]]:
+        """Lines of the batches that come first, and those of the batches that have suspects left only."""
+        batches = {row.pk: row for row in open_batches().filter(state=BatchState.IN_PROGRESS, ending="")}
+        candidates = [self._candidate(row) for row in batches.values() if row.num_open]
+        lines: list[ClaimedLine] = []
+        with_suspects: list[Batch] = []
+        if not candidates:
+            return lines, with_suspects
+        resident = self._resident()
+        stayed_s, load_s = time.monotonic() - self._swapped_at, self._manager.load_cost_s() or policy.DEFAULT_LOAD_S
+        swap_allowed = policy.may_swap(resident, stayed_s=stayed_s, load_s=load_s)
+        running = _running_by_tenant(candidates)
+        while len(lines) < room and candidates:
+            found = policy.shares(
+                candidates, room=room - len(lines), running=running, resident=resident, swap_allowed=swap_allowed
+            )
+            spent: set[int] = set()
+            for share in found:
+                batch = batches[share.key]
+                taken = lines_claim(
+                    batch=batch, owner=self._owner, limit=share.count, checkpoint_ids=share.checkpoint_ids
+                )
+                lines += taken
+                running[batch.tenant] = running.get(batch.tenant, 0) + len(taken)
+                if len(taken) < share.count:
+                    spent.add(share.key)
+                    if has_suspects(batch):
+                        with_suspects.append(batch)
+            if not spent:
+                break
+            candidates = [candidate for candidate in candidates if candidate.key not in spent]
+        self._note_swaps(lines, resident)
+        if is_empty and not lines and not with_suspects and not swap_allowed:
+            # The models that are here have nothing left to do: no reason to stay with them.
+            self._swapped_at = float("-inf")
+        return lines, with_suspects
+
+    def _suspects_of(self, batch: Batch) -> list[ClaimedLine]:
+        lines = lines_claim(
+            batch=batch, owner=self._owner, limit=SUSPECTS_TOGETHER, min_attempts=1, max_attempts=1
+        ) or lines_claim(batch=batch, owner=self._owner, limit=1, min_attempts=2, max_attempts=MAX_ATTEMPTS)
+        self._note_swaps(lines, self._resident())
+        return lines
+
+    def _resident(self) -> frozenset[str]:
+        return frozenset(model.checkpoint_id for model in self._manager.describe() if model.stage != "unloading")
+
+    def _note_swaps(self, lines: Sequence[ClaimedLine], resident: Collection[str]) -> None:
+        if any(line.checkpoint_id not in resident for line in lines):
+            self._swapped_at = time.monotonic()
+
+    def _candidate(self, row: Batch) -> policy.Candidate:
+        rate = self._lines_per_s()
+        return policy.Candidate(
+            key=row.pk,
+            tenant=row.tenant,
+            priority=row.priority,
+            checkpoint_ids=frozenset(orjson.loads(row.checkpoints or "{}")),
+            seconds_left=(row.expires_at - timezone.now()).total_seconds(),
+            seconds_needed=row.num_open / rate if rate else 0.0,
+        )
+
+    def _lines_per_s(self) -> float:
+        now = time.monotonic()
+        while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
+            self._recent.popleft()
+        return sum(count for _, count in self._recent) / RATE_WINDOW_S
+
+
+def _running_by_tenant(candidates: Sequence[policy.Candidate]) -> dict[str, int]:
+    """Over all workers; nobody has to be compared with when there is one tenant only."""
+    if len({candidate.tenant for candidate in candidates}) == 1:
+        return {}
+    rows = BatchLine.objects.filter(state=LineState.RUNNING).order_by().values_list("batch__tenant")
+    return dict(rows.annotate(number=Count("pk")).values_list("batch__tenant", "number"))
