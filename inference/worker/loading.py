@@ -13,7 +13,7 @@ from inference.errors import ModelLoadFailed
 from inference.grammar_checks import grammar_limits
 from inference.llm import LLM, LLMOptions, load_sizes, needed_bytes
 from inference.speculative_options import SpeculativeOptions
-from inference.worker.residency import LoadPlan, Progress
+from inference.worker.interfaces import LoadPlan, Progress
 
 if TYPE_CHECKING:
     from models_registry.detection.inspection import Inspection

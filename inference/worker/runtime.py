@@ -25,11 +25,12 @@ from inference.states import WorkerState
 from inference.tracing import is_tracing, worker_trace
 from inference.worker.control import CancelledRequests, ControlReader
 from inference.worker.heartbeat import Heartbeat
+from inference.worker.interfaces import LoadPlan
 from inference.worker.lease import LeaseKeeper, hand_back, release_dead_workers, release_worker
 from inference.worker.presence import QueueSelector, RedisPresence
 from inference.worker.publisher import EventPublisher, Settlement
 from inference.worker.questions import Questions
-from inference.worker.residency import LoadPlan, ModelManager
+from inference.worker.residency import ModelManager
 from inference.worker.transport import settled
 
 logger = logging.getLogger(__name__)
@@ -255,6 +256,10 @@ class WorkerRuntime:
         except Exception:
             logger.exception("request %s could not be submitted", delivery.message["request_id"])
             self._fail(delivery, EngineError("The request could not be started because of an internal error."))
+            return
+        if delivery.message["request_id"] in self.cancelled:
+            # The cancel came between our look at the list and the submit, and found nothing to end.
+            self.manager.cancel(delivery.message["request_id"])
 
     def _deliver_again(self, delivery: _Delivery) -> None:
         """In a thread: a worker had this request before. Find out what its client has, and go on behind that."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.errors import BlazrError, EngineDead, InvalidRequest
 from inference.messages import GenerateMessage, GenerationEvent
-from inference.worker.residency import LoadPlan
+from inference.worker.interfaces import LoadPlan
 
 
 @dataclass

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from inference.errors import EngineDead, GenerationFailed, InvalidRequest, ModelLoadFailed
-from inference.worker import residency
+from inference.worker import residency, resident
 from inference.worker.residency import ModelManager
 from tests.inference.worker.fakes import Client, FakeLLM, FakePlans, FakePresence, message, wait_until
 
@@ -178,6 +178,33 @@ def test_request_for_a_model_that_is_leaving_loads_it_again(bench):
     assert b.plans.loads == ["a", "a"]
 
 
+def test_order_to_load_a_model_that_is_leaving_is_carried_out_after_it_has_left(bench):
+    gate = threading.Event()
+    b = bench(make=lambda model: FakeLLM(gate=gate))
+    b.send("one")
+    wait_until(lambda: b.plans.llms.get("a") and b.plans.llms["a"].running)
+    assert b.manager.unload("a")
+    b.manager.ensure("a")
+    gate.set()
+    b.client.wait("one")
+    wait_until(lambda: b.plans.loads == ["a", "a"] and b.statuses() == {"a": "ready"})
+    assert b.presence.calls[-1] == ("appear", "a")
+
+
+def test_the_last_order_counts_while_a_model_is_leaving(bench):
+    gate = threading.Event()
+    b = bench(make=lambda model: FakeLLM(gate=gate))
+    b.send("one")
+    wait_until(lambda: b.plans.llms.get("a") and b.plans.llms["a"].running)
+    assert b.manager.unload("a")
+    b.manager.ensure("a")
+    assert b.manager.unload("a")
+    gate.set()
+    b.client.wait("one")
+    wait_until(lambda: not b.statuses())
+    assert b.plans.loads == ["a"]
+
+
 def test_pinned_models_stay_and_the_error_says_so(bench):
     b = bench(budget=15)
     b.manager.ensure("a", pinned=True)
@@ -305,7 +332,7 @@ def test_two_models_that_do_not_fit_together_never_thrash(bench):
 
 
 def test_a_model_stays_at_least_as_long_as_its_load_took(bench, monkeypatch):
-    monkeypatch.setattr(residency, "MAX_RESIDENCE_S", 0.4)
+    monkeypatch.setattr(resident, "MAX_RESIDENCE_S", 0.4)
     b = bench(budget=10, min_residence_s=0.01)
 
     def slow(checkpoint_id: str) -> FakeLLM:

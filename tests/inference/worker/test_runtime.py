@@ -215,6 +215,21 @@ async def test_queued_request_that_was_cancelled_is_never_started(worker, client
     assert w.plans.loads == []
 
 
+async def test_cancel_that_comes_just_before_the_submit_counts(worker, client, monkeypatch):
+    w = worker(make=lambda _: FakeLLM(step_s=0.01))
+    submit = w.runtime.manager.submit
+
+    def submit_late(*args) -> None:
+        w.runtime.cancelled.add("r")
+        assert not w.runtime.manager.cancel("r")
+        submit(*args)
+
+    monkeypatch.setattr(w.runtime.manager, "submit", submit_late)
+    w.deliver(message("r", max_tokens=100_000))
+    await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
+    assert w.runtime.manager.num_active == 0
+
+
 async def test_cancel_frees_the_slot_quickly(worker, client):
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
     w.deliver(message("r", max_tokens=10_000))
