@@ -1,8 +1,12 @@
-"""Settings of the C library's allocator for processes that run networks. Standard library only."""
+"""Memory of processes that run networks: settings of the C library's allocator, and pages that come when they are used.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGE = 1 << 30
@@ -36,3 +40,25 @@ def return_freed_memory() -> bool:
         return bool(ctypes.CDLL(None).malloc_trim(0) == 1)
     except (OSError, AttributeError):
         return False
+
+
+def zeroed_memory(num_bytes: int) -> mmap.mmap:
+    """Zeros outside of the allocator. A page takes memory when it is first written, and goes back when nobody holds it.
+
+    Huge pages where the system gives them: each small one costs a walk through the page table for every 4 KiB read.
+
+    Args:
+        num_bytes: At least 1.
+
+    Raises:
+        MemoryError: More than the system promises.
+    """
+    try:
+        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+            return mmap.mmap(-1, num_bytes)
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{num_bytes:,} bytes can't be mapped: {error}.") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -27,7 +27,7 @@ from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.model_key import model_key
 from inference.engine.request import EngineOutput
 from inference.engine.speculation.setup import Speculation
-from inference.errors import BlazrError, Conflict, GenerationFailed, InvalidRequest, ModelLoadFailed
+from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoadFailed
 from inference.host_memory import keep_freed_memory, return_freed_memory
 from inference.messages import GenerateMessage, GenerationEvent, PromptMessage
 from inference.modelling.layers.linear import network_bytes, pack_weights
@@ -39,16 +39,15 @@ from inference.sampling_params import SamplingParams
 from inference.speculative_options import SpeculativeOptions
 from inference.structured.checker import GrammarLimits
 from inference.structured.compiler import GrammarCompiler
+from inference.text_loading import TextLoading
 from inference.text_output import TextOutput
 from inference.text_request import PreparedRequest, RequestPreparer
 from inference.tokenisation.chat_template import ChatTemplate
 from inference.tokenisation.spec import TokenizerSpec
-from inference.tokenisation.tokenizer import Tokenizer, load_tokenizer
+from inference.tokenisation.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_CHARS_PER_TOKEN = 32
-"""A rendered conversation of more characters per token of context can't fit it."""
 SMALL_WEIGHTS_BYTES = 100 << 20
 CACHE_SHARE = {"cpu": 0.25, "cuda": 0.85}
 """States get at most this share of the memory that is free once the weights are there, if nothing else is said."""
@@ -201,16 +200,23 @@ class LLM:
         dtype = choose_dtype(spec, options)
         plan = plan_states(spec, options)  # before the weights: too little memory shows at once
         with contextlib.ExitStack() as undo:
-            loaded = load_tokenizer(tokenizer)
-            undo.callback(loaded.close)
+            text = TextLoading(tokenizer, plan.max_model_len)
+            undo.callback(text.close)
+
+            def report(share: float, name: str) -> None:
+                text.check()
+                if progress is not None:
+                    progress(share, name)
+
             network = load_network(
                 spec,
                 weight_files,
                 dtype=_TORCH_DTYPES[dtype],
                 device=options.device,
                 quant=options.quant,
-                progress=progress,
+                progress=report,
             )
+            loaded, template = text.result()
             config = EngineConfig(
                 max_model_len=plan.max_model_len,
                 num_blocks=plan.num_blocks,
@@ -247,7 +253,6 @@ class LLM:
                 undo.callback(disk.close)
             engine = Engine(network, spec, config, disk=disk, speculation=speculation)
             guessing = engine.stats().speculation
-            template = load_template(tokenizer, loaded, plan.max_model_len)
             pack_weights(network)
             weights_bytes = network_bytes(network) + draft_weights
             release_compute_threads()  # the steps run in another thread
@@ -583,26 +588,6 @@ def open_disk(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, optio
     numbers = f"{dtype} {options.quant} {options.device_kind} {options.block_size}"
     key = model_key(spec, weight_files, numbers, memo_dir=options.cache_dir / "digests")
     return DiskTier(options.cache_dir, key, options.cache_dir_bytes)
-
-
-def load_template(spec: TokenizerSpec, tokenizer: Tokenizer, max_model_len: int) -> ChatTemplate | None:
-    """The checkpoint's chat template with its child already started; None if there is none.
-
-    A broken template is logged here and reported by every chat request; the model serves text all the same.
-    """
-    if spec.chat_template is None or not tokenizer.has_text:
-        return None
-    template = ChatTemplate(
-        spec.chat_template,
-        special_tokens=dict(spec.special_tokens),
-        control_tokens=tokenizer.special_tokens,
-        max_chars=MAX_CHARS_PER_TOKEN * max_model_len,
-    )
-    try:
-        template.warm_up()
-    except BlazrError as error:
-        logger.warning("%s", error.message)
-    return template
 
 
 def _check_device(options: LLMOptions) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inference.compute_threads import release_compute_threads
-from inference.host_memory import keep_freed_memory
+from inference.host_memory import keep_freed_memory, zeroed_memory
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU libraries are expected on Linux only")
 
@@ -88,3 +88,28 @@ assert return_freed_memory()
 assert resident() - before < 100, resident() - before
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@linux_only
+def test_mapped_zeros_take_memory_when_they_are_written() -> None:
+    """In a fresh process: 512 MiB of zeros cost next to nothing, until half of them are written."""
+    script = """
+import torch
+from inference.host_memory import zeroed_memory
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+before = resident()
+held = torch.frombuffer(zeroed_memory(512 << 20), dtype=torch.float32)
+assert resident() - before < 32, resident() - before
+half = held[: held.numel() // 2]
+half.fill_(1.0)
+assert 240 < resident() - before < 300, resident() - before
+assert held[held.numel() // 2 :].max() == 0.0
+del half, held
+assert resident() - before < 32, resident() - before
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_more_zeros_than_the_system_has_are_refused() -> None:
+    with pytest.raises(MemoryError, match="bytes can't be mapped"):
+        zeroed_memory(1 << 60)

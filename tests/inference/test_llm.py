@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -599,7 +602,7 @@ def test_load_reports_progress_and_memory(checkpoint: Checkpoint) -> None:
 
 
 def test_failed_load_leaves_no_process(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    import inference.llm as module
+    import inference.text_loading as module
 
     made = []
     original = module.load_tokenizer
@@ -607,6 +610,34 @@ def test_failed_load_leaves_no_process(checkpoint: Checkpoint, monkeypatch: pyte
     with pytest.raises(CorruptCheckpoint):
         LLM.load(checkpoint.spec, checkpoint.tokenizer, [checkpoint.directory / "config.json"], OPTIONS)
     assert made[0]._encoder._sandbox._child is None
+
+
+def test_broken_tokenizer_ends_a_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    broken = tmp_path / "tokenizer.json"
+    broken.write_text("{}")
+    spec = replace(checkpoint.tokenizer, path=str(broken))
+    with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json can't be used"):
+        LLM.load(checkpoint.spec, spec, checkpoint.files, OPTIONS)
+
+
+def test_serving_imports_no_compiler() -> None:
+    """In a fresh process: torch.compile's parts would take a second of the first request, and 130 MiB."""
+    script = """
+import sys
+from inference.demo.paths import PREBUILT_DIRECTORY
+from inference.llm import LLM, LLMOptions
+from inference.sampling_params import SamplingParams
+from models_registry.detection.inspection import inspect_checkpoint
+found = inspect_checkpoint(PREBUILT_DIRECTORY)
+llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, LLMOptions(max_num_seqs=2, max_model_len=256))
+drawn = SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1, seed=1)
+for params in (SamplingParams(max_tokens=8, temperature=0.0, logprobs=3), drawn):
+    list(llm.generate("The list", params))
+llm.close()
+print(sorted({"torch._dynamo", "torch._inductor", "sympy", "triton", "transformers"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
