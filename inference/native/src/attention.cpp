@@ -1,7 +1,6 @@
 // Attention over the paged cache: decoding rows and prefill chunks of a step in one call, nothing gathered or padded.
 #include "attention.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -272,7 +271,7 @@ void run_plan(const Operands<T>& on, const Plan& plan) {
   const auto merges = static_cast<int64_t>(plan.merges.size());
   const int64_t merge_work = plan.partial_rows * on.shape.padded;
   const int64_t grain = merge_work < kSerialWork ? merges : 1;
-  at::parallel_for(0, merges, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
+  parallel_for(0, merges, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) run_merge(on, plan.merges[i]);
   });
 }

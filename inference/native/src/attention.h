@@ -1,12 +1,10 @@
 // What the operators of attention share.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
-
 #include "attention_tile.h"
+#include "work.h"
 
 namespace blazr {
 
@@ -17,15 +15,7 @@ constexpr int64_t kSerialWork = 20000;  // vector operations below which a secon
 template <typename Run>
 void for_each_item(int64_t count, int64_t work, Run&& run) {
   static thread_local Scratch scratch;
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), count);
-  if (work < kSerialWork || threads <= 1 || at::in_parallel_region()) {
-    for (int64_t i = 0; i < count; ++i) run(i, scratch);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) run(i, scratch);
-  });
+  share(count, work >= kSerialWork, [&](int64_t i) { run(i, scratch); });
 }
 
 // Rows of keys or values in a cache: element (slot, head, i) lies at slot · slot_stride + head · head_stride + i.

@@ -118,7 +118,7 @@ void convolve(const Convolution& conv, const std::vector<Run>& runs, const T* ro
   const int64_t total = runs.empty() ? 0 : runs.back().start + runs.back().count;
   const int64_t grain = std::max<int64_t>(1, kGrainValues / std::max<int64_t>(1, width));
   // The rows that read rows of the same step only; a row's result doesn't depend on which thread has it.
-  at::parallel_for(0, total, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, total, grain, [&](int64_t begin, int64_t end) {
     auto run = std::upper_bound(
         runs.begin(), runs.end(), begin, [](int64_t row, const Run& one) { return row < one.start + one.count; });
     for (int64_t row = begin; row < end; ++row) {

@@ -1,11 +1,11 @@
 // RMSNorm and LayerNorm, the residual addition before it, and gated activations: each one pass over its rows.
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include "activation.h"
 #include "simd.h"
+#include "work.h"
 
 namespace blazr {
 namespace {
@@ -100,7 +100,7 @@ at::Tensor norm(
     const T* from = x.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
     with_norm(weight, bias, width, eps, offset, centred, [&](const auto& how) {
-      at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
+      parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) normalise(from + row * width, how, to + row * width, width);
       });
     });
@@ -122,7 +122,7 @@ at::Tensor add_norm(
     const T* from = added.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
     with_norm(weight, bias, width, eps, offset, centred, [&](const auto& how) {
-      at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
+      parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
           add_row(stream + row * width, from + row * width, width, static_cast<float>(multiplier));
           normalise(stream + row * width, how, to + row * width, width);
@@ -145,7 +145,7 @@ at::Tensor gated_activation(const at::Tensor& joint, int64_t kind) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* from = x.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
-    at::parallel_for(0, rows, grain(4 * width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, grain(4 * width), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const T *gate = from + row * doubled, *up = gate + width;
         T* result = to + row * width;

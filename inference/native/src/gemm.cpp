@@ -33,18 +33,14 @@ Matrix packed_matrix(
 
 namespace {
 
+constexpr int64_t kSumsAtOnce = 8192;       // of a run of blocks: they stay in the first cache
 constexpr int64_t kParallelWork = 1 << 16;  // bytes of weights × panels, below which one thread is faster
 
 template <class F, typename T, typename O>
 void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
   Panels panels(rows, F::kPanel, steps_of<F>(w.inputs), F::kGrouped ? w.units() : 0);
   const at::Tensor memory = fill_panels<F>(x, w.inputs, w, panels);
-  const Cut cut(w.blocks(), panels.count, F::kPanel);
-  const bool parallel = w.blocks() * w.block_bytes * panels.count > kParallelWork;
-  share(cut.count(), parallel, [&](int64_t task) {
-    const int64_t panel = task / cut.block_tasks * cut.panels_each, block = task % cut.block_tasks * cut.blocks_each;
-    const int64_t panel_end = std::min(panel + cut.panels_each, panels.count);
-    const int64_t block_end = std::min(block + cut.blocks_each, w.blocks());
+  const auto run = [&](int64_t panel, int64_t panel_end, int64_t block, int64_t block_end) {
     const int64_t first = panels.start(panel), last = panels.start(panel_end), stride = (block_end - block) * kBlock;
     float* sums = thread_buffer((last - first) * stride);
     multiply<F>(w, panels, panel, panel_end, block, block_end, sums);
@@ -60,6 +56,17 @@ void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
         store_part(to + i, bias ? values + load_part(bias + output + i, count - i) : values, count - i);
       }
     }
+  };
+  const bool parallel = w.blocks() * w.block_bytes * panels.count > kParallelWork;
+  if (panels.count == 1) {  // bound by memory: long runs of blocks
+    const int64_t most = std::max<int64_t>(1, kSumsAtOnce / (rows * kBlock));
+    share_runs(w.blocks(), most, parallel, [&](int64_t block, int64_t block_end) { run(0, 1, block, block_end); });
+    return;
+  }
+  const Cut cut(w.blocks(), panels.count, F::kPanel);
+  share(cut.count(), parallel, [&](int64_t task) {
+    const int64_t panel = task / cut.block_tasks * cut.panels_each, block = task % cut.block_tasks * cut.blocks_each;
+    run(panel, std::min(panel + cut.panels_each, panels.count), block, std::min(block + cut.blocks_each, w.blocks()));
   });
 }
 

@@ -16,15 +16,14 @@
 // batch, to the bit.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <type_traits>
 
 #include "simd.h"
+#include "work.h"
 
 namespace blazr {
 
@@ -41,8 +40,6 @@ constexpr bool kWide = false;
 constexpr int64_t kAhead = 2048;        // bytes that a product with one row asks for in advance
 
 enum Format : int64_t { kInt8 = 0, kInt4 = 1, kBf16 = 2, kFloat = 3 };
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Matrix {
   const uint8_t* data;
@@ -416,22 +413,7 @@ void multiply(
   }
 }
 
-// --- work shared by threads --------------------------------------------------------------------------------------
-
-// Run task(i) for 0 ≤ i < count: each thread takes the next one when it has done one, so that a thread which the
-// system has put aside holds nobody up.
-template <typename Task>
-void share(int64_t count, bool parallel, Task&& task) {
-  if (!parallel || count < 2 || at::get_num_threads() == 1 || at::in_parallel_region()) {
-    for (int64_t i = 0; i < count; ++i) task(i);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), count);
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) task(i);
-  });
-}
+// --- loops -----------------------------------------------------------------------------------------------------
 
 // How a product is cut into tasks: runs of blocks × runs of panels.
 struct Cut {

@@ -178,7 +178,7 @@ void mix(
     return activated + entry * width;
   });
   product.multiply_into(true, sum, hidden);
-  at::parallel_for(0, rows, std::max<int64_t>(1, kParallelWork / (top_k * hidden)), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, std::max<int64_t>(1, kParallelWork / (top_k * hidden)), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float *parts = sum + row * top_k * hidden, *weight = weights + row * top_k;
       for (int64_t i = 0; i < hidden; i += kLanes) {
@@ -324,7 +324,7 @@ std::tuple<at::Tensor, at::Tensor> choose_experts(
   const float* correction = bias.has_value() ? bias->const_data_ptr<float>() : nullptr;
   float* to = weights.data_ptr<float>();
   int64_t* numbers = chosen.data_ptr<int64_t>();
-  at::parallel_for(0, rows, std::max<int64_t>(1, 16384 / (experts * top_k)), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, std::max<int64_t>(1, 16384 / (experts * top_k)), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       choose_row(from + row * experts, correction, experts, rules, to + row * top_k, numbers + row * top_k);
   });

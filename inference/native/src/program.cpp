@@ -4,8 +4,16 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "team.h"
+
 namespace blazr {
 namespace {
+
+constexpr int64_t kSmallMatrix = 1 << 18;  // elements, such as a router's
 
 // Values live in registers. Those of constants are filled once; the others are filled by a run and emptied after
 // their last use, so that a run holds no more memory than the calls themselves would.
@@ -64,16 +72,19 @@ class Program : public torch::CustomClassHolder {
       }
     }
     values_ = constants_;
+    plan_weights();
+    has_team_ = std::none_of(
+        instructions_.begin(), instructions_.end(), [&](const Instruction& instruction) { return is_heavy(instruction); });
   }
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
     TORCH_CHECK(inputs.size() == inputs_.size(), "program: ", inputs.size(), " inputs instead of ", inputs_.size());
     for (size_t i = 0; i < inputs.size(); ++i) values_[inputs_[i]] = inputs[i];
     try {
-      for (const Instruction& instruction : instructions_) {
-        execute(instruction);
-        for (const int64_t done : instruction.last_uses) values_[done] = c10::IValue();
-      }
+      if (has_team_)
+        Team::lead([&] { execute_all(); });
+      else
+        execute_all();
     } catch (...) {
       values_ = constants_;  // nothing half done is kept
       throw;
@@ -99,6 +110,7 @@ class Program : public torch::CustomClassHolder {
     std::vector<int64_t> arguments;
     std::vector<int64_t> results;
     std::vector<int64_t> last_uses;
+    int64_t upcoming = -1;  // of the weights that later instructions read first
   };
 
   // A number where the schema says tensor, as "x * 2.0" passes it: it doesn't change the other's dtype.
@@ -110,6 +122,43 @@ class Program : public torch::CustomClassHolder {
 
   // None is a constant too, but emptying a register that holds it changes nothing.
   bool is_constant(size_t number) const { return !constants_[number].isNone(); }
+
+  // What each instruction's helpers may fetch: the weights of the next product behind it.
+  void plan_weights() {
+    int64_t next = -1;
+    for (auto instruction = instructions_.rbegin(); instruction != instructions_.rend(); ++instruction) {
+      instruction->upcoming = next;
+      if (!instruction->op || instruction->op->operator_name().name != "blazr::packed_linear") continue;
+      const c10::IValue& weights = constants_[instruction->arguments[1]];
+      if (!weights.isTensor() || weights.toTensor().dim() != 2) continue;
+      const at::Tensor& data = weights.toTensor();  // (blocks, bytes)
+      upcoming_.push_back({data.const_data_ptr<uint8_t>(), data.size(0), data.size(1)});
+      next = static_cast<int64_t>(upcoming_.size()) - 1;
+    }
+  }
+
+  // Whether another library computes for long: within a team it would have one thread.
+  bool is_heavy(const Instruction& instruction) const {
+    if (!instruction.op) return false;
+    const std::string& name = instruction.op->operator_name().name;
+    if (name.starts_with("blazr::")) return false;
+    if (!name.starts_with("aten::")) return true;
+    static const std::set<std::string> products = {"aten::linear", "aten::mm",     "aten::addmm",
+                                                   "aten::bmm",    "aten::baddbmm", "aten::matmul"};
+    if (!products.contains(name)) return false;
+    return std::any_of(instruction.arguments.begin(), instruction.arguments.end(), [&](int64_t argument) {
+      return constants_[argument].isTensor() && constants_[argument].toTensor().numel() > kSmallMatrix;
+    });
+  }
+
+  void execute_all() {
+    Team* team = Team::current();
+    for (const Instruction& instruction : instructions_) {
+      if (team) team->announce(instruction.upcoming < 0 ? nullptr : &upcoming_[instruction.upcoming]);
+      execute(instruction);
+      for (const int64_t done : instruction.last_uses) values_[done] = c10::IValue();
+    }
+  }
 
   void execute(const Instruction& instruction) {
     if (instruction.kind == Kind::kGather) {
@@ -135,6 +184,8 @@ class Program : public torch::CustomClassHolder {
   std::vector<int64_t> inputs_;
   std::vector<int64_t> outputs_;
   std::vector<c10::IValue> values_;
+  std::vector<Upcoming> upcoming_;
+  bool has_team_ = false;
   torch::jit::Stack stack_;
 };
 

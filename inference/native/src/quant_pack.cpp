@@ -141,7 +141,7 @@ std::tuple<at::Tensor, at::Tensor> pack_weight(const at::Tensor& weight, int64_t
       if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
         TORCH_CHECK(false, "pack_weight: weights that are not quantised keep their dtype");
       } else {
-        at::parallel_for(0, matrices * blocks, 1, [&](int64_t begin, int64_t end) {
+        parallel_for(0, matrices * blocks, 1, [&](int64_t begin, int64_t end) {
           for (int64_t block = begin; block < end; ++block)
             for (int64_t lane = 0; lane < kBlock; ++lane) {
               const int64_t output = block % blocks * kBlock + lane;

@@ -1,7 +1,6 @@
 // What the recurrent layers' kernels share: a step's runs of rows, vector functions, sums and transposes by shuffles.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "simd.h"
+#include "work.h"
 
 namespace blazr {
 

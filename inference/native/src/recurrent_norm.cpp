@@ -56,7 +56,7 @@ template <typename T>
 void gated_norm(
     const GatedNorm& norm, const float* values, const T* gate, int64_t gate_stride, T* out, int64_t rows, int64_t width) {
   const int64_t groups = width / norm.group, grain = std::max<int64_t>(1, kGrainValues / norm.group);
-  at::parallel_for(0, rows * groups, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows * groups, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t row = task / groups, first = task % groups * norm.group;
       const float* from = values + row * width + first;

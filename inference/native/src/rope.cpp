@@ -2,7 +2,6 @@
 // of the cache.
 #include "rope.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -108,7 +107,7 @@ at::Tensor prepare_qkv(
     T *to_query = query.data_ptr<T>(), *to_key = key.data_ptr<T>(), *to_value = value.data_ptr<T>();
     const int64_t* slots = slot_mapping.const_data_ptr<int64_t>();
     const int64_t row_width = joint.size(1), kv_width = kv_heads * width;
-    at::parallel_for(0, rows, std::max<int64_t>(1, kGrainValues / row_width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, std::max<int64_t>(1, kGrainValues / row_width), [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(2 * (round_up(width, kLanes) + kLanes));
       for (int64_t row = begin; row < end; ++row) {
         const T* here = from + row * row_width;
@@ -174,7 +173,7 @@ at::Tensor mla_prepare(
     T *to = cache.data_ptr<T>(), *to_query = out.data_ptr<T>();
     const int64_t* slots = slot_mapping.const_data_ptr<int64_t>();
     const int64_t grain = std::max<int64_t>(1, kGrainValues / (row_width + heads * width));
-    at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(2 * (round_up(std::max(rank, width), kLanes) + kLanes));
       for (int64_t row = begin; row < end; ++row) {
         T* cached = to + checked_slot(slots, row, cache.size(0)) * row_width;

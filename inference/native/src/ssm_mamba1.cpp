@@ -81,7 +81,7 @@ at::Tensor mamba1_mix(
         checked(state, {slots, channels, size}, "state"), out.data_ptr<T>(), channels, size, static_cast<float>(limit)};
     const int64_t blocks = (channels + kLanes - 1) / kLanes, num_runs = found.size();
     const int64_t each = std::max<int64_t>(1, rows / std::max<int64_t>(1, num_runs)) * kLanes * size;
-    at::parallel_for(0, num_runs * blocks, std::max<int64_t>(1, kGrainValues / each), [&](int64_t begin, int64_t end) {
+    parallel_for(0, num_runs * blocks, std::max<int64_t>(1, kGrainValues / each), [&](int64_t begin, int64_t end) {
       Scratch scratch(2 * size * kLanes);
       for (int64_t task = begin; task < end; ++task) {
         const int64_t first = task % blocks * kLanes;

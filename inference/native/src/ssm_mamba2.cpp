@@ -49,7 +49,7 @@ at::Tensor mamba2_mix(
     const T* from = projected.const_data_ptr<T>();
     convolve(conv, found, from + inner, all, xbc);
     const vf low = splat(static_cast<float>(dt_min)), high = splat(static_cast<float>(dt_max));
-    at::parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row)
         by_lanes(heads, [&](int64_t h, int64_t left) {
           vf dt = load_some(from + row * all + inner + conv_width + h, left) + load_some(bias + h, left);

@@ -98,7 +98,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> mamba3_prepare(
     const T *steps = dt.const_data_ptr<T>(), *shares = share.const_data_ptr<T>();
     const int64_t step_stride = dt.stride(0);
     const vf low = splat(static_cast<float>(dt_min)), high = splat(static_cast<float>(dt_max));
-    at::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row)
         by_lanes(heads, [&](int64_t h, int64_t left) {
           const int64_t at = row * heads + h;
@@ -114,7 +114,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> mamba3_prepare(
     });
     if (angles) {  // sums along each run: parallel over the runs' heads
       const T* turned = turns->const_data_ptr<T>();
-      at::parallel_for(0, found.size() * heads, std::max<int64_t>(1, 4096 / half), [&](int64_t begin, int64_t end) {
+      parallel_for(0, found.size() * heads, std::max<int64_t>(1, 4096 / half), [&](int64_t begin, int64_t end) {
         std::vector<double> running(half);
         for (int64_t task = begin; task < end; ++task) {
           const Run& run = found[task / heads];
@@ -133,7 +133,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> mamba3_prepare(
   });
 
   const auto spread_rows = [&](auto* from, int64_t stride) {
-    at::parallel_for(0, rows, std::max<int64_t>(1, 4096 / (heads * size)), [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, std::max<int64_t>(1, 4096 / (heads * size)), [&](int64_t begin, int64_t end) {
       const int64_t pairs = angles ? heads * half : 0;
       Scratch scratch(3 * Scratch::padded(std::max(groups * size, pairs)) + Scratch::padded(size));
       float *one = scratch.begin(), *cosine = one + Scratch::padded(size);
@@ -170,7 +170,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> mamba3_prepare(
   // row gives that part back.
   for (const Run& run : found) {
     const int64_t first = run.start * heads, last = (run.start + run.count - 1) * heads;
-    at::parallel_for(first, last, std::max<int64_t>(1, 16384 / size), [&](int64_t begin, int64_t end) {
+    parallel_for(first, last, std::max<int64_t>(1, 16384 / size), [&](int64_t begin, int64_t end) {
       for (int64_t at = begin; at < end; ++at) {
         vf products = splat(0);
         by_lanes(size, [&](int64_t i, int64_t left) {

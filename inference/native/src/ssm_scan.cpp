@@ -235,7 +235,7 @@ void scan(const Recurrence& layer, const std::vector<Run>& runs, const std::vect
   first_chunk.push_back(chunks.size());
   at::Tensor scores = at::empty({static_cast<int64_t>(chunks.size()) * layer.groups * kChunk * kChunk}, at::kFloat);
   float* all = scores.data_ptr<float>();
-  at::parallel_for(0, chunks.size() * layer.groups, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, chunks.size() * layer.groups, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch(layer.size * kChunk);
     for (int64_t task = begin; task < end; ++task) {
       const ChunkScores& chunk = chunks[task / layer.groups];
@@ -244,7 +244,7 @@ void scan(const Recurrence& layer, const std::vector<Run>& runs, const std::vect
     }
   });
   const int64_t panels = (layer.width + kPanel - 1) / kPanel, each = layer.heads * panels;
-  at::parallel_for(0, long_runs.size() * each, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, long_runs.size() * each, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch((layer.size + kChunk) * kPanel + kChunk * kChunk);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t number = task / each, head = task % each / panels, first = task % panels * kPanel;
@@ -279,7 +279,7 @@ void recur(const Recurrence& layer, const std::vector<Run>& runs) {
   if (!single.empty()) {
     const int64_t grain = std::max<int64_t>(1, kGrainState / std::max<int64_t>(1, layer.width * layer.size));
     const int64_t wide = Scratch::padded(layer.width), tall = Scratch::padded(layer.size);
-    at::parallel_for(0, single.size() * layer.heads, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, single.size() * layer.heads, grain, [&](int64_t begin, int64_t end) {
       Scratch scratch(3 * (wide + tall));
       for (int64_t task = begin; task < end; ++task)
         step(layer, runs[single[task / layer.heads]], task % layer.heads, scratch.begin());

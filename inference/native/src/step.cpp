@@ -1,5 +1,4 @@
 // What a step needs around the network: the slots of block tables, and each row's greatest logit.
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -7,6 +6,7 @@
 #include <limits>
 
 #include "simd.h"
+#include "work.h"
 
 namespace blazr {
 namespace {
@@ -60,7 +60,7 @@ std::tuple<at::Tensor, at::Tensor> row_maxima(const at::Tensor& rows) {
   const float* values = rows.const_data_ptr<float>();
   int64_t* place = places.data_ptr<int64_t>();
   float* maximum = maxima.data_ptr<float>();
-  at::parallel_for(0, count, std::max<int64_t>(1, 65536 / width), [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, std::max<int64_t>(1, 65536 / width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* from = values + row * width;
       vf best = splat(-std::numeric_limits<float>::infinity());
