@@ -176,6 +176,23 @@ def merge_models(workers: Iterable[WorkerState]) -> dict[str, ModelState]:
     return merged
 
 
+def departures_of(workers: Iterable[WorkerState], checkpoint_id: str) -> list[dict[str, Any]]:
+    """When and why a model was unloaded, the last few times, oldest first; plain values."""
+    found = [
+        {
+            "worker_id": worker.worker_id,
+            "reason": item.reason,
+            "memory_bytes": item.memory_bytes,
+            "resident_s": item.resident_s,
+            "at": item.at,
+        }
+        for worker in workers
+        for item in worker.departures
+        if item.checkpoint_id == checkpoint_id
+    ]
+    return sorted(found, key=lambda item: float(item["at"]))
+
+
 def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     names = {item.name for item in fields(cls)}
     return {key: value for key, value in values.items() if key in names}

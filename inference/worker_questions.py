@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from inference import redis_keys
@@ -13,6 +14,7 @@ from inference.errors import BlazrError, Unavailable
 
 ANSWER_WITHIN_S = 3.0
 WAIT_S = 0.5
+_FITTING = ("resident", "fits", "fits_after_eviction")
 
 
 async def ask_workers(kind: str, **values: Any) -> list[dict[str, Any]]:
@@ -59,3 +61,8 @@ async def model_fit(checkpoint_id: str) -> list[dict[str, Any]]:
     if not found:
         raise BlazrError.from_dict(answers[0]["error"])
     return found
+
+
+def fits_somewhere(found: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether one of ``model_fit``'s workers could hold the model, other models evicted if need be."""
+    return any(item["verdict"] in _FITTING for item in found)

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from asgiref.sync import async_to_sync
+
 from inference import broker
 from inference.errors import BlazrError, Unavailable
-from inference.states import ModelState, WorkerState
+from inference.states import ModelState, WorkerState, departures_of
+from inference.worker_questions import fits_somewhere, model_fit
 from models_registry.models import Checkpoint
 
 
@@ -32,6 +35,7 @@ class Live:
         """Plain values of one model's state."""
         state = self.models.get(str(checkpoint.pk)) or ModelState(str(checkpoint.pk))
         shown = state.shown() | {"error": str((state.error or {}).get("message", ""))}
+        shown["departures"] = departures_of(self.workers, state.checkpoint_id)
         return shown | {"status": "unknown"} if self.notice else shown
 
     def worker_rows(self, checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
@@ -69,6 +73,17 @@ def with_live(checkpoints: Iterable[Checkpoint], live: Live) -> list[Checkpoint]
     for row in rows:
         row.live = live.of(row)  # type: ignore[attr-defined]
     return rows
+
+
+def fit(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Whether it would fit: each worker plans the load for its own memory, and loads nothing.
+
+    Raises:
+        Unavailable: Redis can't be reached, or no worker has answered.
+        BlazrError: Why no worker can load it.
+    """
+    found = async_to_sync(model_fit)(str(checkpoint.pk))
+    return {"fits": fits_somewhere(found), "workers": found}
 
 
 def load(checkpoint: Checkpoint) -> None:

@@ -8,17 +8,22 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from rest_framework import serializers
 
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.fields import StrictBooleanField
-from inference.api.schemas import ErrorBodySerializer, documented
+from inference.api.lifecycle_schemas import (
+    ModelFitSerializer,
+    ModelStatusSerializer,
+    RequestCancelledSerializer,
+    RunningRequestListSerializer,
+)
+from inference.api.schemas import documented
 from inference.api.strict_serializer import StrictSerializer
 from inference.broker import cancel_generation, model_states, request_load, request_unload, send_control, worker_states
 from inference.errors import Conflict, UnknownRequest
 from inference.selectors import ServedModel, served_model_get
-from inference.states import ModelState, WorkerState
-from inference.worker_questions import model_fit, running_requests
+from inference.states import ModelState, departures_of
+from inference.worker_questions import fits_somewhere, model_fit, running_requests
 
 _ERRORS = (400, 401, 403, 404, 415, 503)
 _PART = re.compile(r"-\d{1,4}\Z")
@@ -29,96 +34,6 @@ class PinRequestSerializer(StrictSerializer):
     """Body of POST /v1/models/{id}/pin."""
 
     pinned = StrictBooleanField(required=False, default=True, help_text="false: it may go again.")
-
-
-class DepartureSerializer(serializers.Serializer[Any]):
-    """When and why the model was unloaded."""
-
-    worker_id = serializers.CharField()
-    reason = serializers.CharField()
-    memory_bytes = serializers.IntegerField()
-    resident_s = serializers.FloatField()
-    at = serializers.FloatField(help_text="Unix time.")
-
-
-class ModelStatusSerializer(serializers.Serializer[Any]):
-    """What the workers say of a model."""
-
-    id = serializers.CharField()
-    object = serializers.RegexField(r"^model\.status$")
-    status = serializers.CharField(help_text="unloaded, loading, ready or failed.")
-    progress = serializers.FloatField(help_text="Share of the load that is done.")
-    stage = serializers.CharField(allow_blank=True)
-    error = ErrorBodySerializer(allow_null=True, help_text="Why the last load failed.")
-    workers = serializers.ListField(child=serializers.CharField())
-    memory_bytes = serializers.IntegerField()
-    num_running = serializers.IntegerField()
-    num_waiting = serializers.IntegerField()
-    num_queued = serializers.IntegerField()
-    tokens_per_s = serializers.FloatField()
-    last_used_at = serializers.FloatField(help_text="Unix time; 0: not yet.")
-    pinned = serializers.BooleanField(help_text="It stays until it is asked to go.")
-    keep_alive_s = serializers.FloatField(allow_null=True, help_text="-1: for ever; null: it isn't loaded.")
-    load_s = serializers.FloatField(allow_null=True, help_text="Seconds that the last load took.")
-    departures = DepartureSerializer(many=True, help_text="When it was unloaded, and why; the last few times.")
-
-
-class WorkerFitSerializer(serializers.Serializer[Any]):
-    """Whether a model would fit on one worker."""
-
-    worker_id = serializers.CharField()
-    verdict = serializers.CharField(
-        help_text="resident, fits, fits_after_eviction, pinned_models_in_the_way or too_large."
-    )
-    needed_bytes = serializers.IntegerField(help_text="Weights and states, a draft model's included.")
-    budget_bytes = serializers.IntegerField()
-    used_bytes = serializers.IntegerField(help_text="By other models.")
-    pinned_bytes = serializers.IntegerField(help_text="By other models that are pinned.")
-    weights_bytes = serializers.IntegerField()
-    states_bytes = serializers.IntegerField()
-    bytes_per_token = serializers.IntegerField(help_text="Of each sequence's state.")
-    bytes_per_sequence = serializers.IntegerField(help_text="On top of that, whatever its length.")
-    max_model_len = serializers.IntegerField()
-    max_num_seqs = serializers.IntegerField()
-    full_sequences = serializers.IntegerField(help_text="So many of full length have room at once.")
-
-
-class ModelFitSerializer(serializers.Serializer[Any]):
-    """Whether a model would fit, per worker."""
-
-    id = serializers.CharField()
-    object = serializers.RegexField(r"^model\.fit$")
-    fits = serializers.BooleanField(help_text="On some worker, other models evicted if need be.")
-    workers = WorkerFitSerializer(many=True)
-
-
-class RunningRequestSerializer(serializers.Serializer[Any]):
-    """A request that a worker has."""
-
-    id = serializers.CharField()
-    object = serializers.RegexField("^request$")
-    model = serializers.CharField()
-    owner = serializers.CharField(help_text="key:N, user:N or local.")
-    state = serializers.CharField(help_text="waiting or running.")
-    tokens = serializers.IntegerField(help_text="Generated so far.")
-    prompts = serializers.IntegerField()
-    received_at = serializers.FloatField(help_text="Unix time.")
-    workers = serializers.ListField(child=serializers.CharField())
-
-
-class RunningRequestListSerializer(serializers.Serializer[Any]):
-    """Requests, oldest first."""
-
-    object = serializers.RegexField("^list$")
-    data = RunningRequestSerializer(many=True)  # type: ignore[assignment]
-
-
-class RequestCancelledSerializer(serializers.Serializer[Any]):
-    """The cancellation is on its way."""
-
-    id = serializers.CharField()
-    object = serializers.RegexField("^request$")
-    cancelled = serializers.BooleanField()
 
 
 # --- models ------------------------------------------------------------------------------------
@@ -154,8 +69,9 @@ class ModelFitView(ApiView):
         """Weights, states and budget, per worker."""
         served = await served_model_get(name=model_id)
         found = await model_fit(served.checkpoint_id)
-        fits = any(item["verdict"] in ("resident", "fits", "fits_after_eviction") for item in found)
-        return json_response({"id": served.name, "object": "model.fit", "fits": fits, "workers": found})
+        return json_response(
+            {"id": served.name, "object": "model.fit", "fits": fits_somewhere(found), "workers": found}
+        )
 
 
 class ModelLoadView(ApiView):
@@ -238,25 +154,8 @@ async def _status(served: ServedModel) -> dict[str, Any]:
         "pinned": any(model.pinned for model in own),
         "keep_alive_s": own[0].keep_alive_s if own else None,
         "load_s": own[0].load_s if own else None,
-        "departures": _departures(state.checkpoint_id, workers.values()),
+        "departures": departures_of(workers.values(), state.checkpoint_id),
     }  # fmt: skip
-
-
-def _departures(checkpoint_id: str, workers: Any) -> list[dict[str, Any]]:
-    found = [
-        {
-            "worker_id": worker.worker_id,
-            "reason": item.reason,
-            "memory_bytes": item.memory_bytes,
-            "resident_s": item.resident_s,
-            "at": item.at,
-        }
-        for worker in workers
-        if isinstance(worker, WorkerState)
-        for item in worker.departures
-        if item.checkpoint_id == checkpoint_id
-    ]
-    return sorted(found, key=lambda item: item["at"])
 
 
 # --- requests ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from inference.api.lifecycle_schemas import DepartureSerializer, WorkerFitSerializer
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Upload, UploadFile
 from models_registry.upload_rules import MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS
@@ -75,6 +76,7 @@ class LiveStateSerializer(serializers.Serializer[Any]):
     num_queued = serializers.IntegerField()
     tokens_per_s = serializers.FloatField()
     last_used_at = serializers.FloatField(help_text="Unix time; 0: not yet.")
+    departures = DepartureSerializer(many=True, help_text="When it was unloaded, and why; the last few times.")
 
 
 class CheckpointSerializer(serializers.ModelSerializer[Checkpoint]):
@@ -127,6 +129,13 @@ class CheckpointDetailSerializer(CheckpointSerializer):
 
     class Meta(CheckpointSerializer.Meta):
         fields = (*CheckpointSerializer.Meta.fields, "description", "overrides")  # type: ignore[assignment]
+
+
+class FitSerializer(serializers.Serializer[Any]):
+    """Whether a checkpoint would fit, per worker: GET /v1/models/{name}/fit has the same numbers."""
+
+    fits = serializers.BooleanField(help_text="On some worker, other models evicted if need be.")
+    workers = WorkerFitSerializer(many=True)
 
 
 class TensorSerializer(serializers.Serializer[Any]):

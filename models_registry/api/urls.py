@@ -17,6 +17,7 @@ urlpatterns = [
     path(f"{_ONE}/overrides", views.OverrideListView.as_view(), name="registry-overrides"),
     path(f"{_ONE}/overrides/<str:fact>", views.OverrideView.as_view(), name="registry-override"),
     path(f"{_ONE}/settings", views.SettingsView.as_view(), name="registry-settings"),
+    path(f"{_ONE}/fit", views.FitView.as_view(), name="registry-fit"),
     path(f"{_ONE}/load", views.LoadView.as_view(), name="registry-load"),
     path(f"{_ONE}/unload", views.UnloadView.as_view(), name="registry-unload"),
     path("uploads", views.UploadListView.as_view(), name="registry-uploads"),

@@ -249,6 +249,15 @@ class SettingsView(StaffView):
         return Response(checkpoint_detail(checkpoint))
 
 
+class FitView(StaffView):
+    """Will it fit."""
+
+    @extend_schema(operation_id="checkpoint_fit", responses=shapes.FitSerializer, tags=["registry"])
+    def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Weights, states and budget of each worker; nothing is loaded."""
+        return Response(shapes.FitSerializer(live.fit(selectors.checkpoint_get(checkpoint_id))).data)
+
+
 class LoadView(StaffView):
     """Load."""
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
@@ -107,7 +108,7 @@ CONTRAST = """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [360, 1440])
 def test_pages_fit_and_can_be_read(
     chromium: Browser, site: LiveServer, session_state: dict, complaints: Complaints, width: int, scheme: str
 ) -> None:
@@ -117,7 +118,7 @@ def test_pages_fit_and_can_be_read(
     page = context.new_page()
     complaints.watch(page)
     demo = f"/models/{site.checkpoint_id('demo')}/"
-    for path in ("/", "/models/", "/models/upload/", demo, "/playground/", "/jobs/"):
+    for path in ("/", "/models/", "/models/upload/", demo, "/playground/", "/jobs/", "/docs"):
         page.goto(path, wait_until="networkidle")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
         assert page.evaluate(CONTRAST) == [], path
@@ -195,6 +196,32 @@ def test_the_model_page(page: Page, site: LiveServer) -> None:
     expect(page.locator("#tensor-count")).to_contain_text("1 to 25 of 86")
     page.click("#tensors-next")
     expect(page.locator("#tensor-count")).to_contain_text("26 to 50 of 86")
+
+
+def test_the_model_page_says_whether_it_fits_and_why_it_went(page: Page, site: LiveServer) -> None:
+    checkpoint_id = site.checkpoint_id("demo")
+    page.goto(f"/models/{checkpoint_id}/")
+    expect(page.locator("#live")).to_have_text("ready")
+    (worker,) = httpx.get(f"{site.url}/v1/models/demo/fit", timeout=20).json()["workers"]
+    shown = page.request.get(f"{site.url}/registry/checkpoints/{checkpoint_id}/fit").json()
+    # What other models hold and the plan's sizes are the same numbers, whoever asks.
+    assert shown == {"fits": True, "workers": [worker]}
+    fit = page.locator("#fit")
+    expect(fit).to_contain_text(worker["worker_id"])
+    expect(fit).to_contain_text("It is loaded here.")
+    expect(fit).to_contain_text("room enough")
+    page.fill("#concurrency", str(10**9))
+    expect(fit).to_contain_text("that can be had")
+    expect(fit).to_contain_text(f"{worker['max_num_seqs']} are computed at once, the rest waits")
+    expect(page.locator("#departure")).to_be_hidden()
+    page.click("#load")
+    expect(page.locator("#live")).to_have_text("not loaded")
+    reason = httpx.get(f"{site.url}/v1/models/demo/status", timeout=20).json()["departures"][-1]["reason"]
+    expect(page.locator("#departure")).to_contain_text(reason)
+    expect(fit).to_contain_text("It fits beside what is loaded.")
+    page.click("#load")
+    expect(page.locator("#live")).to_have_text("ready")
+    expect(page.locator("#departure")).to_be_hidden()
 
 
 def test_an_override_is_set_shown_and_cleared(page: Page, site: LiveServer) -> None:

@@ -1,4 +1,5 @@
 // One model: layer map, live state, overrides, tensors, settings.
+import { askFit, departureText } from "./fit.js";
 import { $, $$, act, bytes, call, confirmDialog, count, h, modelState, pageData, poll, setNotice, toast } from "./kit.js";
 
 let row = pageData("detail");
@@ -91,12 +92,6 @@ function drawLayerMap() {
 }
 drawLayerMap();
 
-function drawContext() {
-  const tokens = Math.max(1, Number($("#context").value) || 1);
-  $("#context-bytes").textContent = bytes(about.state_bytes_per_sequence + tokens * about.state_bytes_per_token);
-}
-$("#context").addEventListener("input", drawContext);
-drawContext();
 for (const time of $$("time")) time.textContent = new Date(time.dateTime).toLocaleString();
 
 // --- live state ----------------------------------------------------------------------------------
@@ -116,16 +111,24 @@ function drawLive() {
   $("#load-percent").textContent = `${Math.round(progress * 100)} %`;
   $("#load-error").hidden = !error;
   $("#load-error").textContent = error ? `The last load failed: ${error}` : "";
+  const departure = departureText(row.live);
+  $("#departure").hidden = !departure;
+  $("#departure").textContent = departure;
 }
 drawLive();
+
+const askFitAgain = () => row.state === "available" && row.live.status !== "unknown" && askFit(`${base}/fit`);
+askFitAgain();
 
 const refreshSoon = poll(async () => {
   const state = await call("GET", "/registry/overview");
   setNotice("workers", state.notice);
   const fresh = state.checkpoints.find((item) => item.id === row.id);
   if (!fresh) return location.assign("/models/");
+  const changed = fresh.live.status !== row.live.status;
   row = { ...row, ...fresh };
   drawLive();
+  if (changed) askFitAgain();
 }, 1500);
 
 loadButton.addEventListener("click", () =>

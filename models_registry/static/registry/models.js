@@ -1,6 +1,8 @@
 // The list of models, with load and unload at hand.
 import { $, act, bytes, call, count, h, modelState, modelUrl, pageData, poll, redraw, setNotice, toast } from "./kit.js";
 
+const SOURCES = { path: "registered by path", hub: "from the hub", upload: "uploaded" };
+
 let rows = [];
 
 function actionButton(row) {
@@ -44,7 +46,7 @@ function table(shown) {
             h(
               "th",
               { scope: "row" },
-              h("div", {}, h("a.name-link", { href: modelUrl(row), "data-key": row.id }, row.served_model_name), h("div.small.muted", {}, `${row.model_type} · ${row.source}`)),
+              h("div", {}, h("a.name-link", { href: modelUrl(row), "data-key": row.id }, row.served_model_name), h("div.small.muted", {}, `${row.model_type} · ${SOURCES[row.source] ?? row.source}`)),
             ),
             h("td", { "data-label": "State" }, modelState(row)),
             h("td.wide", { "data-label": "Layers" }, row.architecture),

@@ -1,0 +1,105 @@
+// The model page's "Will it fit": what a load takes on each worker, and what a number of sequences would need.
+import { $, bytes, call, duration, h } from "./kit.js";
+
+const VERDICTS = {
+  resident: ["good", "It is loaded here."],
+  fits: ["good", "It fits beside what is loaded."],
+  fits_after_eviction: ["warn", "It fits once other models have made room."],
+  pinned_models_in_the_way: ["bad", "It doesn't fit: pinned models are in the way."],
+  too_large: ["bad", "It doesn't fit, even alone."],
+};
+const PARTS = [
+  ["pinned", "pinned models"],
+  ["others", "other models"],
+  ["weights", "its weights"],
+  ["states", "its states"],
+  ["free", "free"],
+];
+
+let workers = []; // as the server answered last
+let asked = 0;
+
+/** Shares of a worker's memory: the load as it is planned, beside what is there already. */
+function shares(fit) {
+  const states = Math.max(0, fit.needed_bytes - fit.weights_bytes);
+  const others = fit.used_bytes - fit.pinned_bytes;
+  const free = Math.max(0, fit.budget_bytes - fit.needed_bytes - fit.used_bytes);
+  return { pinned: fit.pinned_bytes, others, weights: fit.weights_bytes, states, free };
+}
+
+function memoryBar(sizes) {
+  const total = PARTS.reduce((sum, [name]) => sum + sizes[name], 0) || 1;
+  const shown = PARTS.filter(([name]) => sizes[name]);
+  return [
+    h("div.share-bar", { "aria-hidden": "true" }, shown.map(([name]) => h(`i.share-${name}`, { style: `flex-grow: ${sizes[name] / total}` }))),
+    h("ul.legend", {}, shown.map(([name, words]) => h("li", {}, h(`i.share-${name}`), `${words} `, h("b.num", {}, bytes(sizes[name]))))),
+  ];
+}
+
+/** Weights and the states of so many sequences against what pinned models leave of the memory. */
+function wish(fit, tokens, sequences) {
+  const each = fit.bytes_per_sequence + tokens * fit.bytes_per_token;
+  const needed = fit.weights_bytes + sequences * each;
+  const room = fit.budget_bytes - fit.pinned_bytes;
+  const limits = [
+    tokens > fit.max_model_len && `the longest sequence is ${fit.max_model_len.toLocaleString("en")} tokens`,
+    sequences > fit.max_num_seqs && `${fit.max_num_seqs.toLocaleString("en")} are computed at once, the rest waits`,
+  ].filter(Boolean);
+  return h(
+    "p.small",
+    {},
+    `${bytes(fit.weights_bytes)} of weights and ${sequences.toLocaleString("en")} × ${bytes(each)} of state are `,
+    h("b.num", {}, bytes(needed)),
+    needed <= room ? `: room enough in ${bytes(room)}.` : `: more than the ${bytes(room)} that can be had.`,
+    limits.length ? ` With its settings, ${limits.join(", and ")}.` : "",
+  );
+}
+
+function workerItem(fit, tokens, sequences) {
+  const [kind, words] = VERDICTS[fit.verdict] ?? ["warn", fit.verdict];
+  const full = fit.full_sequences.toLocaleString("en");
+  return h(
+    "li",
+    {},
+    h("div.spread", {}, h("b", {}, fit.worker_id), h("span.small.num.muted", {}, `${bytes(fit.needed_bytes)} of ${bytes(fit.budget_bytes)}`)),
+    h(`p.verdict.${kind}`, {}, words),
+    memoryBar(shares(fit)),
+    h(
+      "p.small.muted",
+      {},
+      fit.bytes_per_token
+        ? `A load reserves states for ${full} sequences of ${fit.max_model_len.toLocaleString("en")} tokens, or more shorter ones; up to ${fit.max_num_seqs.toLocaleString("en")} are computed at once.`
+        : `A load reserves states for ${full} sequences of any length; up to ${fit.max_num_seqs.toLocaleString("en")} are computed at once.`,
+    ),
+    wish(fit, tokens, sequences),
+  );
+}
+
+const numberIn = (id) => Math.max(1, Math.floor(Number($(id).value) || 1));
+
+function draw() {
+  $("#fit").replaceChildren(...workers.map((fit) => workerItem(fit, numberIn("#context"), numberIn("#concurrency"))));
+}
+
+/** Ask the workers again; the newest answer wins. */
+export async function askFit(url) {
+  const ticket = ++asked;
+  try {
+    const found = await call("GET", url);
+    if (ticket !== asked) return;
+    workers = found.workers;
+    draw();
+  } catch (error) {
+    if (ticket === asked) $("#fit").replaceChildren(h("li.muted", {}, error.message));
+  }
+}
+
+for (const id of ["#context", "#concurrency"]) $(id)?.addEventListener("input", draw);
+
+/** Why the model went the last time; nothing while it is there or if no worker remembers. */
+export function departureText({ status, departures }) {
+  const last = departures.at(-1);
+  if (!last || status === "ready" || status === "loading") return "";
+  const stayed = last.resident_s ? ` after ${duration(last.resident_s)} in memory` : "";
+  return `Unloaded ${new Date(last.at * 1000).toLocaleString()}${stayed}: ${last.reason}`;
+}
