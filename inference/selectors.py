@@ -162,6 +162,23 @@ async def served_model_get(*, name: str) -> ServedModel:
     return served
 
 
+async def served_model_or_only(*, name: str | None) -> ServedModel:
+    """The model served under ``name``; without a name the only one that is served.
+
+    Raises:
+        InvalidRequest: There is no name, and not exactly one model.
+        UnknownModel, PermissionRefused: As ``served_model_get``.
+    """
+    if name is None:
+        names = await sync_to_async(lambda: [row.served_model_name for row in _available()])()
+        if len(names) != 1:
+            raise InvalidRequest(
+                f"model is required, as {len(names)} models are served; GET /v1/models lists them.", param="model"
+            )
+        (name,) = names
+    return await served_model_get(name=name)
+
+
 def _read(name: str, known: ServedModel | None) -> ServedModel | None:
     from models_registry.aliases import alias_checkpoint_id
     from models_registry.selectors import checkpoint_list

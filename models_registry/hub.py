@@ -1,7 +1,7 @@
 """Checkpoints from the HuggingFace hub, into its usual cache.
 
-Only an operator's command comes here (``blazr pull``, ``blazr serve --model ORG/NAME``); no request of the API
-makes this server fetch anything. Offline, what the cache has is used. No Django: the CLI may call it alone.
+Operators' commands come here (``blazr pull``, ``blazr serve --model ORG/NAME``), and ``models_registry.pulls`` for
+requests, where a setting allows those. Offline, what the cache has is used. No Django: the CLI may call it alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.errors import CheckpointError, InvalidRequest, NotFound, PermissionRefused, Unavailable
+from inference.errors import (
+    CheckpointError,
+    InvalidRequest,
+    NotFound,
+    PermissionRefused,
+    RequestTooLarge,
+    Unavailable,
+)
+from inference.units import format_bytes
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z")
 _WANTED = (
@@ -33,13 +41,22 @@ _WANTED_SUFFIXES = (".safetensors", ".safetensors.index.json", ".tiktoken")
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """State of a pull; all counts are over the wanted files only."""
+    """State of a pull; all counts are over the wanted files only.
+
+    Attributes:
+        file: The one that is fetched; empty at the end.
+        sha256: Its digest, where the hub tells it (large files).
+        file_done_bytes, file_bytes: How much of it is there.
+    """
 
     file: str
     done_bytes: int
     total_bytes: int
     done_files: int
     total_files: int
+    sha256: str = ""
+    file_done_bytes: int = 0
+    file_bytes: int = 0
 
 
 ProgressCallback = Callable[[PullProgress], None]
@@ -47,7 +64,12 @@ ProgressCallback = Callable[[PullProgress], None]
 
 def is_repo_id(text: str) -> bool:
     """Whether ``text`` can be a hub id (``ORG/NAME``) and isn't something on this disk."""
-    return "/" in text and _REPO_ID.match(text) is not None and not Path(text).expanduser().exists()
+    return is_hub_id(text) and not Path(text).expanduser().exists()
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether ``text`` can be ``ORG/NAME``, whatever is on this disk."""
+    return "/" in text and _REPO_ID.match(text) is not None
 
 
 def wanted_files(names: Iterable[str]) -> list[str]:
@@ -70,6 +92,7 @@ def hub_pull(
     *,
     endpoint: str | None = None,
     cache_dir: Path | None = None,
+    max_bytes: int | None = None,
 ) -> Path:
     """Fetch what serving needs of a repository, resuming what was begun; returns its directory.
 
@@ -79,9 +102,11 @@ def hub_pull(
         progress: Called often, in this thread.
         endpoint: Another hub than the official one (or HF_ENDPOINT's).
         cache_dir: Another cache than the usual one (HF_HOME's).
+        max_bytes: Refuse more, before anything is fetched.
 
     Raises:
         InvalidRequest: Not a repository id.
+        RequestTooLarge: The wanted files have more than ``max_bytes``.
         NotFound: The hub has no such repository or revision.
         PermissionRefused: It is private or gated.
         CheckpointError: It has no .safetensors weights.
@@ -108,7 +133,23 @@ def hub_pull(
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
     files = wanted_files(sizes)
     _require_weights(repo_id, files)
-    return _download(repo_id, info.sha or revision or "main", files, sizes, progress, endpoint, cache_dir)
+    total = sum(sizes[name] for name in files)
+    if max_bytes is not None and total > max_bytes:
+        raise RequestTooLarge(
+            f"{repo_id} has {format_bytes(total)} of weights and tokenizer files, the limit is "
+            f"{format_bytes(max_bytes)}.",
+            param="model",
+        )
+    digests = {sibling.rfilename: sibling.lfs.sha256 for sibling in info.siblings or () if sibling.lfs is not None}
+    wanted = [_Wanted(name, sizes[name], digests.get(name) or "") for name in files]
+    return _download(repo_id, info.sha or revision or "main", wanted, progress, endpoint, cache_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    name: str
+    size_bytes: int
+    sha256: str
 
 
 def _require_weights(repo_id: str, files: Sequence[str]) -> None:
@@ -121,8 +162,7 @@ def _require_weights(repo_id: str, files: Sequence[str]) -> None:
 def _download(
     repo_id: str,
     commit: str,
-    files: Sequence[str],
-    sizes: dict[str, int],
+    files: Sequence[_Wanted],
     progress: ProgressCallback | None,
     endpoint: str | None,
     cache_dir: Path | None,
@@ -130,19 +170,23 @@ def _download(
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    total, finished, place = sum(sizes[name] for name in files), 0, Path()
-    for number, name in enumerate(files):
+    total, finished, place = sum(wanted.size_bytes for wanted in files), 0, Path()
+    for number, wanted in enumerate(files):
 
-        def report(file_bytes: int, *, name: str = name, number: int = number, before: int = finished) -> None:
+        def report(count: int, *, wanted: _Wanted = wanted, number: int = number, before: int = finished) -> None:
             if progress is not None:
-                done = before + min(file_bytes, sizes[name])
-                progress(PullProgress(name, done, total, number, len(files)))
+                here = min(count, wanted.size_bytes)
+                progress(
+                    PullProgress(
+                        wanted.name, before + here, total, number, len(files), wanted.sha256, here, wanted.size_bytes
+                    )
+                )
 
         report(0)
         try:
             file = hf_hub_download(
                 repo_id,
-                name,
+                wanted.name,
                 revision=commit,
                 endpoint=endpoint,
                 cache_dir=cache_dir,
@@ -151,8 +195,9 @@ def _download(
         except LocalEntryNotFoundError as error:
             raise _unreachable(repo_id, error) from error
         except OSError as error:
-            raise Unavailable(f"{name} of {repo_id} could not be fetched: {_first_line(error)}") from error
-        finished += sizes[name]
+            raise Unavailable(f"{wanted.name} of {repo_id} could not be fetched: {_first_line(error)}") from error
+        report(wanted.size_bytes)  # also where the cache had it
+        finished += wanted.size_bytes
         place = Path(file).parent
     if progress is not None:
         progress(PullProgress("", total, total, len(files), len(files)))

@@ -27,6 +27,6 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bar(f"Downloading {arguments.repo}") as report:
         path = hub_pull(arguments.repo, revision=arguments.revision, progress=report)
     name = arguments.name or arguments.repo.rpartition("/")[2]
-    row = checkpoint_register(path=path, served_model_name=name, source="hub")
+    row = checkpoint_register(path=path, served_model_name=name, source="hub", origin=arguments.repo)
     stderr.print(f"Registered {row.served_model_name}: {row.architecture}. Files are in {path}.")
     return 0

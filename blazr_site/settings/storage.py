@@ -20,7 +20,17 @@ BLAZR_UPLOADS_DIR = BLAZR_DATA_DIR / "uploads"
 BLAZR_FILES_DIR = BLAZR_DATA_DIR / "files"
 BLAZR_LOG_DIR = BLAZR_DATA_DIR / "logs"
 BLAZR_MAX_UPLOAD_BYTES: int = env.required_size_bytes(
-    "BLAZR_MAX_UPLOAD_BYTES", 64 << 30, low=1 << 10, help="Largest checkpoint that may be uploaded, all files together."
+    "BLAZR_MAX_UPLOAD_BYTES",
+    64 << 30,
+    low=1 << 10,
+    help="Largest checkpoint that may be uploaded, or pulled by a request, all files together.",
+)
+BLAZR_MAX_PULLS = env.required_integer(
+    "BLAZR_MAX_PULLS",
+    0,
+    low=0,
+    high=64,
+    help="Models that requests to /api/pull may fetch from the hub at once, per web process; 0: none at all.",
 )
 BLAZR_MAX_FILE_BYTES: int = env.required_size_bytes(
     "BLAZR_MAX_FILE_BYTES", 200 << 20, low=1 << 10, help="Largest file that POST /v1/files takes."

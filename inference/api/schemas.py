@@ -288,6 +288,19 @@ class TokenizeSerializer(serializers.Serializer[Any]):
     token_strs = serializers.ListField(child=serializers.CharField(), required=False)
 
 
+class TokenizerInfoSerializer(serializers.Serializer[Any]):
+    """Answer of GET /tokenizer_info."""
+
+    tokenizer_class = serializers.CharField(help_text="Name of the vocabulary, or what kind of file it comes from.")
+    model_max_length = serializers.IntegerField()
+    vocab_size = serializers.IntegerField(help_text="Rows of the embedding; ids are below.")
+    bos_token = serializers.CharField(allow_null=True)
+    bos_token_id = serializers.IntegerField(allow_null=True)
+    eos_token = serializers.CharField(allow_null=True)
+    eos_token_id = serializers.IntegerField(allow_null=True, help_text="The smallest, if there are several.")
+    chat_template = serializers.CharField(allow_null=True, help_text="Jinja source.")
+
+
 class AppliedTemplateSerializer(serializers.Serializer[Any]):
     """Answer of POST /apply-template."""
 

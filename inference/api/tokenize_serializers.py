@@ -11,7 +11,7 @@ from inference.api.strict_serializer import StrictSerializer
 class TokenizeRequestSerializer(StrictSerializer):
     """Body of POST /tokenize; one of prompt, content and messages."""
 
-    model = StrictCharField(max_length=256)
+    model = StrictCharField(required=False, max_length=256, help_text="May be left out where one model only is served.")
     prompt = StrictCharField(required=False, allow_blank=True, help_text="Text (vLLM's name).")
     content = StrictCharField(required=False, allow_blank=True, help_text="Text (blazr's older name).")
     messages = MessagesField(required=False, help_text="A conversation; rendered with the model's template.")
@@ -44,6 +44,6 @@ class ApplyTemplateRequestSerializer(StrictSerializer):
 class DetokenizeRequestSerializer(StrictSerializer):
     """Body of POST /detokenize."""
 
-    model = StrictCharField(max_length=256)
+    model = StrictCharField(required=False, max_length=256, help_text="May be left out where one model only is served.")
     tokens = TokenIdsField()
     skip_special_tokens = StrictBooleanField(required=False, default=False)

@@ -6,11 +6,18 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiParameter
 
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.chat_fields import chat_options
 from inference.api.chat_prompt import chat_prompt
-from inference.api.schemas import AppliedTemplateSerializer, DetokenizeSerializer, TokenizeSerializer, documented
+from inference.api.schemas import (
+    AppliedTemplateSerializer,
+    DetokenizeSerializer,
+    TokenizerInfoSerializer,
+    TokenizeSerializer,
+    documented,
+)
 from inference.api.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
     DetokenizeRequestSerializer,
@@ -18,7 +25,7 @@ from inference.api.tokenize_serializers import (
 )
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.messages import PromptMessage
-from inference.selectors import ServedModel, served_model_get
+from inference.selectors import ServedModel, served_model_get, served_model_or_only
 from inference.tokenizer_cache import ModelText, tokenizer_cache
 
 _ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 503)
@@ -38,7 +45,7 @@ class TokenizeView(ApiView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Tokenise what a completion or chat request would send."""
         values = TokenizeRequestSerializer.shared().parse(await json_body(request))
-        served = await served_model_get(name=values["model"])
+        served = await served_model_or_only(name=values.get("model"))
         _check_tokenizer(served)
         prompt = _prompt(values, served)
 
@@ -91,7 +98,7 @@ class DetokenizeView(ApiView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Decode ids; bytes that are no UTF-8 read as U+FFFD."""
         values = DetokenizeRequestSerializer.shared().parse(await json_body(request))
-        served = await served_model_get(name=values["model"])
+        served = await served_model_or_only(name=values.get("model"))
         _check_tokenizer(served)
         served.check_token_ids(values["tokens"], param="tokens")
         skip = values["skip_special_tokens"]
@@ -99,6 +106,47 @@ class DetokenizeView(ApiView):
             served, lambda model: model.tokenizer.decode(values["tokens"], skip_special_tokens=skip)
         )
         return json_response({"prompt": text, "content": text})
+
+
+class TokenizerInfoView(ApiView):
+    """GET /tokenizer_info."""
+
+    @documented(
+        operation_id="tokenizer_info",
+        summary="What a client needs to know of a tokenizer",
+        description="vLLM's endpoint: evaluation harnesses tokenise through the server when it is there.",
+        parameters=[OpenApiParameter("model", str, description="May be left out where one model only is served.")],
+        answers={200: TokenizerInfoSerializer},
+        errors=_ERRORS,
+        tags=["tokens"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """Its control tokens and its chat template."""
+        unknown = next((name for name in request.GET if name != "model"), None)
+        if unknown is not None:
+            raise InvalidRequest(f"unknown parameter {unknown[:80]!r}; there is model.", param=unknown[:80])
+        served = await served_model_or_only(name=request.GET.get("model"))
+        _check_tokenizer(served)
+        spec = served.tokenizer
+        eos_token_id = min(spec.eos_token_ids, default=None)
+
+        def texts(text: ModelText) -> list[str | None]:
+            ids = (spec.bos_token_id, eos_token_id)
+            return [None if item is None else text.tokenizer.special_text(item) for item in ids]
+
+        bos_token, eos_token = await tokenizer_cache().run(served, texts)
+        return json_response(
+            {
+                "tokenizer_class": spec.name or spec.kind,
+                "model_max_length": served.max_model_len,
+                "vocab_size": spec.vocab_size,
+                "bos_token": bos_token,
+                "bos_token_id": spec.bos_token_id,
+                "eos_token": eos_token,
+                "eos_token_id": eos_token_id,
+                "chat_template": spec.chat_template,
+            }
+        )
 
 
 def _check_tokenizer(served: ServedModel) -> None:

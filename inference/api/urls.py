@@ -40,7 +40,7 @@ from inference.api.responses.views import (
     ResponsesView,
     ResponseView,
 )
-from inference.api.tokenize_views import ApplyTemplateView, DetokenizeView, TokenizeView
+from inference.api.tokenize_views import ApplyTemplateView, DetokenizeView, TokenizerInfoView, TokenizeView
 from inference.api.usage_views import UsageView
 from inference.api.views import ChatCompletionsView, CompletionsView, ModelsView, ModelView, UnknownEndpointView
 
@@ -54,6 +54,7 @@ urlpatterns = [
     path("docs", DocsView.as_view(), name="docs"),
     path("tokenize", TokenizeView.as_view(), name="tokenize"),
     path("detokenize", DetokenizeView.as_view(), name="detokenize"),
+    path("tokenizer_info", TokenizerInfoView.as_view(), name="tokenizer-info"),
     path("apply-template", ApplyTemplateView.as_view(), name="apply-template"),
     path("infill", InfillView.as_view(), name="infill"),
     path("v1/models", ModelsView.as_view(), name="models"),

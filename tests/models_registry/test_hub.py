@@ -3,70 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
-from inference.errors import CheckpointError, InvalidRequest, NotFound, Unavailable
+from inference.errors import CheckpointError, InvalidRequest, NotFound, RequestTooLarge, Unavailable
 from models_registry.hub import PullProgress, hub_pull, is_repo_id, wanted_files
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The three calls that a pull makes of the hub."""
-
-    files: dict[str, bytes]
-    asked: list[str]
-
-    def log_message(self, *args: object) -> None:
-        """Quiet."""
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path in ("/api/models/org/tiny", "/api/models/org/tiny/revision/main"):
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
-            return self.answer(json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings}).encode())
-        name = path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
-        if name in self.files:
-            if self.command == "GET":
-                self.asked.append(name)
-            return self.answer(self.files[name])
-        self.send_response(404)
-        code = "RevisionNotFound" if "/revision/" in path and "org/tiny" in path else "RepoNotFound"
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def answer(self, data: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
+from tests.models_registry.tiny_hub import COMMIT, Hub, tiny_hub
 
 
 @pytest.fixture
 def hub(hybrid: Path) -> Iterator[tuple[str, type[Hub]]]:
-    files = {file.name: file.read_bytes() for file in hybrid.iterdir()}
-    files |= {"pytorch_model.bin": b"no", "README.md": b"no", "onnx/model.safetensors": b"no", "run.py": b"no"}
-    handler = type("TinyHub", (Hub,), {"files": files, "asked": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", handler
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with tiny_hub(hybrid) as found:
+        yield found
 
 
 def test_a_pull_fetches_what_serving_needs_and_registers(hub, hybrid: Path, tmp_path: Path, db) -> None:
@@ -78,6 +28,9 @@ def test_a_pull_fetches_what_serving_needs_and_registers(hub, hybrid: Path, tmp_
     total = sum(file.stat().st_size for file in hybrid.iterdir())
     assert (told[-1].done_bytes, told[-1].total_bytes, told[-1].done_files) == (total, total, 2)
     assert [item.done_bytes for item in told] == sorted(item.done_bytes for item in told)
+    weights = [item for item in told if item.file == "model.safetensors"]
+    assert weights[-1].file_done_bytes == weights[-1].file_bytes == len(handler.files["model.safetensors"])
+    assert weights[-1].sha256 == hashlib.sha256(handler.files["model.safetensors"]).hexdigest()
     from models_registry.services import checkpoint_files_verify, checkpoint_register
 
     row = checkpoint_register(path=place, source="hub", origin="org/tiny")
@@ -106,6 +59,8 @@ def test_what_the_hub_lacks(hub, tmp_path: Path) -> None:
         hub_pull("org/other", endpoint=endpoint, cache_dir=tmp_path)
     with pytest.raises(NotFound, match="no revision"):
         hub_pull("org/tiny", "nowhere", endpoint=endpoint, cache_dir=tmp_path)
+    with pytest.raises(RequestTooLarge, match=r"the limit is 1\.0 KiB"):
+        hub_pull("org/tiny", endpoint=endpoint, cache_dir=tmp_path, max_bytes=1024)
     del handler.files["model.safetensors"]
     with pytest.raises(CheckpointError, match=r"no \.safetensors"):
         hub_pull("org/tiny", endpoint=endpoint, cache_dir=tmp_path)

@@ -128,6 +128,12 @@ class ShownModelSerializer(serializers.Serializer[Any]):
     modified_at = serializers.CharField()
 
 
+class PulledSerializer(serializers.Serializer[Any]):
+    """Answer of POST /api/pull without a stream."""
+
+    status = serializers.CharField(help_text="success.")
+
+
 class VersionSerializer(serializers.Serializer[Any]):
     """Answer of GET /api/version."""
 

@@ -322,6 +322,29 @@ class OllamaModelNameSerializer(StrictSerializer):
         return str(found)
 
 
+class OllamaPullRequestSerializer(StrictSerializer):
+    """Body of POST /api/pull."""
+
+    model = StrictCharField(required=False, max_length=256, help_text="hf.co/ORG/NAME, or ORG/NAME.")
+    name = StrictCharField(required=False, max_length=256, help_text="The older name of model.")
+    stream = StrictBooleanField(required=False, allow_null=True, help_text="Progress as JSON lines; default true.")
+    insecure = StrictBooleanField(required=False, allow_null=True, help_text="Only false: certificates are checked.")
+
+    def model_name(self, values: Mapping[str, Any]) -> str:
+        """The name.
+
+        Raises:
+            InvalidRequest: There is none.
+            UnsupportedFeature: Certificates aren't to be checked.
+        """
+        if values.get("insecure"):
+            raise UnsupportedFeature("insecure is not supported; certificates are always checked.", param="insecure")
+        found = values.get("model") or values.get("name")
+        if not found:
+            raise InvalidRequest("model is required.", param="model")
+        return str(found)
+
+
 class OllamaCopyRequestSerializer(StrictSerializer):
     """Body of POST /api/copy."""
 

@@ -158,6 +158,23 @@ def test_tokenizer_requests_that_are_wrong(http, path, body, param):
     assert is_error(http.post(path, json=body), 400)["param"] == param
 
 
+def test_tokenizer_info_and_requests_without_a_model(http):
+    """As lm-evaluation-harness asks: it names no model, so the only one is meant."""
+    info = http.get("/tokenizer_info").json()
+    assert info == http.get("/tokenizer_info", params={"model": "tiny"}).json()
+    assert info["model_max_length"] > 0
+    assert {"eos_token", "eos_token_id", "bos_token"} <= set(info)
+    assert "messages" in info["chat_template"]
+    named = http.post("/tokenize", json={"model": "tiny", "prompt": "test", "add_special_tokens": False}).json()
+    assert http.post("/tokenize", json={"prompt": "test", "add_special_tokens": False}).json() == named
+    assert http.post("/detokenize", json={"tokens": named["tokens"]}).json()["prompt"] == "test"
+    assert is_error(http.get("/tokenizer_info", params={"modle": "tiny"}), 400)["param"] == "modle"
+    make_checkpoint("ids-only", kind="none", template=None)
+    assert is_error(http.get("/tokenizer_info"), 400)["param"] == "model"
+    assert is_error(http.post("/tokenize", json={"prompt": "test"}), 400)["param"] == "model"
+    is_error(http.get("/tokenizer_info", params={"model": "ids-only"}), 400, "unsupported_parameter")
+
+
 def test_tokenizers_of_models_without_one(http):
     make_checkpoint("ids-only", kind="none", template=None)
     is_error(http.post("/tokenize", json={"model": "ids-only", "prompt": "x"}), 400, "unsupported_parameter")

@@ -1,0 +1,126 @@
+"""POST /api/pull: a checkpoint from the HuggingFace hub, registered when it is here.
+
+Ollama's own protocol: https://github.com/ollama/ollama/blob/main/docs/api.md#pull-a-model. Names are those that its
+clients use for the hub: ``hf.co/ORG/NAME``, the host may be left out. Its registry isn't read: it has GGUF files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+
+from inference.api.base import json_body, json_response
+from inference.api.exception_handler import as_blazr_error
+from inference.api.ollama import schemas
+from inference.api.ollama.base import OllamaView, hub_id, line
+from inference.api.ollama.serializers import OllamaPullRequestSerializer
+from inference.selectors import served_model_cache_clear
+from models_registry.hub import PullProgress
+from models_registry.pulls import Pull
+
+
+class PullView(OllamaView):
+    """POST /api/pull."""
+
+    @schemas.documented(
+        operation_id="ollama_pull",
+        summary="Fetch a model from the HuggingFace hub",
+        description=(
+            "Only with BLAZR_MAX_PULLS set. A stream of JSON lines unless stream is false. Closing the connection "
+            "stops it; the next pull goes on where it was."
+        ),
+        request=OllamaPullRequestSerializer,
+        answers={(200, "application/json"): schemas.PulledSerializer, (200, "application/x-ndjson"): OpenApiTypes.STR},
+        errors=(400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Download, inspect, register."""
+        serializer = OllamaPullRequestSerializer.shared()
+        values = serializer.parse(await json_body(request))
+        repo_id = hub_id(serializer.model_name(values))
+        pull = Pull(repo_id)
+        try:
+            await pull.start()
+            progress = pull.progress()
+            # What is wrong from the start has a status of its own; later on there are only lines.
+            first = await anext(progress, None)
+            lines = _lines(repo_id, pull, first, progress)
+            if values.get("stream", True):
+                return LinesOfPull(pull, lines)
+            async for _ in lines:
+                pass
+            return json_response({"status": "success"})
+        except BaseException:
+            pull.end()
+            raise
+
+
+class LinesOfPull(StreamingHttpResponse):
+    """The pull as lines of JSON; when the client leaves, it ends."""
+
+    def __init__(self, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(_Body(pull, lines), content_type="application/x-ndjson", headers=headers)
+
+
+class _Body:
+    """Django calls ``close`` at the end even when it never asked for the first line."""
+
+    def __init__(self, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
+        self._pull = pull
+        self._lines = lines
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async with contextlib.aclosing(self._lines) as lines:
+                async for payload in lines:
+                    yield line(payload)
+        except Exception as error:
+            yield line({"error": as_blazr_error(error).message})
+        finally:
+            self._pull.end()
+
+    def close(self) -> None:
+        """Stop the download unless it is over."""
+        self._pull.end()
+
+
+async def _lines(
+    repo_id: str, pull: Pull, first: PullProgress | None, rest: AsyncIterator[PullProgress]
+) -> AsyncGenerator[dict[str, Any], None]:
+    try:
+        yield {"status": "pulling manifest"}
+        if first is not None and first.file:
+            yield _shown(first)
+        async for progress in rest:
+            if progress.file:
+                yield _shown(progress)
+        yield {"status": "inspecting"}
+        name = await sync_to_async(_register)(repo_id, str(pull.path))
+        served_model_cache_clear()
+        yield {"status": f"registered as {name}"}
+        yield {"status": "success"}
+    finally:
+        pull.end()
+
+
+def _shown(progress: PullProgress) -> dict[str, Any]:
+    """Ollama's clients draw one bar per digest; small files have none on the hub, and get no bar."""
+    found: dict[str, Any] = {"status": f"pulling {progress.file}"}
+    if progress.sha256:
+        found["digest"] = f"sha256:{progress.sha256}"
+    return found | {"total": progress.file_bytes, "completed": progress.file_done_bytes}
+
+
+def _register(repo_id: str, path: str) -> str:
+    from models_registry.detection.child import inspect_in_child
+    from models_registry.services import checkpoint_register
+
+    row = checkpoint_register(path=path, source="hub", origin=repo_id, inspect=inspect_in_child)
+    return row.served_model_name

@@ -1,0 +1,92 @@
+"""Pulls that requests ask for: a child process each (``hub_child``), as many at once as a setting allows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from django.conf import settings
+
+from inference.errors import BlazrError, EngineError, PermissionRefused, QueueFull
+from models_registry.hub import PullProgress
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+_num_running = 0
+
+
+class Pull:
+    """One download. ``end`` it, whatever happens."""
+
+    def __init__(self, repo_id: str) -> None:
+        self.path: Path | None = None
+        """The directory of the files, once ``progress`` is through."""
+        self._repo_id = repo_id
+        self._process: Process | None = None
+        self._is_counted = False
+
+    async def start(self) -> None:
+        """Begin.
+
+        Raises:
+            PermissionRefused: The server doesn't pull on request.
+            QueueFull: Too many run already.
+        """
+        global _num_running
+        allowed = settings.BLAZR_MAX_PULLS
+        if not allowed:
+            raise PermissionRefused(
+                "This server doesn't fetch models on request; run blazr pull on its machine, or set BLAZR_MAX_PULLS."
+            )
+        if _num_running >= allowed:
+            raise QueueFull(f"{allowed} models are being pulled already; try again later.", retry_after_s=30)
+        _num_running += 1
+        self._is_counted = True
+        request = json.dumps({"repo_id": self._repo_id, "max_bytes": settings.BLAZR_MAX_UPLOAD_BYTES})
+        environment = {**os.environ, "PYTHONPATH": str(_ROOT), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "models_registry.hub_child", request,
+                stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, env=environment, cwd=_ROOT, start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            self.end()
+            raise
+
+    async def progress(self) -> AsyncIterator[PullProgress]:
+        """How far it is, until it is through.
+
+        Raises:
+            BlazrError: As of ``models_registry.hub.hub_pull``.
+        """
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            message = json.loads(line)
+            if "progress" in message:
+                yield PullProgress(**message["progress"])
+            elif "error" in message:
+                raise BlazrError.from_dict(message["error"])
+            else:
+                self.path = Path(message["path"])
+        status = await self._process.wait()
+        if self.path is None:
+            raise EngineError(f"the pull of {self._repo_id} broke (exit status {status}); its log says why.")
+
+    def end(self) -> None:
+        """Stop the child if it still runs; any number of times, from any thread."""
+        global _num_running
+        if self._is_counted:
+            self._is_counted = False
+            _num_running -= 1
+        if self._process is not None and self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return

@@ -1,0 +1,102 @@
+"""POST /api/pull against a hub on loopback: the real library in its child process, Ollama's own client."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import ollama as ollama_package
+import pytest
+
+from models_registry import pulls
+from models_registry.models import Checkpoint
+from tests.inference.api.test_ollama import http, ollama, refused  # noqa: F401 - fixtures
+from tests.inference.api.test_openai_client import wait_for
+from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
+from tests.models_registry.tiny_hub import Hub, tiny_hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch, settings) -> Iterator[type[Hub]]:
+    shapes, config = small_hybrid()
+    with tiny_hub(write_checkpoint(tmp_path / "tiny-hybrid", shapes, config)) as (endpoint, handler):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+        settings.BLAZR_MAX_PULLS = 1
+        yield handler
+    wait_for(lambda: pulls._num_running == 0)
+
+
+def test_a_pull_tells_its_progress_and_registers(hub, ollama, http):  # noqa: F811
+    lines = list(ollama.pull("hf.co/org/tiny:latest", stream=True))
+    assert lines[0].status == "pulling manifest"
+    weights = [line for line in lines if line.status == "pulling model.safetensors"]
+    content = hub.files["model.safetensors"]
+    assert {line.digest for line in weights} == {f"sha256:{hashlib.sha256(content).hexdigest()}"}
+    assert [line.completed for line in weights] == sorted(line.completed for line in weights)
+    assert (weights[0].completed, weights[-1].completed, weights[-1].total) == (0, len(content), len(content))
+    # The name "tiny" is taken.
+    assert [line.status for line in lines[-3:]] == ["inspecting", "registered as tiny-2", "success"]
+    row = Checkpoint.objects.get(served_model_name="tiny-2")
+    assert (row.source, row.origin, row.num_layers) == ("hub", "org/tiny", 3)
+    for name in ("tiny-2", "hf.co/org/tiny", "org/tiny:latest"):
+        assert ollama.show(name).modelinfo == ollama.show("tiny-2").modelinfo
+    # Once more: nothing is fetched again, nothing registered twice.
+    fetched = list(hub.asked)
+    assert ollama.pull("org/tiny").status == "success"
+    assert hub.asked == fetched
+    assert Checkpoint.objects.filter(origin="org/tiny").count() == 1
+    assert http.post("/api/pull", json={"name": "org/tiny", "stream": False}).json() == {"status": "success"}
+
+
+def test_pulls_are_refused_unless_a_setting_allows_them(hub, http, settings):  # noqa: F811
+    settings.BLAZR_MAX_PULLS = 0
+    refused(http.post("/api/pull", json={"model": "org/tiny"}), 403, "BLAZR_MAX_PULLS")
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        ({}, 400, "model is required"),
+        ({"model": "llama3.2"}, 400, "hf.co/ORG/NAME"),
+        ({"model": "hf.co/org/tiny:Q4_K_M"}, 400, "GGUF"),
+        ({"model": "hf.co/../../etc"}, 400, "hf.co/ORG/NAME"),
+        ({"model": "org/tiny", "insecure": True}, 400, "insecure"),
+        ({"model": "org/tiny", "username": "x"}, 400, "username"),
+        ({"model": "org/other"}, 404, "no model org/other"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_is_wrong_from_the_start_has_a_status(hub, http, body, status, word, stream):  # noqa: F811
+    refused(http.post("/api/pull", json={**body, "stream": stream}), status, word)
+    assert pulls._num_running == 0
+
+
+def test_too_much_and_offline(hub, http, settings, monkeypatch):  # noqa: F811
+    settings.BLAZR_MAX_UPLOAD_BYTES = 1024
+    refused(http.post("/api/pull", json={"model": "org/tiny"}), 413, "the limit is 1.0 KiB")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    refused(http.post("/api/pull", json={"model": "org/tiny"}), 503, "the hub can't be reached")
+    assert hub.asked == []
+
+
+def test_what_breaks_later_is_a_line(hub, ollama):  # noqa: F811
+    hub.files["model.safetensors"] = hub.files["model.safetensors"][:-64]
+    with pytest.raises(ollama_package.ResponseError, match="truncated"):
+        list(ollama.pull("org/tiny", stream=True))
+    assert not Checkpoint.objects.filter(origin="org/tiny").exists()
+
+
+def test_a_client_that_leaves_ends_its_pull_and_frees_the_place(hub, http):  # noqa: F811
+    hub.gate.clear()
+    with http.stream("POST", "/api/pull", json={"model": "org/tiny"}) as response:
+        lines = response.iter_lines()
+        assert "pulling manifest" in next(lines)
+        wait_for(lambda: "model.safetensors" in hub.asked)
+        refused(httpx.post(f"{http.base_url}/api/pull", json={"model": "org/tiny"}, timeout=20), 429, "already")
+    wait_for(lambda: pulls._num_running == 0)
+    hub.gate.set()
+    assert http.post("/api/pull", json={"model": "org/tiny", "stream": False}).json() == {"status": "success"}

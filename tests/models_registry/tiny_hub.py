@@ -1,0 +1,92 @@
+"""A hub on loopback with one small repository, ``org/tiny``."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The three calls that a pull makes of the hub.
+
+    Attributes:
+        files: What the repository has, by name.
+        asked: Names of files that were fetched.
+        gate: While it is closed, only the first half of the weights comes.
+    """
+
+    files: dict[str, bytes]
+    asked: list[str]
+    gate: Event
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path in ("/api/models/org/tiny", "/api/models/org/tiny/revision/main"):
+            siblings = [sibling(name, data) for name, data in self.files.items()]
+            return self.answer(json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings}).encode())
+        name = path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
+        if name in self.files:
+            if self.command == "GET":
+                self.asked.append(name)
+            return self.answer(self.files[name])
+        self.send_response(404)
+        code = "RevisionNotFound" if "/revision/" in path and "org/tiny" in path else "RepoNotFound"
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def answer(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            if self.path.endswith(".safetensors"):
+                self.gate.wait(20)
+            with contextlib.suppress(ConnectionError):  # who asked may have left
+                self.wfile.write(data[len(data) // 2 :])
+
+
+def sibling(name: str, data: bytes) -> dict[str, Any]:
+    """A file as the hub lists it; large ones with their digest."""
+    found: dict[str, Any] = {"rfilename": name, "size": len(data)}
+    if name.endswith(".safetensors"):
+        found["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    return found
+
+
+@contextlib.contextmanager
+def tiny_hub(checkpoint: Path) -> Iterator[tuple[str, type[Hub]]]:
+    """The hub with a checkpoint's files, and some that a pull must leave alone; its address and its handler."""
+    files = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
+    files |= {"pytorch_model.bin": b"no", "README.md": b"no", "onnx/model.safetensors": b"no", "run.py": b"no"}
+    gate = Event()
+    gate.set()
+    handler = type("TinyHub", (Hub,), {"files": files, "asked": [], "gate": gate})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", handler
+    finally:
+        gate.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
