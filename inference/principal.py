@@ -32,6 +32,7 @@ DEFAULT_SCOPES = ("generate", "models", "files")
 _RULES: tuple[tuple[str, str, Scope | None], ...] = (
     ("*", "/", "generate"),
     ("GET", "/v1/models", "models"),
+    ("GET", "/tokenizer_info", "models"),
     ("*", "/v1/models", "admin"),
     ("*", "/v1/files", "files"),
     ("*", "/v1/uploads", "files"),

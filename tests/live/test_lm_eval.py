@@ -76,7 +76,7 @@ def test_the_generated_token_is_counted_even_if_it_ends_the_text(http):
 
 def test_generation_with_stop_strings(http):
     chat = {
-        "messages": [{"role": "user", "content": "What is a module?", "type": "text"}], "model": "demo",
+        "messages": [{"role": "user", "content": "What is a module?"}], "model": "demo",
         "max_tokens": 24, "temperature": 0, "stop": ["\n\n"], "seed": 1234,
     }  # fmt: skip
     response = http.post("/v1/chat/completions", json=chat)

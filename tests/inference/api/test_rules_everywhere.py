@@ -132,6 +132,12 @@ def test_every_route_needs_the_scope_that_is_written_here():
     assert not [route for route in needed["generate"] if "/files" in route or "/batches" in route or "/jobs" in route]
     looks = {route.partition(" ")[2] for route in needed["generate"] if not route.startswith("POST ")}
     assert all(path.startswith(("/v1/responses/", "/v1/requests")) for path in looks), looks
-    assert needed["admin"] >= {"DELETE /api/delete", "POST /v1/keys", "GET /v1/keys", "DELETE /v1/keys/<str:key_id>"}
-    assert needed["models"] >= {"GET /v1/models", "GET /api/tags", "POST /api/show"}
+    assert needed["admin"] >= {
+        "DELETE /api/delete",
+        "POST /api/pull",
+        "POST /v1/keys",
+        "GET /v1/keys",
+        "DELETE /v1/keys/<str:key_id>",
+    }
+    assert needed["models"] >= {"GET /v1/models", "GET /tokenizer_info", "GET /api/tags", "POST /api/show"}
     assert needed["any"] >= {"GET /v1/usage"}
