@@ -15,7 +15,7 @@ import secrets
 import string
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -309,6 +309,21 @@ def principal_of_tenant(tenant: str) -> Principal:
     if row is None or (row.expires_at is not None and row.expires_at <= timezone.now()):
         raise NotAuthenticated("The API key that asked for this was revoked or has expired.")
     return _principal_of_row(row)
+
+
+def void_tenants(among: Iterable[str]) -> list[str]:
+    """Those of ``among`` whose API key was revoked, or has expired.
+
+    Args:
+        among: Stored tenants; a query is not made unless there are such keys at all.
+    """
+    from inference.models import ApiKey
+
+    void = ApiKey.objects.exclude(ApiKey.valid())
+    if not void.exists():
+        return []
+    numbers = [int(number) for kind, _, number in (tenant.partition(":") for tenant in among) if kind == "key"]
+    return [f"key:{pk}" for pk in void.filter(pk__in=numbers).values_list("pk", flat=True)]
 
 
 def key_limits(row: ApiKey) -> KeyLimits:

@@ -83,15 +83,11 @@ def key_watch() -> KeyWatch:
 
 def _valid_keys(keys: Iterable[int]) -> set[int]:
     from django.db import connections
-    from django.db.models import Q
-    from django.utils import timezone
 
     from inference.models import ApiKey
 
     try:
-        rows = ApiKey.objects.filter(pk__in=list(keys), revoked_at=None)
-        rows = rows.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()))
-        return set(rows.values_list("pk", flat=True))
+        return set(ApiKey.objects.filter(ApiKey.valid(), pk__in=list(keys)).values_list("pk", flat=True))
     finally:
         # The thread is the pool's, and may rest for long.
         connections.close_all()

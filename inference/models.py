@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Q
+from django.utils import timezone
 
 from inference.batches import models as batch_models  # noqa: F401 (Django finds an application's rows here)
 from inference.principal import DEFAULT_SCOPES
@@ -45,6 +46,11 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
+
+    @staticmethod
+    def valid() -> Q:
+        """Keys that weren't revoked and haven't expired."""
+        return Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=timezone.now()))
 
 
 class UsageRecord(models.Model):

@@ -9,29 +9,24 @@ Everything here is synchronous and hits the database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
-import orjson
 from django.db import connection, transaction
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import F, Q, Sum
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from inference.batches.models import Batch, BatchLine, BatchResult, BatchState, LineState
-from inference.batches.requests import refusal_line, unanswered_line
-from inference.errors import BlazrError, GenerationFailed, InvalidRequest, PermissionRefused, UnknownModel
+from inference.batches.requests import line_id, refusal_line
+from inference.batches.results import ID_BATCH, result_without_answer, results_write, rows_locked
+from inference.errors import GenerationFailed
 
 LEASE_S = 10.0
 MAX_ATTEMPTS = 3
 SUSPECTS_TOGETHER = 8
 """Lines that were there when a worker died run again in groups of so many, and the last time alone."""
-ID_BATCH = 900
-NO_CHECKPOINT, NOT_ALLOWED = UUID(int=0), UUID(int=1)
-"""Stand for a model that doesn't exist, or isn't for the key; such lines end once the file is validated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +65,6 @@ class ClaimedLine:
     def request_id(self) -> str:
         """Names this attempt in the engine; a stale attempt that still runs has another name."""
         return f"{self.line_id}-{self.fence}"
-
-
-def line_id(batch_id: str, number: int) -> str:
-    """A line's name in output and error files."""
-    return f"batch_req_{batch_id.removeprefix('batch_')}{number:06x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +190,7 @@ def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:
     with transaction.atomic():
         held = _lock_held(set(by_claim))
         mine = [by_claim[claim] for claim in sorted(held)]
-        _write(
+        results_write(
             [
                 BatchResult(
                     line_id=item.line.key,
@@ -254,9 +244,9 @@ def lines_sweep() -> int:
         f"The worker died {MAX_ATTEMPTS} times while it ran this request, the last time alone; it was given up."
     )
     with transaction.atomic():
-        poison = _locked(lapsed.filter(attempts__gte=MAX_ATTEMPTS)).select_related("batch")
+        poison = rows_locked(lapsed.filter(attempts__gte=MAX_ATTEMPTS)).select_related("batch")
         rows = [
-            _unrun(
+            result_without_answer(
                 row,
                 refusal_line(
                     line_id=line_id(row.batch.batch_id, row.number),
@@ -267,70 +257,9 @@ def lines_sweep() -> int:
             )
             for row in poison[:ID_BATCH]
         ]
-        _write(rows)
+        results_write(rows)
         requeued = lapsed.filter(attempts__lt=MAX_ATTEMPTS).update(state=LineState.QUEUED, lease_until=None, owner="")
     return len(rows) + requeued
-
-
-def fail_queued(batch: Batch) -> int:
-    """End the waiting lines of a batch whose end is due; returns how many."""
-    code, message = unanswered(batch.ending)
-    waiting = BatchLine.objects.filter(batch=batch, state=LineState.QUEUED).defer("body")
-
-    def payload(row: BatchLine) -> str:
-        name = line_id(batch.batch_id, row.number)
-        return unanswered_line(line_id=name, custom_id=row.custom_id, code=code, message=message)
-
-    return _fail(waiting, payload)
-
-
-def fail_unservable(batch: Batch) -> int:
-    """End the waiting lines whose model doesn't exist, or isn't for the batch's key; returns how many."""
-    waiting = BatchLine.objects.filter(
-        batch=batch, state=LineState.QUEUED, checkpoint_id__in=(NO_CHECKPOINT, NOT_ALLOWED)
-    )
-
-    def payload(row: BatchLine) -> str:
-        model = orjson.loads(row.body).get("model")
-        name = line_id(batch.batch_id, row.number)
-        error: BlazrError
-        if row.checkpoint_id == NOT_ALLOWED:
-            error = PermissionRefused(f"This API key may not use the model {str(model)[:120]!r}.", param="model")
-        elif model is None:
-            error = InvalidRequest("model is required.", param="model")
-        else:
-            error = UnknownModel(
-                f"The model {str(model)[:120]!r} does not exist; GET /v1/models lists the models that do.",
-                param="model",
-            )
-        return refusal_line(line_id=name, custom_id=row.custom_id, request_id=name, error=error)
-
-    return _fail(waiting, payload)
-
-
-def unanswered(ending: str) -> tuple[str, str]:
-    """(code, message) of requests that a batch's end leaves without an answer."""
-    if ending == BatchState.EXPIRED:
-        return "batch_expired", "This request could not be executed before the completion window expired."
-    return "batch_cancelled", "This request was not executed: the batch was cancelled."
-
-
-def _fail(waiting: QuerySet[BatchLine], payload: Callable[[BatchLine], str]) -> int:
-    done = 0
-    while True:
-        with transaction.atomic():
-            found = list(_locked(waiting.order_by("id"))[:ID_BATCH])
-            _write([_unrun(row, payload(row)) for row in found])
-        done += len(found)
-        if len(found) < ID_BATCH:
-            return done
-
-
-def _locked(rows: QuerySet[BatchLine]) -> QuerySet[BatchLine]:
-    """Locked until the transaction ends; SQLite's transactions lock everything as they begin."""
-    if connection.features.has_select_for_update_skip_locked:
-        return rows.select_for_update(skip_locked=True, of=("self",))
-    return rows
 
 
 def _lock_held(claims: set[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -343,34 +272,3 @@ def _lock_held(claims: set[tuple[int, int]]) -> set[tuple[int, int]]:
             rows = rows.select_for_update()
         held |= claims & set(rows.values_list("pk", "fence"))
     return held
-
-
-def _unrun(row: BatchLine, payload: str) -> BatchResult:
-    """The result of a line without an answer."""
-    return BatchResult(line_id=row.pk, batch_id=row.batch_id, is_error=True, payload=payload)
-
-
-def _write(results: Sequence[BatchResult]) -> None:
-    """End locked lines: results, states, and the counts of their batches."""
-    if not results:
-        return
-    now = timezone.now()
-    for item in results:
-        item.finished_at = now
-    BatchResult.objects.bulk_create(results)
-    for is_error, state in ((False, LineState.COMPLETED), (True, LineState.FAILED)):
-        keys = [item.pk for item in results if item.is_error is is_error]
-        for start in range(0, len(keys), ID_BATCH):
-            BatchLine.objects.filter(pk__in=keys[start : start + ID_BATCH]).update(
-                state=state, lease_until=None, owner="", not_before=None
-            )
-    # In the order of the keys: two workers that count for the same batches can't block each other for ever.
-    for batch in sorted({item.batch_id for item in results}):
-        mine = [item for item in results if item.batch_id == batch]
-        failed = sum(item.is_error for item in mine)
-        Batch.objects.filter(pk=batch).update(
-            num_completed=F("num_completed") + len(mine) - failed,
-            num_failed=F("num_failed") + failed,
-            prompt_tokens=F("prompt_tokens") + sum(item.prompt_tokens for item in mine),
-            completion_tokens=F("completion_tokens") + sum(item.completion_tokens for item in mine),
-        )

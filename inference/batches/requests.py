@@ -7,7 +7,7 @@ https://platform.openai.com/docs/guides/batch and …/api-reference/batch/reques
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -69,6 +69,11 @@ class LineError:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"code": self.code, "message": self.message, "line": self.line, "param": self.param}
+
+
+def errors_text(errors: Iterable[LineError]) -> str:
+    """As a batch's row keeps them, JSON."""
+    return orjson.dumps([error.to_dict() for error in errors]).decode()
 
 
 def read_lines(file: IO[bytes], *endpoints: str) -> Iterator[InputLine | LineError]:
@@ -140,6 +145,11 @@ def line_plan(endpoint: str, body: dict[str, Any], *, key: str) -> GenerationPla
     if plan.stream:
         raise UnsupportedFeature("a line of a batch has no stream; leave stream out.", param="stream")
     return plan.with_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 2)
+
+
+def line_id(batch_id: str, number: int) -> str:
+    """A line's name in output and error files."""
+    return f"batch_req_{batch_id.removeprefix('batch_')}{number:06x}"
 
 
 def answer_line(*, line_id: str, custom_id: str, request_id: str, body: dict[str, Any]) -> str:

@@ -30,10 +30,10 @@ from inference.batches.lines import (
     lines_finish,
     lines_heartbeat,
     lines_release,
-    unanswered,
 )
 from inference.batches.outcomes import ended_line
 from inference.batches.requests import line_plan, refusal_line, unanswered_line
+from inference.batches.unrun_lines import unanswered
 from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, Unavailable
 from inference.generation_plan import JOB_PRIORITY, GenerationPlan
 from inference.messages import GenerationEvent

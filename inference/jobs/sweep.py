@@ -1,4 +1,4 @@
-"""Putting queued generations right whose worker is gone."""
+"""Putting queued generations right whose worker, or whose API key, is gone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from inference.auth import void_tenants
 from inference.errors import GenerationFailed
 from inference.jobs import hints
 from inference.jobs.claims import MAX_ATTEMPTS, seconds_from_now
@@ -36,8 +37,11 @@ class SweepReport:
 def jobs_sweep() -> SweepReport:
     """Put jobs right whose worker is gone: back into the queue, failed after ``MAX_ATTEMPTS``, or cancelled.
 
+    Jobs of keys that were revoked or have expired are cancelled, wherever they are.
+
     Safe to run anywhere, at any time, several at once. Runs every second or two.
     """
+    _give_up_void_keys()
     lapsed = Q(state=JobState.RUNNING, lease_until__lt=Now())
     crash = GenerationFailed(
         f"The worker died {MAX_ATTEMPTS} times while it ran this job; the job was given up. "
@@ -57,3 +61,10 @@ def jobs_sweep() -> SweepReport:
         if requeued:
             transaction.on_commit(hints.give_hint, robust=True)
     return SweepReport(requeued, failed, cancelled)
+
+
+def _give_up_void_keys() -> None:
+    going_on = GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING), cancel_requested=False)
+    tenants = void_tenants(going_on.order_by().values_list("tenant", flat=True).distinct())
+    if tenants and going_on.filter(tenant__in=tenants).update(cancel_requested=True):
+        hints.give_hint()

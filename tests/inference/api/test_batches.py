@@ -11,11 +11,12 @@ import orjson
 import pytest
 from django.utils import timezone
 
-from inference.auth import LOCAL, api_key_create
+from inference.auth import LOCAL, api_key_create, principal_of_tenant
 from inference.batches import runner, schedules, upkeep
 from inference.batches.models import Batch, BatchSchedule
 from inference.batches.services import batch_get
 from inference.jobs import hints
+from inference.limits.rules import KeyLimits
 from tests.inference.api.test_endpoints import document, matches  # noqa: F401 (a fixture)
 from tests.inference.batches.fakes import EchoManager, line, make_batch, store_file
 from tests.inference.batches.test_runner import make_runner, work
@@ -217,3 +218,31 @@ def test_deleting_the_input_before_its_validation_fails_the_batch(http):
     upkeep.batches_turn(owner="keeper")
     shown = http.get(f"/v1/batches/{made['id']}").json()
     assert (shown["status"], shown["errors"]["data"][0]["code"]) == ("failed", "file_deleted")
+
+
+def test_lines_use_up_the_limit_of_lines_and_none_of_those_a_minute(http, worker, checkpoint):
+    """20 lines of 5 tokens each, by a key with one request and 50 tokens a minute."""
+    row, key = api_key_create(name="night", limits=KeyLimits(requests=1, tokens=50, concurrent=1, lines=20))
+    headers = {"Authorization": f"Bearer {key}"}
+    principal = principal_of_tenant(f"key:{row.pk}")
+    values = {"input_file_id": store_file([line(str(number)) for number in range(20)], principal).file_id,
+              "endpoint": "/v1/completions", "completion_window": "24h"}  # fmt: skip
+    made = http.post("/v1/batches", json=values, headers=headers)
+    assert made.status_code == 200, made.text
+    assert not [name for name in made.headers if name.startswith("x-ratelimit")]
+    refused = http.post("/v1/batches", json=values, headers=headers)
+    assert "limit of 20" in error_of(refused, 429)["message"]
+    batch = work(
+        batch_get(batch_id=made.json()["id"], principal=principal), make_runner(EchoManager(str(checkpoint.pk)))
+    )
+    assert (batch.state, batch.num_completed) == ("completed", 20)
+    (used,) = http.get("/v1/usage", headers=headers).json()["data"]
+    assert (used["requests"], used["prompt_tokens"], used["completion_tokens"]) == (20, 60, 40)
+    assert (used["queue_seconds"], used["engine_seconds"]) == (5.0, 10.0)
+    request = {"model": "tiny", "prompt": "a", "max_tokens": 9}
+    answer = http.post("/v1/completions", json=request, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert (answer.headers["x-ratelimit-remaining-requests"], answer.headers["x-ratelimit-remaining-tokens"]) == (
+        "0",
+        "40",
+    )

@@ -5,18 +5,19 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import orjson
 import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from inference.auth import LOCAL
-from inference.batches import lines, outcomes, runner, upkeep
+from inference.auth import LOCAL, api_key_create, api_key_revoke, principal_of_tenant
+from inference.batches import lines, outcomes, runner, upkeep, validation
 from inference.batches.models import Batch, BatchLine, BatchResult, LineState
 from inference.batches.services import batch_cancel
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoading
 from inference.generation_plan import JOB_PRIORITY
 from inference.jobs import hints
-from inference.models import UsageRecord
+from inference.models import ApiKey, UsageRecord
 from tests.inference.batches.fakes import EchoManager, contents, line, make_batch
 from tests.inference.rows import make_checkpoint
 
@@ -404,7 +405,7 @@ def test_a_draining_worker_hands_its_lines_back_without_counting_the_attempt(man
 
 
 def test_validation_goes_on_where_a_killed_worker_stopped(manager, monkeypatch):
-    monkeypatch.setattr(upkeep, "INSERT_BATCH", 3)
+    monkeypatch.setattr(validation, "INSERT_BATCH", 3)
     batch = make_batch(line(str(number)) for number in range(8))
     calls = 0
 
@@ -476,14 +477,47 @@ def test_results_that_come_twice_count_once(manager):
 
 
 def test_a_revoked_key_runs_nothing_new(manager):
-    from inference.auth import api_key_create, api_key_revoke, principal_of_tenant
-
     row, _ = api_key_create(name="gone")
     batch = make_batch([line("a")], principal_of_tenant(f"key:{row.pk}"))
     api_key_revoke(prefix=row.prefix)
     batch = work(batch, make_runner(manager))
     assert batch.state == "failed"
     assert "revoked" in batch.errors
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_key_that_is_void_ends_its_running_batches_and_what_is_done_stays(manager, how):
+    """Nobody else's: the batch of another key, and one without a key, go on."""
+    row, _ = api_key_create(name="gone")
+    other, _ = api_key_create(name="stays")
+    manager.holds = lambda message: message["prompt"]["text"] != "done"
+    batch = make_batch([line("a", "done"), *(line(name) for name in "bcdef")], principal_of_tenant(f"key:{row.pk}"))
+    waiting = make_batch([line("g")], principal_of_tenant(f"key:{row.pk}"))
+    others = [make_batch([line("h")], principal_of_tenant(f"key:{other.pk}")), make_batch([line("i")])]
+    item = make_runner(manager, window=3)
+    work(batch, item, turns=3)
+    assert Batch.objects.get(pk=batch.pk).num_completed == 1
+    assert manager.held
+    if how == "revoked":
+        api_key_revoke(prefix=row.prefix)
+    else:
+        ApiKey.objects.filter(pk=row.pk).update(expires_at=timezone.now())
+    manager.holds = lambda message: False
+    batch = work(batch, item)
+    assert (batch.state, batch.num_completed, batch.num_failed) == ("failed", 1, 5)
+    (problem,) = orjson.loads(batch.errors)
+    assert problem["code"] == "invalid_api_key"
+    assert "revoked or has expired" in problem["message"]
+    assert [found["custom_id"] for found in contents(batch.output_file_id)] == ["a"]
+    ended = contents(batch.error_file_id)
+    assert [found["custom_id"] for found in ended] == list("bcdef")
+    assert {found["error"]["code"] for found in ended} == {"invalid_api_key"}
+    assert UsageRecord.objects.filter(tenant=f"key:{row.pk}").get().completion_tokens == 2
+    waiting.refresh_from_db()
+    assert waiting.state == "failed"
+    manager.answer_held()
+    for found in others:
+        assert work(found, item).state == "completed"
 
 
 def test_lines_and_expired_outputs_are_removed_in_time(manager):

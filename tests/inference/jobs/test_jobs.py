@@ -10,7 +10,7 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from inference.api.serializers import plan_from_body
-from inference.auth import LOCAL, Principal
+from inference.auth import LOCAL, Principal, api_key_create, api_key_revoke, principal_of_tenant
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, QueueFull, UnknownModel, UnknownRequest
 from inference.jobs import hints
 from inference.jobs.claims import (
@@ -214,6 +214,21 @@ def test_cancel_while_queued_running_and_finished():
     assert jobs_sweep().cancelled == 1
     running.refresh_from_db()
     assert running.state == JobState.CANCELLED
+
+
+def test_jobs_of_a_revoked_key_end():
+    row, _ = api_key_create(name="gone")
+    running, queued = submit(request("1"), request("2"), principal=principal_of_tenant(f"key:{row.pk}"))
+    (other,) = submit(request("3"))
+    jobs_claim(owner="w", limit=1)
+    assert jobs_sweep().cancelled == 0
+    api_key_revoke(prefix=row.prefix)
+    assert jobs_sweep().cancelled == 1
+    for job in (running, queued, other):
+        job.refresh_from_db()
+    assert (queued.state, other.state) == (JobState.CANCELLED, JobState.QUEUED)
+    beat = jobs_heartbeat(owner="w", held=[(running.pk, running.fence)])
+    assert beat.cancelled == {(running.pk, running.fence)}
 
 
 def test_callers_see_their_own_jobs_only():

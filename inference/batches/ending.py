@@ -1,0 +1,131 @@
+"""The end of a batch: its files are written from the rows, its usage is charged, whoever wants to know is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from django.db import transaction
+from django.db.models import Count, Sum
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference.batches import webhooks
+from inference.batches.batch_claims import BatchClaim
+from inference.batches.models import Batch, BatchLine, BatchResult, BatchState
+from inference.batches.unrun_lines import fail_queued
+from inference.file_store import FileWriter, store_lock
+from inference.files import file_store_row
+from inference.usage import Usage, usage_store
+
+READ_BATCH = 500
+
+
+def batch_finalise(claim: BatchClaim) -> None:
+    """Write the files from the rows, then end the batch in one transaction."""
+    batch = claim.row
+    if batch.in_progress_at is None:
+        # It ended while it was being validated: none of its lines has ever been due.
+        BatchLine.objects.filter(batch=batch).delete()
+    elif batch.state == BatchState.CANCELLING:
+        fail_queued(batch)
+        batch.refresh_from_db(fields=["num_completed", "num_failed"])
+        if batch.num_open:
+            claim.give_back()
+            return
+    if batch.state == BatchState.FINALIZING and batch.finalizing_at is None:
+        claim.write(finalizing_at=Now())
+    files = {"output": _render(claim, is_error=False), "error": _render(claim, is_error=True)}
+    try:
+        # The lock of the store comes before the database's, as everywhere.
+        with store_lock(), transaction.atomic():
+            ids = {
+                f"{kind}_file_id": file_store_row(
+                    writer=writer,
+                    filename=f"{batch.batch_id}_{kind}.jsonl",
+                    purpose="batch_output",
+                    tenant=batch.tenant,
+                    expires_s=batch.output_expires_s,
+                ).file_id
+                for kind, writer in files.items()
+                if writer is not None
+            }
+            batch_end(claim, BatchState(batch.ending or BatchState.COMPLETED), **ids)
+    finally:
+        for writer in files.values():
+            if writer is not None:
+                writer.discard()
+
+
+def _render(claim: BatchClaim, *, is_error: bool) -> FileWriter | None:
+    """The results of one kind, in the order of the input; None: there are none."""
+    rows = BatchResult.objects.filter(batch=claim.row, is_error=is_error).order_by("line_id")
+    writer: FileWriter | None = None
+    last = 0
+    try:
+        while found := list(rows.filter(line_id__gt=last).values_list("line_id", "payload")[:READ_BATCH]):
+            last = found[-1][0]
+            writer = writer or FileWriter()
+            writer.write("".join(f"{payload}\n" for _, payload in found).encode())
+            claim.pause()
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
+    return writer
+
+
+def batch_end(claim: BatchClaim, state: BatchState, **values: Any) -> None:
+    """The end, for good: the state, the usage, the message about it, in one transaction.
+
+    Raises:
+        FenceLost: The batch is somebody else's now.
+    """
+    batch = claim.row
+    with transaction.atomic():
+        claim.give_back(state=state, ended_at=Now(), **values)
+        batch.refresh_from_db()
+        _charge(batch)
+        webhooks.owe(batch)
+
+
+def _charge(batch: Batch) -> None:
+    """One usage record per model; its name is the batch's, so that nothing is charged twice."""
+    names = orjson.loads(batch.checkpoints) if batch.checkpoints else {}
+    sums = (
+        BatchResult.objects.filter(batch=batch)
+        .order_by()
+        .values("line__checkpoint_id")
+        .annotate(
+            prompt=Sum("prompt_tokens"),
+            completion=Sum("completion_tokens"),
+            cached=Sum("cached_tokens"),
+            queue_s=Sum("queue_s"),
+            engine_s=Sum("engine_s"),
+            num=Count("pk"),
+        )
+    )
+    now = timezone.now()
+    started = batch.in_progress_at or now
+    usage_store(
+        records=[
+            Usage(
+                request_id=f"{batch.batch_id}-{item['line__checkpoint_id'].hex[:12]}",
+                tenant=batch.tenant,
+                endpoint="batch",
+                model=names.get(str(item["line__checkpoint_id"]), "")[:128],
+                outcome="completed",
+                prompt_tokens=item["prompt"],
+                completion_tokens=item["completion"],
+                cached_tokens=item["cached"],
+                ttft_s=None,
+                duration_s=max(0.0, (now - started).total_seconds()),
+                created_at=now,
+                queue_s=item["queue_s"],
+                engine_s=item["engine_s"],
+                requests=item["num"],
+            )
+            for item in sums
+            if item["prompt"] or item["completion"]
+        ]
+    )

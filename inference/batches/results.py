@@ -1,0 +1,51 @@
+"""Results of lines, each written once, in the transaction that ends its line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db import connection
+from django.db.models import F, QuerySet
+from django.utils import timezone
+
+from inference.batches.models import Batch, BatchLine, BatchResult, LineState
+
+ID_BATCH = 900
+
+
+def rows_locked(rows: QuerySet[BatchLine]) -> QuerySet[BatchLine]:
+    """Locked until the transaction ends; SQLite's transactions lock everything as they begin."""
+    if connection.features.has_select_for_update_skip_locked:
+        return rows.select_for_update(skip_locked=True, of=("self",))
+    return rows
+
+
+def result_without_answer(row: BatchLine, payload: str) -> BatchResult:
+    """The result of a line without an answer."""
+    return BatchResult(line_id=row.pk, batch_id=row.batch_id, is_error=True, payload=payload)
+
+
+def results_write(results: Sequence[BatchResult]) -> None:
+    """End locked lines: results, states, and the counts of their batches."""
+    if not results:
+        return
+    now = timezone.now()
+    for item in results:
+        item.finished_at = now
+    BatchResult.objects.bulk_create(results)
+    for is_error, state in ((False, LineState.COMPLETED), (True, LineState.FAILED)):
+        keys = [item.pk for item in results if item.is_error is is_error]
+        for start in range(0, len(keys), ID_BATCH):
+            BatchLine.objects.filter(pk__in=keys[start : start + ID_BATCH]).update(
+                state=state, lease_until=None, owner="", not_before=None
+            )
+    # In the order of the keys: two workers that count for the same batches can't block each other for ever.
+    for batch in sorted({item.batch_id for item in results}):
+        mine = [item for item in results if item.batch_id == batch]
+        failed = sum(item.is_error for item in mine)
+        Batch.objects.filter(pk=batch).update(
+            num_completed=F("num_completed") + len(mine) - failed,
+            num_failed=F("num_failed") + failed,
+            prompt_tokens=F("prompt_tokens") + sum(item.prompt_tokens for item in mine),
+            completion_tokens=F("completion_tokens") + sum(item.completion_tokens for item in mine),
+        )

@@ -1,0 +1,74 @@
+"""Lines that end without having run: their batch ends, or their model isn't to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+import orjson
+from django.db import transaction
+from django.db.models import QuerySet
+
+from inference.batches.models import Batch, BatchLine, BatchState, LineState
+from inference.batches.requests import line_id, refusal_line, unanswered_line
+from inference.batches.results import ID_BATCH, result_without_answer, results_write, rows_locked
+from inference.errors import BlazrError, InvalidRequest, PermissionRefused, UnknownModel
+
+NO_CHECKPOINT, NOT_ALLOWED = UUID(int=0), UUID(int=1)
+"""Stand for a model that doesn't exist, or isn't for the key; such lines end once the file is validated."""
+
+
+def fail_queued(batch: Batch) -> int:
+    """End the waiting lines of a batch whose end is due; returns how many."""
+    code, message = unanswered(batch.ending)
+    waiting = BatchLine.objects.filter(batch=batch, state=LineState.QUEUED).defer("body")
+
+    def payload(row: BatchLine) -> str:
+        name = line_id(batch.batch_id, row.number)
+        return unanswered_line(line_id=name, custom_id=row.custom_id, code=code, message=message)
+
+    return _fail(waiting, payload)
+
+
+def fail_unservable(batch: Batch) -> int:
+    """End the waiting lines whose model doesn't exist, or isn't for the batch's key; returns how many."""
+    waiting = BatchLine.objects.filter(
+        batch=batch, state=LineState.QUEUED, checkpoint_id__in=(NO_CHECKPOINT, NOT_ALLOWED)
+    )
+
+    def payload(row: BatchLine) -> str:
+        model = orjson.loads(row.body).get("model")
+        name = line_id(batch.batch_id, row.number)
+        error: BlazrError
+        if row.checkpoint_id == NOT_ALLOWED:
+            error = PermissionRefused(f"This API key may not use the model {str(model)[:120]!r}.", param="model")
+        elif model is None:
+            error = InvalidRequest("model is required.", param="model")
+        else:
+            error = UnknownModel(
+                f"The model {str(model)[:120]!r} does not exist; GET /v1/models lists the models that do.",
+                param="model",
+            )
+        return refusal_line(line_id=name, custom_id=row.custom_id, request_id=name, error=error)
+
+    return _fail(waiting, payload)
+
+
+def unanswered(ending: str) -> tuple[str, str]:
+    """(code, message) of requests that a batch's end leaves without an answer."""
+    if ending == BatchState.EXPIRED:
+        return "batch_expired", "This request could not be executed before the completion window expired."
+    if ending == BatchState.FAILED:
+        return "invalid_api_key", "The API key of the batch was revoked or has expired; this request was not executed."
+    return "batch_cancelled", "This request was not executed: the batch was cancelled."
+
+
+def _fail(waiting: QuerySet[BatchLine], payload: Callable[[BatchLine], str]) -> int:
+    done = 0
+    while True:
+        with transaction.atomic():
+            found = list(rows_locked(waiting.order_by("id"))[:ID_BATCH])
+            results_write([result_without_answer(row, payload(row)) for row in found])
+        done += len(found)
+        if len(found) < ID_BATCH:
+            return done

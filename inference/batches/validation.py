@@ -1,0 +1,143 @@
+"""Checking a batch's file, and storing its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from uuid import UUID
+
+import orjson
+from django.conf import settings
+from django.db import transaction
+from django.db.models.functions import Now
+
+from inference.auth import principal_of_tenant
+from inference.batches.batch_claims import BatchClaim
+from inference.batches.ending import batch_end
+from inference.batches.models import BatchLine, BatchState
+from inference.batches.requests import InputLine, LineError, errors_text, read_lines
+from inference.batches.unrun_lines import NO_CHECKPOINT, NOT_ALLOWED, fail_unservable
+from inference.errors import NotAuthenticated, UnknownModel
+from inference.file_store import open_file
+from inference.jobs import hints
+from inference.selectors import served_model_read
+
+MAX_ERRORS = 100
+INSERT_BATCH = 500
+
+
+def batch_validate(claim: BatchClaim) -> None:
+    """Check the whole file, then store its lines; a second try goes on behind the lines that are there."""
+    batch = claim.row
+    try:
+        allowed = principal_of_tenant(batch.tenant).models
+        file = open_file(batch.input_sha256)
+    except NotAuthenticated as error:
+        _fail(claim, [LineError(error.code, error.message, None)])
+        return
+    except FileNotFoundError:
+        _fail(claim, [LineError("file_deleted", f"The input file {batch.input_file_id} was deleted.", None)])
+        return
+    with file:
+        errors = list(_errors(claim, read_lines(file, batch.endpoint)))
+        if errors:
+            _fail(claim, errors)
+            return
+        file.seek(0)
+        lines = (item for item in read_lines(file, batch.endpoint) if isinstance(item, InputLine))
+        _store_lines(claim, lines, allowed=allowed)
+    checkpoints = BatchLine.objects.filter(batch=batch).order_by().values_list("checkpoint_id", flat=True).distinct()
+    names = _checkpoint_names([key for key in checkpoints if key not in (NO_CHECKPOINT, NOT_ALLOWED)])
+    claim.give_back(
+        state=BatchState.IN_PROGRESS,
+        in_progress_at=Now(),
+        num_total=BatchLine.objects.filter(batch=batch).count(),
+        checkpoints=orjson.dumps(names).decode(),
+    )
+    fail_unservable(batch)
+    hints.give_hint()
+
+
+def _errors(claim: BatchClaim, lines: Iterator[InputLine | LineError]) -> Iterator[LineError]:
+    """Up to ``MAX_ERRORS`` reasons why the file can't run."""
+    first_seen: dict[str, int] = {}
+    found = num_inputs = 0
+    for count, item in enumerate(lines, start=1):
+        error: LineError | None = None
+        if count > settings.BLAZR_BATCH_MAX_LINES:
+            limit = settings.BLAZR_BATCH_MAX_LINES
+            yield LineError("too_many_requests", f"The file has more than {limit:,} requests; split it.", None)
+            return
+        num_inputs += item.num_inputs if isinstance(item, InputLine) else 0
+        if num_inputs > settings.BLAZR_BATCH_MAX_INPUTS:
+            limit = settings.BLAZR_BATCH_MAX_INPUTS
+            yield LineError("too_many_inputs", f"The file has more than {limit:,} inputs to embed; split it.", None)
+            return
+        if isinstance(item, LineError):
+            error = item
+        elif item.custom_id in first_seen:
+            before = first_seen[item.custom_id]
+            message = f"custom_id {item.custom_id[:60]!r} was used in line {before} already."
+            error = LineError("duplicate_custom_id", message, item.number, "custom_id")
+        else:
+            first_seen[item.custom_id] = item.number
+        if error is not None:
+            yield error
+            found += 1
+            if found == MAX_ERRORS:
+                return
+        if count % INSERT_BATCH == 0:
+            claim.pause()
+    if not found and not first_seen:
+        yield LineError("empty_file", "The file has no requests.", None)
+
+
+def _store_lines(claim: BatchClaim, lines: Iterator[InputLine], *, allowed: frozenset[str] | None) -> None:
+    batch = claim.row
+    last = BatchLine.objects.filter(batch=batch).order_by("-id").values_list("number", flat=True).first() or 0
+    checkpoint_ids: dict[str, UUID] = {}
+    rows: list[BatchLine] = []
+
+    def store() -> None:
+        with transaction.atomic():
+            claim.keep()
+            BatchLine.objects.bulk_create(rows)
+        rows.clear()
+
+    for line in lines:
+        if line.number <= last:
+            continue
+        if line.model not in checkpoint_ids:
+            checkpoint_ids[line.model] = _checkpoint_id(line.model, allowed)
+        rows.append(
+            BatchLine(
+                batch=batch,
+                number=line.number,
+                custom_id=line.custom_id,
+                checkpoint_id=checkpoint_ids[line.model],
+                body=orjson.dumps(line.body).decode(),
+            )
+        )
+        if len(rows) == INSERT_BATCH:
+            store()
+            claim.pause()
+    if rows:
+        store()
+
+
+def _checkpoint_id(model: str, allowed: frozenset[str] | None) -> UUID:
+    if allowed is not None and model not in allowed:
+        return NOT_ALLOWED
+    try:
+        return UUID(served_model_read(model).checkpoint_id) if model and "\0" not in model else NO_CHECKPOINT
+    except UnknownModel:
+        return NO_CHECKPOINT
+
+
+def _checkpoint_names(keys: Sequence[UUID]) -> dict[str, str]:
+    from models_registry.models import Checkpoint
+
+    return {str(row.pk): row.served_model_name for row in Checkpoint.objects.filter(pk__in=keys)}
+
+
+def _fail(claim: BatchClaim, errors: Sequence[LineError]) -> None:
+    batch_end(claim, BatchState.FAILED, errors=errors_text(errors))
