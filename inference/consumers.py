@@ -37,8 +37,9 @@ from inference.api.exception_handler import as_blazr_error
 from inference.api.serializers import plan_from_body
 from inference.auth import Principal, principal_of_websocket
 from inference.errors import BlazrError, InvalidRequest, QueueFull, RequestTooLarge, UnsupportedFeature
+from inference.generation import Generation, run_in_background
 from inference.principal import principal_set
-from inference.services import Generation, generation_start, run_in_background
+from inference.services import generation_start
 
 MAX_REQUESTS_PER_SOCKET = 64
 MAX_ID_CHARS = 64

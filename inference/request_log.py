@@ -11,8 +11,8 @@ from django.conf import settings
 from django.utils import timezone
 
 if TYPE_CHECKING:
-    from inference.answers import AnswerBuilder
-    from inference.services import Generation
+    from inference.answers.builder import AnswerBuilder
+    from inference.generation import Generation
 
 logger = logging.getLogger(__name__)
 

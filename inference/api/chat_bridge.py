@@ -13,9 +13,9 @@ from typing import Any
 
 from inference.api.serializers import plan_from_body
 from inference.errors import BlazrError
+from inference.generation import Generation
 from inference.generation_plan import GenerationPlan
 from inference.messages import GenerationEvent
-from inference.services import Generation
 
 Names = Mapping[str, str]
 """Chat completions' name of a field → the other API's."""

@@ -22,9 +22,9 @@ from django.http.response import HttpResponseBase
 
 from inference.api.sse import EventStream
 from inference.errors import BlazrError, InvalidRequest
+from inference.generation import run_in_background
 from inference.idempotency import RENEW_S, Claim, StoredAnswer, idempotency_claim
 from inference.principal import Principal
-from inference.services import run_in_background
 
 logger = logging.getLogger(__name__)
 

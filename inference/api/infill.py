@@ -19,8 +19,9 @@ from inference.api.refusals import Refused
 from inference.api.schemas import InfillSerializer, documented
 from inference.api.serializers import plan_from_body
 from inference.api.strict_serializer import StrictSerializer
+from inference.generation import Generation
 from inference.generation_plan import GenerationPlan
-from inference.services import Generation, generation_start
+from inference.services import generation_start
 
 REFUSED_IN_INFILL: Mapping[str, Refused] = {
     "prompt": Refused("write the beginning of the middle at the end of input_prefix", ("",)),

@@ -17,6 +17,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from inference.answers.embedding import EmbeddingFormat
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.embeddings import POOLINGS, embedding_plan
 from inference.api.fields import (
@@ -30,11 +31,11 @@ from inference.api.fields import (
 from inference.api.sampling_fields import MAX_PRIORITY
 from inference.api.schemas import RerankedSerializer, documented
 from inference.api.strict_serializer import StrictSerializer
-from inference.embedding_answers import EmbeddingFormat
 from inference.errors import BlazrError
+from inference.generation import Generation
 from inference.generation_plan import GenerationPlan
 from inference.messages import PromptMessage
-from inference.services import Generation, generation_start
+from inference.services import generation_start
 
 MAX_DOCUMENTS = MAX_INPUTS - 1
 _NUMBER = re.compile(r"^input (\d+)")

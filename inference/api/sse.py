@@ -18,8 +18,8 @@ from django.http import StreamingHttpResponse
 
 from inference.api.exception_handler import as_blazr_error
 from inference.errors import BlazrError
+from inference.generation import Generation, run_in_background
 from inference.messages import GenerationEvent
-from inference.services import Generation, run_in_background
 
 HEARTBEAT_S = 15.0
 STALL_S = 30.0

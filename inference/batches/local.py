@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inference.answers import AnswerBuilder
+from inference.answers.builder import AnswerBuilder
 from inference.batches.outcomes import ended_line
 from inference.batches.requests import InputLine, line_plan, refusal_line
 from inference.errors import BlazrError

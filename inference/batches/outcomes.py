@@ -9,7 +9,8 @@ import logging
 import time
 from collections.abc import Mapping
 
-from inference.answers import AnswerBuilder, answer_format
+from inference.answers.builder import AnswerBuilder
+from inference.answers.formats import answer_format
 from inference.batches.requests import answer_line, refusal_line
 from inference.errors import BlazrError, GenerationFailed
 from inference.generation_plan import Endpoint, GenerationPlan

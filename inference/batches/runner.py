@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 import orjson
 from django.db import DatabaseError, InterfaceError
 
-from inference.answers import AnswerBuilder
+from inference.answers.builder import AnswerBuilder
 from inference.batches import claiming
 from inference.batches.claiming import LineClaimer
 from inference.batches.lines import (

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from django.db import transaction
 
-from inference.answers import AnswerBuilder, answer_format
+from inference.answers.builder import AnswerBuilder
+from inference.answers.formats import answer_format
 from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
 from inference.generation_plan import JOB_PRIORITY
 from inference.jobs.claims import (

@@ -12,9 +12,10 @@ from inference.api.chat_bridge import event_pieces, renamed
 from inference.api.sse import sse_event
 from inference.auth import Principal
 from inference.errors import BlazrError
+from inference.generation import Generation, Surface
 from inference.generation_plan import GenerationPlan
 from inference.messages import GenerationEvent
-from inference.services import Generation, Surface, generation_start
+from inference.services import generation_start
 
 SURFACE = Surface("messages", "msg_")
 

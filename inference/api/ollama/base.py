@@ -13,8 +13,8 @@ from inference.api.base import ApiView
 from inference.api.exception_handler import as_blazr_error, error_response
 from inference.api.sse import EventStream, StreamFormat
 from inference.errors import InvalidRequest, UnknownModel
+from inference.generation import Generation, Surface
 from inference.selectors import ServedModel, served_model_get
-from inference.services import Generation, Surface
 from models_registry.hub import is_hub_id
 
 SURFACE = Surface("ollama", "ollama-")

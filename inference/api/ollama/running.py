@@ -11,8 +11,8 @@ import orjson
 from inference.api.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece, TextPiece, pieces
 from inference.api.ollama.base import line, nanoseconds, now
 from inference.errors import BlazrError
+from inference.generation import Generation
 from inference.messages import GenerationEvent
-from inference.services import Generation
 
 
 class RunningAnswer:

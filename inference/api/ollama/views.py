@@ -10,6 +10,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
+from inference.answers.embedding import EmbeddingFormat
 from inference.api.base import json_body, json_response
 from inference.api.ollama import schemas
 from inference.api.ollama.base import SURFACE, LineStream, OllamaView, nanoseconds, now, served_by_ollama_name
@@ -21,11 +22,11 @@ from inference.api.ollama.serializers import (
     OllamaLegacyEmbeddingRequestSerializer,
 )
 from inference.broker import model_states
-from inference.embedding_answers import EmbeddingFormat
+from inference.generation import Generation
 from inference.generation_plan import GenerationPlan
 from inference.sampling_params import SamplingParams
 from inference.selectors import ServedModel
-from inference.services import Generation, generation_start
+from inference.services import generation_start
 
 _ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 500, 503)
 _STREAM = "A stream of JSON lines unless stream is false. Fields that aren't listed are refused."

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from django.db import transaction
 
-from inference.answers import AnswerBuilder, AnswerFormat, answer_format
+from inference.answers.base import AnswerFormat
+from inference.answers.builder import AnswerBuilder
+from inference.answers.formats import answer_format
 from inference.api.chat_bridge import pieces, renamed
 from inference.api.responses.events import Event, ResponseEvents
 from inference.api.responses.items import Item

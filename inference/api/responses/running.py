@@ -16,9 +16,10 @@ from inference.api.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.api.sse import sse_event
 from inference.auth import Principal
 from inference.errors import BlazrError
+from inference.generation import Generation, Surface
 from inference.generation_plan import GenerationPlan
 from inference.messages import GenerationEvent
-from inference.services import Generation, Surface, generation_start
+from inference.services import generation_start
 from inference.stored_responses import response_store
 
 SURFACE = Surface("responses", "resp_")

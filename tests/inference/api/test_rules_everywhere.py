@@ -8,16 +8,12 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from django.urls import get_resolver
-from django.urls.resolvers import URLPattern, URLResolver
 
 from inference import redis_keys
-from inference.api.base import ApiView
 from inference.auth import api_key_create
 from inference.batches.models import Batch, StoredFile
 from inference.limits.rules import KeyLimits
 from inference.models import ApiKey, UsageRecord
-from inference.principal import SCOPES, scope_of
 from inference.usage import usage_writer
 from tests.inference.api.test_embeddings import embed
 from tests.inference.rows import make_checkpoint
@@ -102,42 +98,3 @@ def test_a_file_is_uploaded_once_whatever_the_boundary_of_its_form(http, setting
     assert Batch.objects.count() == 1
     Batch.objects.all().delete()
     assert http.delete(f"/v1/files/{first.json()['id']}").status_code == 200
-
-
-def _routes(resolver: URLResolver, prefix: str = "/") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for pattern in resolver.url_patterns:
-        path = prefix + str(pattern.pattern).lstrip("^/")
-        if isinstance(pattern, URLResolver):
-            found += _routes(pattern, path)
-        elif isinstance(pattern, URLPattern):
-            found.append((path, getattr(pattern.callback, "view_class", None)))
-    return found
-
-
-def test_every_route_needs_the_scope_that_is_written_here():
-    """A new route that isn't about generating has to be put into ``inference.principal`` and here."""
-    views = {
-        path: view for path, view in _routes(get_resolver()) if isinstance(view, type) and issubclass(view, ApiView)
-    }
-    assert "/v1/files" in views
-    needed: dict[str, set[str]] = {}
-    for path, view in views.items():
-        if view.public:
-            continue
-        for method in ("get", "post", "delete"):
-            if hasattr(view, method):
-                needed.setdefault(scope_of(method.upper(), path) or "any", set()).add(f"{method.upper()} {path}")
-    assert set(needed) <= {*SCOPES, "any"}
-    assert not [route for route in needed["generate"] if "/files" in route or "/batches" in route or "/jobs" in route]
-    looks = {route.partition(" ")[2] for route in needed["generate"] if not route.startswith("POST ")}
-    assert all(path.startswith(("/v1/responses/", "/v1/requests")) for path in looks), looks
-    assert needed["admin"] >= {
-        "DELETE /api/delete",
-        "POST /api/pull",
-        "POST /v1/keys",
-        "GET /v1/keys",
-        "DELETE /v1/keys/<str:key_id>",
-    }
-    assert needed["models"] >= {"GET /v1/models", "GET /tokenizer_info", "GET /api/tags", "POST /api/show"}
-    assert needed["any"] >= {"GET /v1/usage"}

@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from inference.answers import AnswerBuilder, answer_format
+from inference.answers.builder import AnswerBuilder
+from inference.answers.formats import answer_format
 from inference.api.serializers import plan_from_body
 from inference.generation_plan import GenerationPlan
 from inference.selectors import served_model_read

@@ -5,17 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from inference.answers.builder import AnswerBuilder
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.generation_plan import EmbeddingOptions, GenerationPlan
 from inference.messages import GenerationEvent
-
-if TYPE_CHECKING:
-    from inference.answers import AnswerBuilder
 
 Float32Array = npt.NDArray[np.float32]
 
