@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.child import decode_rate, random_prompts, stream_figures
+from bench.peers.streaming import Arrivals, TokenPeer
 from bench.step_clock import StepClock
 from inference.engine.loop import EngineLoop
 from inference.llm import LLM, LLMOptions
@@ -21,7 +21,7 @@ from models_registry.detection.inspection import inspect_checkpoint
 Event = tuple[float, dict[str, Any]]
 
 
-class EnginePeer:
+class EnginePeer(TokenPeer):
     """``LLM`` and ``EngineLoop`` as the worker uses them.
 
     Args:
@@ -83,7 +83,7 @@ class EnginePeer:
             if not self._pending:
                 self._idle.notify_all()
 
-    def _run(self, prompts: list[list[int]], new: int) -> tuple[float, list[list[tuple[float, int]]]]:
+    def _run(self, prompts: list[list[int]], new: int) -> tuple[float, Arrivals]:
         """When the requests went off, and of each when how many of its tokens came."""
         self._events.clear()
         prepared = []
@@ -118,19 +118,6 @@ class EnginePeer:
                 arrivals.setdefault(event["request_id"], []).append((at, len(event["token_ids"])))
         return started, list(arrivals.values())
 
-    def prefill(self, tokens: int, seed: int = 3) -> dict[str, float]:
-        """Prompt tokens per second until the first new token."""
-        started, arrivals = self._run(random_prompts(1, tokens, self._vocab_size, seed), 1)
-        return {"tokens_per_s": tokens / (arrivals[0][0][0] - started)}
-
-    def decode(self, batch: int, prompt: int, new: int, seed: int = 3) -> dict[str, float]:
-        """Tokens per second from the moment every sequence has its first token."""
-        return decode_rate(self._run(random_prompts(batch, prompt, self._vocab_size, seed), new + 1)[1])
-
-    def clients(self, batch: int, prompt: int, new: int, seed: int = 3) -> dict[str, Any]:
-        """Requests that arrive together, prefill included."""
-        return stream_figures(*self._run(random_prompts(batch, prompt, self._vocab_size, seed), new))
-
     def serve(self, batch: int, prompt: int, new: int) -> dict[str, float]:
         """The tokens per second of ``clients``."""
         return {"tokens_per_s": self.clients(batch, prompt, new, seed=batch)["tokens_per_s"]}
@@ -138,7 +125,7 @@ class EnginePeer:
     def first_token(self, prompt: int, repeats: int, seed: int = 11) -> dict[str, float]:
         """Median seconds from submission to the first token, one request at a time."""
         times = []
-        for prompts in random_prompts(repeats, prompt, self._vocab_size, seed):
+        for prompts in self._prompts(repeats, prompt, seed):
             started, arrivals = self._run([prompts], 2)
             times.append(arrivals[0][0][0] - started)
         return {"seconds": sorted(times)[len(times) // 2]}
@@ -146,5 +133,5 @@ class EnginePeer:
     def own_work(self, batch: int, prompt: int, new: int, seed: int = 3) -> dict[str, float]:
         """Share of the steps' time that is not the network's: schedule, sample, detokenise, emit."""
         self._clock.reset()
-        self._run(random_prompts(batch, prompt, self._vocab_size, seed), new)
+        self._run(self._prompts(batch, prompt, seed), new)
         return {"share": 1 - self._clock.network_s / self._clock.steps_s}

@@ -8,11 +8,11 @@ from typing import Any
 
 import mistralrs
 
-from bench.child import decode_rate, stream_figures
+from bench.peers.streaming import Arrivals, StreamingPeer
 from bench.tokenizer_files import random_text
 
 
-class MistralrsPeer:
+class MistralrsPeer(StreamingPeer[str]):
     """One runner.
 
     Args:
@@ -44,12 +44,12 @@ class MistralrsPeer:
         except Exception as error:
             failures.append(error)
 
-    def _run(self, texts: list[str], new: int) -> tuple[float, list[list[tuple[float, int]]]]:
-        arrivals: list[list[tuple[float, int]]] = [[] for _ in texts]
+    def _run(self, prompts: list[str], new: int) -> tuple[float, Arrivals]:
+        arrivals: Arrivals = [[] for _ in prompts]
         failures: list[Exception] = []
         threads = [
             threading.Thread(target=self._stream, args=(text, new, stream, failures))
-            for text, stream in zip(texts, arrivals, strict=True)
+            for text, stream in zip(prompts, arrivals, strict=True)
         ]
         started = time.perf_counter()
         for thread in threads:
@@ -63,19 +63,5 @@ class MistralrsPeer:
             raise RuntimeError(f"streams of {sorted(lengths)} chunks instead of {new} tokens")
         return started, arrivals
 
-    @staticmethod
-    def _texts(count: int, length: int, seed: int) -> list[str]:
+    def _prompts(self, count: int, length: int, seed: int) -> list[str]:
         return [random_text(length, seed * 1000 + number) for number in range(count)]
-
-    def prefill(self, tokens: int, seed: int = 3) -> dict[str, float]:
-        """Prompt tokens per second until the first new token."""
-        started, arrivals = self._run(self._texts(1, tokens, seed), 1)
-        return {"tokens_per_s": tokens / (arrivals[0][0][0] - started)}
-
-    def decode(self, batch: int, prompt: int, new: int, seed: int = 3) -> dict[str, float]:
-        """Tokens per second from the moment every sequence has its first token."""
-        return decode_rate(self._run(self._texts(batch, prompt, seed), new + 1)[1])
-
-    def clients(self, batch: int, prompt: int, new: int, seed: int = 3) -> dict[str, Any]:
-        """Requests that arrive together, prefill included."""
-        return stream_figures(*self._run(self._texts(batch, prompt, seed), new))

@@ -9,10 +9,10 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from bench.child import decode_rate, random_prompts, stream_figures
+from bench.peers.streaming import Arrivals, TokenPeer
 
 
-class OpenVINOPeer:
+class OpenVINOPeer(TokenPeer):
     """One pipeline.
 
     Args:
@@ -41,12 +41,12 @@ class OpenVINOPeer:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(self._directory, scheduler, "CPU", self._properties)
         return {}
 
-    def _run(self, prompts: list[list[int]], new: int) -> tuple[float, list[list[tuple[float, int]]]]:
+    def _run(self, prompts: list[list[int]], new: int) -> tuple[float, Arrivals]:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = new
         config.ignore_eos = True
         config.do_sample = False
-        arrivals: list[list[tuple[float, int]]] = [[] for _ in prompts]
+        arrivals: Arrivals = [[] for _ in prompts]
         handles = []
         started = time.perf_counter()
         for prompt in prompts:
@@ -65,16 +65,3 @@ class OpenVINOPeer:
         if lengths != {new}:
             raise RuntimeError(f"streams of {sorted(lengths)} tokens instead of {new}")
         return started, arrivals
-
-    def prefill(self, tokens: int, seed: int = 3) -> dict[str, float]:
-        """Prompt tokens per second until the first new token."""
-        started, arrivals = self._run(random_prompts(1, tokens, self._vocab_size, seed), 1)
-        return {"tokens_per_s": tokens / (arrivals[0][0][0] - started)}
-
-    def decode(self, batch: int, prompt: int, new: int, seed: int = 3) -> dict[str, float]:
-        """Tokens per second from the moment every sequence has its first token."""
-        return decode_rate(self._run(random_prompts(batch, prompt, self._vocab_size, seed), new + 1)[1])
-
-    def clients(self, batch: int, prompt: int, new: int, seed: int = 3) -> dict[str, Any]:
-        """Requests that arrive together, prefill included."""
-        return stream_figures(*self._run(random_prompts(batch, prompt, self._vocab_size, seed), new))
