@@ -42,6 +42,10 @@ class TokenConstraint(Protocol):
         """Which ids may follow; computed once between two tokens. Means nothing with an ``error``."""
         ...
 
+    def allows(self, token_id: int) -> bool:
+        """Whether an id is among those of ``mask``; where the mask isn't there yet, found sooner for the one id."""
+        ...
+
     def accept(self, token_id: int) -> None:
         """Go on behind a token."""
         ...

@@ -114,6 +114,7 @@ class Engine:
         self._sampler = Sampler(config.invalid_token_ids, torch.device(config.device))
         self._requests: dict[str, Request] = {}
         self._pending: list[EngineOutput] = []
+        self._num_constrained = 0
         self._arrivals = 0
         self._num_memory_errors = 0
         self._num_steps = 0
@@ -168,6 +169,7 @@ class Engine:
         self._arrivals += 1
         self._num_prompt_tokens += request.num_prompt_tokens
         self._requests[request.request_id] = request
+        self._num_constrained += source.constraint is not None
         self._queue(request)
         if request.known_ending is not None and request.prompt_logprobs is None and request.pooler is None:
             # An earlier attempt got to the end, or no token is wanted.
@@ -230,7 +232,8 @@ class Engine:
             speculator.begin(step)
         if not step.scheduled:
             return
-        self._sampler.begin([item.request.sampling for item in step.scheduled if item.reaches_end])
+        if self._num_constrained:
+            self._sampler.begin([item.request.sampling for item in step.scheduled if item.reaches_end])
         try:
             hidden = self._runner.forward(step)
             sampled = self._score_and_sample(step, hidden)
@@ -246,7 +249,8 @@ class Engine:
         self._scheduler.token_budget = min(2 * self._scheduler.token_budget, self.config.max_num_batched_tokens)
         self._update(step, sampled)
         # What comes until the next forward pass leaves cores idle; those that are new in it follow there.
-        self._sampler.begin([request.sampling for request in self._scheduler.running])
+        if self._num_constrained:
+            self._sampler.begin([request.sampling for request in self._scheduler.running])
         if speculator is not None:
             speculator.end()
 
@@ -378,6 +382,7 @@ class Engine:
             request.status = RequestStatus.FINISHED
         self._scheduler.finish(request, is_sound=error is None)
         del self._requests[request.request_id]
+        self._num_constrained -= request.sampling.constraint is not None
         output = self._report(request)
         output.finish_reason = reason
         output.error = error

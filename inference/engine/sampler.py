@@ -28,7 +28,7 @@ from inference.engine.logits_processors import InvalidTokens, LogitBias, LogitsP
 from inference.engine.random_draws import uniforms
 from inference.engine.request import TokenLogprobs
 from inference.engine.sampling_state import SamplingState
-from inference.engine.token_masks import TokenMasks, allowing
+from inference.engine.token_masks import TokenMasks, narrow_ids
 from inference.errors import BlazrError, GenerationFailed
 from inference.native import library
 
@@ -45,9 +45,6 @@ NUCLEUS_COLUMNS = 2048
 
 FEW = 64
 """Up to this many, torch's topk is faster on the CPU than numpy's partition."""
-
-NARROW = 1024
-"""Up to this many allowed tokens, the others aren't looked at in a draw."""
 
 CPU_SLICE = 1 << 19
 """Logits that are drawn from at once on the CPU: temporaries that stay in its caches take a seventh of the time
@@ -72,7 +69,7 @@ class Sampler:
 
     def __init__(self, invalid_token_ids: Sequence[int], device: torch.device) -> None:
         self._invalid = InvalidTokens(invalid_token_ids, device)
-        self._masks = TokenMasks()
+        self._masks = TokenMasks(device)
         self._processors: tuple[LogitsProcessor, ...] = (
             self._invalid,
             self._masks,
@@ -122,8 +119,11 @@ class Sampler:
     def _sample(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> list[SampledToken | BlazrError]:
         if not any(row.changes_logits or not row.greedy or row.params.logprobs is not None for row in rows):
             return self._sample_plainly(logits, rows)
-        # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf.
-        is_usable = torch.isfinite(logits.amax(-1))
+        # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. A mask hides them.
+        masked = [at for at, row in enumerate(rows) if self._masks.precedes(row)]
+        most_of_masked: dict[int, float] = {}
+        if masked:
+            most_of_masked = dict(zip(masked, _select(logits, rows, masked)[0].amax(-1).tolist(), strict=True))
         scored = [at for at, row in enumerate(rows) if row.params.logprobs is not None]
         log_probs = log_softmax_rows(logits, scored) if scored else None
         if any(row.changes_logits for row in rows):
@@ -132,26 +132,30 @@ class Sampler:
         else:
             self._invalid.apply(logits, rows)
 
-        token_ids = likeliest(logits)
-        # After the masks nothing may be left.
-        has_token = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1) > -math.inf
+        token_ids, values = row_maxima(logits)
+        most = values.tolist()
+        self._masks.correct(logits, rows, token_ids, values)
         drawn = [at for at, row in enumerate(rows) if not row.greedy]
         if len(drawn) == len(rows):
             token_ids = draw(logits, rows)
         elif drawn:
             index = torch.tensor(drawn, device=logits.device)
             token_ids[index] = draw(logits[index], [rows[at] for at in drawn])
+        if drawn:
+            values[drawn] = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)[drawn]
 
         found = self._gather(log_probs, token_ids, scored, rows) if log_probs is not None else {}
-        verdicts = torch.stack([token_ids, is_usable.long(), has_token.long()]).tolist()
         results: list[SampledToken | BlazrError] = []
-        for at, (token_id, usable, has_any) in enumerate(zip(*verdicts, strict=True)):
-            constraint = rows[at].constraint
-            if not usable:
+        for at, (token_id, value) in enumerate(zip(token_ids.tolist(), values.tolist(), strict=True)):
+            row, constraint = rows[at], rows[at].constraint
+            greatest = most_of_masked.get(at, most[at])
+            # Where min_tokens has left nothing, the network isn't to blame.
+            is_emptied = greatest == -math.inf and row.is_below_min_tokens and at not in most_of_masked
+            if not math.isfinite(greatest) and not is_emptied:
                 results.append(numerical_error())
             elif constraint is not None and constraint.error is not None:
                 results.append(GenerationFailed(f"the grammar can't be followed any further: {constraint.error}."))
-            elif not has_any:
+            elif value == -math.inf:  # after the masks nothing may be left
                 results.append(GenerationFailed("every token of the vocabulary is masked; lower min_tokens."))
             else:
                 results.append(SampledToken(token_id, found.get(at)))
@@ -219,11 +223,6 @@ def log_softmax_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return torch.log_softmax(logits, dim=-1)
 
 
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """(n,) position of each row's maximum, the first among equals."""
-    return row_maxima(logits)[0]
-
-
 def row_maxima(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(n,) int64 position of each row's maximum, the first among equals, and the maximum; NaN in a row with a NaN."""
     if library.serves(logits) and logits.dtype == torch.float32:
@@ -247,7 +246,7 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
     Returns:
         (n,) int64.
     """
-    narrow = {at: mask.ids for at, row in enumerate(rows) if (mask := allowing(row)) and len(mask.ids) <= NARROW}
+    narrow = {at: ids for at, row in enumerate(rows) if (ids := narrow_ids(row)) is not None}
     if not narrow:
         return _draw_wide(logits, rows)
     found = torch.empty(len(rows), dtype=torch.int64, device=logits.device)

@@ -79,7 +79,7 @@ class GrammarVocabulary:
         if found is None:
             inverted = np.invert(allowed)
             inverted[-1] &= (1 << self.size % 32) - 1
-            found = ids_of(inverted, np.flatnonzero(inverted))
+            found = ids_of(inverted, (inverted != 0).nonzero()[0])
             if len(self._refused) >= MAX_WIDE_MASKS:
                 self._refused.clear()
             self._refused[key] = found
@@ -125,6 +125,6 @@ class _Wrapper:
 
 def ids_of(bits: Bits, words: npt.NDArray[np.intp]) -> Ids:
     """Positions of the bits that are set, all of them in the named words."""
-    found = np.flatnonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little").view(np.bool_))
+    found = np.unpackbits(bits[words].view(np.uint8), bitorder="little").view(np.bool_).nonzero()[0]
     ids: Ids = words[found >> 5] * 32 + (found & 31)
     return ids

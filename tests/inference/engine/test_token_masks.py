@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from inference.engine.constraint import TokenMask
-from inference.engine.sampler import NARROW, SampledToken, Sampler
+from inference.engine.sampler import SampledToken, Sampler
 from inference.engine.sampling_state import SamplingState
-from inference.engine.token_masks import TokenMasks, apply_at_once, apply_by_row
+from inference.engine.token_masks import NARROW, TokenMasks, apply_at_once, apply_by_row
 from inference.errors import BlazrError
 from inference.sampling_params import SamplingParams
 
@@ -34,6 +34,9 @@ class Fixed:
     def mask(self) -> TokenMask:
         self.threads.append(threading.get_ident())
         return self._mask
+
+    def allows(self, token_id: int) -> bool:
+        return self._mask.allows == (token_id in self._mask.ids)
 
     def accept(self, token_id: int) -> None:
         self.accepted.append(token_id)
@@ -98,6 +101,58 @@ def test_both_ways_to_apply_masks_agree(allows: tuple[bool, ...]) -> None:
     assert torch.equal(left[[1, 3]], logits[[1, 3]])
 
 
+class Unmasked(Fixed):
+    """Has no mask to give."""
+
+    def mask(self) -> TokenMask:
+        raise AssertionError("nobody needs it")
+
+
+def test_a_greedy_row_needs_no_mask_where_its_likeliest_token_is_allowed() -> None:
+    logits = torch.randn(2, V, generator=torch.Generator().manual_seed(1))
+    best = logits.argsort(dim=-1, descending=True)
+    allowed = [best[0, 0], best[1, 3]]
+    states = [
+        SamplingState(SamplingParams(temperature=0.0), (), (), (), kind(np.array([int(token)]), allows=True))
+        for kind, token in zip((Unmasked, Fixed), allowed, strict=True)
+    ]
+    masks = TokenMasks(DEVICE)
+    masks.begin(states)
+    assert masks._thread is None
+    assert drawn(logits, states) == [SampledToken(int(token)) for token in allowed]
+
+
+def test_ends_are_masked_below_min_tokens_and_allowed_where_nothing_else_is() -> None:
+    logits = torch.zeros(2, V)
+    logits[:, 3] = 9.0
+    end, other = Fixed(np.array([3]), allows=True), Fixed(np.array([3, 4]), allows=True)
+    end.must_end = True
+    params = SamplingParams(temperature=0.0, min_tokens=2)
+    states = [SamplingState(params, (3,), (), (), constraint) for constraint in (end, other)]
+    assert drawn(logits, states) == [SampledToken(3), SampledToken(4)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_unusable_logits_are_found_behind_a_mask(temperature: float, bad: float) -> None:
+    logits = torch.zeros(2, V)
+    logits[0, 5] = bad
+    params = SamplingParams(temperature=temperature, seed=1)
+    states = [SamplingState(params, (), (), (), Fixed(np.array([8]), allows=True)) for _ in range(2)]
+    found = drawn(logits, states)
+    assert isinstance(found[0], BlazrError) and "numerical_error" in found[0].message
+    assert found[1] == SampledToken(8)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_without_any_token_is_an_error_of_its_own(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=1)
+    empty = Fixed(np.array([], dtype=np.int64), allows=True)
+    found = drawn(torch.zeros(2, V), [SamplingState(params, (), (), (), empty), SamplingState(params, (), (), ())])
+    assert isinstance(found[0], BlazrError) and "every token" in found[0].message
+    assert isinstance(found[1], SampledToken)
+
+
 def test_rows_without_a_constraint_are_left_alone() -> None:
     logits = torch.randn(6, V, generator=torch.Generator().manual_seed(1))
     params = [SamplingParams(seed=seed) for seed in range(6)]
@@ -123,7 +178,7 @@ def test_what_fails_fails_alone() -> None:
 
 
 def test_masks_are_computed_once_in_a_thread_of_their_own() -> None:
-    masks = TokenMasks()
+    masks = TokenMasks(DEVICE)
     constraint = Fixed(np.array([5]), allows=True)
     state = SamplingState(SamplingParams(seed=1), (), (), (), constraint)
     masks.begin([SamplingState(SamplingParams(), (), (), ())])
@@ -143,7 +198,7 @@ def test_a_mask_that_raises_fails_its_request() -> None:
         def mask(self) -> TokenMask:
             raise RuntimeError("x")
 
-    masks = TokenMasks()
+    masks = TokenMasks(DEVICE)
     broken = Broken(np.array([5]), allows=True)
     masks.begin([SamplingState(SamplingParams(seed=1), (), (), (), broken)])
     masks.close()

@@ -11,10 +11,12 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from inference.errors import InvalidSamplingParams, UnsupportedFeature
 from inference.grammar import Grammar
 from inference.structured.compiler import GrammarCompiler
+from inference.structured.rules import source_of
 from inference.tokenisation.spec import TokenizerSpec
 from inference.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from tests.inference.tokenisation.test_tokenizer import STYLES, TOKENS, write_ranks
@@ -94,6 +96,45 @@ def test_random_walks_match(tokenizers: dict[str, Tokenizer], name: str) -> None
                 matches(grammar, data.decode())
     finally:
         compiler.close()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in INCOMPLETE])
+def test_one_id_is_allowed_where_the_whole_mask_has_it(tokenizers: dict[str, Tokenizer], name: str) -> None:
+    """Against llguidance's own mask, also where a text without choice was taken in at once."""
+    tokenizer = tokenizers[name]
+    size, stop_ids = tokenizer.vocab_size, tokenizer.eos_token_ids
+    compiler = GrammarCompiler(tokenizer)
+    generator = np.random.default_rng(5)
+    num_forced = 0
+    try:
+        for grammar in (Grammar("regex", REGEX), Grammar("json_schema", SCHEMA)):
+            by_id, by_mask = compiler.constraints(grammar, [(), ()], stop_ids=stop_ids)
+            vocabulary = compiler._vocabulary(frozenset())
+            matcher = LLMatcher(vocabulary.ll, source_of(grammar))
+            for _ in range(12):
+                bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+                expected = set(np.flatnonzero(np.unpackbits(bits, bitorder="little")[:size]).tolist())
+                if np.unpackbits(bits, bitorder="little")[size]:
+                    expected |= set(stop_ids)
+                tried = range(size) if size < 2000 else [*generator.integers(0, size, 500).tolist(), *sorted(expected)]
+                assert {item for item in tried if by_id.allows(item)} == expected & set(tried)
+                mask = by_mask.mask()
+                listed = set(mask.ids.tolist())
+                assert (listed if mask.allows else set(range(size)) - listed) == expected
+                num_forced += len(by_id._forced) > 1
+                token_id = int(generator.choice(sorted(expected)))
+                if token_id in stop_ids:
+                    break
+                for constraint in (by_id, by_mask):
+                    assert not constraint.is_finished
+                    constraint.accept(token_id)
+                assert matcher.consume_token(token_id)
+                if matcher.is_stopped():
+                    assert by_id.is_finished and by_mask.is_finished
+                    break
+    finally:
+        compiler.close()
+    assert num_forced or name in ("its beginning", "tiktoken")
 
 
 def matches(grammar: Grammar, text: str) -> None:
