@@ -8,12 +8,21 @@ import json
 import logging
 import re
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
 from inference import log_context, tracing
 from inference.principal import without_keys
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class UnexpectedAnswers(logging.Filter):
+    """Leaves 503 out of Django's lines about answers: it was given on purpose (readiness asks every second)."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged."""
+        return getattr(record, "status_code", None) != HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class LineFormatter(logging.Formatter):

@@ -6,10 +6,11 @@ import json
 import logging
 import sys
 
+from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blazr_site.log_lines import JsonFormatter, LineFormatter
+from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedAnswers
 from inference import log_context
 
 
@@ -57,3 +58,11 @@ def test_keys_keep_their_secret_in_either_format():
         line = formatter.format(broken)
         assert "SSSS" not in line
         assert line.count(f"blazr_{identifier}_") >= 4
+
+
+def test_answers_that_say_not_now_are_no_news():
+    assert not UnexpectedAnswers().filter(record("Service Unavailable: /readyz", status_code=503))
+    assert UnexpectedAnswers().filter(record("Internal Server Error: /v1/models", status_code=500))
+    assert UnexpectedAnswers().filter(record("something else"))
+    loggers = settings.LOGGING["loggers"]
+    assert loggers["django.request"]["filters"] == ["unexpected"]

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blazr_site.commands.models import add_model_arguments, inspect_model
+from blazr_site.commands.tables import output_console, table
 from inference.units import format_bytes, format_count
 
 HELP = "show what a checkpoint is: layers, sizes, dtype, detected facts with evidence"
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(description, indent=2, ensure_ascii=False) + "\n")
         return 0
-    console = Console()
+    console = output_console()
     _print_sizes(console, description)
     _print_layers(console, description["layers"])
     _print_facts(console, description["facts"])
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_sizes(console: Console, description: Mapping[str, Any]) -> None:
-    table = Table(show_header=False, box=None)
+    sizes = Table(show_header=False, box=None)
     for label, value in (
         ("format", description["format"]),
         ("family", description["model_type"]),
@@ -62,14 +63,12 @@ def _print_sizes(console: Console, description: Mapping[str, Any]) -> None:
         ("state per token", format_bytes(description["state_bytes_per_token"])),
         ("state per sequence", format_bytes(description["state_bytes_per_sequence"])),
     ):
-        table.add_row(Text(label, style="dim"), Text(str(value)))
-    console.print(table)
+        sizes.add_row(Text(label, style="dim"), Text(str(value)))
+    console.print(sizes)
 
 
 def _print_layers(console: Console, layers: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(title="Layers", title_justify="left", box=None)
-    for heading in ("layer", "kind", "sizes", "parameters"):
-        table.add_column(heading, justify="right" if heading == "parameters" else "left")
+    rows = table("layer", "kind", "sizes", "parameters", right=("parameters",), title="Layers")
     # Equal neighbours share a row: a 40-layer model reads as a handful of lines.
     start = 0
     for stop in range(1, len(layers) + 1):
@@ -78,9 +77,9 @@ def _print_layers(console: Console, layers: Sequence[Mapping[str, Any]]) -> None
             continue
         number = str(start) if stop - start == 1 else f"{start}-{stop - 1}"
         sizes = ", ".join(f"{key} {value}" for key, value in first["sizes"].items())
-        table.add_row(number, first["kind"], Text(sizes), f"{first['num_parameters']:,}")
+        rows.add_row(number, first["kind"], Text(sizes), f"{first['num_parameters']:,}")
         start = stop
-    console.print(table)
+    console.print(rows)
 
 
 def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -88,15 +87,13 @@ def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 
 
 def _print_facts(console: Console, facts: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(title="Detected facts", title_justify="left", box=None)
-    for heading in ("fact", "value", "confidence", "evidence"):
-        table.add_column(heading)
+    rows = table("fact", "value", "confidence", "evidence", title="Detected facts")
     for fact in facts:
         confidence = str(fact["confidence"])
-        table.add_row(
+        rows.add_row(
             Text(fact["name"]),
             Text(str(fact["value"])),
             Text(confidence, style=CONFIDENCE_STYLES.get(confidence, "default")),
             Text(fact["evidence"]),
         )
-    console.print(table)
+    console.print(rows)

@@ -7,11 +7,10 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
+from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
 from inference.principal import DEFAULT_SCOPES, SCOPES
 
@@ -122,17 +121,13 @@ def _list() -> int:
     from inference.models import ApiKey
 
     rows = list(ApiKey.objects.all())
-    console = Console()
+    console = output_console()
     if not rows:
         console.print("No API keys yet. Try: blazr key create NAME")
         return 0
-    table = Table(box=None)
+    short = ("prefix", "created", "state")
     # Only the name, which is free text, may be folded: a prefix in two lines could not be copied.
-    for heading in ("prefix", "created", "state"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("name", overflow="fold")
-    if any(_rules(row) for row in rows):
-        table.add_column("rules", overflow="fold")
+    listed = table(*short, "name", *(["rules"] if any(_rules(row) for row in rows) else []), whole=short)
     now = timezone.now()
     for row in rows:
         if row.revoked_at is not None:
@@ -142,8 +137,8 @@ def _list() -> int:
         else:
             state = f"{'expired' if row.expires_at <= now else 'valid until'} {row.expires_at:%Y-%m-%d}"
         cells = (row.prefix, f"{row.created_at:%Y-%m-%d}", state, row.name, _rules(row))
-        table.add_row(*(Text(cell) for cell in cells[: len(table.columns)]))
-    console.print(table)
+        listed.add_row(*(Text(cell) for cell in cells[: len(listed.columns)]))
+    console.print(listed)
     return 0
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
+from blazr_site.commands.tables import output_console, table
 from inference.units import format_bytes, format_count
 
 HELP = "list the registered checkpoints"
@@ -26,15 +25,12 @@ def run(arguments: argparse.Namespace) -> int:
     from models_registry.selectors import checkpoint_list
 
     rows = list(checkpoint_list())
-    console = Console()
+    console = output_console()
     if not rows:
         console.print("No checkpoints yet. Try: blazr serve --model PATH, or blazr pull OWNER/NAME")
         return 0
-    table = Table(box=None)
-    for heading in ("name", "family", "layers", "parameters", "size", "dtype", "state"):
-        table.add_column(heading)
-    if arguments.verbose:
-        table.add_column("path", overflow="fold")
+    headings = ("name", "family", "layers", "parameters", "size", "dtype", "state")
+    listed = table(*headings, *(["path"] if arguments.verbose else []))
     for row in rows:
         cells = [
             row.served_model_name,
@@ -45,6 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
             row.dtype,
             row.get_state_display(),
         ]
-        table.add_row(*(Text(str(cell)) for cell in cells + ([row.path] if arguments.verbose else [])))
-    console.print(table)
+        listed.add_row(*(Text(str(cell)) for cell in cells + ([row.path] if arguments.verbose else [])))
+    console.print(listed)
     return 0

@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
+from blazr_site.commands.tables import output_console, table
 from inference.units import format_bytes
 
 HELP = "show the models that are in memory"
@@ -28,16 +27,14 @@ def run(arguments: argparse.Namespace) -> int:
     from inference.errors import Unavailable
     from models_registry.selectors import checkpoint_list
 
-    console = Console()
+    console = output_console()
     try:
         workers = worker_states_sync()
     except Unavailable:
         console.print("No server is running on this data directory. Try: blazr serve")
         return 1
     names = {str(row.id): row.served_model_name for row in checkpoint_list()}
-    table = Table(box=None)
-    for heading in ("name", "state", "memory", "running", "waiting", "tokens/s", "prefix cache", "worker", "device"):
-        table.add_column(heading)
+    resident = table("name", "state", "memory", "running", "waiting", "tokens/s", "prefix cache", "worker", "device")
     for worker in workers.values():
         for model in worker.models:
             state = model.status if model.status == "ready" else f"{model.status} {model.progress:.0%}"
@@ -52,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
                 worker.worker_id,
                 worker.device,
             )
-            table.add_row(*(Text(str(cell)) for cell in cells))
-    if not table.row_count:
+            resident.add_row(*(Text(str(cell)) for cell in cells))
+    if not resident.row_count:
         console.print(f"No model is in memory ({len(workers)} worker{'s' if len(workers) != 1 else ''} running).")
         return 0
-    console.print(table)
+    console.print(resident)
     return 0
 
 

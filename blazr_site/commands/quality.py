@@ -101,14 +101,11 @@ def _text(path: Path | None) -> tuple[str, str]:
 
 
 def _print(found: list[Quality]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from blazr_site.commands.tables import output_console, table
     from inference.units import format_bytes
 
-    table = Table(box=None)
-    for heading in ("form", "weights", "perplexity", "change", "same first choice", "mean KL (nats)"):
-        table.add_column(heading, justify="left" if heading == "form" else "right")
+    numbers = ("weights", "perplexity", "change", "same first choice", "mean KL (nats)")
+    shown = table("form", *numbers, right=numbers)
     for item in found:
         change = item.perplexity / found[0].perplexity - 1
         cells: list[Any] = [
@@ -119,5 +116,5 @@ def _print(found: list[Quality]) -> None:
             f"{item.top1_agreement:.2%}",
             f"{item.mean_kl:.2e}",
         ]
-        table.add_row(*cells)
-    Console().print(table)
+        shown.add_row(*cells)
+    output_console().print(shown)

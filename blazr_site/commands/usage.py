@@ -6,14 +6,22 @@ import argparse
 import sys
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
+from blazr_site.commands.tables import output_console, table
 
 HELP = "show requests and tokens per key, model and day"
-_HEADINGS = {"key_name": "name", "engine_seconds": "engine s", "queue_seconds": "queue s", "total_tokens": "total"}
+_HEADINGS = {
+    "key_name": "name",
+    "prompt_tokens": "prompt",
+    "cached_tokens": "cached",
+    "completion_tokens": "completion",
+    "engine_seconds": "engine s",
+    "queue_seconds": "queue s",
+    "total_tokens": "total",
+}
+"""Columns without a unit count tokens."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,19 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.csv:
         sys.stdout.writelines(csv_chunks(question))
         return 0
-    console = Console()
+    console = output_console()
     rows = usage_objects(question)
     if not rows:
         console.print(f"Nothing was used from {question.first} to {question.last}.")
         return 0
-    table = Table(box=None)
-    header = csv_header(question)
-    for name in header:
-        is_text = isinstance(rows[0][name], str)
-        table.add_column(_HEADINGS.get(name, name.replace("_", " ")), justify="left" if is_text else "right")
+    headings = {name: _HEADINGS.get(name, name) for name in csv_header(question)}
+    numbers = [text for name, text in headings.items() if not isinstance(rows[0][name], str)]
+    sums = table(*headings.values(), right=numbers, whole=("day",))
     for row in rows:
-        table.add_row(*(Text(_cell(row[name])) for name in header))
-    console.print(table)
+        sums.add_row(*(Text(_cell(row[name])) for name in headings))
+    console.print(sums)
     return 0
 
 

@@ -30,13 +30,14 @@ LOGGING: dict[str, Any] = {
         },
         "json": {"()": "blazr_site.log_lines.JsonFormatter"},
     },
+    "filters": {"unexpected": {"()": "blazr_site.log_lines.UnexpectedAnswers"}},
     "handlers": {
         "stderr": {"class": "logging.StreamHandler", "formatter": "json" if BLAZR_LOG_FORMAT == "json" else "line"}
     },
     "root": {"handlers": ["stderr"], "level": BLAZR_LOG_LEVEL},
     "loggers": {
         # Lines about single requests are the metrics' business; a refused Host header is not news.
-        "django.request": {"level": "ERROR"},
+        "django.request": {"level": "ERROR", "filters": ["unexpected"]},
         "django.security.DisallowedHost": {"level": "CRITICAL"},
         "celery": {"level": "WARNING"},
         "kombu": {"level": "WARNING"},
