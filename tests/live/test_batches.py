@@ -21,17 +21,15 @@ WORKER = "celery -q -A blazr_site.celery worker"
 KILLS = 2
 
 
-def upload(server: LiveServer, lines: list[dict[str, Any]]) -> str:
+def start(
+    server: LiveServer, lines: list[dict[str, Any]], headers: dict[str, str] | None = None, **members: Any
+) -> str:
     content = "\n".join(json.dumps(line) for line in lines).encode()
     form = {"files": {"file": ("in.jsonl", content)}, "data": {"purpose": "batch"}}
-    return httpx.post(f"{server.url}/v1/files", **form, timeout=30).raise_for_status().json()["id"]
-
-
-def start(server: LiveServer, lines: list[dict[str, Any]], **members: Any) -> str:
-    body = {
-        "input_file_id": upload(server, lines), "endpoint": "/v1/completions", "completion_window": "24h", **members,
-    }  # fmt: skip
-    return httpx.post(f"{server.url}/v1/batches", json=body, timeout=30).raise_for_status().json()["id"]
+    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as http:
+        file = http.post("/v1/files", **form).raise_for_status().json()["id"]
+        body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h", **members}
+        return http.post("/v1/batches", json=body).raise_for_status().json()["id"]
 
 
 def look(server: LiveServer, batch_id: str) -> dict[str, Any]:
@@ -111,3 +109,17 @@ def test_interactive_requests_are_answered_while_a_batch_runs_and_a_cancel_ends_
     assert counts["completed"] + counts["failed"] == counts["total"] == 500
     assert len(content(server, ended["output_file_id"])) == counts["completed"]
     assert {item["error"]["code"] for item in content(server, ended["error_file_id"])} == {"batch_cancelled"}
+
+
+def test_a_revoked_key_ends_its_batch_within_seconds_and_what_is_done_stays(server):
+    made = httpx.post(f"{server.url}/v1/keys", json={"name": "night"}, timeout=30).raise_for_status().json()
+    headers = {"Authorization": f"Bearer {made['value']}"}
+    batch_id = start(server, lines_of(500, max_tokens=200), headers)
+    wait_until(lambda: look(server, batch_id)["request_counts"]["completed"] > 0, 60, "the first line")
+    httpx.delete(f"{server.url}/v1/keys/{made['id']}", timeout=30).raise_for_status()
+    ended = wait_until(lambda: (found := look(server, batch_id))["status"] == "failed" and found, 10, "the end")
+    assert [item["code"] for item in ended["errors"]["data"]] == ["invalid_api_key"]
+    counts = ended["request_counts"]
+    assert counts["completed"] + counts["failed"] == counts["total"] == 500
+    assert len(content(server, ended["output_file_id"])) == counts["completed"] > 0
+    assert {item["error"]["code"] for item in content(server, ended["error_file_id"])} == {"invalid_api_key"}
