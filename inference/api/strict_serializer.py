@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from rest_framework import serializers
+from rest_framework.fields import empty
 
 from inference.api.refusals import Refused, fields_without_refused
 from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedFeature
@@ -31,6 +33,21 @@ class StrictSerializer(serializers.Serializer[Any]):
         return found
 
     _shared: ClassVar[Any] = None
+    _looked_at: list[serializers.Field[Any, Any, Any, Any]] | None = None
+
+    @property
+    def _writable_fields(self) -> list[serializers.Field[Any, Any, Any, Any]]:
+        return list(super()._writable_fields) if self._looked_at is None else self._looked_at
+
+    def to_internal_value(self, data: Any) -> Any:
+        """As REST framework's, without a look at fields that may be left out and are: most of some forty."""
+        one_use = copy.copy(self)
+        one_use._looked_at = [
+            field
+            for field in super()._writable_fields
+            if field.field_name in data or field.required or field.default is not empty
+        ]
+        return serializers.Serializer.to_internal_value(one_use, data)
 
     def parse(self, body: object) -> dict[str, Any]:
         """The validated members of ``body``; null counts as absent.

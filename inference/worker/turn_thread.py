@@ -8,12 +8,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from django.db import DatabaseError, InterfaceError, connections
 
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """After a turn that failed: a database that is down is no reason for a busy loop."""
+CONNECTION_S = 60.0
+"""A connection is kept for so long: turns come many times a second, and opening one costs more than most of them."""
 
 
 class TurnThread(ABC):
@@ -61,11 +63,14 @@ class TurnThread(ABC):
 
     def _run(self) -> None:
         self._guard(self._begin)
+        connected_at = time.monotonic()
         while not self._closing:
             self._wake.wait(self._pause_s())
             self._wake.clear()
             self._guard(self.turn)
-            close_old_connections()
+            if time.monotonic() - connected_at > CONNECTION_S:
+                connections.close_all()
+                connected_at = time.monotonic()
         self._guard(self._end)
         connections.close_all()
 
