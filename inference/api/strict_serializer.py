@@ -41,6 +41,8 @@ class StrictSerializer(serializers.Serializer[Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         """As REST framework's, without a look at fields that may be left out and are: most of some forty."""
+        if not isinstance(data, Mapping):
+            return super().to_internal_value(data)
         one_use = copy.copy(self)
         one_use._looked_at = [
             field
