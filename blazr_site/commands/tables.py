@@ -33,6 +33,5 @@ def table(*headings: str, right: Collection[str] = (), whole: Collection[str] = 
             justify="right" if heading in right else "left",
             overflow="fold",
             no_wrap=heading in whole,
-            min_width=max(map(len, heading.split())),
         )
     return made

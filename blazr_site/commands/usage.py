@@ -16,7 +16,7 @@ _HEADINGS = {
     "key_name": "name",
     "prompt_tokens": "prompt",
     "cached_tokens": "cached",
-    "completion_tokens": "completion",
+    "completion_tokens": "output",
     "engine_seconds": "engine s",
     "queue_seconds": "queue s",
     "total_tokens": "total",
