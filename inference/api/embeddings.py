@@ -22,7 +22,7 @@ from inference.api.fields import (
 )
 from inference.api.refusals import Refused
 from inference.api.sampling_fields import QueueFieldsMixin
-from inference.api.schemas import EmbeddingListSerializer, documented
+from inference.api.schemas import GENERATION_ERRORS, EmbeddingListSerializer, documented
 from inference.api.strict_serializer import StrictSerializer
 from inference.generation_plan import EmbeddingOptions, GenerationPlan
 from inference.messages import PromptMessage
@@ -41,7 +41,15 @@ REFUSED_IN_EMBEDDINGS: Mapping[str, Refused] = {
 }
 
 
-class EmbeddingRequestSerializer(QueueFieldsMixin, StrictSerializer):
+class PoolingFieldMixin(serializers.Serializer[Any]):
+    """The field of everything that pools hidden rows."""
+
+    pooling = serializers.ChoiceField(
+        choices=POOLINGS, required=False, allow_null=True, help_text="Default: the model's setting, mean without one."
+    )
+
+
+class EmbeddingRequestSerializer(QueueFieldsMixin, PoolingFieldMixin, StrictSerializer):
     """Body of POST /v1/embeddings."""
 
     takes_hints = True
@@ -62,9 +70,6 @@ class EmbeddingRequestSerializer(QueueFieldsMixin, StrictSerializer):
         max_value=MAX_DIMENSIONS,
         allow_null=True,
         help_text="Keep so many of the first numbers; sensible for models that were trained for it.",
-    )
-    pooling = serializers.ChoiceField(
-        choices=POOLINGS, required=False, allow_null=True, help_text="Default: the model's setting, mean without one."
     )
     normalize = StrictBooleanField(
         required=False, allow_null=True, help_text="Bring each vector to length 1. Default: true."
@@ -137,7 +142,7 @@ class EmbeddingsView(ApiView):
         ),
         request=EmbeddingRequestSerializer,
         answers={200: EmbeddingListSerializer},
-        errors=(400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+        errors=GENERATION_ERRORS,
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:

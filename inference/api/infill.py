@@ -16,7 +16,7 @@ from inference import sampling_params as limits
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.fields import StopField, StrictBooleanField, StrictCharField, StrictIntegerField, StrictNumberField
 from inference.api.refusals import Refused
-from inference.api.schemas import InfillSerializer, documented
+from inference.api.schemas import GENERATION_ERRORS, InfillSerializer, documented
 from inference.api.serializers import plan_from_body
 from inference.api.strict_serializer import StrictSerializer
 from inference.generation import Generation
@@ -93,7 +93,7 @@ class InfillView(ApiView):
         description="For models whose vocabulary has tokens for it; parameters that aren't listed are refused.",
         request=InfillRequestSerializer,
         answers={200: InfillSerializer},
-        errors=(400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+        errors=GENERATION_ERRORS,
         tags=["tokens"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:

@@ -28,6 +28,7 @@ from inference.worker_questions import fits_somewhere, model_fit, running_reques
 _ERRORS = (400, 401, 403, 404, 415, 503)
 _PART = re.compile(r"-\d{1,4}\Z")
 """Ends the id of one prompt of several; ids themselves end with longer words."""
+_TRIED_AGAIN = (("job-", "a queued job", "job"), ("batch_req_", "a line of a batch", "batch"))
 
 
 class PinRequestSerializer(StrictSerializer):
@@ -207,11 +208,12 @@ class RequestCancelView(ApiView):
                 f"No request {request_id[:80]!r} of yours is running; GET /v1/requests lists those that are.",
                 param="request_id",
             )
-        if request_id.startswith("job-"):
-            raise Conflict(
-                f"{request_id} is an attempt at a queued job, which would be tried again; cancel the job instead.",
-                param="request_id",
-            )
+        for beginning, kind, whole in _TRIED_AGAIN:
+            if request_id.startswith(beginning):
+                raise Conflict(
+                    f"{request_id} is an attempt at {kind}, which would be tried again; cancel the {whole} instead.",
+                    param="request_id",
+                )
         for part in found["parts"]:
             await cancel_generation(part)
         return json_response({"id": request_id, "object": "request", "cancelled": True})

@@ -19,7 +19,7 @@ from rest_framework import serializers
 
 from inference.answers.embedding import EmbeddingFormat
 from inference.api.base import ApiView, json_body, json_response
-from inference.api.embeddings import POOLINGS, embedding_plan
+from inference.api.embeddings import PoolingFieldMixin, embedding_plan
 from inference.api.fields import (
     MAX_INPUTS,
     KeepAliveField,
@@ -28,8 +28,8 @@ from inference.api.fields import (
     StrictIntegerField,
     shown,
 )
-from inference.api.sampling_fields import MAX_PRIORITY
-from inference.api.schemas import RerankedSerializer, documented
+from inference.api.sampling_fields import PriorityFieldMixin
+from inference.api.schemas import GENERATION_ERRORS, RerankedSerializer, documented
 from inference.api.strict_serializer import StrictSerializer
 from inference.errors import BlazrError
 from inference.generation import Generation
@@ -71,7 +71,7 @@ class DocumentsField(serializers.Field[Any, Any, Any, Any]):
         return value
 
 
-class RerankRequestSerializer(StrictSerializer):
+class RerankRequestSerializer(PriorityFieldMixin, PoolingFieldMixin, StrictSerializer):
     """Body of POST /v1/rerank."""
 
     takes_hints = True
@@ -83,12 +83,6 @@ class RerankRequestSerializer(StrictSerializer):
         required=False, min_value=1, max_value=MAX_DOCUMENTS, allow_null=True, help_text="Only the best. Default: all."
     )
     return_documents = StrictBooleanField(required=False, allow_null=True, help_text="Default: true.")
-    pooling = serializers.ChoiceField(
-        choices=POOLINGS, required=False, allow_null=True, help_text="Default: the model's setting, mean without one."
-    )
-    priority = StrictIntegerField(
-        required=False, min_value=-MAX_PRIORITY, max_value=MAX_PRIORITY, allow_null=True, help_text="Lower goes first."
-    )
     keep_alive = KeepAliveField(required=False, allow_null=True)
 
     def plan(self, values: dict[str, Any]) -> GenerationPlan:
@@ -115,7 +109,7 @@ class RerankView(ApiView):
         ),
         request=RerankRequestSerializer,
         answers={200: RerankedSerializer},
-        errors=(400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+        errors=GENERATION_ERRORS,
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:

@@ -20,12 +20,17 @@ from inference.api.fields import (
 MAX_PRIORITY = 100
 
 
-class QueueFieldsMixin(serializers.Serializer[Any]):
-    """The fields of everything that waits for an engine."""
+class PriorityFieldMixin(serializers.Serializer[Any]):
+    """The field of everything that waits for an engine."""
 
     priority = StrictIntegerField(
         required=False, min_value=-MAX_PRIORITY, max_value=MAX_PRIORITY, allow_null=True, help_text="Lower goes first."
     )
+
+
+class QueueFieldsMixin(PriorityFieldMixin):
+    """The fields of requests whose prompts are cached."""
+
     cache_salt = StrictCharField(
         required=False, max_length=256, allow_null=True, help_text="Prefixes are shared only under the same salt."
     )

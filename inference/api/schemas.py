@@ -387,6 +387,9 @@ _ERRORS: dict[int, str] = {
     503: "Not now: the model is loading, or no worker is there.",
 }
 
+GENERATION_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 500, 503)
+"""Of an endpoint that computes something with a model."""
+
 
 def documented(
     *, request: Any = None, answers: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any

@@ -11,6 +11,7 @@ from drf_spectacular.types import OpenApiTypes
 
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.schemas import (
+    GENERATION_ERRORS,
     ChatCompletionSerializer,
     CompletionSerializer,
     ModelDeletedSerializer,
@@ -25,7 +26,6 @@ from inference.generation_plan import Endpoint
 from inference.selectors import model_object, model_objects, served_model_cache_clear
 from inference.services import generation_start
 
-_GENERATION_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 500, 503)
 _STREAM = (
     "With stream: true the answer is text/event-stream: one chunk per data line, data: [DONE] at the end. "
     "Parameters that aren't listed are refused."
@@ -60,7 +60,7 @@ class CompletionsView(GenerationView):
         description=_STREAM,
         request=CompletionRequestSerializer,
         answers={(200, "application/json"): CompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
-        errors=_GENERATION_ERRORS,
+        errors=GENERATION_ERRORS,
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
@@ -79,7 +79,7 @@ class ChatCompletionsView(GenerationView):
         description=_STREAM,
         request=ChatRequestSerializer,
         answers={(200, "application/json"): ChatCompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
-        errors=_GENERATION_ERRORS,
+        errors=GENERATION_ERRORS,
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:

@@ -20,6 +20,7 @@ from inference.api.exception_handler import as_blazr_error
 from inference.api.ollama import schemas
 from inference.api.ollama.base import OllamaView, hub_id, line
 from inference.api.ollama.serializers import OllamaPullRequestSerializer
+from inference.api.schemas import GENERATION_ERRORS
 from inference.selectors import served_model_cache_clear
 from models_registry.hub import PullProgress
 from models_registry.pulls import Pull
@@ -37,7 +38,7 @@ class PullView(OllamaView):
         ),
         request=OllamaPullRequestSerializer,
         answers={(200, "application/json"): schemas.PulledSerializer, (200, "application/x-ndjson"): OpenApiTypes.STR},
-        errors=(400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+        errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Download, inspect, register."""

@@ -21,6 +21,7 @@ from inference.api.ollama.serializers import (
     OllamaGenerateRequestSerializer,
     OllamaLegacyEmbeddingRequestSerializer,
 )
+from inference.api.schemas import GENERATION_ERRORS
 from inference.broker import model_states
 from inference.generation import Generation
 from inference.generation_plan import GenerationPlan
@@ -28,7 +29,6 @@ from inference.sampling_params import SamplingParams
 from inference.selectors import ServedModel
 from inference.services import generation_start
 
-_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 500, 503)
 _STREAM = "A stream of JSON lines unless stream is false. Fields that aren't listed are refused."
 
 
@@ -75,7 +75,7 @@ class GenerateView(GenerationView):
             (200, "application/json"): schemas.GeneratedSerializer,
             (200, "application/x-ndjson"): OpenApiTypes.STR,
         },
-        errors=_ERRORS,
+        errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Answer a prompt with the model's template, or continue it as it is."""
@@ -97,7 +97,7 @@ class ChatView(GenerationView):
         description=_STREAM,
         request=OllamaChatRequestSerializer,
         answers={(200, "application/json"): schemas.ChattedSerializer, (200, "application/x-ndjson"): OpenApiTypes.STR},
-        errors=_ERRORS,
+        errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Write the next message."""
@@ -118,7 +118,7 @@ class EmbedView(OllamaView):
         summary="Vectors of texts",
         request=OllamaEmbedRequestSerializer,
         answers={200: schemas.EmbeddedSerializer},
-        errors=_ERRORS,
+        errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Embed one or several texts; the vectors have length 1."""
@@ -147,7 +147,7 @@ class LegacyEmbeddingsView(OllamaView):
         summary="The vector of one text",
         request=OllamaLegacyEmbeddingRequestSerializer,
         answers={200: schemas.LegacyEmbeddedSerializer},
-        errors=_ERRORS,
+        errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Embed one text."""

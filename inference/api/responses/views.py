@@ -40,7 +40,7 @@ from inference.api.responses.serializers import (
     ResponseRequestSerializer,
 )
 from inference.api.responses.truncation import fitted_plan
-from inference.api.schemas import documented
+from inference.api.schemas import GENERATION_ERRORS, documented
 from inference.api.sse import EventStream
 from inference.auth import Principal
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
@@ -48,7 +48,6 @@ from inference.generation_plan import GenerationPlan
 from inference.grammar_checks import grammar_checks
 from inference.stored_responses import response_delete, response_get
 
-_CREATE_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 500, 503)
 MAX_PAGE = 100
 DEFAULT_PAGE = 20
 _ORDERS = ("asc", "desc")
@@ -68,7 +67,7 @@ class ResponsesView(ApiView):
         ),
         request=ResponseRequestSerializer,
         answers={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
-        errors=_CREATE_ERRORS,
+        errors=GENERATION_ERRORS,
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
@@ -105,7 +104,7 @@ class InputTokensView(ApiView):
         summary="Count the tokens of a response's prompt",
         request=InputTokensRequestSerializer,
         answers={200: InputTokensSerializer},
-        errors=_CREATE_ERRORS,
+        errors=GENERATION_ERRORS,
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:

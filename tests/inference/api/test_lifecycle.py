@@ -141,6 +141,16 @@ def test_requests_are_listed_and_cancelled(document, http, manager, checkpoint):
     is_error(http.post("/v1/requests/cmpl-bb/cancel"), 404, "request_not_found")
 
 
+@pytest.mark.parametrize(("request_id", "instead"), [("job-aa-1", "cancel the job"), ("batch_req_aa-1", "the batch")])
+def test_what_would_be_tried_again_is_cancelled_elsewhere(http, manager, checkpoint, request_id, instead):
+    manager.send(request_id, str(checkpoint.pk), "local")
+    (found,) = http.get("/v1/requests").json()["data"]
+    error = is_error(http.post(f"/v1/requests/{found['id']}/cancel"), 409)
+    assert instead in error["message"]
+    assert manager.manager.is_running(request_id)
+    assert manager.manager.cancel(request_id)
+
+
 def test_a_key_sees_and_cancels_its_own(http, manager, checkpoint, settings):
     settings.BLAZR_API_KEY_REQUIRED = True
     row, key = api_key_create(name="own")
