@@ -106,6 +106,13 @@ def test_every_variable_that_is_named_exists(page):
     assert not unknown
 
 
+def test_each_decision_has_a_number_of_its_own():
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    for page in pages:
+        assert page.read_text().startswith(f"# {int(page.name[:4])}."), page.name
+
+
 def test_every_folder_of_the_readme_exists():
     rows = re.findall(r"^\| (`[^|]+) \|", section(README.read_text(), "The folders"), flags=re.MULTILINE)
     assert rows
