@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
+from django.template.loader import render_to_string
 from django.test import Client
 
 from models_registry import services
@@ -77,7 +78,21 @@ def test_the_model_page_shows_what_is_known(browser: Client, hybrid: Path) -> No
         "96 tokens",
     ):
         assert piece in text, piece
-    assert browser.get("/models/00000000-0000-4000-8000-000000000000/").status_code == 404
+
+
+def test_errors_have_pages_with_a_way_back(browser: Client) -> None:
+    for path in ("/models/00000000-0000-4000-8000-000000000000/", "/nowhere"):
+        response = browser.get(path)
+        assert response.status_code == 404
+        assert "Nothing is here" in response.content.decode()
+        assert 'href="/"' in response.content.decode()
+    for name, words in (("400.html", "was refused"), ("500.html", "went wrong")):  # rendered without a request
+        assert words in render_to_string(name)
+
+
+def test_jobs_and_playground_say_that_there_is_no_model(browser: Client) -> None:
+    assert "no model yet that could run a job" in browser.get("/jobs/").content.decode()
+    assert "There is no model to try yet" in browser.get("/playground/").content.decode()
 
 
 def test_text_of_others_is_escaped(browser: Client, hybrid: Path) -> None:
@@ -107,6 +122,7 @@ def test_the_admin_lists_and_never_writes(hybrid: Path, admin_client: Client) ->
     services.checkpoint_override_set(checkpoint=row, fact="max_seq_len", value=96)
     base = "/admin/models_registry/checkpoint/"
     assert b"tiny-hybrid" in admin_client.get(base).content
+    assert b"blazr admin" in admin_client.get(base).content
     assert admin_client.get(f"{base}{row.pk}/change/").status_code == 200
     assert admin_client.get(f"{base}add/").status_code == 403
     assert admin_client.post(f"{base}{row.pk}/delete/", {"post": "yes"}).status_code == 403
