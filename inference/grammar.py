@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 from inference.errors import InvalidSamplingParams
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "gbnf", "choice"]
+_NAMES = {"regex": "regular expression", "lark": "Lark grammar", "gbnf": "GBNF grammar"}
 
 MAX_DEPTH = 100
 """Of a schema's lists and objects; JSON text of a request may nest deeper than Python's stack."""
@@ -28,8 +29,8 @@ class Grammar:
         kind: Its language.
         value: ``json_schema``: the schema (object or boolean); ``json_object``: None; ``regex``: an expression that
             the whole output matches, ``lark``: a Lark grammar with the rule ``start``, both in the form that
-            https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md describes; ``choice``: the possible
-            outputs, a tuple of strings.
+            https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md describes; ``gbnf``: a
+            grammar in llama.cpp's notation; ``choice``: the possible outputs, a tuple of strings.
         param: The request's field that it came in, for errors.
     """
 
@@ -64,7 +65,7 @@ class Grammar:
                 return f"there are {len(value):,} choices, at most {MAX_CHOICES:,} are allowed."
             return None if all(value) else "an empty string can't be a choice."
         if not isinstance(value, str) or not value:
-            return f"a {'regular expression' if self.kind == 'regex' else 'Lark grammar'} must be a non-empty string."
+            return f"a {_NAMES[self.kind]} must be a non-empty string."
         return None
 
     @property

@@ -1,4 +1,5 @@
-"""Structured output in request bodies: OpenAI's ``response_format`` and vLLM's ``guided_*`` and ``structured_outputs``.
+"""Structured output in request bodies: OpenAI's ``response_format``, vLLM's ``guided_*`` and ``structured_outputs``,
+llama.cpp's ``grammar``.
 
 https://platform.openai.com/docs/api-reference/chat/create#chat-create-response_format and
 https://docs.vllm.ai/en/latest/features/structured_outputs.html.
@@ -105,6 +106,9 @@ class GrammarFieldsMixin(serializers.Serializer[Any]):
         required=False, allow_null=True, help_text="A regular expression that the whole output matches."
     )
     guided_grammar = StrictCharField(required=False, allow_null=True, help_text="A Lark grammar with the rule start.")
+    grammar = StrictCharField(
+        required=False, allow_null=True, help_text="A grammar in llama.cpp's notation (GBNF) with the rule root."
+    )
     guided_choice = ChoicesField(required=False, allow_null=True, help_text="The output is one of these texts.")
     structured_outputs = StructuredOutputsField(
         required=False, allow_null=True, help_text="One of json, regex, choice, grammar, json_object."
@@ -177,6 +181,10 @@ def _lark(name: str, value: str) -> Grammar:
     return Grammar("lark", value, param=name)
 
 
+def _gbnf(name: str, value: str) -> Grammar:
+    return Grammar("gbnf", value, param=name)
+
+
 def _choice(name: str, value: list[Any]) -> Grammar:
     return Grammar("choice", tuple(value), param=name)
 
@@ -218,6 +226,7 @@ _READERS: Mapping[str, Callable[[str, Any], Grammar | None]] = {
     "guided_json": _schema,
     "guided_regex": _regex,
     "guided_grammar": _lark,
+    "grammar": _gbnf,
     "guided_choice": _choice,
     "structured_outputs": _structured_outputs,
 }

@@ -68,7 +68,6 @@ HINTS: Mapping[str, Hint] = {
 _NO_AUDIO = "only text is generated"
 
 REFUSED_ANYWHERE: Mapping[str, Refused] = {
-    "grammar": Refused("GBNF is not read; write the grammar in Lark and send it as guided_grammar"),
     "use_beam_search": Refused("there is no beam search", (False,)),
     "length_penalty": Refused("there is no beam search", (1, 1.0)),
     "early_stopping": Refused("there is no beam search", (False,)),

@@ -10,6 +10,7 @@ import json
 from llguidance import LLMatcher, LLParserLimits
 
 from inference.grammar import Grammar
+from inference.structured.gbnf_lexemes import gbnf_to_lark
 
 WHITESPACE = r"\x20|\r?\n[\x20\x09]{0,64}"
 """Between JSON's tokens, or nothing: a space, or a line break with indentation. JSON allows any amount, in which a
@@ -20,12 +21,14 @@ def source_of(grammar: Grammar) -> str:
     """The grammar in llguidance's own form; not compiled yet, so it may be wrong.
 
     Raises:
-        ValueError: A schema with a number that llguidance can't read.
+        ValueError: A schema with a number that llguidance can't read; GBNF that is none.
     """
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
         return LLMatcher.grammar_from_lark(grammar.text)
+    if grammar.kind == "gbnf":
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
     if grammar.kind == "choice":
         # A Lark string is written like one of JSON.
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in grammar.value))

@@ -33,6 +33,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCH
         ({"guided_json": True}, Grammar("json_schema", True)),
         ({"guided_regex": "a+"}, Grammar("regex", "a+")),
         ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
+        ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
         ({"guided_choice": ["a", "b"]}, Grammar("choice", ("a", "b"))),
         ({"structured_outputs": {"json": SCHEMA}}, Grammar("json_schema", SCHEMA)),
         ({"structured_outputs": {"regex": "a+", "disable_any_whitespace": False}}, Grammar("regex", "a+")),
@@ -94,7 +95,8 @@ def test_every_spelling_becomes_a_grammar(endpoint: Any, body: dict[str, Any], f
         ({"structured_outputs": {"regex": ["a"]}}, "structured_outputs.regex", "non-empty string"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "different outputs"),
         ({"response_format": FORMAT, "guided_choice": ["a"]}, "guided_choice", "different outputs"),
-        ({"grammar": 'root ::= "a"'}, "grammar", "guided_grammar"),
+        ({"grammar": ["a"]}, "grammar", "must be a string"),
+        ({"grammar": 'root ::= "a"', "guided_grammar": 'start: "a"'}, "grammar", "different outputs"),
     ],
 )
 def test_a_wrong_one_is_named(fields: Any, param: str, words: str) -> None:
@@ -124,6 +126,8 @@ def test_the_client_parses_what_the_grammar_gave(client: openai.OpenAI, worker: 
         ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
         ({"guided_grammar": "start: foo"}, "guided_grammar", 'unknown name: "foo"'),
+        ({"grammar": 'root ::= "a" thing'}, "grammar", "line 1: there is no rule named 'thing'"),
+        ({"grammar": 'root ::= "a'}, "grammar", "does not end"),
         ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
         ({"guided_json": {"$ref": "#/$defs/nothing"}}, "guided_json", "$defs/nothing"),

@@ -32,6 +32,10 @@ HOSTILE = {
     "many wildcards": Grammar("regex", "(.*a){30}"),
     "exponential automaton": Grammar("regex", "(a|b)*a(a|b){25}"),
     "unicode classes": Grammar("regex", r"\w{1,500}\p{L}{1,500}"),
+    "overlapping parts in GBNF": Grammar(
+        "gbnf", "root ::= " + " | ".join(f'root? [a-z]{{1,40}} "x{number}"' for number in range(140))
+    ),
+    "repetitions in repetitions in GBNF": Grammar("gbnf", 'root ::= ((("a" | "b"){1,99}){1,99}){1,99} root?'),
     "intersections": Grammar("regex", "(.*a.*b.*c.*d.*e.*){20}&~(.*x.*)"),
     "many alternatives": Grammar("regex", "|".join(f"x{number}.*y{number}" for number in range(3000))),
     "many choices": Grammar("choice", tuple(f"choice {number}" for number in range(10_000))),

@@ -1,0 +1,199 @@
+"""GBNF: read as llama.cpp reads it, and followed with the meaning that it has there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from inference.llm import LLM
+from inference.structured.gbnf import Chars, Choice, GBNFError, Node, Repeat, Rule, Sequence, parse_gbnf
+from inference.structured.gbnf_lexemes import MAX_LEXEMES, gbnf_to_lark
+from inference.structured.rules import parser_limits
+from tests.inference.structured.test_generation import ask, finish_of
+from tests.inference.test_llm import run, text_of
+
+# llama.cpp's examples: https://github.com/ggml-org/llama.cpp/tree/master/grammars
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+
+# Optional space: by convention, applied in this grammar after literal chars when allowed
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+ARITHMETIC = r"""
+root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
+LIST = r"""
+root ::= item+
+
+# Excludes various line break characters
+item ::= "- " [^\r\n\x0b\x0c\x85\u2028\u2029]+ "\n"
+"""
+BYTES = LLTokenizer("byte")
+
+
+def matches(lark: str, text: str) -> bool:
+    matcher = LLMatcher(BYTES, LLMatcher.grammar_from_lark(lark), log_level=0, limits=parser_limits())
+    assert not matcher.is_error(), matcher.get_error()
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+class Recogniser:
+    """Where a node's texts that begin at some place can end; the plain meaning of the tree."""
+
+    def __init__(self, rules: dict[str, Node], text: str) -> None:
+        self.rules = rules
+        self.text = text
+
+    def matches(self) -> bool:
+        return len(self.text) in self.ends(Rule("root"), 0)
+
+    def ends(self, node: Node, at: int) -> set[int]:
+        if isinstance(node, Chars):
+            fits = at < len(self.text) and any(low <= ord(self.text[at]) <= high for low, high in node.ranges)
+            return {at + 1} if fits else set()
+        if isinstance(node, Rule):
+            return self.ends(self.rules[node.name], at)
+        if isinstance(node, Choice):
+            return set().union(*(self.ends(item, at) for item in node.items))
+        if isinstance(node, Sequence):
+            found = {at}
+            for item in node.items:
+                found = set().union(*(self.ends(item, place) for place in found))
+            return found
+        return self.repeated(node, at)
+
+    def repeated(self, node: Repeat, at: int) -> set[int]:
+        found = {at} if node.low == 0 else set()
+        places, number, seen = {at}, 0, set()
+        while places and (node.high is None or number < node.high):
+            number += 1
+            places = set().union(*(self.ends(node.item, place) for place in places))
+            if number >= node.low:
+                found |= places
+                if (state := frozenset(places)) in seen:
+                    break
+                seen.add(state)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (JSON, ["{}", '{"a": [1, 2.5e3, "x\\n", {"b": null}]}', '{"é":\n true }'], ["[1]", '{"a": 01}', '{"a"}', ""]),
+        (ARITHMETIC, ["a=b\n", "a=b\n\n \n", "x +y*(2)= z1\nb=c\n"], ["a=b", "=b\n", "a b=c\n"]),
+        (LIST, ["- a\n- b c\n"], ["- \n", "- a", "a\n"]),
+        ('root ::= word "a"\nword ::= [a-z]+', ["ba", "aaa"], ["a", "b", "ab"]),
+        ('root ::= ("a" | "ab") ("c" | "bd")', ["ac", "abd", "abc", "abbd"], ["ab", "abcd"]),
+        ('root ::= "(" root ")" root |', ["", "()", "(())()"], ["(", ")("]),
+        (r'root ::= "\u0041\x2f" [^/\]-] . "\U0001F600"?', ["A/x\n", "A/yz😀"], ["A//x", "A/-x", "A/x"]),
+        ('root ::= "a"{2} "b"{1,2} "c"{0} "d"{2,}', ["aabdd", "aabbddd"], ["abdd", "aabbbdd", "aabcdd", "aabd"]),
+        ('my-rule ::= "x"\nroot ::=\n  my-rule |\n  "y" # or\n', ["x", "y"], ["xy"]),
+        ("root ::= [a-c-]+ []x]", None, "a character class is empty"),
+        ("root ::= [a-c-]+ [\\]x]", ["a-]", "-x"], ["]", "d]"]),
+        ('root ::= "a"\nroot ::= "b"', ["b"], ["a"]),
+    ],
+)
+def test_what_a_grammar_matches(grammar: str, good: list[str] | None, bad: list[str] | str) -> None:
+    if good is None:
+        with pytest.raises(GBNFError, match=str(bad)):
+            gbnf_to_lark(grammar)
+        return
+    lark = gbnf_to_lark(grammar)
+    assert [text for text in good if not matches(lark, text)] == []
+    assert [text for text in bad if matches(lark, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ("", "no rule named root"),
+        ('start ::= "a"', "no rule named root"),
+        ('root ::= "a" b', "line 1: there is no rule named 'b'"),
+        ('root = "a"', "line 1: expected ::="),
+        ('\n\nroot ::= "a', "line 3: a string or a character class does not end"),
+        ("root ::= [a", "does not end"),
+        ('root ::= ("a"', r"expected \)"),
+        ('root ::= "a")', "expected the end of the line"),
+        ('root ::= "\\q"', r"unknown escape \\q"),
+        ('root ::= "\\x4"', "2 hexadecimal digits"),
+        ('root ::= "\\uD800"', r"U\+D800 is no character"),
+        ("root ::= [z-a]", "goes backwards"),
+        ('root ::= "a"{3,2}', "counts backwards"),
+        ('root ::= "a"{,2}', "expected a number"),
+        ('root ::= "a"{5000}', "at most 2,000 times"),
+        ('root ::= "a"*+', "repeated twice"),
+        ("root ::= <think> x", "single tokens"),
+        ("root ::= " + "(" * 100, "deeper than 64"),
+        ("root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(2000)) + 'r2000 ::= "a"', "too deep"),
+        ("root ::= " + " ".join(f"[{chr(0x4E00 + n)}] root?" for n in range(MAX_LEXEMES + 1)), "different parts"),
+    ],
+)
+def test_what_is_wrong_is_said(grammar: str, words: str) -> None:
+    with pytest.raises(GBNFError, match=words):
+        gbnf_to_lark(grammar)
+
+
+ITEMS = st.recursive(
+    st.sampled_from(['"a"', '"b"', '"ab"', "[ab]", "[b-c]", "[^a]", "c", "d", '""']),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(" ".join),
+        st.lists(inner, min_size=1, max_size=3).map(lambda items: f"({' | '.join(items)})"),
+        st.tuples(inner, st.sampled_from("*+?")).map(lambda pair: f"({pair[0]}){pair[1]}"),
+        st.tuples(inner, st.sampled_from(["{2}", "{0,2}", "{1,}", "{2,3}"])).map(lambda pair: f"({pair[0]}){pair[1]}"),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150)
+@given(
+    root=ITEMS, c=ITEMS, d=st.sampled_from(['"b"*', '"(" root ")"', '[a-c]+ "a"']), text=st.text("abc()", max_size=6)
+)
+def test_the_meaning_is_kept(root: str, c: str, d: str, text: str) -> None:
+    """Rules refer to later ones only, but for the parenthesised root, so that the plain recogniser ends."""
+    grammar = f"root ::= {root}\nc ::= {c.replace('c', 'd') if '[' not in c else '[ab]'}\nd ::= {d}\n"
+    rules = parse_gbnf(grammar)
+    lark = gbnf_to_lark(grammar)
+    if Recogniser(rules, text).matches():
+        assert matches(lark, text), lark
+    else:
+        assert not matches(lark, text), lark
+
+
+def test_outputs_follow_it(llm: LLM) -> None:
+    source = 'root ::= word ("," word){2} "!"\nword ::= [a-z]{1,3} "a"'
+    asked = [
+        ask(f"r{seed}", grammar={"kind": "gbnf", "value": source}, seed=seed, temperature=2.0) for seed in range(3)
+    ]
+    for events in run(llm, *asked).values():
+        assert finish_of(events) == "stop"
+        assert Recogniser(parse_gbnf(source), text_of(events)).matches(), text_of(events)
