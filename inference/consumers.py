@@ -19,7 +19,8 @@ chooses one. ``request.stream`` may be left out; false is refused. The server se
 
 Exactly one of the last three ends a request. A frame that can't be read is answered by an ``error`` whose id is
 null. Callers are those of HTTP (a key in the Authorization header, or nobody in particular on loopback)
-and staff with a session on this site; others are closed with code 4401.
+and staff with a session on this site; others are closed with code 4401, and so is a connection whose key was revoked
+or has expired when it sends its next request.
 """
 
 from __future__ import annotations
@@ -36,7 +37,14 @@ from django.conf import settings
 from inference.api.exception_handler import as_blazr_error
 from inference.api.serializers import plan_from_body
 from inference.auth import Principal, principal_of_websocket
-from inference.errors import BlazrError, InvalidRequest, QueueFull, RequestTooLarge, UnsupportedFeature
+from inference.errors import (
+    BlazrError,
+    InvalidRequest,
+    NotAuthenticated,
+    QueueFull,
+    RequestTooLarge,
+    UnsupportedFeature,
+)
 from inference.generation import Generation, run_in_background
 from inference.principal import principal_set
 from inference.services import generation_start
@@ -82,6 +90,7 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             frame = self._frame(text_data, bytes_data)
             kind, request_id = frame.get("type"), self._client_id(frame)
             if kind in ("completion", "chat"):
+                self.principal = await self._caller_now(self.principal)
                 self.principal.check_scope("GET", self.scope["path"])
                 self._start(frame, kind, request_id)
             elif kind == "cancel":
@@ -92,8 +101,25 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
                 raise InvalidRequest(
                     f"type is {str(kind)[:40]!r}; known are completion, chat, cancel and ping.", param="type"
                 )
+        except NotAuthenticated as error:
+            await self._send_error(request_id, error)
+            self.principal = None
+            await self.close(code=CLOSE_NOT_AUTHENTICATED)
         except BlazrError as error:
             await self._send_error(request_id, error)
+
+    async def _caller_now(self, principal: Principal) -> Principal:
+        """The caller as its key's row says today: a connection may outlive the key that opened it.
+
+        Raises:
+            NotAuthenticated: The key was revoked, or has expired.
+        """
+        if principal.kind != "key":
+            return principal
+        found = await principal_of_websocket(self.scope)
+        if found is None:
+            raise NotAuthenticated("The API key of this connection was revoked, or has expired.")
+        return found
 
     def _frame(self, text_data: str | None, bytes_data: bytes | None) -> dict[str, Any]:
         raw = text_data if text_data is not None else bytes_data or b""

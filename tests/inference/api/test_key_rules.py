@@ -14,7 +14,7 @@ from django.db import connections
 from django.urls import reverse
 from django.utils import timezone
 
-from inference import key_watch, redis_keys
+from inference import auth, key_watch, redis_keys
 from inference.auth import api_key_create, key_prefix
 from inference.limits.rules import KeyLimits
 from inference.models import ApiKey, GenerationJob
@@ -224,6 +224,28 @@ def test_a_websocket_counts_like_http(live_url, http):
         assert last("tiny")["type"] == "done"
         refused = last("tiny")
         assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+def test_a_websocket_ends_with_its_key(live_url, http, settings, worker, monkeypatch):
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.client import connect
+
+    settings.BLAZR_API_KEY_REQUIRED = True
+    monkeypatch.setattr(auth, "CACHE_S", 0.0)
+    headers = bearer()
+    request = {"type": "chat", "id": "a", "request": {"messages": CHAT["messages"], "model": "tiny"}}
+    with connect(f"ws{live_url.removeprefix('http')}/v1/stream", additional_headers=headers) as socket:
+        socket.send(json.dumps(request))
+        while json.loads(socket.recv(10))["type"] != "done":
+            pass
+        ApiKey.objects.update(revoked_at=timezone.now())
+        socket.send(json.dumps(request))
+        refused = json.loads(socket.recv(10))
+        assert (refused["id"], refused["status"], refused["error"]["code"]) == ("a", 401, "invalid_api_key")
+        with pytest.raises(ConnectionClosed):
+            socket.recv(10)
+        assert socket.close_code == 4401
+    assert len(worker.messages) == 1
 
 
 # --- keys over the API -------------------------------------------------------------------------
