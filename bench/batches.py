@@ -29,6 +29,8 @@ from bench.http_path import Site, serve
 from bench.weights import SHAPES, make_llama
 
 POLL_S = 0.5
+HTTP = httpx.Client(timeout=60)
+"""One for all: a client for each look would read its certificates beside what is measured."""
 NUM_THREADS = 2
 PROMPT_TOKENS = 8
 MAX_TOKEN_ID = 500
@@ -57,21 +59,21 @@ def batch_lines(count: int, model: str, tokens: int) -> list[dict[str, Any]]:
 
 def model_name(site: Site) -> str:
     """The one model of the server."""
-    return str(httpx.get(f"{site.url}/v1/models", timeout=60).raise_for_status().json()["data"][0]["id"])
+    return str(HTTP.get(f"{site.url}/v1/models").raise_for_status().json()["data"][0]["id"])
 
 
 def start(url: str, lines: list[dict[str, Any]]) -> str:
     """Upload the lines and make a batch of them; returns its id."""
     content = "\n".join(json.dumps(line) for line in lines).encode()
     form: dict[str, Any] = {"files": {"file": ("in.jsonl", content)}, "data": {"purpose": "batch"}}
-    file = httpx.post(f"{url}/v1/files", timeout=60, **form).raise_for_status().json()["id"]
+    file = HTTP.post(f"{url}/v1/files", **form).raise_for_status().json()["id"]
     body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    return str(httpx.post(f"{url}/v1/batches", json=body, timeout=60).raise_for_status().json()["id"])
+    return str(HTTP.post(f"{url}/v1/batches", json=body).raise_for_status().json()["id"])
 
 
 def look(url: str, batch_id: str) -> dict[str, Any]:
     """The batch; asked again while the server is busy starting a worker."""
-    answer: dict[str, Any] = httpx.get(f"{url}/v1/batches/{batch_id}", timeout=60).raise_for_status().json()
+    answer: dict[str, Any] = HTTP.get(f"{url}/v1/batches/{batch_id}").raise_for_status().json()
     return answer
 
 
@@ -224,7 +226,7 @@ def kills(site: Site, given: argparse.Namespace) -> None:
     ids: Counter[str] = Counter()
     for kind in ("output_file_id", "error_file_id"):
         if done[kind]:
-            text = httpx.get(f"{site.url}/v1/files/{done[kind]}/content", timeout=60).raise_for_status().text
+            text = HTTP.get(f"{site.url}/v1/files/{done[kind]}/content").raise_for_status().text
             ids.update(json.loads(line)["custom_id"] for line in text.splitlines())
     missing = sum(line["custom_id"] not in ids for line in lines)
     print(
