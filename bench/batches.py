@@ -99,7 +99,7 @@ def bare_seconds(directory: Path, lines: list[dict[str, Any]], max_num_seqs: int
     import django
 
     django.setup()
-    from inference.batches.requests import line_plan
+    from inference.batches.requests import line_request
     from inference.engine.loop import EngineLoop
     from inference.llm import LLM, LLMOptions
     from models_registry.detection.inspection import inspect_checkpoint
@@ -109,7 +109,7 @@ def bare_seconds(directory: Path, lines: list[dict[str, Any]], max_num_seqs: int
     llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, options)
     prepared: list[Any] = []
     for line in lines:
-        plan = line_plan(line["url"], line["body"], key=line["custom_id"])
+        plan = line_request(line["url"], line["body"], key=line["custom_id"]).plan
         message = plan.message(0, request_id=line["custom_id"], web_id="", checkpoint_id="", deadline=2e9)
         prepared.append(llm.prepare(message))
     # As many as a worker holds: the queue in the engine is never empty, and never long.

@@ -33,17 +33,27 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_lines_are_answered_failed_and_taken_up_again(tmp_path) -> None:
+    asked = "What is a list?"
     chat = {"custom_id": "chat", "url": "/v1/chat/completions",
-            "body": {"messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 4}}  # fmt: skip
+            "body": {"messages": [{"role": "user", "content": asked}], "max_tokens": 4, "temperature": 0}}  # fmt: skip
     several = line("two", prompt=["One", "Two"], n=2)
     vectors = {"custom_id": "vectors", "url": "/v1/embeddings", "body": {"input": ["One", "Two"], "dimensions": 8}}
-    source = write(tmp_path / "in.jsonl", [line("a"), line("hot", temperature=9), chat, several, vectors])
+    response = {
+        "custom_id": "response",
+        "url": "/v1/responses",
+        "body": {"input": asked, "max_output_tokens": 4, "temperature": 0},
+    }
+    source = write(tmp_path / "in.jsonl", [line("a"), line("hot", temperature=9), chat, several, vectors, response])
     output, errors = tmp_path / "out.jsonl", tmp_path / "out.jsonl.errors"
     done = blazr("batch", "run", str(source), "-o", str(output), "--model", "demo", "--cpu")
     assert done.returncode == 1, done.stderr
-    assert "1 of 5 lines have an error" in done.stderr
+    assert "1 of 6 lines have an error" in done.stderr
     found = read(output)
-    assert set(found) == {"a", "chat", "two", "vectors"}
+    assert set(found) == {"a", "chat", "two", "vectors", "response"}
+    answer = found["response"]["response"]["body"]
+    assert (answer["status"], answer["usage"]["output_tokens"]) == ("incomplete", 4)
+    told = found["chat"]["response"]["body"]["choices"][0]["message"]["content"]
+    assert answer["output"][0]["content"][0]["text"] == told
     body = found["a"]["response"]["body"]
     assert (body["object"], body["model"], body["usage"]["completion_tokens"]) == ("text_completion", "demo", 6)
     assert found["chat"]["response"]["body"]["object"] == "chat.completion"
@@ -56,14 +66,14 @@ def test_lines_are_answered_failed_and_taken_up_again(tmp_path) -> None:
     # The line that failed is put right, and one was cut off by a crash: only these two are run.
     kept = [json.dumps(item) for item in found.values() if item["custom_id"] != "a"]
     output.write_text("\n".join(kept) + "\n" + json.dumps(found["a"])[:50])
-    write(source, [line("a"), line("hot"), chat, several, vectors])
+    write(source, [line("a"), line("hot"), chat, several, vectors, response])
     done = blazr("batch", "run", str(source), "-o", str(output), "--model", "demo", "--cpu")
     assert done.returncode == 0, done.stderr
-    assert "3 lines of" in done.stderr
+    assert "4 lines of" in done.stderr
     again = read(output)
-    assert set(again) == {"a", "hot", "chat", "two", "vectors"}
+    assert set(again) == {"a", "hot", "chat", "two", "vectors", "response"}
     assert again["a"]["response"]["body"]["choices"] == found["a"]["response"]["body"]["choices"]
-    assert output.read_text().splitlines()[:3] == kept
+    assert output.read_text().splitlines()[:4] == kept
     assert not errors.exists()
 
 

@@ -74,7 +74,7 @@ SPECTACULAR_SETTINGS = {
     ],
     # Enums of equal field names need names of their own.
     "ENUM_NAME_OVERRIDES": {
-        "BatchEndpointEnum": ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"],
+        "BatchEndpointEnum": ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"],
         "JobEndpointEnum": ["completion", "chat"],
     },
 }

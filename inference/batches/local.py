@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from inference.answers.builder import AnswerBuilder
 from inference.batches.outcomes import ended_line
-from inference.batches.requests import InputLine, line_plan, refusal_line
+from inference.batches.requests import InputLine, LineRequest, line_request, refusal_line
 from inference.errors import BlazrError
 from inference.generation_plan import GenerationPlan
 from inference.messages import GenerateMessage, GenerationEvent
@@ -54,7 +54,7 @@ class LocalResult:
 @dataclass(eq=False, slots=True)
 class _Running:
     line: InputLine
-    plan: GenerationPlan
+    request: LineRequest
     builder: AnswerBuilder
     open_parts: set[str]
     error: BlazrError | None = None
@@ -94,7 +94,7 @@ def run_lines(
                 yield _refused(line, error)
                 continue
             held += 1
-            for number in range(len(started.plan.prompts)):
+            for number in range(len(started.request.plan.prompts)):
                 running[_name(line, number)] = (started, number)
         if not held:
             continue
@@ -118,7 +118,15 @@ def _line_id(line: InputLine) -> str:
 
 def _start(engine: Engine, line: InputLine, resolve: Callable[[GenerationPlan], GenerationPlan]) -> _Running:
     """Hand a line's prompts to the engine, all or none."""
-    plan = resolve(line_plan(line.url, line.body, key=line.custom_id))
+    request = line_request(line.url, line.body, key=line.custom_id)
+    try:
+        return _add(engine, line, request.resolved(resolve))
+    except BlazrError as error:
+        raise request.worded(error) from None
+
+
+def _add(engine: Engine, line: InputLine, request: LineRequest) -> _Running:
+    plan = request.plan
     prepared = [
         engine.prepare(
             plan.message(
@@ -139,7 +147,7 @@ def _start(engine: Engine, line: InputLine, resolve: Callable[[GenerationPlan], 
             for name in names[:number]:
                 engine.abort(name)
             raise
-    return _Running(line, plan, AnswerBuilder(plan), set(names))
+    return _Running(line, request, AnswerBuilder(plan), set(names))
 
 
 def _take(
@@ -163,12 +171,12 @@ def _take(
         for name in item.open_parts:
             running.pop(name, None)
             engine.abort(name)
-        return _refused(item.line, item.error)
+        return _refused(item.line, item.request.worded(item.error))
     if item.open_parts:
         return None
     name = _line_id(item.line)
     payload, is_error = ended_line(
-        item.plan, item.builder, line_id=name, custom_id=item.line.custom_id, request_id=name
+        item.request, item.builder, line_id=name, custom_id=item.line.custom_id, request_id=name
     )
     return LocalResult(item.line, payload, is_error=is_error, completion_tokens=item.builder.completion_tokens)
 

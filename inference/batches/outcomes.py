@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from inference.answers.builder import AnswerBuilder
 from inference.answers.formats import answer_format
-from inference.batches.requests import answer_line, refusal_line
+from inference.batches.requests import LineRequest, answer_line, refusal_line
 from inference.errors import BlazrError, GenerationFailed
-from inference.generation_plan import Endpoint, GenerationPlan
+from inference.generation_plan import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +22,12 @@ _ID_PREFIXES: Mapping[Endpoint, str] = {"chat": "chatcmpl-", "completion": "cmpl
 
 
 def ended_line(
-    plan: GenerationPlan, builder: AnswerBuilder, *, line_id: str, custom_id: str, request_id: str
+    request: LineRequest, builder: AnswerBuilder, *, line_id: str, custom_id: str, request_id: str
 ) -> tuple[str, bool]:
     """The line of a generation that ended well.
 
     Args:
-        plan: Resolved.
+        request: Resolved.
         builder: Has all of its events.
         line_id: The line's name in the files; ids of answers end like it.
         request_id: Names the attempt.
@@ -35,14 +36,7 @@ def ended_line(
         The line, and whether it is one of the error file: the answer can't be put together.
     """
     try:
-        answer = answer_format(
-            plan,
-            builder,
-            request_id=_ID_PREFIXES[plan.endpoint] + line_id.removeprefix("batch_req_"),
-            created=int(time.time()),
-            model=plan.model,
-        )
-        body = answer.whole()
+        body = _body(request, builder, line_id.removeprefix("batch_req_"))
         return answer_line(line_id=line_id, custom_id=custom_id, request_id=request_id, body=body), False
     except BlazrError as error:
         problem = error
@@ -50,3 +44,15 @@ def ended_line(
         logger.exception("the answer of line %s could not be put together", line_id)
         problem = GenerationFailed("The answer could not be put together because of an internal error.")
     return refusal_line(line_id=line_id, custom_id=custom_id, request_id=request_id, error=problem), True
+
+
+def _body(request: LineRequest, builder: AnswerBuilder, name: str) -> dict[str, Any]:
+    plan = request.plan
+    if request.response is not None:
+        from inference.api.responses.lines import whole_response
+
+        return whole_response(request.response, plan, builder, response_id=f"resp_{name}")
+    answer = answer_format(
+        plan, builder, request_id=_ID_PREFIXES[plan.endpoint] + name, created=int(time.time()), model=plan.model
+    )
+    return answer.whole()

@@ -7,19 +7,23 @@ https://platform.openai.com/docs/guides/batch and …/api-reference/batch/reques
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
 from inference.generation_plan import Endpoint, GenerationPlan
 
+if TYPE_CHECKING:
+    from inference.api.responses.serializers import ResponseRequest
+
 ENDPOINT_KINDS: dict[str, Endpoint] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
     "/v1/embeddings": "embedding",
+    "/v1/responses": "chat",
 }
 MAX_LINE_BYTES = 4 << 20
 MAX_CUSTOM_ID = 512
@@ -124,7 +128,40 @@ def parse_line(raw: bytes, number: int, endpoints: Sequence[str]) -> InputLine |
     return InputLine(number, custom_id, value["url"], body)
 
 
-def line_plan(endpoint: str, body: dict[str, Any], *, key: str) -> GenerationPlan:
+@dataclass(frozen=True, slots=True)
+class LineRequest:
+    """The checked request of a line.
+
+    Attributes:
+        plan: What is to be generated.
+        response: Of /v1/responses, which goes through chat completions: how the client said it.
+    """
+
+    plan: GenerationPlan
+    response: ResponseRequest | None = None
+
+    def resolved(self, resolve: Callable[[GenerationPlan], GenerationPlan]) -> LineRequest:
+        """With the plan in terms of a model.
+
+        Raises:
+            BlazrError: As ``resolve`` does.
+        """
+        try:
+            return replace(self, plan=resolve(self.plan))
+        except BlazrError as error:
+            raise self.worded(error) from None
+
+    def worded(self, error: BlazrError) -> BlazrError:
+        """``error`` with the field's name as the client knows it."""
+        if self.response is None:
+            return error
+        from inference.api.chat_bridge import renamed
+        from inference.api.responses.serializers import CHAT_NAMES
+
+        return renamed(error, CHAT_NAMES)
+
+
+def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineRequest:
     """The checked request of a line.
 
     Args:
@@ -136,15 +173,20 @@ def line_plan(endpoint: str, body: dict[str, Any], *, key: str) -> GenerationPla
         InvalidRequest: With the field in ``param``.
     """
     from inference.api.embeddings import EmbeddingRequestSerializer
+    from inference.api.responses.lines import response_request
     from inference.api.serializers import plan_from_body
 
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 2
     kind = ENDPOINT_KINDS[endpoint]
     if kind == "embedding":
-        return EmbeddingRequestSerializer.shared().plan(body)
+        return LineRequest(EmbeddingRequestSerializer.shared().plan(body))
+    if endpoint == "/v1/responses":
+        response = response_request(body)
+        return LineRequest(response.plan().with_seed(seed), response)
     plan = plan_from_body(kind, body)
     if plan.stream:
         raise UnsupportedFeature("a line of a batch has no stream; leave stream out.", param="stream")
-    return plan.with_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 2)
+    return LineRequest(plan.with_seed(seed))
 
 
 def line_id(batch_id: str, number: int) -> str:

@@ -32,10 +32,10 @@ from inference.batches.lines import (
     lines_release,
 )
 from inference.batches.outcomes import ended_line
-from inference.batches.requests import line_plan, refusal_line, unanswered_line
+from inference.batches.requests import LineRequest, line_request, refusal_line, unanswered_line
 from inference.batches.unrun_lines import unanswered
 from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, Unavailable
-from inference.generation_plan import JOB_PRIORITY, GenerationPlan
+from inference.generation_plan import JOB_PRIORITY
 from inference.messages import GenerationEvent
 from inference.selectors import ServedModel, served_model_read
 from inference.worker import claim_runner
@@ -65,7 +65,7 @@ class _Running:
     """One line that this worker holds; touched by the runner's thread only."""
 
     line: ClaimedLine
-    plan: GenerationPlan
+    request: LineRequest
     builder: AnswerBuilder
     open_parts: set[str]
     outcome: BlazrError | None = None
@@ -172,10 +172,10 @@ class BatchRunner(ClaimRunner):
 
     def _settle(self, item: _Running) -> None:
         """A line has ended in the engine: what is to be written of it."""
-        line, error = item.line, item.outcome
+        line, error = item.line, item.outcome and item.request.worded(item.outcome)
         if error is None:
             payload, is_error = ended_line(
-                item.plan,
+                item.request,
                 item.builder,
                 line_id=line.line_id,
                 custom_id=line.custom_id,
@@ -294,12 +294,13 @@ class BatchRunner(ClaimRunner):
         while self._unstarted:
             line = self._unstarted[0]
             try:
-                plan = line_plan(
+                request = line_request(
                     line.batch.endpoint, orjson.loads(line.body), key=f"{line.batch.batch_id}:{line.number}"
                 )
-                if plan.model not in served:
-                    served[plan.model] = served_model_read(plan.model)
-                self._submit(line, served[plan.model].resolved(plan))
+                model = request.plan.model
+                if model not in served:
+                    served[model] = served_model_read(model)
+                self._submit(line, request.resolved(served[model].resolved))
             except BlazrError as error:
                 self._refuse(line, error)
             except (DatabaseError, InterfaceError):
@@ -311,11 +312,11 @@ class BatchRunner(ClaimRunner):
                 )
             self._unstarted.popleft()
 
-    def _submit(self, line: ClaimedLine, plan: GenerationPlan) -> None:
-        plan = replace(plan, priority=plan.priority + line.batch.priority + JOB_PRIORITY)
+    def _submit(self, line: ClaimedLine, request: LineRequest) -> None:
+        plan = replace(request.plan, priority=request.plan.priority + line.batch.priority + JOB_PRIORITY)
         numbers = range(len(plan.prompts))
         names = [line.request_id if len(plan.prompts) == 1 else f"{line.request_id}-{number}" for number in numbers]
-        item = _Running(line, plan, AnswerBuilder(plan), set(names))
+        item = _Running(line, request, AnswerBuilder(plan), set(names))
         self._running[line.claim] = item
         for number, request_id in enumerate(names):
             self._parts[request_id] = (item, number)

@@ -113,6 +113,50 @@ def test_lines_of_embeddings_have_the_answers_of_their_endpoint(manager):
     assert (usage.prompt_tokens, usage.completion_tokens) == (206, 0)  # the wide one was computed
 
 
+def respond(custom_id: str, given: Any = "abc", **body: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "input": given, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/responses", "body": body}
+
+
+def test_lines_of_responses_have_the_answers_of_their_endpoint(manager):
+    refused = {
+        "stream": True,
+        "background": True,
+        "store": True,
+        "previous_response_id": "resp_1",
+        "truncation": "auto",
+    }
+    batch = make_batch(
+        [
+            respond("text", metadata={"a": "b"}, instructions="Be short."),
+            respond("items", [{"role": "user", "content": [{"type": "input_text", "text": "def"}]}], store=False),
+            respond("odd", max_output_tokens=0),
+            respond("long", "fail"),
+            *(respond(name, **{name: value}) for name, value in refused.items()),
+        ],
+        endpoint="/v1/responses",
+    )
+    manager.failure = lambda message: (
+        InvalidRequest("messages are too long.", param="messages")
+        if message["prompt"]["messages"][-1]["content"] == "fail"
+        else None
+    )
+    batch = work(batch, make_runner(manager))
+    assert (batch.state, batch.num_completed, batch.num_failed) == ("completed", 2, 7)
+    output = {item["custom_id"]: item["response"]["body"] for item in contents(batch.output_file_id)}
+    first = output["text"]
+    assert (first["object"], first["status"], first["store"]) == ("response", "completed", False)
+    assert (first["model"], first["metadata"], first["instructions"]) == ("tiny", {"a": "b"}, "Be short.")
+    assert first["id"].startswith("resp_")
+    assert [item["content"][0]["text"] for item in first["output"]] == ["cba"]
+    assert (first["usage"]["input_tokens"], first["usage"]["output_tokens"]) == (3, 2)
+    assert output["items"]["output"][0]["content"][0]["text"] == "fed"
+    errors = {item["custom_id"]: item["response"]["body"]["error"] for item in contents(batch.error_file_id)}
+    assert {name: item["param"] for name, item in errors.items()} == {
+        "odd": "max_output_tokens", "long": "input", **{name: name for name in refused},
+    }  # fmt: skip
+
+
 def test_a_file_with_too_many_inputs_fails(manager, settings):
     settings.BLAZR_BATCH_MAX_INPUTS = 10
     batch = make_batch([embed("a", ["x"] * 6), embed("b", ["x"] * 5)], endpoint="/v1/embeddings")
