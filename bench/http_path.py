@@ -14,7 +14,6 @@ The default model is so small that its network hardly counts; ``--shape llama-13
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import socket
@@ -36,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.child import random_prompts
+from bench.http_clients import exchange
 from bench.weights import SHAPES, LlamaShape, make_llama
 from blazr_site.embedded_redis import server_command, wait_until_ready
 
@@ -129,13 +129,13 @@ def _named_children(parent: int) -> Iterator[tuple[int, str]]:
 # --- the client ------------------------------------------------------------------------------------
 
 
-async def stream(port: int, model: str, prompt: list[int], new: int) -> tuple[float, float]:
-    """One streamed completion by a client that costs little beside what it measures.
+def run_clients(site: Site, model: str, prompts: list[list[int]], new: int) -> list[tuple[float, float]]:
+    """All prompts at once, each by a client of its own.
 
     Returns:
-        Seconds to the first token, and in all.
+        Of each, seconds to the first token, and in all.
     """
-    body = json.dumps(
+    bodies = [
         {
             "model": model,
             "prompt": prompt,
@@ -145,37 +145,28 @@ async def stream(port: int, model: str, prompt: list[int], new: int) -> tuple[fl
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-    ).encode()
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    writer.write(head.encode() + body)
-    first_s, last, answer = 0.0, b"", []
-    async for line in reader:
-        answer.append(line)
-        if line.startswith(b"data: {"):
-            first_s = first_s or time.perf_counter() - started
-            last = line
-    writer.close()
-    usage = json.loads(last[6:]).get("usage") if last else None
-    if not usage or usage["completion_tokens"] != new:
-        raise SystemExit(f"a stream had no {new} tokens:\n{b''.join(answer[:20]).decode(errors='replace')}")
-    return first_s, time.perf_counter() - started
+        for prompt in prompts
+    ]
+    started, answers = exchange(site.port, "/v1/completions", bodies)
+    found = []
+    for lines in answers:
+        data = [(at, line) for at, line in lines if line.startswith(b"data: {")]
+        usage = json.loads(data[-1][1][6:]).get("usage") if data else None
+        if not usage or usage["completion_tokens"] != new:
+            raise SystemExit(f"a stream had no {new} tokens:\n{lines[:20]}")
+        found.append((data[0][0] - started, lines[-1][0] - started))
+    return found
 
 
-async def run_clients(site: Site, shape: LlamaShape, clients: int, prompt: int, new: int) -> list[tuple[float, float]]:
-    """All clients at once, one request each."""
-    prompts = random_prompts(clients, prompt, shape.vocab_size, seed=clients)
-    return list(await asyncio.gather(*(stream(site.port, shape.name, item, new) for item in prompts)))
+def wave(site: Site, shape: LlamaShape, clients: int, prompt: int, new: int) -> list[tuple[float, float]]:
+    """As many clients at once, one request each."""
+    return run_clients(site, shape.name, random_prompts(clients, prompt, shape.vocab_size, seed=clients), new)
 
 
-async def first_tokens(site: Site, shape: LlamaShape, repeats: int, prompt: int) -> list[float]:
+def first_tokens(site: Site, shape: LlamaShape, repeats: int, prompt: int) -> list[float]:
     """Seconds to the first token, one request at a time."""
     prompts = random_prompts(repeats, prompt, shape.vocab_size, seed=11)
-    return [(await stream(site.port, shape.name, item, 2))[0] for item in prompts]
+    return [run_clients(site, shape.name, [item], 2)[0][0] for item in prompts]
 
 
 # --- processor time --------------------------------------------------------------------------------
@@ -184,9 +175,9 @@ async def first_tokens(site: Site, shape: LlamaShape, repeats: int, prompt: int)
 def processor_time(site: Site, shape: LlamaShape, *, clients: int, requests: int, new: int) -> dict[str, Any]:
     """Seconds per request with one token, and per further token of long streams, by process."""
 
-    async def waves(count: int, prompt: int, tokens: int) -> None:
+    def waves(count: int, prompt: int, tokens: int) -> None:
         for _ in range(count):
-            await run_clients(site, shape, clients, prompt, tokens)
+            wave(site, shape, clients, prompt, tokens)
 
     def cost(work: Callable[[], None]) -> dict[str, float]:
         before = site.seconds()
@@ -195,13 +186,13 @@ def processor_time(site: Site, shape: LlamaShape, *, clients: int, requests: int
         after = site.seconds()
         return {name: after[name] - before[name] for name in before}
 
-    asyncio.run(waves(3, 16, 8))  # first calls import and allocate
+    waves(3, 16, 8)  # first calls import and allocate
     rounds = max(1, requests // clients)
     started = time.perf_counter()
-    short = cost(lambda: asyncio.run(waves(rounds, 16, 1)))
+    short = cost(lambda: waves(rounds, 16, 1))
     short_s = time.perf_counter() - started
     started = time.perf_counter()
-    long = cost(lambda: asyncio.run(waves(1, 16, new)))
+    long = cost(lambda: waves(1, 16, new))
     long_s = time.perf_counter() - started
     per_request = {name: value / (rounds * clients) for name, value in short.items()}
     tokens = clients * (new - 1)
@@ -244,7 +235,7 @@ def timeline(site: Site, shape: LlamaShape, repeats: int) -> dict[str, float]:
     for prompt in random_prompts(repeats, 16, shape.vocab_size, seed=11):
         seen.clear()
         started = time.time()
-        first_s, _ = asyncio.run(stream(site.port, shape.name, prompt, 2))
+        first_s, _ = run_clients(site, shape.name, [prompt], 2)[0]
         time.sleep(0.05)
         commands = list(seen)
         marks = {
@@ -278,12 +269,12 @@ def ratio(site: Site, shape: LlamaShape, directory: Path, *, clients: int, new: 
         for _ in range(rounds):
             bare = engine.ask("serve", batch=clients, prompt=128, new=new)["tokens_per_s"]
             started = time.perf_counter()
-            asyncio.run(run_clients(site, shape, clients, 128, new))
+            wave(site, shape, clients, 128, new)
             shares.append(clients * new / (time.perf_counter() - started) / bare)
             # One by one in turns: the machine's own speed changes from second to second.
             for _ in range(15):
                 alone = engine.ask("first_token", prompt=16, repeats=1)["seconds"]
-                served = asyncio.run(first_tokens(site, shape, 1, 16))[0]
+                served = first_tokens(site, shape, 1, 16)[0]
                 added.append(1000 * (served - alone))
     finally:
         engine.close()
@@ -322,7 +313,7 @@ def main() -> None:
     shape = SHAPES[given.shape]
     directory = make_llama(shape, given.cache)
     with serve(directory, dtype="bfloat16" if given.ratio else given.dtype) as site:
-        asyncio.run(run_clients(site, shape, 2, 16, 4))  # loads the model
+        wave(site, shape, 2, 16, 4)  # loads the model
         found: dict[str, Any] = {
             "processor": processor_time(site, shape, clients=given.clients, requests=given.requests, new=given.new),
             "timeline_ms": timeline(site, shape, 15),
