@@ -16,6 +16,9 @@ BUFFER_BYTES = 1 << 30
 class Machine:
     """A child that measures limits; see ``bench.child``."""
 
+    def __init__(self) -> None:
+        self._readers: tuple[Callable[[], Any], ...] | None = None
+
     def load(self) -> dict[str, Any]:
         """Nothing to load."""
         return {"threads": torch.get_num_threads()}
@@ -26,6 +29,12 @@ class Machine:
             "small_pages": _read_rate(huge=False),
             "huge_pages": _read_rate(huge=True),
         }
+
+    def read(self) -> dict[str, float]:
+        """Bytes per second from huge pages right now: what ``bench.in_turns`` asks for between other measurements."""
+        if self._readers is None:
+            self._readers = _readers(huge=True)
+        return {"bytes_per_s": BUFFER_BYTES / min(_best(reader, 2) for reader in self._readers)}
 
     def gemm(self) -> dict[str, float]:
         """Operations per second of square products, by number format; 0 where torch has no such product."""
@@ -49,18 +58,21 @@ def _best(call: Callable[[], Any], repeats: int = 7) -> float:
 
 
 def _read_rate(*, huge: bool) -> float:
+    return BUFFER_BYTES / min(_best(reader) for reader in _readers(huge=huge))
+
+
+def _readers(*, huge: bool) -> tuple[Callable[[], Any], ...]:
     memory = mmap.mmap(-1, BUFFER_BYTES)
     memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     values = torch.frombuffer(memory, dtype=torch.float32)
     # Pages that were never written are all the same page of zeros, which the caches hold.
     values.copy_(torch.arange(values.numel(), dtype=torch.float32).remainder_(251.0))
     integers, half = values.view(torch.int32), values.numel() // 2
-    readers: tuple[Callable[[], Any], ...] = (
+    return (
         lambda: torch.sum(values),
         lambda: torch.amax(integers),
         lambda: torch.dot(values[:half], values[half:]),
     )
-    return BUFFER_BYTES / min(_best(reader) for reader in readers)
 
 
 def _int8_product(size: int) -> Callable[[], Any]:
