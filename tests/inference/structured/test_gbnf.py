@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
@@ -74,11 +74,17 @@ class Recogniser:
     def __init__(self, rules: dict[str, Node], text: str) -> None:
         self.rules = rules
         self.text = text
+        self.known: dict[tuple[Node, int], set[int]] = {}
 
     def matches(self) -> bool:
         return len(self.text) in self.ends(Rule("root"), 0)
 
     def ends(self, node: Node, at: int) -> set[int]:
+        if (node, at) not in self.known:
+            self.known[node, at] = self.found(node, at)
+        return self.known[node, at]
+
+    def found(self, node: Node, at: int) -> set[int]:
         if isinstance(node, Chars):
             fits = at < len(self.text) and any(low <= ord(self.text[at]) <= high for low, high in node.ranges)
             return {at + 1} if fits else set()
@@ -192,7 +198,7 @@ def sampled(node: Node, rules: dict[str, Node], random: Random, depth: int = 0) 
     return "".join(sampled(node.item, rules, random, depth) for _ in range(random.randint(node.low, most)))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100, deadline=None)
 @given(parts=st.lists(ITEMS, min_size=4, max_size=4), text=st.text("abc()", max_size=6), random=st.randoms())
 def test_the_meaning_is_kept(parts: list[str], text: str, random: Random) -> None:
     """``c`` and ``d`` are regular, ``root`` isn't: so parts of it become lexemes, between others that may overlap."""
@@ -207,6 +213,7 @@ def test_the_meaning_is_kept(parts: list[str], text: str, random: Random) -> Non
     rules = parse_gbnf(grammar)
     lark = gbnf_to_lark(grammar)
     own = sampled(Rule("root"), rules, random)
+    assume(len(own) <= 40)
     assert Recogniser(rules, own).matches()
     for one in (own, own[:-1], f"{own}a", text):
         assert matches(lark, one) == Recogniser(rules, one).matches(), (one, grammar, lark)
