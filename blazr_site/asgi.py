@@ -34,7 +34,17 @@ from models_registry.upload_rules import CHUNK_BYTES
 
 API_PREFIXES = ("/v1/", "/api/generate", "/api/chat", "/api/embed", "/api/tags", "/api/ps", "/api/show", "/api/version")
 API_PATHS = frozenset(
-    {"/livez", "/readyz", "/health", "/metrics", "/tokenize", "/detokenize", "/apply-template", "/infill"}
+    {
+        "/livez",
+        "/readyz",
+        "/health",
+        "/metrics",
+        "/tokenize",
+        "/detokenize",
+        "/tokenizer_info",
+        "/apply-template",
+        "/infill",
+    }
 )
 TRACED_PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/infill", "/apply-template")
 

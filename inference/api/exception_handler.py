@@ -29,7 +29,7 @@ from inference.errors import (
 
 logger = logging.getLogger(__name__)
 
-_API_PATHS = frozenset({"/v1", "/api", "/tokenize", "/detokenize", "/apply-template", "/infill"})
+_API_PATHS = frozenset({"/v1", "/api", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/infill"})
 RETRY_AFTER_S = 5
 """For retryable errors that don't know better."""
 
