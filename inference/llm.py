@@ -385,9 +385,10 @@ class LLM:
             logger.exception("the output of request %s could not be put into words", request_id)
             failure = GenerationFailed(f"the output could not be turned into text ({type(error).__name__}).")
             events = text_output.fail(failure)
-        if text_output.is_stopped(number) and output.finish_reason is None:
+        if output.finish_reason is None and text_output.is_stopped(number):
             self._forget([output.request_id])
-        self._forget_if_done(request_id)
+        if text_output.is_done:
+            self._forget_if_done(request_id)
         return events
 
     def _forget_if_done(self, request_id: str) -> None:

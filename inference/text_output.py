@@ -198,14 +198,15 @@ class TextOutput:
         event: Any = {
             "request_id": self._request_id,
             "attempt": self._attempt,
-            "index": -1,
+            "index": self._next_index,
             "type": kind,
             **values,
         }
         if not self._is_started:
-            self._held.append(event)
+            self._held.append(event)  # gets its number when it is sent
             return []
-        return [self._numbered(event)]
+        self._next_index += 1
+        return [event]
 
     def _numbered(self, event: GenerationEvent) -> GenerationEvent:
         event["index"] = self._next_index
@@ -229,6 +230,10 @@ class TextOutput:
         token_ids = output.new_token_ids
         if token_ids and self._first_token_at is None:
             self._first_token_at = time.monotonic()
+        if output.finish_reason is None and len(token_ids) == 1:  # almost always
+            choice.num_tokens += 1
+            choice.num_new_tokens += 1
+            return choice.push(token_ids[0]), 1
         ends_by_token = output.finish_reason is FinishReason.STOP and output.stop_token_id is not None
         hidden = 1 if ends_by_token and not self._params.include_stop_str_in_output else 0
         detokenizer = choice.detokenizer

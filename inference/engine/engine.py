@@ -311,13 +311,20 @@ class Engine:
             first_row += item.num_tokens
             if item.reaches_end and request.known_ending is None and request not in results:
                 items.append(item)
-                states += states_along(request.sampling, item.guesses)
-                rows += range(first_row - 1 - len(item.guesses), first_row)
+                if item.guesses:
+                    states += states_along(request.sampling, item.guesses)
+                    rows += range(first_row - 1 - len(item.guesses), first_row)
+                else:
+                    states.append(request.sampling)
+                    rows.append(first_row - 1)
         if items:
             logits = self._runner.logits_of(hidden, rows)
             answers = iter(self._sampler.sample(logits, states, lambda: self._runner.logits_of(hidden, rows)))
             for item in items:
-                results[item.request] = agreed_run(item.guesses, list(islice(answers, 1 + len(item.guesses))))
+                if item.guesses:
+                    results[item.request] = agreed_run(item.guesses, list(islice(answers, 1 + len(item.guesses))))
+                else:
+                    results[item.request] = [next(answers)]
         return results
 
     def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor, first_row: int) -> BlazrError | None:
@@ -337,14 +344,13 @@ class Engine:
         for item in step.scheduled:
             request = item.request
             self._num_computed_tokens += item.num_tokens
-            answers = results.get(request, [])
-            tokens = self._append(request, answers)
-            # Each token but the last one was a guess that held, so its state is computed.
-            num_computed = item.stop - len(item.guesses) + max(0, len(tokens) - 1)
+            answers = results.get(request, ())
+            tokens = self._append(request, answers) if answers else ()
             if self._speculator is None:
-                request.num_computed_tokens = num_computed
+                request.num_computed_tokens = item.stop
             else:
-                self._speculator.settle(item, num_computed)
+                # Each token but the last one was a guess that held, so its state is computed.
+                self._speculator.settle(item, item.stop - len(item.guesses) + max(0, len(tokens) - 1))
             assert request.state is not None
             failed = answers[-1] if answers else None
             error = failed if isinstance(failed, BlazrError) else None
@@ -362,7 +368,8 @@ class Engine:
             else:
                 continue
             output.new_token_ids += [token.token_id for token in tokens]
-            output.logprobs = [token.logprobs for token in tokens if token.logprobs is not None] or None
+            if tokens and tokens[0].logprobs is not None:
+                output.logprobs = [token.logprobs for token in tokens if token.logprobs is not None]
 
     def _append(self, request: Request, answers: Sequence[Answer]) -> list[SampledToken]:
         """Take the tokens up to the one that ends the request."""

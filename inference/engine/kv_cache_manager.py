@@ -28,20 +28,22 @@ class KVCacheManager:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.block_tables: npt.NDArray[np.int32] = np.zeros((max_num_seqs, max_blocks_per_sequence), dtype=np.int32)
-        self.num_blocks_of: npt.NDArray[np.int32] = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_blocks_of = [0] * max_num_seqs
 
     def blocks_missing(self, seat: int, num_tokens: int) -> int:
         """Blocks that the seat lacks to hold ``num_tokens`` tokens."""
-        return max(0, blocks_for(num_tokens, self.block_size) - int(self.num_blocks_of[seat]))
+        return max(0, blocks_for(num_tokens, self.block_size) - self.num_blocks_of[seat])
 
     def blocks_of(self, seat: int) -> list[int]:
         """The seat's blocks, in order."""
-        count = int(self.num_blocks_of[seat])
+        count = self.num_blocks_of[seat]
         blocks: list[int] = self.block_tables[seat, :count].tolist()
         return blocks
 
     def extend(self, seat: int, num_tokens: int) -> bool:
         """Give the seat blocks for its first ``num_tokens`` tokens; False, and nothing done, if too few are free."""
+        if num_tokens <= self.num_blocks_of[seat] * self.block_size:
+            return True
         missing = self.blocks_missing(seat, num_tokens)
         if missing > self.pool.num_free:
             return False
@@ -51,12 +53,12 @@ class KVCacheManager:
 
     def append(self, seat: int, blocks: Sequence[int]) -> None:
         """Put blocks that are the seat's already, by ``allocate`` or ``share``, behind those it has."""
-        count = int(self.num_blocks_of[seat])
+        count = self.num_blocks_of[seat]
         self.block_tables[seat, count : count + len(blocks)] = blocks
         self.num_blocks_of[seat] = count + len(blocks)
 
     def release(self, seat: int) -> None:
         """Give all blocks of the seat back, the last first: what comes early in a text is shared more often."""
         self.pool.free(reversed(self.blocks_of(seat)))
-        self.block_tables[seat, : int(self.num_blocks_of[seat])] = 0
+        self.block_tables[seat, : self.num_blocks_of[seat]] = 0
         self.num_blocks_of[seat] = 0

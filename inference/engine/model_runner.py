@@ -21,7 +21,7 @@ from inference.engine.decode_programs import DecodePrograms
 from inference.engine.request import TokenLogprobs
 from inference.engine.sampler import Sampler, numerical_error
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
-from inference.engine.state_manager import StateManager
+from inference.engine.state_manager import SequenceState, StateManager
 from inference.host_memory import zeroed_memory
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PagedSequences, PrefillChunk
 from inference.modelling.spec import AttentionSpec, MLASpec, ModelSpec
@@ -108,6 +108,8 @@ class ModelRunner:
             )
             self._graphs = DecodeGraphs(network, spec, self._layers, static, config.max_num_seqs)
             self._graphs.capture()
+        self._places: list[SequenceState | None] = []
+        self._seats = self._slots = np.zeros(0, dtype=np.int64)
         self._programs: DecodePrograms | None = None
         if config.replay_decodes and getattr(network, "can_replay", False):
             self._programs = DecodePrograms(network, self._layers)
@@ -147,13 +149,20 @@ class ModelRunner:
         )
 
     def _decode_rows(self, step: SchedulerOutput) -> _DecodeRows:
-        values = []
-        for item in step.scheduled:
-            request, position = item.request, item.num_computed_tokens
-            assert request.state is not None
-            prompt = request.num_prompt_tokens if self._needs_rope_lengths else 0
-            values.append((request.token_ids[position], position, request.state.seat, request.state.slot, prompt))
-        return _DecodeRows(*np.ascontiguousarray(np.array(values, dtype=np.int64).T))
+        items = step.scheduled
+        prompts = [item.request.num_prompt_tokens for item in items] if self._needs_rope_lengths else [0] * len(items)
+        places = [item.request.state for item in items]
+        if places != self._places:  # mostly they are those of the step before
+            self._places = places
+            self._seats = np.array([place.seat for place in places if place is not None], dtype=np.int64)
+            self._slots = np.array([place.slot for place in places if place is not None], dtype=np.int64)
+        return _DecodeRows(
+            token_ids=np.array([item.request.token_ids[item.num_computed_tokens] for item in items], dtype=np.int64),
+            positions=np.array([item.num_computed_tokens for item in items], dtype=np.int64),
+            seats=self._seats,
+            state_slots=self._slots,
+            prompt_lengths=np.array(prompts, dtype=np.int64),
+        )
 
     def logits_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """(len(rows), V) float32 logits of the named rows."""
@@ -263,19 +272,23 @@ class ModelRunner:
         if self._needs_rope_lengths:
             rope_lengths = torch.from_numpy(np.maximum(rows.prompt_lengths, lengths))
         sequences = None
+        slot_mapping = np.zeros(len(lengths), dtype=np.int64)
         if self._states.has_paged_state:
             width = -(-longest // self._block_size)
             tables = np.ascontiguousarray(self._states.kv.block_tables[rows.seats, :width], dtype=np.int32)
             slots = torch.ops.blazr.block_slots.default(
                 torch.from_numpy(tables), torch.from_numpy(lengths), longest, self._block_size
             )
-            numbers = np.arange(len(lengths))
-            table = np.stack((numbers, np.ones_like(numbers), lengths, numbers * longest), 1)
+            table = np.ones((len(lengths), 4), dtype=np.int64)
+            table[:, 0] = numbers = np.arange(len(lengths))
+            table[:, 2] = lengths
+            table[:, 3] = first = numbers * longest
             sequences = PagedSequences(slots, torch.from_numpy(table))
+            slot_mapping = slots.numpy()[first + rows.positions]
         return ForwardBatch(
             input_ids=torch.from_numpy(rows.token_ids),
             positions=torch.from_numpy(rows.positions),
-            slot_mapping=torch.from_numpy(self._physical_slots(rows.seats, rows.positions)),
+            slot_mapping=torch.from_numpy(slot_mapping),
             state_slots=torch.from_numpy(rows.state_slots),
             num_decodes=len(lengths),
             prefills=(),

@@ -43,6 +43,7 @@ class Request:
         fetched: What was read from disk for it.
         num_cached_tokens: Prompt tokens that the prefix cache had at its first admission; None before that.
         cache_miss_reason: Why not more.
+        num_prompt_tokens: Tokens that were given, without those of an earlier attempt.
     """
 
     source: EngineRequest
@@ -63,8 +64,10 @@ class Request:
     cache_miss_reason: MissReason | None = None
     pooler: Pooler | None = field(init=False, default=None)
     rank: tuple[int, int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.source.prompt_token_ids)
         self.rank = (self.source.priority, self.arrival)
         if self.source.params.prompt_logprobs is not None:
             self.prompt_logprobs = []
@@ -76,11 +79,6 @@ class Request:
     def request_id(self) -> str:
         """Of ``source``."""
         return self.source.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens that were given, without those of an earlier attempt."""
-        return len(self.source.prompt_token_ids)
 
     @property
     def may_read_cache(self) -> bool:
@@ -100,13 +98,14 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Whether it generates: nothing is left to compute but its last token, and what is to be replayed."""
-        return self.num_computed_tokens > 0 and self.num_uncomputed_tokens == 1 + self.num_to_replay
+        return 0 < self.num_computed_tokens == len(self.token_ids) - 1 - self.num_to_replay
 
     def ending(self) -> FinishReason | None:
         """Why the request ends with the output token that it has now, if it does."""
-        if self.num_output_tokens and (self.token_ids[-1] in self.stop_token_ids or self.sampling.is_complete):
+        count = self.num_output_tokens
+        if count and (self.token_ids[-1] in self.stop_token_ids or self.sampling.is_complete):
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None
+        return FinishReason.LENGTH if count >= self.max_tokens else None
 
     @property
     def has_all_prompt_logprobs(self) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +51,7 @@ CPU_SLICE = 1 << 19
 that those of 32 rows of 128,256 take."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """The sampler's answer for one row."""
 
     token_id: int
@@ -117,7 +116,7 @@ class Sampler:
             return GenerationFailed(f"the next token could not be chosen ({type(error).__name__}).")
 
     def _sample(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> list[SampledToken | BlazrError]:
-        if not any(row.changes_logits or not row.greedy or row.params.logprobs is not None for row in rows):
+        if all(row.is_plain for row in rows):
             return self._sample_plainly(logits, rows)
         # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. A mask hides them.
         masked = [at for at, row in enumerate(rows) if self._masks.precedes(row)]

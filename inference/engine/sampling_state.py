@@ -75,6 +75,7 @@ class SamplingState:
         bias_ids, biases: ``logit_bias`` as arrays.
         counts: For penalties; None without any.
         constraint: Says which tokens may follow; None: all.
+        is_plain: Nothing but the likeliest token is ever asked for.
     """
 
     __slots__ = (
@@ -84,6 +85,7 @@ class SamplingState:
         "counts",
         "greedy",
         "is_penalised",
+        "is_plain",
         "num_output_tokens",
         "params",
         "stop_ids",
@@ -108,6 +110,15 @@ class SamplingState:
         self.is_penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         # Presence and frequency look at the output only.
         self.counts = TokenCounts(prompt if repeats else (), output) if self.is_penalised else None
+
+        self.is_plain = (
+            self.greedy
+            and params.logprobs is None
+            and params.min_tokens == 0
+            and constraint is None
+            and not self.is_penalised
+            and len(self.bias_ids) == 0
+        )
 
     @property
     def is_below_min_tokens(self) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from operator import attrgetter
+from typing import NamedTuple
 
 from inference.engine.config import EngineConfig
 from inference.engine.prefix_cache.cache import Match
@@ -27,8 +28,7 @@ _rank = attrgetter("rank")
 _NO_GUESSES: Mapping[Request, Sequence[int]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):  # is made in a third of a frozen dataclass's time
     """A request's share of a step: its next ``num_tokens`` uncomputed tokens.
 
     Attributes:
@@ -126,7 +126,9 @@ class Scheduler:
             if left == 0:
                 break
             # Each gets one token before anybody gets a second one to replay.
-            count = min(request.num_uncomputed_tokens, max(1, left - (len(decoding) - number - 1)))
+            count = 1
+            if request.num_to_replay:
+                count = min(request.num_uncomputed_tokens, max(1, left - (len(decoding) - number - 1)))
             # An earlier one may have preempted this one.
             if request.status is RequestStatus.RUNNING and self._grow(request, count, plan):
                 plan[request] = count
@@ -138,7 +140,7 @@ class Scheduler:
         # Running prefills and the queue compete by rank, so that a long prompt of a batch job, once begun,
         # doesn't hold up an interactive request.
         is_open = True
-        for request, was_running in self._prefilling():
+        for request, was_running in self._prefilling() if self.waiting or len(decoding) < len(self.running) else ():
             budget = self.token_budget - sum(plan.values())
             if budget == 0:
                 break
@@ -151,8 +153,9 @@ class Scheduler:
             ScheduledRequest(request, count, request.num_computed_tokens, verified.get(request, ()))
             for request, count in plan.items()
         ]
-        scheduled.sort(key=lambda item: not item.is_decode)
-        return SchedulerOutput(tuple(scheduled), sum(item.is_decode for item in scheduled))
+        decodes = [item for item in scheduled if item.is_decode]
+        chunks = [] if len(decodes) == len(scheduled) else [item for item in scheduled if not item.is_decode]
+        return SchedulerOutput((*decodes, *chunks), len(decodes))
 
     def _decoding(self) -> list[Request]:
         return [request for request in self.running if request.is_decoding]

@@ -55,6 +55,7 @@ class Detokenizer:
         self._first = at_start
         self._lead_left = tokenizer.max_lead if at_start else 0
         self._decoder = _UTF8("replace")
+        self._has_begun = False  # a character
         self._pending = ""  # decoded, may begin a stop string
         self._state = 0
         self.stop_reason: str | None = None
@@ -66,13 +67,19 @@ class Detokenizer:
             return ""
         self.num_tokens += 1
         tokenizer = self._tokenizer
+        if self._stop is None and not (self._first or self._lead_left or self._has_begun):
+            text = tokenizer.whole_text(token_id)  # almost always
+            if text is not None:
+                return text
         if tokenizer.is_missing(token_id):
             return ""
         if token_id in self._skipped_ids:
             return self._skip(token_id)
         data = tokenizer.token_bytes(token_id, first=self._first)
         self._first = False
-        return self._take(self._decoder.decode(data))
+        text = self._decoder.decode(data)
+        self._has_begun = bool(self._decoder.getstate()[0])
+        return self._take(text)
 
     def flush(self) -> str:
         """End the text without a stop string and return what was held back; broken bytes read as U+FFFD."""

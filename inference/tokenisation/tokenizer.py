@@ -28,6 +28,7 @@ from inference.tokenisation.tiktoken_file import read_ranks
 
 MAX_FILE_BYTES = 32 << 20
 MAX_TEXT_CHARS = 8 << 20
+MAX_WHOLE_TEXTS = 1 << 15
 _HF_MEMORY_BYTES = 2 << 30
 _HF_LOAD_CPU_S = 10.0
 _HF_ENCODE_CPU_S = 1.0
@@ -89,6 +90,7 @@ class Tokenizer:
         self._token_bytes = token_bytes
         self._special_texts = {token_id: text for text, token_id in special_tokens.items()}
         self._missing = frozenset(self.invalid_token_ids)
+        self._whole_texts: dict[int, str] = {}
 
     @property
     def has_text(self) -> bool:
@@ -165,6 +167,19 @@ class Tokenizer:
         if special is not None and self.kind != "huggingface":
             return special.encode()
         return self._token_bytes(token_id, first)
+
+    def whole_text(self, token_id: int) -> str | None:
+        """What the token adds to a text that it doesn't begin; None for control tokens, and for bytes that are no whole
+        characters."""
+        text = self._whole_texts.get(token_id)
+        if text is None and token_id not in self._special_texts:
+            try:
+                text = self.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                return None
+            if len(self._whole_texts) < MAX_WHOLE_TEXTS:
+                self._whole_texts[token_id] = text
+        return text
 
     def special_text(self, token_id: int) -> str | None:
         """A control token as it is written; None for other tokens."""

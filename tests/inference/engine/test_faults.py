@@ -107,6 +107,8 @@ def test_an_exception_while_sampling_ends_only_its_request(error, monkeypatch):
 
     monkeypatch.setattr(sampler_module.LogitBias, "apply", failing)
     monkeypatch.setattr(sampler_module.SamplingState, "changes_logits", property(lambda self: True))
+    never = property(lambda self: False, lambda self, value: None)
+    monkeypatch.setattr(sampler_module.SamplingState, "is_plain", never)
     found = run(make_engine("hybrid", **OPTIONS), *requests())
     assert_only_failed(found, {"r6"}, reference)
     assert len(found["r6"].tokens) == 3
