@@ -214,6 +214,7 @@ class LLM:
                 dtype=_TORCH_DTYPES[dtype],
                 device=options.device,
                 quant=options.quant,
+                pack=True,
                 progress=report,
             )
             loaded, template = text.result()

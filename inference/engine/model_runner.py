@@ -7,7 +7,6 @@ Shape letters: T tokens of the step, B sequences, D decodes, L longest decode co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -22,13 +21,11 @@ from inference.engine.request import TokenLogprobs
 from inference.engine.sampler import Sampler, numerical_error
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import SequenceState, StateManager
-from inference.host_memory import zeroed_memory
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PagedSequences, PrefillChunk
+from inference.modelling.mapped import mapped_zeros
 from inference.modelling.spec import AttentionSpec, MLASpec, ModelSpec
 
 Int64Array = npt.NDArray[np.int64]
-LAZY_BYTES = 2 << 20
-"""State tensors from this size on are mapped: below it, they would share no huge page."""
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -53,17 +50,14 @@ def allocate_states(spec: ModelSpec, config: EngineConfig) -> list[LayerState]:
             slots = config.num_state_slots + config.num_snapshot_slots + config.num_spare_slots
             rows = config.num_blocks * config.block_size if part.per == "token" else slots
             dtype = torch.float32 if part.dtype == "float32" else TORCH_DTYPES[config.dtype]
-            tensors[part.name] = _zeros((rows, *part.shape), dtype, config.device)
+            shape = (rows, *part.shape)
+            # A load doesn't write gigabytes that no sequence needs yet.
+            is_mapped = torch.device(config.device).type == "cpu"
+            tensors[part.name] = (
+                mapped_zeros(shape, dtype) if is_mapped else torch.zeros(shape, dtype=dtype, device=config.device)
+            )
         layers.append(tensors)
     return layers
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """On the CPU, large states take memory as they are filled: a load doesn't write gigabytes that nobody needs yet."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if device != "cpu" or num_bytes < LAZY_BYTES:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(zeroed_memory(num_bytes), dtype=dtype).view(shape)
 
 
 class _DecodeRows(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any
 
 from inference.engine.loop import EngineLoop
 from inference.errors import BlazrError, EngineDead, ModelLoadFailed
+from inference.host_memory import return_freed_memory
 from inference.messages import GenerationEvent
 from inference.states import Departure
 from inference.units import format_bytes
@@ -223,6 +224,7 @@ class ModelLoader:
         name = resident.plan.name
         resident.llm = resident.loop = None
         gc.collect()
+        return_freed_memory()
         self.remove(resident)
         logger.info("%s is unloaded", name)
 

@@ -1,0 +1,258 @@
+"""TensorFiles: the tensors of several safetensors files, read in pieces, before they are asked for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedFormat
+from inference.modelling.mapped import LEAST_BYTES, mapped_zeros
+
+NUM_READERS = 2
+"""Disks give more to two readers than to one (docs/performance.md); more would take processors from the quantising."""
+
+PIECE_BYTES = 1 << 20
+AHEAD_BYTES = 64 << 20
+"""What is read while a parameter is put into its final form; one parameter may be more."""
+
+SPARE_BYTES = 128 << 20
+"""Buffers that wait for the next parameter of their size: new memory has to be zeroed by the system."""
+
+_ALIGNMENT = 64
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the bytes of a tensor are."""
+
+    file: str
+    descriptor: int
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tensors on their way that are needed together.
+
+    Attributes:
+        names: As they were asked for.
+        starts: Where each begins in the buffer: one right behind the other, if all are of one dtype.
+        buffer: Their bytes.
+        pieces: What fills it.
+    """
+
+    names: tuple[str, ...]
+    starts: dict[str, int]
+    buffer: torch.Tensor
+    pieces: list[Future[None]]
+
+
+class TensorFiles:
+    """Read access to the tensors of a checkpoint, group by group, for one thread. A context manager.
+
+    Args:
+        files: safetensors files.
+        groups: Names of the tensors that are needed together, in the order in which ``move`` comes to them.
+    """
+
+    def __init__(self, files: Sequence[Path], groups: Iterable[Sequence[str]]) -> None:
+        self._paths = list(files)
+        self._groups = [tuple(names) for names in groups]
+        self._places: dict[str, _Place] = {}
+        self._closing = ExitStack()
+        self._buffers = _Buffers()
+        self._num_asked = 0
+        self._coming: deque[_Group] = deque()
+        self._now = _Group((), {}, torch.empty(0, dtype=torch.uint8), [])
+        self._is_kept = True
+        self._most_ahead = 0
+
+    def __enter__(self) -> TensorFiles:
+        try:
+            for path in self._paths:
+                self._open(path)
+        except BaseException:
+            self._closing.close()
+            raise
+        sizes = [sum(self._places[name].size for name in names if name in self._places) for names in self._groups]
+        self._most_ahead = min(AHEAD_BYTES, max(sizes, default=0))
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="read-weights")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._readers.shutdown(cancel_futures=True)  # before their files go
+        self._coming.clear()
+        self._closing.close()
+
+    def move(self) -> None:
+        """Go on to the next group, and ask for what comes after it. What the one before had read is gone."""
+        if not self._coming:
+            self._ask_next()
+        following = self._coming.popleft()
+        if following.buffer is not self._now.buffer and not self._is_kept:
+            self._buffers.give_back(self._now.buffer)
+        self._now, self._is_kept = following, False
+        while (
+            self._num_asked < len(self._groups) and sum(len(group.buffer) for group in self._coming) < self._most_ahead
+        ):
+            self._ask_next()
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor.
+
+        Raises:
+            MissingTensor: No file has it.
+        """
+        return self._place(name).shape
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor of the group, until the next ``move``.
+
+        Raises:
+            MissingTensor: No file has it.
+            UnsupportedFormat: Its dtype is none of torch's.
+            CorruptCheckpoint: The file ended before the tensor did, or the disk failed.
+        """
+        place = self._place(name)
+        dtype = _dtype_of(name, place)
+        self._wait()
+        start = self._now.starts[name]
+        return self._now.buffer[start : start + place.size].view(dtype).view(place.shape)
+
+    def read_joined(self, names: Sequence[str]) -> torch.Tensor | None:
+        """All tensors of the group one behind the other, flat, until the next ``move``.
+
+        Args:
+            names: All of the group, each once. None is returned if they aren't, or are of several dtypes.
+
+        Raises:
+            MissingTensor, UnsupportedFormat, CorruptCheckpoint: As ``read``.
+        """
+        dtypes = {_dtype_of(name, self._place(name)) for name in names}
+        if len(dtypes) != 1 or tuple(names) != self._now.names or len(set(names)) != len(names):
+            return None
+        self._wait()
+        return self._now.buffer.view(dtypes.pop())
+
+    def keep(self) -> None:
+        """What was read of the group belongs to the caller."""
+        self._is_kept = True
+
+    def _place(self, name: str) -> _Place:
+        place = self._places.get(name)
+        if place is None:
+            raise MissingTensor(f"tensor {name} is missing from the checkpoint.", param=name)
+        return place
+
+    def _num_bytes_ahead(self) -> int:
+        return sum(len(group.buffer) for group in self._coming)
+
+    def _wait(self) -> None:
+        for piece in self._now.pieces:
+            piece.result()
+        self._now.pieces.clear()
+
+    def _ask_next(self) -> None:
+        names = self._groups[self._num_asked]
+        self._num_asked += 1
+        last = self._coming[-1] if self._coming else self._now
+        if names == last.names:  # several parameters are parts of one tensor
+            self._coming.append(last)
+            return
+        places = {name: self._places[name] for name in names if name in self._places}
+        step = 1 if len({place.dtype for place in places.values()}) == 1 else _ALIGNMENT
+        sizes = [-(-place.size // step) * step for place in places.values()]
+        starts = dict(zip(places, itertools.accumulate(sizes, initial=0), strict=False))
+        buffer = self._buffers.take(sum(sizes))
+        target = memoryview(cast("Any", buffer.numpy()))
+        pieces = [
+            self._readers.submit(
+                _fill, target[starts[name] :][begin : min(begin + PIECE_BYTES, place.size)], place, begin
+            )
+            for name, place in places.items()
+            for begin in range(0, place.size, PIECE_BYTES)
+        ]
+        self._coming.append(_Group(names, starts, buffer, pieces))
+
+    def _open(self, path: Path) -> None:
+        """Take in the header of a file.
+
+        Source of the layout: https://huggingface.co/docs/safetensors/index#format
+        """
+        try:
+            with safe_open(path, framework="pt") as handle:  # checks the header and every extent
+                names = set(handle.keys())
+            file = self._closing.enter_context(path.open("rb", buffering=0))
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CorruptCheckpoint(f"{path.name} can't be read as safetensors: {error}.", param=path.name) from None
+        for name in names:
+            entry = header[name]
+            begin, end = entry["data_offsets"]
+            start, size = 8 + length + begin, end - begin
+            self._places[name] = _Place(path.name, file.fileno(), entry["dtype"], tuple(entry["shape"]), start, size)
+
+
+class _Buffers:
+    """Memory for reading into. The layers' parameters have equal sizes, so what one leaves fits the next.
+
+    Outside of the allocator, where weights would take the place of what is freed, in small pages by then.
+    """
+
+    def __init__(self) -> None:
+        self._spare: deque[torch.Tensor] = deque()
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """(num_bytes,) uint8, with any values."""
+        for number, buffer in enumerate(self._spare):
+            if len(buffer) == num_bytes:
+                del self._spare[number]
+                return buffer
+        return mapped_zeros((num_bytes,), torch.uint8)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Nobody looks at it any more."""
+        if len(buffer) >= LEAST_BYTES:
+            self._spare.append(buffer)
+            while sum(map(len, self._spare)) > SPARE_BYTES:
+                self._spare.popleft()
+
+
+def _dtype_of(name: str, place: _Place) -> torch.dtype:
+    dtype = _DTYPES.get(place.dtype)
+    if dtype is None:
+        raise UnsupportedFormat(f"tensor {name} has dtype {place.dtype}, which can't be read.", param=name)
+    return dtype
+
+
+def _fill(target: memoryview, place: _Place, begin: int) -> None:
+    """Read the bytes of a tensor from ``begin`` on."""
+    done = 0
+    while done < len(target):
+        try:
+            count = os.preadv(place.descriptor, [target[done:]], place.start + begin + done)
+        except OSError as error:
+            raise CorruptCheckpoint(f"{place.file} can't be read: {error.strerror}.", param=place.file) from None
+        if not count:
+            raise CorruptCheckpoint(f"{place.file} ends before its tensors do.", param=place.file)
+        done += count
