@@ -1,4 +1,4 @@
-"""python -m bench.speculation: tokens per second with guesses from the text against none, where it pays and where not.
+"""python -m bench.speculation: tokens per second with guesses against none, where it pays and where not.
 
 Two engines with the same weights; a round is without, with, and without guesses again; decoding only, prefix cache off.
 The control is the second run without against the first: what it strays from 1 is the machine, not the guesses, and a
@@ -10,6 +10,9 @@ don't continue a text that repeats itself, so the texts are made:
     letters   drawn from six tokens: the last two tokens have always occurred before, and what followed then says
               little. The worst case: there is always something to guess, and it is mostly wrong.
     random    drawn from the whole vocabulary: hardly ever a guess.
+
+``--how draft:short`` asks a draft model instead: the same kind of network with a fifth of the layers, whose loop is the
+same and whose other weights are its own. So on loop every guess holds, and on random hardly any.
 
 With ``--dtype float32`` the tokens of both engines are compared (bfloat16 rounds a verification and a decode
 differently, so that a near tie may fall otherwise).
@@ -31,6 +34,7 @@ from bench.prefix_cache import MODELS, VOCAB, random_network
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
+from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
 from inference.modelling.layers.linear import Linear
 from inference.modelling.network import HybridForCausalLM
@@ -78,6 +82,11 @@ def looping_network(spec: ModelSpec, dtype: torch.dtype) -> HybridForCausalLM:
     return network
 
 
+def shortened(spec: ModelSpec) -> ModelSpec:
+    """The first fifth of the layers."""
+    return replace(spec, layers=spec.layers[: max(1, len(spec.layers) // 5)])
+
+
 def generate(engine: Engine, text: str, batch: int, num_tokens: int, seed: int) -> Run:
     """Decode ``batch`` requests together; the clock starts when all have their first token."""
     outputs: dict[str, list[int]] = {}
@@ -98,8 +107,14 @@ def generate(engine: Engine, text: str, batch: int, num_tokens: int, seed: int) 
     return Run((sum(map(len, outputs.values())) - before) / (time.perf_counter() - started), outputs)
 
 
-def make_engine(network: HybridForCausalLM, spec: ModelSpec, dtype: str, options: SpeculativeOptions | None) -> Engine:
-    """With guesses or without."""
+def make_engine(
+    network: HybridForCausalLM,
+    spec: ModelSpec,
+    dtype: str,
+    options: SpeculativeOptions | None,
+    draft: HybridForCausalLM | None = None,
+) -> Engine:
+    """With guesses or without; ``draft`` is a network of ``shortened(spec)``."""
     config = EngineConfig(
         max_model_len=1024,
         num_blocks=2200,
@@ -109,7 +124,10 @@ def make_engine(network: HybridForCausalLM, spec: ModelSpec, dtype: str, options
         prefix_cache=False,
         num_spare_slots=8 if options is not None and spec.state_bytes_per_sequence() else 0,
     )
-    return Engine(network, spec, config, speculation=None if options is None else Speculation(options))
+    if options is None:
+        return Engine(network, spec, config)
+    model = None if draft is None else DraftModel(draft, shortened(spec), config)
+    return Engine(network, spec, config, speculation=Speculation(options, model))
 
 
 def main() -> None:
@@ -121,17 +139,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--how", default="ngram", help="as blazr's --speculative, without a draft model")
+    parser.add_argument("--how", default="ngram", help="as blazr's --speculative: ngram or draft:short")
     given = parser.parse_args()
+    options = SpeculativeOptions.parse(given.how)
+    if options.draft_model not in ("", "short"):
+        parser.error(f"--how: the draft model is {options.draft_model!r}; the only one here is short.")
     console = Console(width=150)
     for name in given.models:
         spec = MODELS[name]()
         for text in given.texts:
-            network = (looping_network if text == "loop" else random_network)(spec, getattr(torch, given.dtype))
+            make_network, dtype = looping_network if text == "loop" else random_network, getattr(torch, given.dtype)
+            network = make_network(spec, dtype)
+            draft = make_network(shortened(spec), dtype) if options.draft_model else None
             plain = make_engine(network, spec, given.dtype, None)
             for batch in given.batches:
                 # One engine for each text: what a model's accounts learn is part of what is measured.
-                guessing = make_engine(network, spec, given.dtype, SpeculativeOptions.parse(given.how))
+                guessing = make_engine(network, spec, given.dtype, options, draft)
                 ratios, controls, plains = [], [], []
                 for number in range(given.rounds):
                     first = generate(plain, text, batch, given.tokens, 100 * number)
