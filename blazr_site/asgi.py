@@ -22,12 +22,13 @@ from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from django.urls import path
+from django.urls import get_resolver, path
 
 from blazr_site.bare_handler import BareHandler
 from blazr_site.origin import SameOrigin
 from inference.api.body_limit import BodyLimit
 from inference.consumers import StreamConsumer
+from inference.host_memory import settle_objects
 from inference.streams import get_hub
 from inference.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
 from models_registry.upload_rules import CHUNK_BYTES
@@ -112,3 +113,6 @@ application = ProtocolTypeRouter(
         "lifespan": Lifespan(),
     }
 )
+
+_ = get_resolver().url_patterns  # the views are imported now, not by the first request
+settle_objects()

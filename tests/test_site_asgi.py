@@ -38,6 +38,15 @@ def test_web_process_starts_without_torch(tmp_path):
     assert _python(code, tmp_path) == "[] True"
 
 
+def test_the_collector_leaves_what_the_web_process_has_loaded(tmp_path):
+    """A full round would stop all streams for as long as it looks at every module."""
+    code = (
+        "import gc, sys, blazr_site.asgi\n"
+        "print('inference.api.views' in sys.modules, gc.get_freeze_count() > 10 * len(gc.get_objects()))"
+    )
+    assert _python(code, tmp_path) == "True True"
+
+
 def test_command_line_help_needs_neither_django_nor_torch(tmp_path):
     code = (
         "import sys\nfrom blazr_site.cli import main\n"

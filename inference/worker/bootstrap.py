@@ -10,6 +10,7 @@ from typing import Any
 
 from celery.signals import worker_ready
 
+from inference.host_memory import settle_objects
 from inference.tracing import tracing_start
 from inference.worker.residency import ModelManager
 from inference.worker.runtime import Background, WorkerConfig, WorkerRuntime, current
@@ -22,6 +23,7 @@ DEFAULT_MEMORY_SHARE = 0.7
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _attach(sender: Any, **kwargs: Any) -> None:
     """The consumer reads its first queue."""
+    settle_objects()
     current().attach(sender)
 
 
