@@ -24,6 +24,9 @@ MOST = 3.0
 """Most tokens on an account: what is lost when a text that could be guessed goes over to one that can't."""
 
 PURSE = 4.0
+PURSE_BOUND = 32.0
+"""What gains fill the purse up to, and what it can owe for prompts that a draft model has read in vain."""
+
 FIRST_LENGTH = 3
 NUM_SAMPLES = 5
 MIN_SAMPLES = 2
@@ -125,7 +128,19 @@ class Accounts:
 
     def close(self, account: Account) -> None:
         """The request has ended; gains beyond its allowance fill the purse up."""
-        self._purse = max(-PURSE, min(PURSE, self._purse + account.tokens))
+        self._pay(account.tokens)
+
+    def charge_setup(self, num_requests: int, seconds: float) -> None:
+        """Book on the purse what was done once for new requests, in a step that generates for so many.
+
+        Charged to the guesses of a request, it would end them before they can show what they are worth.
+        """
+        plain = self._plain.seconds(num_requests)
+        if self._is_adaptive and plain is not None:
+            self._pay(-num_requests * seconds / plain)
+
+    def _pay(self, tokens: float) -> None:
+        self._purse = max(-PURSE_BOUND, min(PURSE_BOUND, self._purse + tokens))
 
     def is_open_for(self, num_requests: int) -> bool:
         """Whether guesses may be made in a step that generates for so many requests."""
@@ -179,4 +194,5 @@ class Accounts:
         self._last_price = self._prices[count] = price + PRICE_MEMORY * (self._prices.get(count, price) - price)
         for entry in verified:
             entry.account.tokens += entry.num_accepted - longer * entry.num_rows / num_rows
+            self._pay(max(0.0, entry.account.tokens - MOST))
             entry.account.tokens = max(-MOST, min(MOST, entry.account.tokens))

@@ -7,6 +7,7 @@ goes back to what held in the same ways as the big model does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -49,11 +50,13 @@ class _Follower:
         shadow: The request as the draft model computes it; its ``token_ids`` end with the guesses.
         sampling: Behind the guesses.
         guesses: Since the last ``settle``.
+        is_known: The prompt has been computed, and what was generated before the first guess.
     """
 
     shadow: Request
     sampling: SamplingState
     guesses: list[int] = field(default_factory=list)
+    is_known: bool = False
 
 
 class DraftRunner:
@@ -80,6 +83,7 @@ class DraftRunner:
         self._followers: dict[Request, _Follower] = {}
         self._vocab_size = draft.spec.vocab_size
         self._strange: set[Request] = set()
+        self._setup_s = 0.0
 
     @property
     def state_bytes(self) -> int:
@@ -145,6 +149,11 @@ class DraftRunner:
         """See ``Proposer``."""
         self._strange.discard(request)
         self._release(request)
+
+    def take_setup_s(self) -> float:
+        """See ``Proposer``."""
+        taken, self._setup_s = self._setup_s, 0.0
+        return taken
 
     def _release(self, request: Request) -> None:
         follower = self._followers.pop(request, None)
@@ -223,13 +232,17 @@ class DraftRunner:
             return {}
         scheduled.sort(key=lambda entry: not entry[1].is_decode)
         items = tuple(item for _, item in scheduled)
+        started = time.perf_counter()
         hidden = self._runner.forward(SchedulerOutput(items, sum(item.is_decode for item in items)))
+        if not all(follower.is_known for follower, _ in scheduled):
+            self._setup_s += time.perf_counter() - started
         ready: dict[_Follower, torch.Tensor] = {}
         row = 0
         for follower, item in scheduled:
             row += item.num_tokens
             follower.shadow.num_computed_tokens = item.stop
             if item.reaches_end:
+                follower.is_known = True
                 ready[follower] = hidden[row - 1 : row]
         return ready
 

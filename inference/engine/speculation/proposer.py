@@ -33,6 +33,10 @@ class Proposer(Protocol):
         """The request isn't running any more."""
         ...
 
+    def take_setup_s(self) -> float:
+        """Seconds since the last call that went into making requests' prompts known, once for each; not its guesses."""
+        ...
+
     @property
     def state_bytes(self) -> int:
         """Memory of states."""
@@ -70,3 +74,7 @@ class NgramProposer:
     def forget(self, request: Request) -> None:
         """See ``Proposer``."""
         self._indices.pop(request, None)
+
+    def take_setup_s(self) -> float:
+        """Nothing: an index costs next to nothing."""
+        return 0.0

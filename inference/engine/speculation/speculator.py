@@ -138,8 +138,11 @@ class Speculator:
             self._settle_guesses(request, 0)
         if self._rollback is not None:
             self._rollback.drop_all()
+        setup_s = self._proposer.take_setup_s()
+        if setup_s:
+            self._accounts.charge_setup(len(self._decoding), setup_s)
         if is_complete:
-            seconds = self._clock() - self._started
+            seconds = self._clock() - self._started - setup_s
             self._accounts.settle(list(self._decoding.values()), self._verified, seconds, is_pure=self._is_pure)
         self._decoding = {}
         self._verified = []

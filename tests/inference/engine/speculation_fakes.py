@@ -64,6 +64,41 @@ class Oracle:
     def forget(self, request):
         self.forgotten.append(request.request_id)
 
+    def take_setup_s(self):
+        return 0.0
+
+
+class SlowStart(Oracle):
+    """Is always right, and reads each prompt for ``setup_s`` of its clock first, which goes on by 1 when it is read."""
+
+    def __init__(self, outputs: Mapping[str, Sequence[int]], vocab_size: int, setup_s: float) -> None:
+        super().__init__(outputs, vocab_size)
+        self.now = 0.0
+        self.taken_s = 0.0
+        self._setup_s = setup_s
+        self._known: set[str] = set()
+
+    def clock(self):
+        self.now += 1
+        return self.now
+
+    def propose(self, wanted):
+        for request in wanted:
+            if request.request_id not in self._known:
+                self._known.add(request.request_id)
+                self.now += self._setup_s
+                self.taken_s += self._setup_s
+        found = {
+            request: list(self.outputs[request.request_id][request.num_output_tokens :][:count])
+            for request, count in wanted.items()
+        }
+        self.open = {request.request_id: guesses for request, guesses in found.items()}
+        return found
+
+    def take_setup_s(self):
+        taken, self.taken_s = self.taken_s, 0.0
+        return taken
+
 
 def with_oracle(engine: Engine, oracle: Oracle) -> Engine:
     """The engine with another proposer."""

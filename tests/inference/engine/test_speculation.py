@@ -16,6 +16,7 @@ from inference.engine.request import FinishReason
 from inference.engine.speculation.draft_runner import DraftModel, DraftRunner
 from inference.engine.speculation.setup import Speculation
 from inference.errors import InvalidRequest
+from inference.speculative_options import SpeculativeOptions
 from tests.inference.engine.fakes import (
     VOCAB_SIZE,
     FakeNetwork,
@@ -27,7 +28,7 @@ from tests.inference.engine.fakes import (
     request,
     run,
 )
-from tests.inference.engine.speculation_fakes import Oracle, always, fake_engine, with_oracle
+from tests.inference.engine.speculation_fakes import Oracle, SlowStart, always, fake_engine, with_oracle
 
 KINDS = ("paged", "slots", "hybrid", "stateless")
 SAMPLED = {"temperature": 1.0, "seed": 11}
@@ -240,6 +241,27 @@ def test_a_draft_model(kind, draft_kind):
     assert proposer._states.kv.pool.num_used == proposer._states.slots.num_used == 0
     assert proposer._rollback.num_free == 8
     assert stats.state_bytes == proposer.state_bytes
+
+
+def test_what_a_prompt_costs_the_draft_model_is_not_charged_to_its_guesses():
+    source = request("r", [1, 2, 3], max_tokens=40)
+    tokens = run(make_engine("paged"), source)["r"].tokens
+    oracle = SlowStart({"r": tokens}, VOCAB_SIZE, setup_s=1000.0)
+    engine = with_oracle(fake_engine("paged", options=SpeculativeOptions("ngram")), oracle)
+    engine._speculator._clock = oracle.clock
+    assert run(engine, source)["r"].tokens == tokens
+    # All but the plain steps that are measured first; charged with 1000 steps, it would stop after one run of three.
+    assert engine.stats().speculation.num_accepted > 20
+
+
+def test_the_draft_model_says_what_prompts_took_once():
+    engine = fake_engine("hybrid", draft_kind="hybrid", options=always("draft"))
+    proposer, seconds = engine._speculator._proposer, []
+    take = proposer.take_setup_s
+    proposer.take_setup_s = lambda: seconds.append(take()) or seconds[-1]
+    run(engine, request("r", list(range(12)), max_tokens=20))
+    assert sum(taken > 0 for taken in seconds) == 1
+    assert len(seconds) > 3
 
 
 @settings(max_examples=25, deadline=None)
