@@ -111,9 +111,7 @@ class TensorFiles:
         if following.buffer is not self._now.buffer and not self._is_kept:
             self._buffers.give_back(self._now.buffer)
         self._now, self._is_kept = following, False
-        while (
-            self._num_asked < len(self._groups) and sum(len(group.buffer) for group in self._coming) < self._most_ahead
-        ):
+        while self._num_asked < len(self._groups) and self._num_bytes_ahead() < self._most_ahead:
             self._ask_next()
 
     def shape_of(self, name: str) -> tuple[int, ...]:
