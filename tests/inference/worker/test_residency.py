@@ -166,12 +166,18 @@ def test_busy_model_is_evicted_only_when_its_requests_have_ended(bench):
     assert list(b.statuses()) == ["b"]
 
 
-def test_request_for_a_model_that_is_leaving_loads_it_again(bench):
+def while_leaving(bench):
+    """A bench whose model "a" is to be unloaded as soon as request "one" has ended, and the gate that lets that end."""
     gate = threading.Event()
     b = bench(make=lambda model: FakeLLM(gate=gate))
     b.send("one")
     wait_until(lambda: b.plans.llms.get("a") and b.plans.llms["a"].running)
     assert b.manager.unload("a")
+    return b, gate
+
+
+def test_request_for_a_model_that_is_leaving_loads_it_again(bench):
+    b, gate = while_leaving(bench)
     b.send("two")
     gate.set()
     b.client.wait("one", "two")
@@ -179,11 +185,7 @@ def test_request_for_a_model_that_is_leaving_loads_it_again(bench):
 
 
 def test_order_to_load_a_model_that_is_leaving_is_carried_out_after_it_has_left(bench):
-    gate = threading.Event()
-    b = bench(make=lambda model: FakeLLM(gate=gate))
-    b.send("one")
-    wait_until(lambda: b.plans.llms.get("a") and b.plans.llms["a"].running)
-    assert b.manager.unload("a")
+    b, gate = while_leaving(bench)
     b.manager.ensure("a")
     gate.set()
     b.client.wait("one")
@@ -192,11 +194,7 @@ def test_order_to_load_a_model_that_is_leaving_is_carried_out_after_it_has_left(
 
 
 def test_the_last_order_counts_while_a_model_is_leaving(bench):
-    gate = threading.Event()
-    b = bench(make=lambda model: FakeLLM(gate=gate))
-    b.send("one")
-    wait_until(lambda: b.plans.llms.get("a") and b.plans.llms["a"].running)
-    assert b.manager.unload("a")
+    b, gate = while_leaving(bench)
     b.manager.ensure("a")
     assert b.manager.unload("a")
     gate.set()
