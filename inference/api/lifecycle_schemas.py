@@ -19,15 +19,11 @@ class DepartureSerializer(serializers.Serializer[Any]):
     at = serializers.FloatField(help_text="Unix time.")
 
 
-class ModelStatusSerializer(serializers.Serializer[Any]):
-    """What the workers say of a model."""
+class LiveModelSerializer(serializers.Serializer[Any]):
+    """What the API and the pages both tell of a model, as the workers say."""
 
-    id = serializers.CharField()
-    object = serializers.RegexField(r"^model\.status$")
-    status = serializers.CharField(help_text="unloaded, loading, ready or failed.")
     progress = serializers.FloatField(help_text="Share of the load that is done.")
     stage = serializers.CharField(allow_blank=True)
-    error = ErrorBodySerializer(allow_null=True, help_text="Why the last load failed.")
     workers = serializers.ListField(child=serializers.CharField())
     memory_bytes = serializers.IntegerField()
     num_running = serializers.IntegerField()
@@ -35,10 +31,19 @@ class ModelStatusSerializer(serializers.Serializer[Any]):
     num_queued = serializers.IntegerField()
     tokens_per_s = serializers.FloatField()
     last_used_at = serializers.FloatField(help_text="Unix time; 0: not yet.")
+    departures = DepartureSerializer(many=True, help_text="When it was unloaded, and why; the last few times.")
+
+
+class ModelStatusSerializer(LiveModelSerializer):
+    """What the workers say of a model."""
+
+    id = serializers.CharField()
+    object = serializers.RegexField(r"^model\.status$")
+    status = serializers.CharField(help_text="unloaded, loading, ready or failed.")
+    error = ErrorBodySerializer(allow_null=True, help_text="Why the last load failed.")
     pinned = serializers.BooleanField(help_text="It stays until it is asked to go.")
     keep_alive_s = serializers.FloatField(allow_null=True, help_text="-1: for ever; null: it isn't loaded.")
     load_s = serializers.FloatField(allow_null=True, help_text="Seconds that the last load took.")
-    departures = DepartureSerializer(many=True, help_text="When it was unloaded, and why; the last few times.")
 
 
 class WorkerFitSerializer(serializers.Serializer[Any]):

@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from inference.api.lifecycle_schemas import DepartureSerializer, WorkerFitSerializer
+from inference.api.lifecycle_schemas import LiveModelSerializer, WorkerFitSerializer
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Upload, UploadFile
 from models_registry.upload_rules import MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS
@@ -62,21 +62,11 @@ class UploadSerializer(serializers.ModelSerializer[Upload]):
         return CHUNK_BYTES
 
 
-class LiveStateSerializer(serializers.Serializer[Any]):
+class LiveStateSerializer(LiveModelSerializer):
     """What the workers say of a model."""
 
     status = serializers.ChoiceField(choices=("unloaded", "loading", "ready", "failed", "unknown"))
-    progress = serializers.FloatField(help_text="Share of the load that is done.")
-    stage = serializers.CharField(allow_blank=True)
     error = serializers.CharField(allow_blank=True, help_text="Why the last load failed.")
-    workers = serializers.ListField(child=serializers.CharField())
-    memory_bytes = serializers.IntegerField()
-    num_running = serializers.IntegerField()
-    num_waiting = serializers.IntegerField()
-    num_queued = serializers.IntegerField()
-    tokens_per_s = serializers.FloatField()
-    last_used_at = serializers.FloatField(help_text="Unix time; 0: not yet.")
-    departures = DepartureSerializer(many=True, help_text="When it was unloaded, and why; the last few times.")
 
 
 class CheckpointSerializer(serializers.ModelSerializer[Checkpoint]):
