@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Route, WebSocketRoute, expect
 
 from tests.browser.conftest import Complaints
 from tests.live.conftest import ROOT, LiveServer, wait_until
@@ -402,22 +404,39 @@ def test_completion_is_deterministic_and_the_curl_line_says_the_same(page: Page,
 
 
 def test_stopping_frees_the_slot(page: Page, site: LiveServer) -> None:
-    def go_on(route: Route) -> None:
-        """The demo model would end its text before a hand can stop it."""
-        body = json.loads(route.request.post_data or "{}")
-        route.continue_(post_data=json.dumps({**body, "ignore_eos": True}))
+    """The worker waits from its first words on: it would have written all of them before a hand could stop it."""
+    worker = site.pid_of("worker")
 
-    page.route("**/v1/completions", go_on)
+    def hold_the_worker(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+
+        def forward(message: str | bytes) -> None:
+            frame = json.loads(message)
+            if "request" in frame:
+                frame["request"] |= {"ignore_eos": True, "n": 32}
+            server.send(json.dumps(frame))
+
+        def answer(message: str | bytes) -> None:
+            os.kill(worker, signal.SIGSTOP)
+            socket.send(message)
+
+        socket.on_message(forward)
+        server.on_message(answer)
+
+    page.route_web_socket(re.compile("/v1/stream$"), hold_the_worker)
     page.goto("/playground/")
     page.click("text=Completion")
     page.fill("#p-max_tokens", "1000")
     page.fill("#prompt", "The statement")
-    page.keyboard.press("Control+Enter")
-    expect(page.locator("#readout")).to_contain_text("tokens", timeout=20_000)
-    page.keyboard.press("Escape")
-    expect(page.locator("#readout")).to_contain_text("ended by you")
-    expect(page.locator("#send")).to_be_visible()
-    wait_until(lambda: site.model().num_running == 0, 10, "the end of the request")
+    try:
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#readout")).to_contain_text("tokens", timeout=20_000)
+        page.keyboard.press("Escape")
+        expect(page.locator("#readout")).to_contain_text("ended by you")
+        expect(page.locator("#send")).to_be_visible()
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    wait_until(lambda: site.model().num_running == 0, 5, "the end of the request, of some seven seconds otherwise,")
 
 
 def test_a_refused_request_is_explained(page: Page) -> None:
