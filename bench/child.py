@@ -30,6 +30,7 @@ from bench import disturbance
 SEED = 3
 KINDS = {
     "engine": "bench.peers.engine:EnginePeer",
+    "loading": "bench.peers.loading:LoadingPeer",
     "transformers": "bench.peers.transformers_peer:TransformersPeer",
     "llama-cpp": "bench.peers.llama_cpp_peer:LlamaCppPeer",
     "openvino": "bench.peers.openvino_peer:OpenVINOPeer",
@@ -82,10 +83,15 @@ def decode_rate(arrivals: Sequence[Sequence[tuple[float, int]]]) -> dict[str, fl
 
 def peak_bytes(pid: int | str = "self") -> int:
     """Most memory that a process has had resident, mapped files included."""
+    return status_bytes("VmHWM", pid)
+
+
+def status_bytes(field: str, pid: int | str = "self") -> int:
+    """A size from a process's ``status``: ``VmHWM`` is its peak, ``VmRSS`` what is resident now."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/{pid}/status has no VmHWM")
+    raise RuntimeError(f"/proc/{pid}/status has no {field}")
 
 
 def forget_file_cache(path: Path) -> None:
