@@ -37,7 +37,7 @@ constexpr bool kWide = true;  // 32 registers of 16 lanes
 #else
 constexpr bool kWide = false;
 #endif
-constexpr int64_t kAhead = 2048;        // bytes that a product with one row asks for in advance
+constexpr int64_t kAhead = 4096;        // bytes that a product with one row asks for in advance
 
 enum Format : int64_t { kInt8 = 0, kInt4 = 1, kBf16 = 2, kFloat = 3 };
 
@@ -279,6 +279,13 @@ inline vi load_bits(const uint8_t* from) {
   return out;
 }
 
+// A step's weights of a product with one row, asked for in advance and as read once: they pass through the first cache
+// and, when they leave, don't push what the operators and Python between the products need out of the others.
+inline void ask_ahead(const uint8_t* weights) {
+  __builtin_prefetch(weights + kAhead, 0, 0);
+  __builtin_prefetch(weights + kAhead + 64, 0, 0);
+}
+
 // A group's integer sums of R rows.
 template <class F, int R>
 inline void add_group(vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps) {
@@ -288,7 +295,7 @@ inline void add_group(vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* 
   constexpr bool kShiftSums = kFour && R == 1;
   vi high_sums[kShiftSums ? R : 1][kVectors] = {};
   for (int64_t step = 0; step < steps; step += kFour ? 2 : 1, a += kFour ? 2 * R : R, w += 128) {
-    if (R == 1) __builtin_prefetch(w + kAhead), __builtin_prefetch(w + kAhead + 64);
+    if (R == 1) ask_ahead(w);
     vi values[kVectors], high[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       values[v] = load_bits(w + v * 64);
@@ -345,7 +352,7 @@ void tile(const TileArgs t) {
       }
     } else {
       for (int64_t step = first; step < last; ++step, a += R, w += 128) {
-        if (R == 1) __builtin_prefetch(w + kAhead), __builtin_prefetch(w + kAhead + 64);
+        if (R == 1) ask_ahead(w);
         vi values[kVectors];
         for (int v = 0; v < kVectors; ++v) values[v] = load_bits(w + v * 64);
         for (int r = 0; r < R; ++r) {
