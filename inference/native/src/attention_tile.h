@@ -41,14 +41,6 @@ inline int64_t units_of(int64_t width) {
   return kPairs<T> ? (width + 1) / 2 : width;
 }
 
-inline vu load_units(const uint32_t* from) {
-  vu out;
-  std::memcpy(&out, from, sizeof out);
-  return out;
-}
-
-inline void store_units(uint32_t* to, vu units) { std::memcpy(to, &units, sizeof units); }
-
 // acc + a · b, unit by unit.
 template <typename T>
 inline vf step(vf acc, vu a, vu b) {
@@ -143,41 +135,6 @@ inline vu load_row_units(const T* from, int64_t left_values) {
   }
   vf values = left_values >= kLanes ? load(from) : load_part(from, left_values);
   return std::bit_cast<vu>(values);
-}
-
-// Rows of sixteen units to columns.
-inline void transpose(vu rows[kLanes]) {
-#ifdef __AVX512F__
-  __m512i a[kLanes], b[kLanes];
-  for (int i = 0; i < kLanes; ++i) a[i] = std::bit_cast<__m512i>(rows[i]);
-  for (int i = 0; i < kLanes; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-  for (int i = 0; i < kLanes; i += 4) {
-    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-  // a[4g + c] holds column c (+ 4 per 128-bit lane) of rows 4g … 4g + 3.
-  for (int c = 0; c < 4; ++c) {
-    __m512i even01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88), odd01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
-    __m512i even23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
-    __m512i odd23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
-    b[c] = _mm512_shuffle_i32x4(even01, even23, 0x88);
-    b[8 + c] = _mm512_shuffle_i32x4(even01, even23, 0xdd);
-    b[4 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
-    b[12 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
-  }
-  for (int i = 0; i < kLanes; ++i) rows[i] = std::bit_cast<vu>(b[i]);
-#else
-  uint32_t in[kLanes][kLanes], out[kLanes][kLanes];
-  std::memcpy(in, rows, sizeof in);
-  for (int i = 0; i < kLanes; ++i)
-    for (int j = 0; j < kLanes; ++j) out[j][i] = in[i][j];
-  std::memcpy(rows, out, sizeof out);
-#endif
 }
 
 // Keys of a block to [unit][64 keys]; rows beyond `count` are not packed further than the sixteen of their vector.

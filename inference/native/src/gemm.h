@@ -167,11 +167,13 @@ inline float greatest_magnitude(const T* from, int64_t count) {
   };
   for (; i + kLanes <= count; i += kLanes) take(load(from + i));
   if (i < count) take(load_part(from + i, count - i));
+#ifdef __AVX512F__
+  return std::bit_cast<float>(_mm512_reduce_max_epi32(std::bit_cast<__m512i>(greatest)));
+#else
   int32_t found = 0;
   for (int lane = 0; lane < kLanes; ++lane) found = std::max(found, greatest[lane]);
-  float result;
-  std::memcpy(&result, &found, sizeof result);
-  return result;
+  return std::bit_cast<float>(found);
+#endif
 }
 
 constexpr float kTiny = 1e-30f;  // magnitudes below count as 0: their reciprocal would overflow

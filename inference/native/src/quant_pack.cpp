@@ -4,6 +4,8 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 
 #include "gemm.h"
@@ -39,122 +41,272 @@ bf16 scale_int8(const T* from, int64_t count) {
   return greatest < kTiny ? bf16(0.0f) : rounded_up(greatest / 127.0f);
 }
 
-inline vi quantise(vf values, float inverse, int32_t low, int32_t high) {
-  // Limited before the rounding, whose trick needs small numbers.
-  const vf limited = vmin(vmax(values * inverse, splat(static_cast<float>(low))), splat(static_cast<float>(high)));
-  return to_integers(limited);
+// Limited before the rounding, whose trick needs small numbers.
+inline vi quantise(vf values, vf inverse, float low, float high) {
+  return to_integers(vmin(vmax(values * inverse, splat(low)), splat(high)));
 }
 
-// 16 steps from -8 to 7: the scale (its sign says which end has the eight steps) with the least squared error among
-// some that let the greatest magnitude be at or a little beyond an end.
+// The rows of half a block; null: an output that is there to fill the block.
 template <typename T>
-bf16 scale_int4(const T* from, int64_t count) {
-  const float greatest = greatest_magnitude(from, count);
-  if (greatest < kTiny) return bf16(0.0f);
-  float best_error = INFINITY;
-  bf16 best(0.0f);
-  for (const float end : {-8.0f, 8.0f, -7.0f, -7.5f, 7.5f, -8.5f, 8.5f, -9.0f, 9.0f}) {
-    const bf16 scale(greatest / end);
-    const float step = static_cast<float>(scale), inverse = 1.0f / step;
-    vf errors = splat(0);
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const vf values = i + kLanes <= count ? load(from + i) : load_part(from + i, count - i);
-      const vf error = values - __builtin_convertvector(quantise(values, inverse, -8, 7), vf) * step;
-      errors += error * error;
-    }
-    const float error = sum(errors);
-    if (error < best_error) {
-      best_error = error;
-      best = scale;
-    }
+using Rows = std::array<const T*, kLanes>;
+
+constexpr int64_t kLineBytes = 128;  // from one step of a block to the next
+
+// Sixteen units of each row from input `first` on, of which `count` (≥ 1) inputs exist: column by column.
+template <typename T>
+void load_columns(const Rows<T>& from, int64_t first, int64_t count, vu (&columns)[kLanes]) {
+  constexpr int64_t kInputs = sizeof columns[0] / sizeof(T);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    columns[lane] = vu{};
+    if (from[lane])
+      std::memcpy(&columns[lane], from[lane] + first, std::min(count, kInputs) * static_cast<int64_t>(sizeof(T)));
   }
-  return best;
+  transpose(columns);
 }
 
-// Output `lane` of a block; `from` null: an output that is there to fill the block.
-template <bool kFour, typename T>
-void quantise_row(const T* from, const Matrix& w, int64_t lane, uint8_t* block, bf16* scales) {
-  using F = Integer<kFour>;
+// Whole ones, without looking at their number each time.
+template <typename T>
+void load_whole_columns(const Rows<T>& from, int64_t first, vu (&columns)[kLanes]) {
+  for (int lane = 0; lane < kLanes; ++lane) std::memcpy(&columns[lane], from[lane] + first, sizeof columns[lane]);
+  transpose(columns);
+}
+
+inline void store_columns(const vu (&columns)[kLanes], int64_t count, uint8_t* to) {
+  for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kLineBytes, &columns[i], sizeof columns[i]);
+}
+
+// The values as they are, in the layout. `to`: the block's first or second sixteen outputs.
+template <class F, typename T>
+void copy_rows(const Rows<T>& from, const Matrix& w, uint8_t* to) {
+  constexpr int64_t kInputs = kLanes * F::kPerStep;
+  const bool is_full = std::find(from.begin(), from.end(), nullptr) == from.end();
+  const int64_t steps = steps_of<F>(w.inputs);
+  for (int64_t step = 0; step < steps; step += kLanes, to += kLanes * kLineBytes) {
+    const int64_t first = step * F::kPerStep, left = w.inputs - first;
+    vu columns[kLanes];
+    if (is_full && left >= kInputs) {
+      load_whole_columns(from, first, columns);
+    } else {
+      load_columns(from, first, left, columns);
+    }
+    store_columns(columns, std::min<int64_t>(kLanes, steps - step), to);
+  }
+}
+
+template <typename T>
+void quantise_int8(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scales) {
+  using F = Integer<false>;
+  constexpr int64_t kPart = 256;  // inputs of which the bytes stay in the first cache until they are transposed
+  alignas(64) uint8_t bytes[kLanes][kPart];
+  typedef uint8_t vub __attribute__((vector_size(16)));
   for (int64_t unit = 0; unit < w.units(); ++unit) {
     const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
-    bf16 scale(0.0f);
-    if (from) scale = kFour ? scale_int4(from + first, count) : scale_int8(from + first, count);
-    scales[unit * kBlock + lane] = scale;
-    const float step = static_cast<float>(scale), inverse = step == 0.0f ? 0.0f : 1.0f / step;
-    const int64_t padded = padded_inputs<F>(count);
-    for (int64_t i = 0; i < padded; i += kLanes) {
-      vf values = splat(0);
-      if (from && i < count)
-        values = i + kLanes <= count ? load(from + first + i) : load_part(from + first + i, count - i);
-      const vi whole = quantise(values, inverse, kFour ? -8 : -127, kFour ? 7 : 127) + F::kOffset;
-      typedef uint8_t vub __attribute__((vector_size(16)));
-      const vub bytes = __builtin_convertvector(whole, vub);
-      const int64_t k = first + i, left = std::min<int64_t>(kLanes, padded - i);
-      if constexpr (kFour) {
-        for (int64_t j = 0; j < left; j += 8)
-          for (int64_t b = 0; b < 4; ++b)
-            block[(k + j) / 8 * 128 + lane * 4 + b] = static_cast<uint8_t>(bytes[j + b] | bytes[j + 4 + b] << 4);
-      } else {
-        uint8_t flat[kLanes];
-        std::memcpy(flat, &bytes, sizeof flat);
-        for (int64_t j = 0; j < left; j += 4) std::memcpy(block + (k + j) / 4 * 128 + lane * 4, flat + j, 4);
+    float inverses[kLanes] = {};
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const bf16 scale = from[lane] ? scale_int8(from[lane] + first, count) : bf16(0.0f);
+      const auto step = static_cast<float>(scale);
+      scales[unit * kBlock + lane] = scale;
+      if (step != 0.0f) inverses[lane] = 1.0f / step;
+    }
+    for (int64_t part = 0; part < count; part += kPart) {
+      const int64_t here = std::min(kPart, count - part), steps = padded_inputs<F>(here) / F::kPerStep;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const T* row = from[lane] ? from[lane] + first + part : nullptr;
+        const vf inverse = splat(inverses[lane]);
+        for (int64_t i = 0; i < here; i += kLanes) {
+          vf values = splat(0);
+          if (row) values = i + kLanes <= here ? load(row + i) : load_part(row + i, here - i);
+          const vub part_bytes = __builtin_convertvector(quantise(values, inverse, -127, 127) + F::kOffset, vub);
+          std::memcpy(bytes[lane] + i, &part_bytes, sizeof part_bytes);
+        }
+      }
+      for (int64_t step = 0; step < steps; step += kLanes) {
+        vu columns[kLanes];
+        for (int lane = 0; lane < kLanes; ++lane)
+          std::memcpy(&columns[lane], bytes[lane] + step * F::kPerStep, sizeof columns[lane]);
+        transpose(columns);
+        store_columns(columns, std::min<int64_t>(kLanes, steps - step), to + ((first + part) / 4 + step) * kLineBytes);
       }
     }
   }
 }
 
-// The values as they are, in the layout.
-template <class F, typename T>
-void copy_row(const T* from, const Matrix& w, int64_t lane, uint8_t* block) {
-  T* to = reinterpret_cast<T*>(block);
-  for (int64_t k = 0; k < padded_inputs<F>(w.inputs); ++k) {
-    const int64_t place = (k / F::kPerStep * kBlock + lane) * F::kPerStep + k % F::kPerStep;
-    to[place] = from && k < w.inputs ? from[k] : T(0);
+// Inputs [first, first + count) of each row as float32, column by column; what fills the last sixteen is 0.
+template <typename T>
+void widen_columns(const Rows<T>& from, int64_t first, int64_t count, float* columns) {
+  constexpr int64_t kInputs = kLanes * 4 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kInputs) {
+    vu units[kLanes];
+    load_columns(from, first + i, count - i, units);
+    for (int j = 0; j < kLanes; ++j) {
+      if constexpr (sizeof(T) == 4) {
+        store(columns + (i + j) * kLanes, std::bit_cast<vf>(units[j]));
+      } else {
+        store(columns + (i + 2 * j) * kLanes, std::bit_cast<vf>(units[j] << 16));
+        store(columns + (i + 2 * j + 1) * kLanes, std::bit_cast<vf>(units[j] & 0xffff0000u));
+      }
+    }
   }
+}
+
+inline vf rounded_to_bf16(vf values) {
+  bf16 near[kLanes];
+  store(near, values);
+  return load(near);
+}
+
+// 16 steps from -8 to 7: the scale (its sign says which end has the eight steps) with the least squared error among
+// some that let the greatest magnitude be at or a little beyond an end. A lane is a row.
+inline vf scales_int4(const float* columns, int64_t count) {
+  vi bits = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const vi here = std::bit_cast<vi>(load(columns + i * kLanes)) & 0x7fffffff;
+    bits = here > bits ? here : bits;
+  }
+  const vf greatest = std::bit_cast<vf>(bits);
+  vf best = splat(0), best_error = splat(INFINITY);
+  for (const float end : {-8.0f, 8.0f, -7.0f, -7.5f, 7.5f, -8.5f, 8.5f, -9.0f, 9.0f}) {
+    const vf step = rounded_to_bf16(greatest / splat(end)), inverse = splat(1.0f) / step;
+    vf errors[kLanes] = {};  // of every sixteenth input, so that sums are short chains
+    for (int64_t i = 0; i < count; i += kLanes)
+      for (int j = 0; j < kLanes; ++j) {
+        const vf values = load(columns + (i + j) * kLanes);
+        const vf error = values - __builtin_convertvector(quantise(values, inverse, -8, 7), vf) * step;
+        errors[j] += error * error;
+      }
+    for (int width = kLanes / 2; width > 0; width /= 2)
+      for (int j = 0; j < width; ++j) errors[j] += errors[j + width];
+    const vi is_better = errors[0] < best_error;
+    best = is_better ? step : best;
+    best_error = is_better ? errors[0] : best_error;
+  }
+  const vi is_nothing = greatest < splat(kTiny);
+  return is_nothing ? splat(0) : best;
+}
+
+template <typename T>
+void quantise_int4(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scales) {
+  using F = Integer<true>;
+  // A load of columns may go beyond the group by as many as it makes.
+  float* columns = thread_buffer((ceil_div(w.unit, 2 * kLanes) + 1) * 2 * kLanes * kLanes);
+  for (int64_t unit = 0; unit < w.units(); ++unit) {
+    const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
+    widen_columns(from, first, count, columns);
+    const vf scale = scales_int4(columns, ceil_div(count, kLanes) * kLanes);
+    store(scales + unit * kBlock, scale);
+    const vi is_nothing = scale == splat(0);
+    const vf inverse = is_nothing ? splat(0) : splat(1.0f) / scale;
+    for (int64_t i = 0; i < padded_inputs<F>(count); i += F::kAlign) {
+      vu nibbles = {};
+      for (int j = 0; j < F::kAlign; ++j) {
+        const vi whole = quantise(load(columns + (i + j) * kLanes), inverse, -8, 7) + F::kOffset;
+        nibbles |= std::bit_cast<vu>(whole) << (j % 4 * 8 + j / 4 * 4);
+      }
+      std::memcpy(to + (first + i) / F::kAlign * kLineBytes, &nibbles, sizeof nibbles);
+    }
+  }
+}
+
+// One block from `count` rows.
+template <class F, typename T>
+void pack_block(const T* rows, int64_t count, const Matrix& w, uint8_t* to, bf16* scales) {
+  for (int64_t half = 0; half < kVectors; ++half, to += kLanes * 4, scales += kLanes) {
+    Rows<T> from;
+    for (int lane = 0; lane < kLanes; ++lane)
+      from[lane] = half * kLanes + lane < count ? rows + (half * kLanes + lane) * w.inputs : nullptr;
+    if constexpr (!F::kGrouped) {
+      copy_rows<F>(from, w, to);
+    } else if constexpr (F::kStepBytes == 64) {
+      quantise_int4(from, w, to, scales);
+    } else {
+      quantise_int8(from, w, to, scales);
+    }
+  }
+}
+
+// A matrix' sizes in the layout; its memory is not looked at.
+Matrix layout_of(int64_t format, int64_t outputs, int64_t inputs, int64_t group) {
+  TORCH_CHECK(outputs > 0 && inputs > 0, "pack_weight: no outputs or inputs");
+  Matrix w{nullptr, nullptr, outputs, inputs, kPlainUnit, 0};
+  with_format(format, [&](auto f) {
+    using F = decltype(f);
+    TORCH_CHECK(!F::kGrouped || (group > 0 && group % kLanes == 0 && group <= 4096), "pack_weight: a group of ", group);
+    if (F::kGrouped) w.unit = group;
+    w.block_bytes = block_bytes_of<F>(inputs);
+  });
+  return w;
+}
+
+// Memory for a matrix (N, K), or the matrices of E experts (E, N, K).
+std::tuple<at::Tensor, at::Tensor> empty_packed(at::IntArrayRef shape, int64_t format, int64_t group) {
+  TORCH_CHECK(shape.size() == 2 || shape.size() == 3, "pack_weight: matrices are needed");
+  auto sizes = shape.vec();
+  const Matrix w = layout_of(format, sizes.end()[-2], sizes.back(), group);
+  const int64_t matrices = sizes.size() == 3 ? sizes[0] : 1;
+  sizes.end()[-2] = w.blocks();
+  sizes.back() = w.block_bytes;
+  const at::Tensor data = weight_memory(matrices * w.blocks() * w.block_bytes).view(sizes);
+  sizes.back() = format == kInt8 || format == kInt4 ? w.units() : 0;
+  sizes.push_back(kBlock);
+  return {data, at::empty(sizes, at::kBFloat16)};
+}
+
+// Rows of matrices whose outputs are a multiple of 32, or the last ones of a single matrix, to their place from row
+// `first` on, which begins a block. On the caller's thread alone, so that several can pack rows as they are read.
+void pack_rows(
+    const at::Tensor& rows, const at::Tensor& data, const at::Tensor& scales, int64_t first, int64_t format,
+    int64_t group) {
+  TORCH_CHECK(rows.dim() == 2 && rows.is_contiguous() && rows.numel() > 0, "pack_rows: contiguous rows are needed");
+  const Matrix w = layout_of(format, rows.size(0), rows.size(1), group);
+  const int64_t begin = first / kBlock;
+  TORCH_CHECK(
+      data.is_contiguous() && scales.is_contiguous() && first >= 0 && first % kBlock == 0 &&
+          (begin + w.blocks()) * w.block_bytes <= data.numel() && data.scalar_type() == at::kByte,
+      "pack_rows: rows from ", first, " on have no place");
+  const bool is_grouped = format == kInt8 || format == kInt4;
+  TORCH_CHECK(
+      !is_grouped || (scales.scalar_type() == at::kBFloat16 &&
+                      (begin + w.blocks()) * w.units() * kBlock <= scales.numel()),
+      "pack_rows: the scales don't fit");
+  dispatch(rows.scalar_type(), "pack_rows", [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    with_format(format, [&](auto f) {
+      using F = decltype(f);
+      if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
+        TORCH_CHECK(false, "pack_rows: weights that are not quantised keep their dtype");
+      } else {
+        uint8_t* to = data.data_ptr<uint8_t>() + begin * w.block_bytes;
+        bf16* scale = scales.data_ptr<bf16>() + (F::kGrouped ? begin * w.units() * kBlock : 0);
+        const T* from = rows.const_data_ptr<T>();
+        for (int64_t block = 0; block < w.blocks(); ++block) {
+          const int64_t row = block * kBlock;
+          pack_block<F>(
+              from + row * w.inputs, std::min(kBlock, w.outputs - row), w, to + block * w.block_bytes,
+              scale + (F::kGrouped ? block * w.units() * kBlock : 0));
+        }
+      }
+    });
+  });
 }
 
 // (N, K), or (E, N, K) for the matrices of E experts.
 std::tuple<at::Tensor, at::Tensor> pack_weight(const at::Tensor& weight, int64_t format, int64_t group) {
-  TORCH_CHECK(
-      (weight.dim() == 2 || weight.dim() == 3) && weight.numel() > 0 && weight.is_contiguous(),
-      "pack_weight: contiguous matrices are needed");
+  TORCH_CHECK(weight.numel() > 0 && weight.is_contiguous(), "pack_weight: contiguous matrices are needed");
+  const auto [data, scales] = empty_packed(weight.sizes(), format, group);
   const int64_t outputs = weight.size(-2), inputs = weight.size(-1), blocks = ceil_div(outputs, kBlock);
   const int64_t matrices = weight.numel() / (outputs * inputs);
-  at::Tensor data, scales;
-  dispatch(weight.scalar_type(), "pack_weight", [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    const T* from = weight.const_data_ptr<T>();
-    with_format(format, [&](auto f) {
-      using F = decltype(f);
-      TORCH_CHECK(
-          !F::kGrouped || (group > 0 && group % kLanes == 0 && group <= 4096), "pack_weight: a group of ", group);
-      Matrix w{nullptr, nullptr, outputs, inputs, F::kGrouped ? group : kPlainUnit, block_bytes_of<F>(inputs)};
-      auto sizes = weight.sizes().vec();
-      sizes[sizes.size() - 2] = blocks;
-      sizes[sizes.size() - 1] = w.block_bytes;
-      data = weight_memory(matrices * blocks * w.block_bytes).view(sizes);
-      sizes[sizes.size() - 1] = F::kGrouped ? w.units() : 0;
-      sizes.push_back(kBlock);
-      scales = at::empty(sizes, weight.options().dtype(at::kBFloat16));
-      uint8_t* packed = data.data_ptr<uint8_t>();
-      bf16* scale = scales.data_ptr<bf16>();
-      if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
-        TORCH_CHECK(false, "pack_weight: weights that are not quantised keep their dtype");
-      } else {
-        parallel_for(0, matrices * blocks, 1, [&](int64_t begin, int64_t end) {
-          for (int64_t block = begin; block < end; ++block)
-            for (int64_t lane = 0; lane < kBlock; ++lane) {
-              const int64_t output = block % blocks * kBlock + lane;
-              const T* row = output < outputs ? from + (block / blocks * outputs + output) * inputs : nullptr;
-              uint8_t* to = packed + block * w.block_bytes;
-              if constexpr (F::kGrouped)
-                quantise_row<F::kStepBytes == 64>(row, w, lane, to, scale + block * w.units() * kBlock);
-              else
-                copy_row<F>(row, w, lane, to);
-            }
-        });
-      }
-    });
+  const at::Tensor flat = weight.view({matrices * outputs, inputs});
+  const at::Tensor blocks_data = data.view({matrices * blocks, data.size(-1)});
+  const at::Tensor blocks_scales = scales.view({matrices * blocks, scales.size(-2), kBlock});
+  constexpr int64_t kBlocksEach = 16;
+  const int64_t tasks = ceil_div(blocks, kBlocksEach);
+  // A thread that the system has put aside holds nobody up.
+  share(matrices * tasks, weight.numel() > 65536, [&](int64_t task) {
+    const int64_t matrix = task / tasks, first = task % tasks * kBlocksEach, count = std::min(kBlocksEach, blocks - first);
+    const int64_t row = first * kBlock, begin = matrix * blocks + first;
+    pack_rows(
+        flat.narrow(0, matrix * outputs + row, std::min(count * kBlock, outputs - row)),
+        blocks_data.narrow(0, begin, count), blocks_scales.narrow(0, begin, count), 0, format, group);
   });
   return {data, scales};
 }
@@ -162,9 +314,14 @@ std::tuple<at::Tensor, at::Tensor> pack_weight(const at::Tensor& weight, int64_t
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
+  library.def("empty_packed(int[] shape, int format, int group) -> (Tensor, Tensor)", empty_packed);
+  library.def("pack_rows(Tensor rows, Tensor(a!) data, Tensor(b!) scales, int first, int format, int group) -> ()");
   library.def("pack_weight(Tensor weight, int format, int group) -> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(blazr, CPU, library) { library.impl("pack_weight", pack_weight); }
+TORCH_LIBRARY_IMPL(blazr, CPU, library) {
+  library.impl("pack_rows", pack_rows);
+  library.impl("pack_weight", pack_weight);
+}
 
 }  // namespace blazr

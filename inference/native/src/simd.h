@@ -95,6 +95,49 @@ inline float max(vf values) {
 inline vf vmin(vf a, vf b) { return a < b ? a : b; }
 inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 
+inline vu load_units(const uint32_t* from) {
+  vu out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+inline void store_units(uint32_t* to, vu units) { std::memcpy(to, &units, sizeof units); }
+
+// Rows of sixteen units of 32 bits to columns.
+inline void transpose(vu rows[kLanes]) {
+#ifdef __AVX512F__
+  __m512i a[kLanes], b[kLanes];
+  for (int i = 0; i < kLanes; ++i) a[i] = std::bit_cast<__m512i>(rows[i]);
+  for (int i = 0; i < kLanes; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < kLanes; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  // a[4g + c] holds column c (+ 4 per 128-bit lane) of rows 4g … 4g + 3.
+  for (int c = 0; c < 4; ++c) {
+    __m512i even01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88), odd01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
+    __m512i even23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    __m512i odd23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+    b[c] = _mm512_shuffle_i32x4(even01, even23, 0x88);
+    b[8 + c] = _mm512_shuffle_i32x4(even01, even23, 0xdd);
+    b[4 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
+    b[12 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
+  }
+  for (int i = 0; i < kLanes; ++i) rows[i] = std::bit_cast<vu>(b[i]);
+#else
+  uint32_t in[kLanes][kLanes], out[kLanes][kLanes];
+  std::memcpy(in, rows, sizeof in);
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < kLanes; ++j) out[j][i] = in[i][j];
+  std::memcpy(rows, out, sizeof out);
+#endif
+}
+
 // e^x to about one unit in the last place between -87.3 and 88.3; 0 below, infinite above.
 // Range reduction to |r| ≤ ln 2 / 2 and the Taylor polynomial of degree 7, whose error there is below 2^-25.
 inline vf exp(vf x) {
