@@ -9,7 +9,16 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.layers.layer import Layer, settle
-from inference.modelling.layers.packed import Packed, RowSource, pack_native, pack_onednn, quantise
+from inference.modelling.layers.packed import (
+    NATIVE_DTYPES,
+    NativePacked,
+    Packed,
+    RowSource,
+    native_form,
+    pack_native,
+    pack_onednn,
+    quantise,
+)
 from inference.modelling.weights.quantisation import Kind
 from inference.native import library
 
@@ -68,11 +77,21 @@ class Linear(Layer):
         self.weight = _nothing(self.weight.dtype)
         return True
 
+    def packs_natively(self, leaf: str, dtype: torch.dtype) -> bool:
+        """Whether ``pack`` gives this parameter the native layout."""
+        return leaf == "weight" and _is_native(dtype)
+
     def quantise(self, leaf: str, weight: torch.Tensor, kind: Kind, dtype: torch.dtype) -> None:
         """Take the weight (out, in) quantised; for the loader."""
         assert leaf == "weight", leaf
         self.packed = quantise(weight, kind, dtype=dtype)
         self.weight = _nothing(dtype, weight.device)
+
+    def accept(self, leaf: str, packed: NativePacked, dtype: torch.dtype) -> None:
+        """Take the weight as the loader has packed or quantised it, to compute in ``dtype``."""
+        assert leaf == "weight", leaf
+        self.packed = packed
+        self.weight = _nothing(dtype)
 
     @property
     def packed_bytes(self) -> int:
@@ -117,9 +136,13 @@ class Embedding(Layer):
         if not self.is_head or self.packed is not None or not library.serves(self.weight):
             return False
         self._dtype = self.weight.dtype
-        self.packed = pack_native(self.weight.detach(), str(self.weight.dtype).removeprefix("torch."))
+        self.packed = pack_native(self.weight.detach(), native_form(self._dtype))
         self.weight = _nothing(self._dtype)
         return True
+
+    def packs_natively(self, leaf: str, dtype: torch.dtype) -> bool:
+        """Whether ``pack`` gives this parameter the native layout."""
+        return leaf == "weight" and self.is_head and dtype in NATIVE_DTYPES
 
     def quantise(self, leaf: str, weight: torch.Tensor, kind: Kind, dtype: torch.dtype) -> None:
         """Take the table (V, h) quantised; for the loader."""
@@ -127,6 +150,13 @@ class Embedding(Layer):
         self._dtype = dtype
         self.packed = quantise(weight, kind, dtype=dtype)
         self.weight = _nothing(dtype, weight.device)
+
+    def accept(self, leaf: str, packed: NativePacked, dtype: torch.dtype) -> None:
+        """Take the table as the loader has packed or quantised it, to compute in ``dtype``."""
+        assert leaf == "weight", leaf
+        self._dtype = dtype
+        self.packed = packed
+        self.weight = _nothing(dtype)
 
     @property
     def packed_bytes(self) -> int:
@@ -144,19 +174,26 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def _onednn_serves(weight: torch.Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _onednn_has_bfloat16()
+
+
+def _onednn_has_bfloat16() -> bool:
+    return bool(
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
 def _packed(weight: torch.Tensor) -> Packed:
     """oneDNN on processors with matrix tiles, which it uses well; else the native product (docs/decisions/0010)."""
-    if _onednn_serves(weight) and (_has_matrix_tiles() or not library.serves(weight)):
+    if _onednn_serves(weight) and not (_is_native(weight.dtype) and library.serves(weight)):
         return pack_onednn(weight)
-    return pack_native(weight, str(weight.dtype).removeprefix("torch."))
+    return pack_native(weight, native_form(weight.dtype))
+
+
+def _is_native(dtype: torch.dtype) -> bool:
+    """Whether the native product is the choice for weights of this dtype on a CPU, if it is there."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and not (_has_matrix_tiles() and _onednn_has_bfloat16()))
 
 
 def _has_matrix_tiles() -> bool:

@@ -19,7 +19,14 @@ from inference.modelling.kernels import use_triton
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mlp import MLP, NATIVE_ACTIVATIONS, activate
-from inference.modelling.layers.packed import NativePacked, PlainQuantised, pack_native, quantise
+from inference.modelling.layers.packed import (
+    NATIVE_DTYPES,
+    NativePacked,
+    PlainQuantised,
+    native_form,
+    pack_native,
+    quantise,
+)
 from inference.modelling.spec import MLPSpec, MoESpec
 from inference.modelling.weights.quantisation import Kind
 from inference.native import library
@@ -134,13 +141,20 @@ class Experts(Layer):
         Returns:
             Whether it was done.
         """
-        if self.packed or not library.serves(self.down_proj):
+        stacks: dict[str, nn.Parameter] = {leaf: getattr(self, leaf) for leaf in (self._first, "down_proj")}
+        missing = {leaf: stack for leaf, stack in stacks.items() if leaf not in self.packed}
+        # Where only one of them was quantised, the other one stays as it is.
+        is_quantised = any(isinstance(one, PlainQuantised) or one.group for one in self.packed.values())
+        if not missing or is_quantised or not all(map(library.serves, missing.values())):
             return False
-        for leaf in (self._first, "down_proj"):
-            stack: nn.Parameter = getattr(self, leaf)
-            self.packed[leaf] = pack_native(stack.detach(), str(stack.dtype).removeprefix("torch."))
+        for leaf, stack in missing.items():
+            self.packed[leaf] = pack_native(stack.detach(), native_form(stack.dtype))
             setattr(self, leaf, nn.Parameter(stack.new_empty(0), requires_grad=False))
         return True
+
+    def packs_natively(self, leaf: str, dtype: torch.dtype) -> bool:
+        """Whether ``pack`` gives this parameter the native layout."""
+        return leaf in (self._first, "down_proj") and dtype in NATIVE_DTYPES
 
     def run(self, expert: int, hidden: torch.Tensor) -> torch.Tensor:
         """One expert over its rows (n, h) to (n, h)."""
@@ -157,6 +171,11 @@ class Experts(Layer):
         """Take the matrices of one of the stacks quantised; for the loader."""
         self.packed[leaf] = quantise(weight, kind, dtype=dtype)
         setattr(self, leaf, nn.Parameter(weight.new_empty(0, dtype=dtype), requires_grad=False))
+
+    def accept(self, leaf: str, packed: NativePacked, dtype: torch.dtype) -> None:
+        """Take one of the stacks as the loader has packed or quantised it, to compute in ``dtype``."""
+        self.packed[leaf] = packed
+        setattr(self, leaf, nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False))
 
     @property
     def packed_bytes(self) -> int:

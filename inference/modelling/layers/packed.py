@@ -5,6 +5,8 @@ Each form offers the same two things, a product with rows and (where an embeddin
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +18,12 @@ from inference.native import library
 
 _FORMATS = {"int8": 0, "int4": 1, "bfloat16": 2, "float32": 3}
 """The numbers that ``inference/native/src/gemm.h`` gives its layouts."""
+NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+"""What the native products compute in."""
+BLOCK_ROWS = 32
+"""Outputs that lie together in the native layouts."""
+PIECE_BYTES = 4 << 20
+"""Of stored rows that are packed at once: the disk is asked seldom enough (docs/performance.md)."""
 _PACKING_BATCH_HINT = 8
 """oneDNN lays the weight out for about this many rows; 1 to 512 made no difference where it was measured."""
 _TINY = 1e-30
@@ -176,7 +184,7 @@ def quantise(weight: torch.Tensor, kind: Kind, *, dtype: torch.dtype) -> NativeP
         kind: How.
         dtype: What the network computes in.
     """
-    if weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and library.is_available():
+    if weight.device.type == "cpu" and dtype in NATIVE_DTYPES and library.is_available():
         return pack_native(weight, kind)
     return quantise_plainly(weight, kind)
 
@@ -186,6 +194,63 @@ def pack_native(weight: torch.Tensor, form: str) -> NativePacked:
     group = GROUP_SIZES.get(form, 0)  # type: ignore[call-overload]
     data, scales = torch.ops.blazr.pack_weight.default(weight.contiguous(), _FORMATS[form], group)
     return NativePacked(data, scales, _FORMATS[form], weight.shape[-2], weight.shape[-1], group)
+
+
+def native_form(dtype: torch.dtype) -> str:
+    """The layout for weights as they are."""
+    return str(dtype).removeprefix("torch.")
+
+
+class PackedRows:
+    """A matrix (N, K), or a stack (E, N, K), that comes in pieces and is packed, by several threads at once.
+
+    Args:
+        shape: Of the whole.
+        form: A name of ``_FORMATS``.
+        stored: dtype of the pieces: bfloat16 or float32, and that of ``form`` if it quantises nothing.
+
+    Attributes:
+        packed: The result, once everything has come.
+    """
+
+    def __init__(self, shape: Sequence[int], form: str, stored: torch.dtype) -> None:
+        group = GROUP_SIZES.get(form, 0)  # type: ignore[call-overload]
+        data, scales = torch.ops.blazr.empty_packed.default(list(shape), _FORMATS[form], group)
+        self.packed = NativePacked(data, scales, _FORMATS[form], shape[-2], shape[-1], group)
+        self._stored = stored
+        self._row_bytes = shape[-1] * stored.itemsize
+
+    @property
+    def piece_bytes(self) -> int:
+        """What a piece should have: whole blocks of outputs."""
+        block = BLOCK_ROWS * self._row_bytes
+        return max(1, PIECE_BYTES // block) * block
+
+    def take(self, values: torch.Tensor, begin: int) -> None:
+        """Pack rows on this thread.
+
+        Args:
+            values: Their bytes, (n,) uint8.
+            begin: Where they begin: at a multiple of ``BLOCK_ROWS`` rows.
+        """
+        rows = values.view(self._stored).view(-1, self.packed.inputs)
+        packed = self.packed
+        torch.ops.blazr.pack_rows.default(
+            rows, packed.data, packed.scales, begin // self._row_bytes, packed.format, packed.group
+        )
+
+
+def can_stream(shape: Sequence[int], parts: Sequence[Sequence[int]]) -> bool:
+    """Whether a matrix or stack can be packed as its rows come.
+
+    Args:
+        shape: Of the whole.
+        parts: Shapes of what comes, one below the other.
+    """
+    if len(shape) == 3 and shape[1] % BLOCK_ROWS:
+        return False
+    rows = [math.prod(part[:-1]) for part in parts]
+    return all(part[-1] == shape[-1] for part in parts) and not any(count % BLOCK_ROWS for count in rows[:-1])
 
 
 def pack_onednn(weight: torch.Tensor) -> OneDnnPacked:

@@ -1,17 +1,22 @@
-"""TensorFiles: the tensors of several safetensors files, read in pieces, before they are asked for."""
+"""TensorFiles: the tensors of several safetensors files, read in pieces, before they are asked for.
+
+A group of tensors either lies in a buffer until the next one is asked for, or goes piece by piece to a ``RowSink``,
+which puts it into its final form in the readers' threads, so that its stored form is never there as a whole.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,8 +24,10 @@ from safetensors import SafetensorError, safe_open
 from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedFormat
 from inference.modelling.mapped import LEAST_BYTES, mapped_zeros
 
-NUM_READERS = 2
-"""Disks give more to two readers than to one (docs/performance.md); more would take processors from the quantising."""
+NUM_READERS = 3
+"""Least number, and at most ``MAX_READERS``: one more than there are threads to compute, since readers also pack, and
+one of them waits for the disk (docs/performance.md)."""
+MAX_READERS = 16
 
 PIECE_BYTES = 1 << 20
 AHEAD_BYTES = 64 << 20
@@ -30,6 +37,7 @@ SPARE_BYTES = 128 << 20
 """Buffers that wait for the next parameter of their size: new memory has to be zeroed by the system."""
 
 _ALIGNMENT = 64
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -49,6 +57,24 @@ class _Place:
     size: int
 
 
+class RowSink(Protocol):
+    """Takes the bytes of a group's tensors, which lie one behind the other, piece by piece."""
+
+    @property
+    def piece_bytes(self) -> int:
+        """Every piece of a tensor has so many, except its last one."""
+        ...
+
+    def take(self, values: torch.Tensor, begin: int) -> None:
+        """Take a piece; called by several threads, in any order.
+
+        Args:
+            values: (n,) uint8, which is written again afterwards.
+            begin: Where it begins in the group.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class _Group:
     """Tensors on their way that are needed together.
@@ -56,14 +82,16 @@ class _Group:
     Attributes:
         names: As they were asked for.
         starts: Where each begins in the buffer: one right behind the other, if all are of one dtype.
-        buffer: Their bytes.
+        buffer: Their bytes; empty if they go to a sink.
         pieces: What fills it.
+        num_bytes: Of the tensors.
     """
 
     names: tuple[str, ...]
     starts: dict[str, int]
     buffer: torch.Tensor
     pieces: list[Future[None]]
+    num_bytes: int
 
 
 class TensorFiles:
@@ -71,10 +99,10 @@ class TensorFiles:
 
     Args:
         files: safetensors files.
-        groups: Names of the tensors that are needed together, in the order in which ``move`` comes to them.
+        groups: See ``expect``.
     """
 
-    def __init__(self, files: Sequence[Path], groups: Iterable[Sequence[str]]) -> None:
+    def __init__(self, files: Sequence[Path], groups: Iterable[Sequence[str]] = ()) -> None:
         self._paths = list(files)
         self._groups = [tuple(names) for names in groups]
         self._places: dict[str, _Place] = {}
@@ -82,7 +110,9 @@ class TensorFiles:
         self._buffers = _Buffers()
         self._num_asked = 0
         self._coming: deque[_Group] = deque()
-        self._now = _Group((), {}, torch.empty(0, dtype=torch.uint8), [])
+        self._now = _Group((), {}, _NOTHING, [], 0)
+        self._sinks: dict[int, RowSink] = {}
+        self._own = threading.local()
         self._is_kept = True
         self._most_ahead = 0
 
@@ -93,15 +123,27 @@ class TensorFiles:
         except BaseException:
             self._closing.close()
             raise
-        sizes = [sum(self._places[name].size for name in names if name in self._places) for names in self._groups]
-        self._most_ahead = min(AHEAD_BYTES, max(sizes, default=0))
-        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="read-weights")
+        self.expect(self._groups)
+        count = min(max(NUM_READERS, torch.get_num_threads() + 1), MAX_READERS)
+        self._readers = ThreadPoolExecutor(count, thread_name_prefix="read-weights")
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._readers.shutdown(cancel_futures=True)  # before their files go
         self._coming.clear()
         self._closing.close()
+
+    def expect(self, groups: Iterable[Sequence[str]], sinks: Mapping[int, RowSink] | None = None) -> None:
+        """Say what is going to be read, before the first ``move``.
+
+        Args:
+            groups: Names of the tensors that are needed together, in the order in which ``move`` comes to them.
+            sinks: Where groups go that don't wait in a buffer, by their number.
+        """
+        self._groups = [tuple(names) for names in groups]
+        self._sinks = dict(sinks or {})
+        sizes = [sum(self._places[name].size for name in names if name in self._places) for names in self._groups]
+        self._most_ahead = min(AHEAD_BYTES, max(sizes, default=0))
 
     def move(self) -> None:
         """Go on to the next group, and ask for what comes after it. What the one before had read is gone."""
@@ -114,6 +156,14 @@ class TensorFiles:
         while self._num_asked < len(self._groups) and self._num_bytes_ahead() < self._most_ahead:
             self._ask_next()
 
+    def finish(self) -> None:
+        """Wait until the group's sink has all of it.
+
+        Raises:
+            CorruptCheckpoint: The file ended before its tensors did, or the disk failed.
+        """
+        self._wait()
+
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor.
 
@@ -121,6 +171,24 @@ class TensorFiles:
             MissingTensor: No file has it.
         """
         return self._place(name).shape
+
+    def position_of(self, name: str) -> tuple[str, int]:
+        """Name of its file, and where it begins there.
+
+        Raises:
+            MissingTensor: No file has it.
+        """
+        place = self._place(name)
+        return place.file, place.start
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Its dtype as stored.
+
+        Raises:
+            MissingTensor: No file has it.
+            UnsupportedFormat: Its dtype is none of torch's.
+        """
+        return _dtype_of(name, self._place(name))
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor of the group, until the next ``move``.
@@ -162,7 +230,7 @@ class TensorFiles:
         return place
 
     def _num_bytes_ahead(self) -> int:
-        return sum(len(group.buffer) for group in self._coming)
+        return sum(group.num_bytes for group in self._coming)
 
     def _wait(self) -> None:
         for piece in self._now.pieces:
@@ -170,8 +238,11 @@ class TensorFiles:
         self._now.pieces.clear()
 
     def _ask_next(self) -> None:
-        names = self._groups[self._num_asked]
+        names, sink = self._groups[self._num_asked], self._sinks.get(self._num_asked)
         self._num_asked += 1
+        if sink is not None:
+            self._coming.append(self._stream(names, sink))
+            return
         last = self._coming[-1] if self._coming else self._now
         if names == last.names:  # several parameters are parts of one tensor
             self._coming.append(last)
@@ -189,7 +260,26 @@ class TensorFiles:
             for name, place in places.items()
             for begin in range(0, place.size, PIECE_BYTES)
         ]
-        self._coming.append(_Group(names, starts, buffer, pieces))
+        self._coming.append(_Group(names, starts, buffer, pieces, len(buffer)))
+
+    def _stream(self, names: tuple[str, ...], sink: RowSink) -> _Group:
+        """A group on its way to a sink, which takes each piece in the thread that read it."""
+        pieces: list[Future[None]] = []
+        start = 0
+        for place in map(self._place, names):
+            for begin in range(0, place.size, sink.piece_bytes):
+                size = min(sink.piece_bytes, place.size - begin)
+                pieces.append(self._readers.submit(self._pass_on, place, begin, size, sink, start + begin))
+            start += place.size
+        return _Group((), {}, _NOTHING, pieces, start)
+
+    def _pass_on(self, place: _Place, begin: int, size: int, sink: RowSink, at: int) -> None:
+        buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._own.buffer = torch.empty(size, dtype=torch.uint8)
+        piece = buffer[:size]
+        _fill(memoryview(cast("Any", piece.numpy())), place, begin)
+        sink.take(piece, at)
 
     def _open(self, path: Path) -> None:
         """Take in the header of a file.

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
 
 from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.layers.linear import Packable
+from inference.modelling.layers.packed import NATIVE_DTYPES, NativePacked, PackedRows, can_stream, native_form
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.files import TensorFiles
-from inference.modelling.weights.quantisation import Kind, Quant, quantised_kind
+from inference.modelling.weights.quantisation import GROUP_SIZES, Kind, Quant, quantised_kind
+from inference.native import library
 
 _STORED = (torch.bfloat16, torch.float32)
 """What is quantised as it is stored."""
@@ -29,6 +31,19 @@ class Quantisable(Protocol):
 
     def quantise(self, leaf: str, weight: torch.Tensor, kind: Kind, dtype: torch.dtype) -> None:
         """Take parameter ``leaf``, float32 or bfloat16 as stored, to compute in ``dtype``."""
+        ...
+
+
+@runtime_checkable
+class Streamable(Protocol):
+    """A module that takes matrices in the native layout, which can be made while they are read."""
+
+    def packs_natively(self, leaf: str, dtype: torch.dtype) -> bool:
+        """Whether its ``pack`` gives parameter ``leaf`` of ``dtype`` the native layout."""
+        ...
+
+    def accept(self, leaf: str, packed: NativePacked, dtype: torch.dtype) -> None:
+        """Take parameter ``leaf``, to compute in ``dtype``."""
         ...
 
 
@@ -64,14 +79,27 @@ def load_network(
     if wanted.keys() != spec.parameters.keys():
         odd = sorted(wanted.keys() ^ spec.parameters.keys())[:5]
         raise MissingTensor(f"the spec and the network disagree on the parameters {', '.join(odd)}.", param=odd[0])
-    order = map(_stored_names, spec.parameters.values())
-    with TensorFiles(weight_files, order) as files, torch.inference_mode():
-        for number, (name, source) in enumerate(spec.parameters.items()):
+    may_stream = torch.device(device).type == "cpu" and dtype in NATIVE_DTYPES and library.is_available()
+    with TensorFiles(weight_files) as files, torch.inference_mode():
+        # As the files have them: what lies together is read at the rate that a reading from end to end has.
+        order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, _stored_names(item[1]))))
+        streams: dict[int, PackedRows] = {}
+        for number, (name, source) in enumerate(order if may_stream else ()):
+            form = _streamed_form(network, name, wanted[name].shape, dtype, quant, pack)
+            stored = None if form is None else _streamed_dtype(files, source, wanted[name].shape)
+            if form is not None and stored is not None and stored in (dtype, *(_STORED if form in GROUP_SIZES else ())):
+                streams[number] = PackedRows(wanted[name].shape, form, stored)
+        files.expect([_stored_names(source) for _, source in order], streams)
+        for number, (name, source) in enumerate(order):
             files.move()
             if progress is not None:
                 progress(number / len(wanted), name)
             owner, leaf = _owner(network, name)
             kind = quantised_kind(name, wanted[name].shape, quant)
+            if number in streams:
+                files.finish()
+                cast("Streamable", owner).accept(leaf, streams.pop(number).packed, dtype)
+                continue
             if kind is not None:
                 value = _assemble(files, source, wanted[name].shape, name, None).to(device)
                 cast("Quantisable", owner).quantise(leaf, value, kind, dtype)
@@ -87,6 +115,28 @@ def load_network(
     if progress is not None:
         progress(1.0, "")
     return network.eval()
+
+
+def _streamed_form(
+    network: nn.Module, name: str, shape: torch.Size, dtype: torch.dtype, quant: Quant, pack: bool
+) -> str | None:
+    """The native layout that a parameter is going to have; None: another form, or only later."""
+    owner, leaf = _owner(network, name)
+    if not isinstance(owner, Streamable):
+        return None
+    kind = quantised_kind(name, shape, quant)
+    if kind is not None:
+        return kind
+    return native_form(dtype) if pack and owner.packs_natively(leaf, dtype) else None
+
+
+def _streamed_dtype(files: TensorFiles, source: Source, shape: torch.Size) -> torch.dtype | None:
+    """How a parameter is stored that can be packed as it is read; None: it can't."""
+    names = _joined_names(files, source, shape)
+    if names is None or not can_stream(shape, [files.shape_of(name) for name in names]):
+        return None
+    dtypes = {files.dtype_of(name) for name in names}
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _is_used(owner: nn.Module, leaf: str, value: torch.Tensor) -> bool:
@@ -152,6 +202,13 @@ def _assemble(
 
 def _joined(files: TensorFiles, source: Source, shape: torch.Size) -> torch.Tensor | None:
     """A parameter whose tensors only have to lie one behind the other: as they were read. None: it isn't one."""
+    names = _joined_names(files, source, shape)
+    flat = None if names is None else files.read_joined(names)
+    return None if flat is None else flat.view(shape)
+
+
+def _joined_names(files: TensorFiles, source: Source, shape: torch.Size) -> list[str] | None:
+    """The tensors of such a parameter, in order; None: it isn't one."""
     names = _stored_names(source)
     count = 1 if source.num_experts is None else source.num_experts
     inner = shape if source.num_experts is None else shape[1:]
@@ -164,8 +221,7 @@ def _joined(files: TensorFiles, source: Source, shape: torch.Size) -> torch.Tens
         parts = shapes[first : first + len(source.pieces)]
         if any(part[1:] != inner[1:] for part in parts) or sum(part[0] for part in parts) != inner[0]:
             return None
-    flat = files.read_joined(names)
-    return None if flat is None else flat.view(shape)
+    return names
 
 
 def _read_piece(files: TensorFiles, piece: Piece, expert: int | None) -> torch.Tensor:

@@ -11,9 +11,11 @@ import transformers
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
 from inference.llm import LLM, LLMOptions
-from inference.modelling.layers.linear import network_bytes
+from inference.modelling.layers import packed
+from inference.modelling.layers.linear import network_bytes, pack_weights
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.registry import family_builder
+from inference.modelling.weights import loader
 from inference.modelling.weights.loader import load_network
 from inference.modelling.weights.quantisation import Quant, quantised_kind, weights_bytes
 from inference.sampling_params import SamplingParams
@@ -24,10 +26,10 @@ from tests.inference.modelling.harness import SequenceRunner, read_view
 PROMPT = [5, 9, 2, 17, 30, 8, 8, 1, 44, 23, 11, 3]
 
 
-def load(directory: Path, quant: Quant, dtype: torch.dtype = torch.float32) -> HybridForCausalLM:
+def load(directory: Path, quant: Quant, dtype: torch.dtype = torch.float32, *, pack: bool = False) -> HybridForCausalLM:
     view = read_view(directory)
     spec = family_builder(view.config.string("model_type"))(view)
-    return load_network(spec, sorted(directory.glob("*.safetensors")), dtype=dtype, quant=quant)
+    return load_network(spec, sorted(directory.glob("*.safetensors")), dtype=dtype, quant=quant, pack=pack)
 
 
 def logits(network: HybridForCausalLM, tokens: list[int]) -> torch.Tensor:
@@ -114,6 +116,23 @@ def test_the_same_logits_alone_and_in_a_batch(checkpoint: Path) -> None:
             rtol=1e-4,
             atol=1e-4,
         )
+
+
+@pytest.mark.parametrize("quant", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_packed_as_they_are_read_are_the_same(
+    checkpoint: Path, quant: Quant, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16 too: float32 as stored is quantised as it is, and turned to bfloat16 only where it isn't."""
+    monkeypatch.setattr(packed, "PIECE_BYTES", 1)  # a block at a time
+    streamed = load(checkpoint, quant, dtype, pack=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "_streamed_form", lambda *_: None)
+        whole = load(checkpoint, quant, dtype, pack=True)
+    pack_weights(streamed)
+    pack_weights(whole)
+    assert network_bytes(streamed) == network_bytes(whole)
+    assert torch.equal(logits(streamed, PROMPT), logits(whole, PROMPT))
 
 
 def test_without_kernels_only_weights_are_quantised(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,3 +98,43 @@ def test_file_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         files.move()
         with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors ends before its tensors do"):
             files.read("b")
+
+
+class Collected:
+    """A sink that keeps what it gets."""
+
+    def __init__(self, piece_bytes: int, total: int) -> None:
+        self.piece_bytes = piece_bytes
+        self.bytes = torch.zeros(total, dtype=torch.uint8)
+        self.sizes: set[int] = set()
+
+    def take(self, values: torch.Tensor, begin: int) -> None:
+        self.sizes.add(len(values))
+        self.bytes[begin : begin + len(values)] = values
+
+
+def test_a_sink_gets_every_byte_of_its_group(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    total = tensors["c"].nbytes + tensors["a"].nbytes
+    sink = Collected(1 << 16, total)
+    with TensorFiles([path]) as files:
+        files.expect([["b"], ["c", "a"], ["a"]], {1: sink})
+        files.move()
+        assert torch.equal(files.read("b"), tensors["b"])
+        files.move()
+        files.finish()
+        files.move()
+        assert torch.equal(files.read("a"), tensors["a"]), "it is read again, into a buffer"
+    assert torch.equal(sink.bytes.view(torch.bfloat16), torch.cat((tensors["c"].flatten(), tensors["a"].flatten())))
+    assert sink.sizes == {1 << 16, tensors["c"].nbytes % (1 << 16), tensors["a"].nbytes} - {0}
+
+
+def test_what_a_sink_raises_is_raised(path: Path) -> None:
+    class Failing(Collected):
+        def take(self, values: torch.Tensor, begin: int) -> None:
+            raise MemoryError("full")
+
+    with TensorFiles([path]) as files:
+        files.expect([["c"], ["a"]], {0: Failing(1 << 20, 0)})
+        files.move()
+        with pytest.raises(MemoryError, match="full"):
+            files.finish()

@@ -12,7 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.modelling.layers.packed import NativePacked, pack_native, quantise_plainly
+from inference.modelling.layers.packed import (
+    BLOCK_ROWS,
+    NativePacked,
+    PackedRows,
+    can_stream,
+    pack_native,
+    quantise_plainly,
+)
 from inference.modelling.weights.quantisation import GROUP_SIZES
 from inference.native.build import BuildFailed, build
 
@@ -200,3 +207,36 @@ def test_generic_kernels_pass_too() -> None:
         command, env={**os.environ, "BLAZR_NATIVE": "generic"}, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(200, 300), (3, 64, 96)])
+def test_rows_packed_as_they_come_are_the_packed_matrix(form: str, shape: tuple[int, ...]) -> None:
+    stored = torch.float32 if form == "float32" else torch.bfloat16
+    weight = random(*shape, scale=0.1).to(stored)
+    whole = pack_native(weight, form)
+    rows = PackedRows(shape, form, stored)
+    assert rows.piece_bytes % (BLOCK_ROWS * shape[-1] * stored.itemsize) == 0
+    flat = weight.view(torch.uint8).flatten()
+    step = 2 * BLOCK_ROWS * shape[-1] * stored.itemsize
+    for begin in reversed(range(0, len(flat), step)):
+        rows.take(flat[begin : begin + step], begin)
+    assert torch.equal(rows.packed.data, whole.data)
+    assert torch.equal(rows.packed.scales.view(torch.int16), whole.scales.view(torch.int16))
+
+
+def test_rows_without_a_place_are_refused() -> None:
+    rows = PackedRows((64, 32), "int8", torch.float32)
+    values = torch.zeros(64 * 32, dtype=torch.float32).view(torch.uint8)
+    for begin in (32 * 32 * 4, 16 * 32 * 4):  # beyond the end; within a block
+        with pytest.raises(RuntimeError, match="no place"):
+            rows.take(values, begin)
+
+
+def test_what_can_be_packed_as_it_comes() -> None:
+    assert can_stream((96, 8), [(32, 8), (64, 8)])
+    assert can_stream((70, 8), [(32, 8), (38, 8)]), "the last block may be a part"
+    assert not can_stream((70, 8), [(38, 8), (32, 8)])
+    assert can_stream((2, 64, 8), [(32, 8)] * 4)
+    assert not can_stream((2, 40, 8), [(40, 8)] * 2)
+    assert not can_stream((64, 8), [(64, 4), (64, 4)])
