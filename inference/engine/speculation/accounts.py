@@ -2,88 +2,50 @@
 
 Everything is counted in tokens: the time in which the engine, at the present number of requests, would have generated
 that many without guessing. A step that verifies earns a token for each guess that holds and pays for the time that it
-takes longer than a plain step; a request pays by its share of the additional rows. What a request may lose is what it
-has on its account: a small allowance at first, and ``EARNING`` of a token per token generated. So text that can't be
-guessed is tried ever more rarely, and the price of finding out stays a fixed small share, whatever a
-verification costs on this machine, with this model and at this batch size. Nothing has to be known of these: where the
-machine is bound by arithmetic a verification is dear, the accounts run dry, and guessing stops by itself.
+takes longer than a plain step. So nothing has to be known of the machine, the model or the batch size.
 
-The allowances come from one purse of the engine, which gets back what is left at the end of a request, and pays what
-is missing; else many short requests would each lose theirs.
+Guesses are made where they are expected to bring more than they cost, all requests of the step taken together
+(``odds``, ``step_costs``). Where they aren't, a fund of the engine pays for finding out again from time to time:
+``EARNING`` of a token per token generated. Losses are taken from the same fund, gains fill it up to a bound, and while
+it owes more than ``DEBT`` nobody guesses. So whatever the expectations are worth, the price of a text that can't be
+guessed stays a fixed small share of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
-EARNING = 0.02
-ALLOWANCE = 1.0
-MOST = 3.0
-"""Most tokens on an account: what is lost when a text that could be guessed goes over to one that can't."""
+from inference.engine.speculation.odds import Odds, Record
+from inference.engine.speculation.plain_steps import PlainSteps
+from inference.engine.speculation.readings import Readings
+from inference.engine.speculation.step_costs import StepCosts
 
-PURSE = 4.0
-PURSE_BOUND = 32.0
-"""What gains fill the purse up to, and what it can owe for prompts that a draft model has read in vain."""
+FUND = 2.0
+EARNING = 0.01
+SAVINGS = 4.0
+"""Plain steps' worth of tokens that the fund reaches by waiting."""
+BOUND = 32.0
+"""Most tokens that gains fill it up to, and most that it can owe."""
+DEBT = 3.0
 
-FIRST_LENGTH = 3
-NUM_SAMPLES = 5
-MIN_SAMPLES = 2
-PRICE_MEMORY = 0.7
-"""Weight of what a row cost before, against what it costs now."""
-
-REFRESH = 128
-"""Steps with guesses after which the time of a plain step is measured again: contexts grow."""
+TRIAL_LENGTH = 2
+"""Guesses of each request in a step that finds out."""
 
 
-class PlainSteps:
-    """How long a step without guesses takes, by number of requests: the median of the last few."""
-
-    def __init__(self) -> None:
-        self._samples: dict[int, list[float]] = {}
-        self._age: dict[int, int] = {}
-
-    def add(self, num_requests: int, seconds: float) -> None:
-        """A step was measured."""
-        samples = self._samples.setdefault(num_requests, [])
-        samples.append(seconds)
-        del samples[:-NUM_SAMPLES]
-        self._age[num_requests] = 0
-
-    def seconds(self, num_requests: int) -> float | None:
-        """None: not known well enough, a plain step is due."""
-        samples = self._samples.get(num_requests, ())
-        if len(samples) < MIN_SAMPLES or self._age[num_requests] >= REFRESH:
-            return None
-        return median_low(samples)
-
-    def grow_older(self, num_requests: int) -> None:
-        """A step with guesses has passed."""
-        self._age[num_requests] += 1
-
-
-@dataclass(slots=True)
-class Account:
-    """One request's.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request that could guess.
 
     Attributes:
-        tokens: What it may lose.
-        allowance: What it was given at the start.
-        length: Guesses to make at a time.
+        record: Its.
+        kind: Of the guesses.
+        most: Further ones are of no use.
     """
 
-    tokens: float
-    allowance: float
-    length: int
-
-    def note(self, num_guessed: int, num_accepted: int, most: int) -> None:
-        """Guess further after a run that held throughout, less far after one that broke."""
-        if num_accepted == num_guessed:
-            if num_guessed >= self.length:
-                self.length = min(most, 2 * self.length)
-        else:
-            self.length = max(1, min(self.length, (self.length + num_accepted + 1) // 2))
+    record: Record
+    kind: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,77 +53,94 @@ class Verified:
     """What one request had in a step.
 
     Attributes:
-        account: Its.
+        record: Its.
+        kind: Of its guesses.
         num_rows: Rows beyond the one that it would have had without guessing.
         num_guessed, num_accepted: Guesses that were verified, and those that held.
     """
 
-    account: Account
+    record: Record
+    kind: int
     num_rows: int
     num_guessed: int
     num_accepted: int
 
 
 class Accounts:
-    """All accounts of an engine.
+    """The account of an engine.
 
     Args:
         num_tokens: Most guesses at a time.
         is_adaptive: False: everybody always guesses as far as possible.
+        priors: What is assumed at first of each kind of guess.
+        replays: After a wrong guess the tokens before it are computed again (``rollback``).
     """
 
-    def __init__(self, num_tokens: int, *, is_adaptive: bool) -> None:
+    def __init__(
+        self, num_tokens: int, *, is_adaptive: bool, priors: Sequence[float] = (0.5,), replays: bool = False
+    ) -> None:
         self._most = num_tokens
         self._is_adaptive = is_adaptive
-        self._purse = PURSE
+        self._replays = replays
+        self._fund = FUND
+        self._odds = Odds(priors)
         self._plain = PlainSteps()
-        self._prices: dict[int, float] = {}
-        self._last_price = 0.0
-
-    def open(self) -> Account:
-        """For a request that begins."""
-        if not self._is_adaptive:
-            return Account(0.0, 0.0, self._most)
-        allowance = min(ALLOWANCE, max(0.0, self._purse))
-        self._purse -= allowance
-        return Account(allowance, allowance, min(FIRST_LENGTH, self._most))
-
-    def close(self, account: Account) -> None:
-        """The request has ended; gains beyond its allowance fill the purse up."""
-        self._pay(account.tokens)
-
-    def charge_setup(self, num_requests: int, seconds: float) -> None:
-        """Book on the purse what was done once for new requests, in a step that generates for so many.
-
-        Charged to the guesses of a request, it would end them before they can show what they are worth.
-        """
-        plain = self._plain.seconds(num_requests)
-        if self._is_adaptive and plain is not None:
-            self._pay(-num_requests * seconds / plain)
-
-    def _pay(self, tokens: float) -> None:
-        self._purse = max(-PURSE_BOUND, min(PURSE_BOUND, self._purse + tokens))
+        self._costs = StepCosts()
+        self._readings = Readings()
 
     def is_open_for(self, num_requests: int) -> bool:
         """Whether guesses may be made in a step that generates for so many requests."""
         return not self._is_adaptive or self._plain.seconds(num_requests) is not None
 
-    def affordable(self, account: Account, num_requests: int) -> int:
-        """How far to guess for a request in a step that generates for so many: no further than it can pay for."""
+    def lengths(self, candidates: Sequence[Candidate], num_requests: int) -> list[int]:
+        """How far to guess for each candidate, in a step that generates for so many requests."""
         if not self._is_adaptive:
-            return account.length
-        if account.tokens <= 0:
-            return 0
-        price = self._prices.get(num_requests, self._last_price)
-        return min(account.length, int(account.tokens / price)) if price > 0 else account.length
+            return [min(self._most, candidate.most) for candidate in candidates]
+        if not candidates:
+            return []
+        fixed, per_row = self._costs.of(num_requests)
+        # A wrong guess of a recurrent model makes the next step longer as well.
+        failing = per_row + fixed / len(candidates) if self._replays else 0.0
+        lengths, value = [], -fixed
+        for candidate in candidates:
+            holds = self._odds.of(candidate.record, candidate.kind)
+            length, worth = _best_length(holds, min(self._most, candidate.most), per_row, failing)
+            lengths.append(length)
+            value += worth
+        if value > 0 and self._fund > -DEBT:
+            return lengths
+        lengths = [min(TRIAL_LENGTH, candidate.most) for candidate in candidates]
+        price = fixed + sum(lengths) * per_row + len(candidates) * failing
+        return lengths if price <= self._fund else [0] * len(candidates)
 
-    def settle(
-        self, accounts: Sequence[Account], verified: Sequence[Verified], seconds: float, *, is_pure: bool
-    ) -> None:
+    def may_read(self, candidate: Candidate, num_tokens: int, num_requests: int) -> bool:
+        """Whether the proposer may read the text of a request, in a step that generates for so many.
+
+        Args:
+            candidate: The request.
+            num_tokens: That aren't read.
+        """
+        plain_s = self._plain.seconds(num_requests)
+        candidate.record.is_read = not self._is_adaptive or (
+            plain_s is not None and self._readings.may_begin(num_tokens, candidate.most, num_requests, plain_s)
+        )
+        return candidate.record.is_read
+
+    def note_reading(self, num_tokens: int, seconds: float, num_requests: int) -> None:
+        """The proposer has read so many tokens, in a step that generates for so many requests."""
+        plain_s = self._plain.seconds(num_requests)
+        if plain_s is not None:
+            self._readings.note_cost(num_tokens, seconds, num_requests, plain_s)
+
+    def note_end(self, num_output: int) -> None:
+        """A request has ended after so many tokens."""
+        self._readings.note_end(num_output)
+
+    def settle(self, records: Sequence[Record], verified: Sequence[Verified], seconds: float, *, is_pure: bool) -> None:
         """Book a step.
 
         Args:
-            accounts: Of all requests that generated in it.
+            records: Of all requests that generated in it.
             verified: Those of them that had more than one row.
             seconds: How long it took.
             is_pure: No prompt was computed beside. Otherwise the times say nothing; there, a few rows more among
@@ -171,28 +150,51 @@ class Accounts:
             return
         for entry in verified:
             if entry.num_guessed:
-                entry.account.note(entry.num_guessed, entry.num_accepted, self._most)
-        count = len(accounts)
+                self._odds.note(entry.record, entry.kind, entry.num_guessed, entry.num_accepted)
+        count, num_accepted = len(records), sum(entry.num_accepted for entry in verified)
+        self._readings.end_step(count + num_accepted)
+        # What waiting brings ends earlier than what guesses do.
+        self._fund = max(self._fund, min(SAVINGS * count, self._fund + EARNING * (count + num_accepted)))
         if not is_pure or not count:
             return
-        if not verified:
-            self._plain.add(count, seconds)
+        gain = 0.0
+        if verified:
+            gain = self._charge(count, sum(entry.num_rows for entry in verified), num_accepted, seconds)
         else:
-            self._charge(count, verified, seconds)
-        for account in accounts:
-            account.tokens = min(MOST, account.tokens + EARNING)
+            self._plain.add(count, seconds)
+        num_read = sum(record.is_read for record in records)
+        if num_read:
+            self._readings.note_gain(count, gain, num_read + num_accepted)
 
-    def _charge(self, count: int, verified: Sequence[Verified], seconds: float) -> None:
+    def _charge(self, count: int, num_rows: int, num_accepted: int, seconds: float) -> float:
+        """Book a step that verified; returns what was gained by it, in tokens."""
         plain = self._plain.seconds(count)
         if plain is None:
-            return
+            return 0.0
         self._plain.grow_older(count)
-        longer = max(0.0, seconds / plain - 1) * count
-        num_rows = sum(entry.num_rows for entry in verified)
-        # A full account can always pay for one row, or a hiccup of the machine would stop all guesses for ever.
-        price = min(MOST, longer / num_rows)
-        self._last_price = self._prices[count] = price + PRICE_MEMORY * (self._prices.get(count, price) - price)
-        for entry in verified:
-            entry.account.tokens += entry.num_accepted - longer * entry.num_rows / num_rows
-            self._pay(max(0.0, entry.account.tokens - MOST))
-            entry.account.tokens = max(-MOST, min(MOST, entry.account.tokens))
+        longer = self._costs.add(count, num_rows, max(0.0, seconds / plain - 1) * count)
+        if longer is None:
+            return 0.0
+        gain = num_accepted - longer
+        self._fund = max(-BOUND, min(max(BOUND, self._fund), self._fund + gain))
+        return gain
+
+
+def _best_length(holds: float, most: int, per_row: float, failing: float) -> tuple[int, float]:
+    """The number of guesses that is expected to bring most, and what: (0, 0.0) if none brings anything.
+
+    Args:
+        holds: Probability of each guess, if those before it hold.
+        most: Longest.
+        per_row: Price of a guess.
+        failing: Price of a run that breaks.
+    """
+    worth, expected, together = 0.0, 0.0, 1.0
+    for length in range(1, most + 1):
+        together *= holds
+        expected += together
+        longer = expected - length * per_row - (1 - together) * failing
+        if longer <= worth:
+            return length - 1, worth
+        worth = longer
+    return most, worth

@@ -8,7 +8,7 @@ goes back to what held in the same ways as the big model does.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -25,6 +25,9 @@ from inference.engine.speculation.rollback import Rollback
 from inference.engine.state_manager import StateManager
 from inference.errors import BlazrError
 from inference.modelling.spec import ModelSpec
+
+LONG_READING = 16
+"""Tokens from which on reading isn't a part of guessing any more, but has to pay by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,13 @@ class _Follower:
         shadow: The request as the draft model computes it; its ``token_ids`` end with the guesses.
         sampling: Behind the guesses.
         guesses: Since the last ``settle``.
-        is_known: The prompt has been computed, and what was generated before the first guess.
+        is_reading: Much of its text isn't computed yet.
     """
 
     shadow: Request
     sampling: SamplingState
     guesses: list[int] = field(default_factory=list)
-    is_known: bool = False
+    is_reading: bool = False
 
 
 class DraftRunner:
@@ -66,6 +69,8 @@ class DraftRunner:
         draft: The model.
         num_tokens: Most guesses at a time.
     """
+
+    priors: Sequence[float] = (0.7,)
 
     def __init__(self, draft: DraftModel, num_tokens: int) -> None:
         config = replace(draft.config, prefix_cache=False)
@@ -83,7 +88,8 @@ class DraftRunner:
         self._followers: dict[Request, _Follower] = {}
         self._vocab_size = draft.spec.vocab_size
         self._strange: set[Request] = set()
-        self._setup_s = 0.0
+        self._num_read = 0
+        self._reading_s = 0.0
 
     @property
     def state_bytes(self) -> int:
@@ -150,9 +156,22 @@ class DraftRunner:
         self._strange.discard(request)
         self._release(request)
 
-    def take_setup_s(self) -> float:
+    def kind_of(self, request: Request) -> int | None:
         """See ``Proposer``."""
-        taken, self._setup_s = self._setup_s, 0.0
+        return None if request in self._strange else 0
+
+    def num_unread(self, request: Request) -> int:
+        """See ``Proposer``. What was generated during a pause counts as well."""
+        follower = self._followers.get(request)
+        if follower is not None and follower.is_reading:
+            return 0
+        count = len(request.token_ids) - (0 if follower is None else follower.shadow.num_computed_tokens)
+        return count if count >= LONG_READING else 0
+
+    def take_reading(self) -> tuple[int, float]:
+        """See ``Proposer``."""
+        taken = self._num_read, self._reading_s
+        self._num_read, self._reading_s = 0, 0.0
         return taken
 
     def _release(self, request: Request) -> None:
@@ -234,15 +253,16 @@ class DraftRunner:
         items = tuple(item for _, item in scheduled)
         started = time.perf_counter()
         hidden = self._runner.forward(SchedulerOutput(items, sum(item.is_decode for item in items)))
-        if not all(follower.is_known for follower, _ in scheduled):
-            self._setup_s += time.perf_counter() - started
+        if any(follower.is_reading or item.num_tokens >= LONG_READING for follower, item in scheduled):
+            self._reading_s += time.perf_counter() - started
+            self._num_read += sum(item.num_tokens for _, item in scheduled)
         ready: dict[_Follower, torch.Tensor] = {}
         row = 0
         for follower, item in scheduled:
             row += item.num_tokens
             follower.shadow.num_computed_tokens = item.stop
+            follower.is_reading = not item.reaches_end
             if item.reaches_end:
-                follower.is_known = True
                 ready[follower] = hidden[row - 1 : row]
         return ready
 

@@ -24,29 +24,41 @@ class NgramIndex:
         width: Tokens that have to agree, at least 1.
     """
 
-    __slots__ = ("_earlier", "_latest", "width")
+    __slots__ = ("_earlier", "_found", "_latest", "width")
 
     def __init__(self, width: int) -> None:
         self.width = width
         self._latest: dict[tuple[int, ...], int] = {}
         # _earlier[end] is the end of the run before it that is equal, 0 if there is none.
         self._earlier: list[int] = [0] * width
+        # Length of the text that was searched last; the end of what agrees, and how many tokens agree.
+        self._found = (0, 0, 0)
+
+    def agreement(self, tokens: Sequence[int]) -> int:
+        """Tokens at the end that occurred before, ``MAX_MATCH`` or more count alike; 0: fewer than ``width``.
+
+        Args:
+            tokens: The sequence; those of earlier calls and perhaps more.
+        """
+        if self._found[0] != len(tokens):
+            self._extend(tokens)
+            self._found = (len(tokens), *self._best(tokens))
+        return self._found[2]
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """Guess what follows.
 
         Args:
-            tokens: The sequence; those of earlier calls and perhaps more.
+            tokens: As ``agreement`` takes them.
             count: Most tokens to guess.
 
         Returns:
             ``count`` tokens, or none where nothing agrees. An occurrence that overlaps the end is continued with its
             own period.
         """
-        self._extend(tokens)
-        end = self._best(tokens)
-        if end == 0:
+        if not self.agreement(tokens):
             return []
+        end = self._found[1]
         found = list(tokens[end : end + count])
         period = len(tokens) - end
         while len(found) < count:
@@ -62,11 +74,11 @@ class NgramIndex:
             earlier.append(latest.get(run, 0))
             latest[run] = end
 
-    def _best(self, tokens: Sequence[int]) -> int:
-        """End of the earlier run with the longest agreement before it, the latest of these; 0: none."""
+    def _best(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """End of the earlier run with the longest agreement before it, the latest of these, and its agreement."""
         length, width = len(tokens), self.width
         if length <= width:
-            return 0
+            return 0, 0
         end = self._latest.get(tuple(tokens[length - width :]), 0)
         best, longest = 0, 0
         for _ in range(MAX_CANDIDATES):
@@ -80,4 +92,4 @@ class NgramIndex:
                 if agreed == MAX_MATCH:
                     break
             end = self._earlier[end]
-        return best
+        return best, longest

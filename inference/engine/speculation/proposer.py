@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from inference.engine.running_request import Request
@@ -12,7 +12,17 @@ Guesses = dict[Request, list[int]]
 
 
 class Proposer(Protocol):
-    """Contract of the two."""
+    """Contract of the two.
+
+    Attributes:
+        priors: Of each kind of guess, the probability that one holds; what is assumed before any was verified.
+    """
+
+    priors: Sequence[float]
+
+    def kind_of(self, request: Request) -> int | None:
+        """Kind of the guesses that ``propose`` would make now, an index of ``priors``; None: none."""
+        ...
 
     def propose(self, wanted: Mapping[Request, int]) -> Guesses:
         """Guess what follows each request's tokens.
@@ -33,8 +43,12 @@ class Proposer(Protocol):
         """The request isn't running any more."""
         ...
 
-    def take_setup_s(self) -> float:
-        """Seconds since the last call that went into making requests' prompts known, once for each; not its guesses."""
+    def num_unread(self, request: Request) -> int:
+        """Tokens of a text that take time to read before the first guess; 0: none, or it has been begun."""
+        ...
+
+    def take_reading(self) -> tuple[int, float]:
+        """Tokens that were read since the last call, and the seconds that it took; the guesses aren't in it."""
         ...
 
     @property
@@ -51,21 +65,25 @@ class NgramProposer:
     """
 
     state_bytes = 0
+    priors: Sequence[float] = (0.3, 0.5, 0.85)
 
     def __init__(self, min_match: int) -> None:
         self._min_match = min_match
         self._indices: dict[Request, NgramIndex] = {}
 
+    def kind_of(self, request: Request) -> int | None:
+        """By how many tokens agree: fewer than 4, fewer than 8, or more."""
+        index = self._indices.get(request)
+        if index is None:
+            index = self._indices[request] = NgramIndex(self._min_match)
+        agreed = index.agreement(request.token_ids)
+        return min(agreed // 4, 2) if agreed else None
+
     def propose(self, wanted: Mapping[Request, int]) -> Guesses:
         """See ``Proposer``."""
         found: Guesses = {}
         for request, count in wanted.items():
-            index = self._indices.get(request)
-            if index is None:
-                index = self._indices[request] = NgramIndex(self._min_match)
-            guesses = index.propose(request.token_ids, count)
-            if guesses:
-                found[request] = guesses
+            found[request] = self._indices[request].propose(request.token_ids, count)
         return found
 
     def settle(self, request: Request, num_accepted: int) -> None:
@@ -75,6 +93,10 @@ class NgramProposer:
         """See ``Proposer``."""
         self._indices.pop(request, None)
 
-    def take_setup_s(self) -> float:
-        """Nothing: an index costs next to nothing."""
-        return 0.0
+    def num_unread(self, request: Request) -> int:
+        """None: an index costs next to nothing."""
+        return 0
+
+    def take_reading(self) -> tuple[int, float]:
+        """Nothing."""
+        return 0, 0.0

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from inference.engine.memory_errors import is_memory_error
 from inference.engine.running_request import Request, RequestStatus
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
-from inference.engine.speculation.accounts import Account, Accounts, Verified
+from inference.engine.speculation.accounts import Accounts, Candidate, Verified
+from inference.engine.speculation.odds import Record
 from inference.engine.speculation.proposer import Guesses, Proposer
 from inference.engine.speculation.rollback import Rollback
 from inference.engine.speculation.stats import SpeculationStats
@@ -48,11 +49,14 @@ class Speculator:
         self._proposer = proposer
         self._rollback = rollback
         self._clock = clock
-        self._accounts = Accounts(self._most, is_adaptive=options.is_adaptive)
-        self._of: dict[Request, Account] = {}
+        self._accounts = Accounts(
+            self._most, is_adaptive=options.is_adaptive, priors=proposer.priors, replays=rollback is not None
+        )
+        self._of: dict[Request, Record] = {}
         self._started = 0.0
         self._pending: Guesses = {}
-        self._decoding: dict[Request, Account] = {}
+        self._kinds: dict[Request, int] = {}
+        self._decoding: dict[Request, Record] = {}
         self._verified: list[Verified] = []
         self._is_pure = True
         self._num_proposed = 0
@@ -66,20 +70,7 @@ class Speculator:
         decoding = [request for request in running if request.is_decoding]
         if not decoding or not self._accounts.is_open_for(len(decoding)):
             return {}
-        wanted: dict[Request, int] = {}
-        for request in decoding:
-            if request.sampling.constraint is not None:
-                continue  # a constraint goes forward only
-            account = self._account(request)
-            # The last token is never computed, so nothing is gained by guessing it.
-            count = min(
-                self._accounts.affordable(account, len(decoding)), request.max_tokens - request.num_output_tokens - 1
-            )
-            # What is computed again comes on top; a step without guesses then gets it over with.
-            if count > 0 and request.num_to_replay <= self._most:
-                wanted[request] = count
-                if len(wanted) == self._max_requests:
-                    break
+        wanted = self._wanted(decoding)
         if wanted:
             try:
                 self._pending = self._proposer.propose(wanted)
@@ -93,7 +84,7 @@ class Speculator:
         """The step is about to be computed: keep the states that may have to come back."""
         # Also those that were admitted just now and found all but their last token in the prefix cache.
         decoding = [item.request for item in step.scheduled if item.request.is_decoding]
-        self._decoding = {request: self._account(request) for request in decoding}
+        self._decoding = {request: self._record(request) for request in decoding}
         self._is_pure = len(self._decoding) == len(step.scheduled)
         if self._rollback is not None:
             for item in step.scheduled:
@@ -113,8 +104,8 @@ class Speculator:
             self._rollback.restore(request)
         else:
             request.num_computed_tokens = num_computed
-        account = self._decoding.get(request)
-        if account is None:
+        record = self._decoding.get(request)
+        if record is None:
             return
         request.num_to_replay = request.num_uncomputed_tokens - 1
         num_guessed = len(item.guesses)
@@ -126,7 +117,8 @@ class Speculator:
         if request in self._pending:
             self._settle_guesses(request, num_accepted)
         if item.num_tokens > 1:
-            self._verified.append(Verified(account, item.num_tokens - 1, num_guessed, num_accepted))
+            kind = self._kinds.get(request, 0)
+            self._verified.append(Verified(record, kind, item.num_tokens - 1, num_guessed, num_accepted))
 
     def end(self, *, is_complete: bool = True) -> None:
         """The step is over.
@@ -138,13 +130,13 @@ class Speculator:
             self._settle_guesses(request, 0)
         if self._rollback is not None:
             self._rollback.drop_all()
-        setup_s = self._proposer.take_setup_s()
-        if setup_s:
-            self._accounts.charge_setup(len(self._decoding), setup_s)
+        num_read, reading_s = self._proposer.take_reading()
+        if num_read:
+            self._accounts.note_reading(num_read, reading_s, len(self._decoding))
         if is_complete:
-            seconds = self._clock() - self._started - setup_s
+            seconds = self._clock() - self._started - reading_s
             self._accounts.settle(list(self._decoding.values()), self._verified, seconds, is_pure=self._is_pure)
-        self._decoding = {}
+        self._decoding, self._kinds = {}, {}
         self._verified = []
 
     def stats(self) -> SpeculationStats:
@@ -157,11 +149,41 @@ class Speculator:
             state_bytes=self._proposer.state_bytes,
         )
 
-    def _account(self, request: Request) -> Account:
-        account = self._of.get(request)
-        if account is None:
-            account = self._of[request] = self._accounts.open()
-        return account
+    def _wanted(self, decoding: Sequence[Request]) -> dict[Request, int]:
+        """How far to guess for whom."""
+        self._kinds = {}
+        candidates: dict[Request, Candidate] = {}
+        for request in decoding:
+            # The last token is never computed, so nothing is gained by guessing it. A constraint goes forward only.
+            most = request.max_tokens - request.num_output_tokens - 1
+            if most <= 0 or request.sampling.constraint is not None:
+                continue
+            # What is computed again comes on top; a step without guesses then gets it over with.
+            if request.num_to_replay > self._most:
+                continue
+            kind = self._proposer.kind_of(request)
+            if kind is None:
+                continue
+            record = self._record(request)
+            record.grow(request.num_output_tokens)
+            self._kinds[request] = kind
+            candidates[request] = Candidate(record, kind, most)
+            if len(candidates) == self._max_requests:
+                break
+        lengths = self._accounts.lengths(list(candidates.values()), len(decoding))
+        wanted: dict[Request, int] = {}
+        for (request, candidate), length in zip(candidates.items(), lengths, strict=True):
+            if length:
+                num_unread = self._proposer.num_unread(request)
+                if not num_unread or self._accounts.may_read(candidate, num_unread, len(decoding)):
+                    wanted[request] = length
+        return wanted
+
+    def _record(self, request: Request) -> Record:
+        record = self._of.get(request)
+        if record is None:
+            record = self._of[request] = Record()
+        return record
 
     def _settle_guesses(self, request: Request, num_accepted: int) -> None:
         del self._pending[request]
@@ -172,4 +194,5 @@ class Speculator:
         for request in [request for request in self._of if request.status is not RequestStatus.RUNNING]:
             self._proposer.forget(request)
             if request.status is RequestStatus.FINISHED:
-                self._accounts.close(self._of.pop(request))
+                del self._of[request]
+                self._accounts.note_end(request.num_output_tokens)
