@@ -50,6 +50,9 @@ TEXTS: dict[str, dict[str, Any]] = {
 
 
 PERIOD = 37
+WARM_UP = 6
+"""Tokens that both engines generate before: their decode is recorded then, and it is too few for guesses to begin."""
+
 EMBEDDING_SCALE = 100.0
 
 
@@ -155,6 +158,8 @@ def main() -> None:
             for batch in given.batches:
                 # One engine for each text: what a model's accounts learn is part of what is measured.
                 guessing = make_engine(network, spec, given.dtype, options, draft)
+                for engine in (plain, guessing):
+                    generate(engine, text, batch, WARM_UP, 1)
                 ratios, controls, plains = [], [], []
                 for number in range(given.rounds):
                     first = generate(plain, text, batch, given.tokens, 100 * number)

@@ -5,10 +5,10 @@ that many without guessing. A step that verifies earns a token for each guess th
 takes longer than a plain step. So nothing has to be known of the machine, the model or the batch size.
 
 Guesses are made where they are expected to bring more than they cost, all requests of the step taken together
-(``odds``, ``step_costs``). Where they aren't, a fund of the engine pays for finding out again from time to time:
-``EARNING`` of a token per token generated. Losses are taken from the same fund, gains fill it up to a bound, and while
-it owes more than ``DEBT`` nobody guesses. So whatever the expectations are worth, the price of a text that can't be
-guessed stays a fixed small share of it.
+(``odds``, ``step_costs``). What they bring and lose is kept as the engine's balance, and while that owes more than
+``DEBT`` nobody guesses. Where nothing is expected, a fund pays for trials: each token generated adds ``EARNING`` to it,
+or to the balance while that owes something. So whatever the expectations are worth, a text that can't be guessed costs
+a fixed small share of its time, and what was gained before at most.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from inference.engine.speculation.step_costs import StepCosts
 
 FUND = 2.0
 EARNING = 0.01
-SAVINGS = 4.0
-"""Plain steps' worth of tokens that the fund reaches by waiting."""
+SAVINGS = 2.0
+"""Tokens per request that the fund reaches by waiting; more only if finding out costs more."""
 BOUND = 32.0
-"""Most tokens that gains fill it up to, and most that it can owe."""
+"""Most tokens on the balance, and most that it can owe."""
 DEBT = 3.0
 
 TRIAL_LENGTH = 2
 """Guesses of each request in a step that finds out."""
+FIRST_LENGTH = 3
+"""Most guesses of each request while nobody knows what they cost at this number of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,10 @@ class Accounts:
         self._most = num_tokens
         self._is_adaptive = is_adaptive
         self._replays = replays
+        self._balance = 0.0
         self._fund = FUND
+        self._goal = 0.0
+        self._is_trial = False
         self._odds = Odds(priors)
         self._plain = PlainSteps()
         self._costs = StepCosts()
@@ -96,22 +101,25 @@ class Accounts:
         """How far to guess for each candidate, in a step that generates for so many requests."""
         if not self._is_adaptive:
             return [min(self._most, candidate.most) for candidate in candidates]
-        if not candidates:
-            return []
         fixed, per_row = self._costs.of(num_requests)
         # A wrong guess of a recurrent model makes the next step longer as well.
-        failing = per_row + fixed / len(candidates) if self._replays else 0.0
+        failing = per_row + fixed / len(candidates) if self._replays and candidates else 0.0
+        most = self._most if self._costs.is_known(num_requests) else min(FIRST_LENGTH, self._most)
         lengths, value = [], -fixed
         for candidate in candidates:
             holds = self._odds.of(candidate.record, candidate.kind)
-            length, worth = _best_length(holds, min(self._most, candidate.most), per_row, failing)
+            length, worth = _best_length(holds, min(most, candidate.most), per_row, failing)
             lengths.append(length)
             value += worth
-        if value > 0 and self._fund > -DEBT:
+        if value > 0 and self._balance > -DEBT:
+            self._is_trial = False
             return lengths
         lengths = [min(TRIAL_LENGTH, candidate.most) for candidate in candidates]
-        price = fixed + sum(lengths) * per_row + len(candidates) * failing
-        return lengths if price <= self._fund else [0] * len(candidates)
+        self._goal = fixed + sum(lengths) * per_row + len(candidates) * failing
+        if self._goal > self._fund:
+            return [0] * len(candidates)
+        self._is_trial = True
+        return lengths
 
     def may_read(self, candidate: Candidate, num_tokens: int, num_requests: int) -> bool:
         """Whether the proposer may read the text of a request, in a step that generates for so many.
@@ -131,6 +139,15 @@ class Accounts:
         plain_s = self._plain.seconds(num_requests)
         if plain_s is not None:
             self._readings.note_cost(num_tokens, seconds, num_requests, plain_s)
+
+    def note_tokens(self, num_tokens: int, num_requests: int) -> None:
+        """A step has generated so many, for so many requests."""
+        self._readings.end_step(num_tokens)
+        if self._balance < 0:
+            self._balance += EARNING * num_tokens
+        else:
+            most = max(SAVINGS * num_requests, self._goal)
+            self._fund = max(self._fund, min(most, self._fund + EARNING * num_tokens))
 
     def note_end(self, num_output: int) -> None:
         """A request has ended after so many tokens."""
@@ -152,9 +169,7 @@ class Accounts:
             if entry.num_guessed:
                 self._odds.note(entry.record, entry.kind, entry.num_guessed, entry.num_accepted)
         count, num_accepted = len(records), sum(entry.num_accepted for entry in verified)
-        self._readings.end_step(count + num_accepted)
-        # What waiting brings ends earlier than what guesses do.
-        self._fund = max(self._fund, min(SAVINGS * count, self._fund + EARNING * (count + num_accepted)))
+        self.note_tokens(count + num_accepted, count)
         if not is_pure or not count:
             return
         gain = 0.0
@@ -173,10 +188,11 @@ class Accounts:
             return 0.0
         self._plain.grow_older(count)
         longer = self._costs.add(count, num_rows, max(0.0, seconds / plain - 1) * count)
-        if longer is None:
-            return 0.0
         gain = num_accepted - longer
-        self._fund = max(-BOUND, min(max(BOUND, self._fund), self._fund + gain))
+        if self._is_trial:
+            self._fund += min(0.0, gain)
+        else:
+            self._balance = max(-BOUND, min(BOUND, self._balance + gain))
         return gain
 
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PRIOR_WEIGHT = 4.0
-KIND_MEMORY = 1 - 1 / 64
+KIND_MEMORY = 1 - 1 / 32
 """Weight of the guesses before, of one kind and all requests, for each further one."""
 
-KIND_WEIGHT = 2.0
+KIND_WEIGHT = 1.0
 """Guesses of a request that count as much as what is known of their kind."""
+RUN_MEMORY = 0.6
 RECORD_MEMORY = 0.98
-"""Weight of a request's guesses for each token that its text has gone on."""
+"""Weight of a request's guesses before, for each further run of them and for each token that its text has gone on."""
 
 
 @dataclass(slots=True)
@@ -83,4 +84,6 @@ class Odds:
         known = self._kinds[kind]
         known.fade(KIND_MEMORY ** min(num_guessed, num_accepted + 1))
         known.note(num_guessed, num_accepted)
-        record.tallies.setdefault(kind, Tally()).note(num_guessed, num_accepted)
+        own = record.tallies.setdefault(kind, Tally())
+        own.fade(RUN_MEMORY)
+        own.note(num_guessed, num_accepted)

@@ -19,6 +19,9 @@ EARNING = 0.005
 BOUND = 64.0
 """Most tokens in the fund, and most that it can owe."""
 
+FIRST_PRICE = 2.0
+"""Tokens per request that have to be in the fund for the first reading, whose price nobody knows."""
+
 MEMORY = 256
 """Generated tokens after which a gain counts a third."""
 
@@ -61,8 +64,7 @@ class Readings:
             plain_s: Seconds of a step of theirs without guesses.
         """
         if not self._num_read:
-            # Nobody knows what a reading costs; one shows it.
-            if self._is_measuring or self._fund <= 0:
+            if self._is_measuring or self._fund < FIRST_PRICE * num_requests:
                 return False
             self._is_measuring = True
             return True

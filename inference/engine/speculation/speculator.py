@@ -22,6 +22,10 @@ from inference.speculative_options import SpeculativeOptions
 
 logger = logging.getLogger(__name__)
 
+IDLE_STEPS = 8
+"""Steps in vain for each one in which nobody looks for guesses then: the looking would be felt in short steps."""
+MAX_REST = 4
+
 
 class Speculator:
     """Guesses for one engine.
@@ -59,18 +63,23 @@ class Speculator:
         self._decoding: dict[Request, Record] = {}
         self._verified: list[Verified] = []
         self._is_pure = True
+        self._num_idle = 0
+        self._rest = 0
         self._num_proposed = 0
         self._num_accepted = 0
         self._lengths = [0] * (self._most + 1)
 
     def propose(self, running: Sequence[Request]) -> Guesses:
         """Guess for the requests of the next step that decode, best-ranked first; begins a step."""
+        if self._rest:
+            return {}
         self._started = self._clock()
         self._forget_gone()
         decoding = [request for request in running if request.is_decoding]
         if not decoding or not self._accounts.is_open_for(len(decoding)):
             return {}
         wanted = self._wanted(decoding)
+        self._num_idle = 0 if wanted else self._num_idle + 1
         if wanted:
             try:
                 self._pending = self._proposer.propose(wanted)
@@ -82,6 +91,9 @@ class Speculator:
 
     def begin(self, step: SchedulerOutput) -> None:
         """The step is about to be computed: keep the states that may have to come back."""
+        if self._rest:
+            self._accounts.note_tokens(step.num_decodes, step.num_decodes)
+            return
         # Also those that were admitted just now and found all but their last token in the prefix cache.
         decoding = [item.request for item in step.scheduled if item.request.is_decoding]
         self._decoding = {request: self._record(request) for request in decoding}
@@ -104,6 +116,10 @@ class Speculator:
             self._rollback.restore(request)
         else:
             request.num_computed_tokens = num_computed
+        if self._rest:
+            if request.num_to_replay:  # it had no room in the steps before
+                request.num_to_replay = request.num_uncomputed_tokens - 1
+            return
         record = self._decoding.get(request)
         if record is None:
             return
@@ -126,6 +142,9 @@ class Speculator:
         Args:
             is_complete: False: it broke off.
         """
+        if self._rest:
+            self._rest -= 1
+            return
         for request in list(self._pending):
             self._settle_guesses(request, 0)
         if self._rollback is not None:
@@ -136,6 +155,8 @@ class Speculator:
         if is_complete:
             seconds = self._clock() - self._started - reading_s
             self._accounts.settle(list(self._decoding.values()), self._verified, seconds, is_pure=self._is_pure)
+        if not self._verified:
+            self._rest = min(MAX_REST, self._num_idle // IDLE_STEPS) if self._options.is_adaptive else 0
         self._decoding, self._kinds = {}, {}
         self._verified = []
 
@@ -170,13 +191,29 @@ class Speculator:
             candidates[request] = Candidate(record, kind, most)
             if len(candidates) == self._max_requests:
                 break
-        lengths = self._accounts.lengths(list(candidates.values()), len(decoding))
-        wanted: dict[Request, int] = {}
-        for (request, candidate), length in zip(candidates.items(), lengths, strict=True):
-            if length:
-                num_unread = self._proposer.num_unread(request)
-                if not num_unread or self._accounts.may_read(candidate, num_unread, len(decoding)):
-                    wanted[request] = length
+        return self._choose(candidates, len(decoding))
+
+    def _choose(self, candidates: dict[Request, Candidate], num_decoding: int) -> dict[Request, int]:
+        """Those of the candidates for whom it pays, or shall be tried."""
+        lengths = self._accounts.lengths(list(candidates.values()), num_decoding)
+        wanted = {request: length for request, length in zip(candidates, lengths, strict=True) if length}
+        unread = {request: count for request in wanted if (count := self._proposer.num_unread(request))}
+        if not unread:
+            return wanted
+        read = {
+            request
+            for request, count in unread.items()
+            if self._accounts.may_read(candidates[request], count, num_decoding)
+        }
+        if len(read) == len(unread):
+            return wanted
+        # Fewer share the cost of the step, so it may not pay any more; but what is read shall guess once.
+        left = {request: candidates[request] for request in wanted if request in read or request not in unread}
+        lengths = self._accounts.lengths(list(left.values()), num_decoding)
+        wanted = {}
+        for request, length in zip(left, lengths, strict=True):
+            if length or request in read:
+                wanted[request] = max(1, length)
         return wanted
 
     def _record(self, request: Request) -> Record:

@@ -18,7 +18,7 @@ MEMORY = 0.8
 STIFFNESS = 0.1
 """How far the numbers of rows have to lie apart to say something about the slope, as a share of their mean's square."""
 
-MOST = 3.0
+MOST = 8.0
 """A step counts as at most so many plain ones longer: a hiccup of the machine must not end all guesses."""
 HICCUP = 2.0
 """And as at most so many times what was expected."""
@@ -61,24 +61,25 @@ class StepCosts:
 
     def of(self, num_requests: int) -> tuple[float, float]:
         """The fixed cost of a step, and that of each row; where nothing is known, as found at another number."""
+        if self.is_known(num_requests):
+            return self._lines[num_requests].fit()
+        fixed, per_row = self._latest
+        return fixed * num_requests, per_row
+
+    def is_known(self, num_requests: int) -> bool:
+        """Whether a step of so many requests was measured."""
         line = self._lines.get(num_requests)
-        if line is None or not line.weight:
-            fixed, per_row = self._latest
-            return fixed * num_requests, per_row
-        return line.fit()
+        return line is not None and line.weight > 0
 
-    def add(self, num_requests: int, rows: int, tokens: float) -> float | None:
-        """Book a step.
-
-        Returns:
-            What it counts as; None: nothing, since it is the first one of its number, which prepares kernels and
-            touches memory for the first time.
-        """
+    def add(self, num_requests: int, rows: int, tokens: float) -> float:
+        """Book a step; returns what it counts as."""
+        tokens = min(tokens, MOST * num_requests)
         line = self._lines.get(num_requests)
         if line is None:
+            # The first one of its number prepares kernels and touches memory that nobody has used, so the next ones
+            # won't cost as much.
             self._lines[num_requests] = _Line()
-            return None
-        tokens = min(tokens, MOST * num_requests)
+            return tokens
         if line.weight:
             fixed, per_row = line.fit()
             tokens = min(tokens, HICCUP * (fixed + per_row * rows) + 0.1 * num_requests)

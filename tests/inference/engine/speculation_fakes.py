@@ -31,6 +31,7 @@ class Oracle:
     """
 
     state_bytes = 0
+    priors = (0.5,)
 
     def __init__(self, outputs: Mapping[str, Sequence[int]], vocab_size: int, seed: int = 0) -> None:
         self.outputs = outputs
@@ -64,8 +65,14 @@ class Oracle:
     def forget(self, request):
         self.forgotten.append(request.request_id)
 
-    def take_setup_s(self):
-        return 0.0
+    def kind_of(self, request):
+        return 0
+
+    def num_unread(self, request):
+        return 0
+
+    def take_reading(self):
+        return 0, 0.0
 
 
 class SlowStart(Oracle):
@@ -74,7 +81,7 @@ class SlowStart(Oracle):
     def __init__(self, outputs: Mapping[str, Sequence[int]], vocab_size: int, setup_s: float) -> None:
         super().__init__(outputs, vocab_size)
         self.now = 0.0
-        self.taken_s = 0.0
+        self.num_read, self.taken_s = 0, 0.0
         self._setup_s = setup_s
         self._known: set[str] = set()
 
@@ -84,7 +91,8 @@ class SlowStart(Oracle):
 
     def propose(self, wanted):
         for request in wanted:
-            if request.request_id not in self._known:
+            self.num_read += self.num_unread(request)
+            if self.num_unread(request):
                 self._known.add(request.request_id)
                 self.now += self._setup_s
                 self.taken_s += self._setup_s
@@ -95,8 +103,12 @@ class SlowStart(Oracle):
         self.open = {request.request_id: guesses for request, guesses in found.items()}
         return found
 
-    def take_setup_s(self):
-        taken, self.taken_s = self.taken_s, 0.0
+    def num_unread(self, request):
+        return 0 if request.request_id in self._known else len(request.token_ids)
+
+    def take_reading(self):
+        taken = self.num_read, self.taken_s
+        self.num_read, self.taken_s = 0, 0.0
         return taken
 
 

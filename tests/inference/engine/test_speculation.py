@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import FinishReason
-from inference.engine.speculation.draft_runner import DraftModel, DraftRunner
+from inference.engine.speculation.draft_runner import LONG_READING, DraftModel, DraftRunner
 from inference.engine.speculation.setup import Speculation
 from inference.errors import InvalidRequest
 from inference.speculative_options import SpeculativeOptions
@@ -250,18 +250,62 @@ def test_what_a_prompt_costs_the_draft_model_is_not_charged_to_its_guesses():
     engine = with_oracle(fake_engine("paged", options=SpeculativeOptions("ngram")), oracle)
     engine._speculator._clock = oracle.clock
     assert run(engine, source)["r"].tokens == tokens
-    # All but the plain steps that are measured first; charged with 1000 steps, it would stop after one run of three.
+    # All but the plain steps that are measured first; charged with 1000 steps, it would stop after the first run.
     assert engine.stats().speculation.num_accepted > 20
 
 
-def test_the_draft_model_says_what_prompts_took_once():
+def test_prompts_that_cost_more_than_guesses_bring_are_left_unread():
+    sources = [request(f"r{number}", [1, 2, number], max_tokens=40) for number in range(12)]
+    wanted = without("paged", sources)
+    oracle = SlowStart({name: entry[0] for name, entry in wanted.items()}, VOCAB_SIZE, setup_s=1000.0)
+    engine = with_oracle(fake_engine("paged", options=SpeculativeOptions("ngram")), oracle)
+    engine._speculator._clock = oracle.clock
+    for source in sources:
+        assert facts(run(engine, source)) == {source.request_id: wanted[source.request_id]}
+    assert len(oracle._known) == 1
+
+    oracle = SlowStart({name: entry[0] for name, entry in wanted.items()}, VOCAB_SIZE, setup_s=5.0)
+    engine = with_oracle(fake_engine("paged", options=SpeculativeOptions("ngram")), oracle)
+    engine._speculator._clock = oracle.clock
+    for source in sources:
+        run(engine, source)
+    assert len(oracle._known) == 12
+
+
+def test_the_draft_model_says_what_it_has_read():
     engine = fake_engine("hybrid", draft_kind="hybrid", options=always("draft"))
-    proposer, seconds = engine._speculator._proposer, []
-    take = proposer.take_setup_s
-    proposer.take_setup_s = lambda: seconds.append(take()) or seconds[-1]
-    run(engine, request("r", list(range(12)), max_tokens=20))
-    assert sum(taken > 0 for taken in seconds) == 1
-    assert len(seconds) > 3
+    proposer, readings = engine._speculator._proposer, []
+    take = proposer.take_reading
+    proposer.take_reading = lambda: readings.append(take()) or readings[-1]
+    run(engine, request("r", [number % VOCAB_SIZE for number in range(LONG_READING + 20)], max_tokens=20))
+    # In chunks of 16; a fifth of a hundred tokens later nothing is left to be read.
+    assert [count for count, _ in readings if count] == [16, 16, LONG_READING + 20 + 3 - 32]
+    assert all((seconds > 0) == (count > 0) for count, seconds in readings)
+    assert len(readings) > 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["ngram", "draft"])
+def test_adaption_changes_speed_and_no_token(kind, method):
+    """Time runs wildly, so that guesses begin, stop and rest in every order; with preemption and replays."""
+    sources = [
+        *many(11, 8, longest=44),
+        request("s", [5, 6, 7, 8] * 4, max_tokens=40, logit_bias={9: 100.0}),
+        request("t", [1, 2] * 5, max_tokens=50, logit_bias={4: 100.0}),
+    ]
+    wanted = without(kind, sources)
+    options = SpeculativeOptions(method, "draft" if method == "draft" else "")
+    rng, num_proposed = random.Random(5), 0
+    for num_blocks in (65, 20):
+        engine = fake_engine(
+            kind, draft_kind=kind if method == "draft" else None, options=options, num_blocks=num_blocks
+        )
+        engine._speculator._clock = lambda: rng.random() * rng.choice([1, 1, 50])
+        for _ in range(4):
+            assert facts(run(engine, *sources)) == wanted
+            assert_all_free(engine)
+        num_proposed += engine.stats().speculation.num_proposed
+    assert num_proposed > 0
 
 
 @settings(max_examples=25, deadline=None)

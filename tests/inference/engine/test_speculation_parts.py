@@ -1,4 +1,4 @@
-"""Speculation's parts that stand alone: options, the n-gram index, the accounts, acceptance."""
+"""Speculation's parts that stand alone: options, the n-gram index, acceptance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from inference.engine.sampler import SampledToken, Sampler
 from inference.engine.sampling_state import SamplingState
 from inference.engine.speculation.acceptance import agreed_run, states_along
-from inference.engine.speculation.accounts import REFRESH, Accounts, Verified
 from inference.engine.speculation.ngram import MAX_CANDIDATES, MAX_MATCH, NgramIndex
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.sampling_params import SamplingParams
@@ -109,6 +108,16 @@ def test_the_index_finds_what_a_search_finds_however_the_text_grew(tokens, width
     assert index.propose(tokens, count) == slow_guess(tokens, width, count)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "agreed"), [([1, 2, 3], 0), ([1, 2, 9, 1, 2], 2), ([1, 2, 3, 9, 1, 2, 3], 3), ([5] * 30, MAX_MATCH)]
+)
+def test_the_index_says_how_much_agrees(tokens, agreed):
+    index = NgramIndex(2)
+    for _ in range(2):
+        assert index.agreement(tokens) == agreed
+    assert bool(index.propose(tokens, 3)) == bool(agreed)
+
+
 def test_the_longest_agreement_wins_and_a_period_goes_on():
     assert NgramIndex(2).propose([1, 2, 3, 4, 9, 2, 3, 7, 1, 2, 3], 2) == [4, 9]
     assert NgramIndex(2).propose([9, 2, 3, 4, 8, 2, 3, 7, 1, 2, 3], 2) == [7, 1]
@@ -152,138 +161,3 @@ def test_states_along_a_guess_are_those_of_the_tokens_one_by_one(seed, guesses, 
         fresh = SamplingState(params, [3], prompt, [1, 1, *guesses[:number]])
         assert sampler.sample(logits[number : number + 1].clone(), [fresh], logits.clone) == [answer]
     assert state.num_output_tokens == 2 and (state.counts is None or state.counts.counts.sum() == 2)
-
-
-# --- the accounts ------------------------------------------------------------------------------
-
-
-class Machine:
-    """Runs steps of ``accounts`` on a machine with given costs, and counts what is gained.
-
-    Args:
-        row_cost: Of each row beyond the first of a request, as a part of a plain step of one request.
-        acceptance: Probability that a guess holds.
-    """
-
-    def __init__(self, accounts, row_cost, acceptance, seed=0):
-        self.accounts, self.row_cost, self.acceptance = accounts, row_cost, acceptance
-        self.rng = random.Random(seed)
-        self.seconds = self.num_tokens = self.num_guesses = 0
-
-    def generate(self, account, count):
-        """One request alone."""
-        self.run([account], count)
-
-    def run(self, present, count):
-        made = 0
-        while made < count:
-            verified, rows = [], 0
-            for account in present:
-                length = self.accounts.affordable(account, len(present))
-                if self.accounts.is_open_for(len(present)) and length:
-                    held = 0
-                    while held < length and self.rng.random() < self.acceptance:
-                        held += 1
-                    verified.append(Verified(account, length, length, held))
-                    rows += length
-            seconds = 1 + self.row_cost * rows
-            self.accounts.settle(present, verified, seconds, is_pure=True)
-            self.seconds += seconds
-            self.num_guesses += rows
-            made += 1 + sum(entry.num_accepted for entry in verified) / len(present)
-        self.num_tokens += made
-
-    @property
-    def gain(self):
-        """Speed against a machine without guesses."""
-        return self.num_tokens / self.seconds
-
-
-@pytest.mark.parametrize("row_cost", [0.05, 0.3, 1.0, 3.0])
-def test_text_that_cannot_be_guessed_costs_little_however_dear_a_row_is(row_cost):
-    accounts = Accounts(8, is_adaptive=True)
-    machine = Machine(accounts, row_cost, 0.0)
-    for _ in range(20):
-        account = accounts.open()
-        machine.generate(account, 200)
-        accounts.close(account)
-    assert machine.gain > 0.95
-    assert machine.num_guesses > 0
-
-
-@pytest.mark.parametrize("row_cost", [0.05, 0.3])
-def test_text_that_can_be_guessed_is(row_cost):
-    accounts = Accounts(8, is_adaptive=True)
-    machine = Machine(accounts, row_cost, 0.95)
-    for _ in range(5):
-        account = accounts.open()
-        machine.generate(account, 200)
-        accounts.close(account)
-    assert machine.gain > (3 if row_cost < 0.1 else 1.5)
-
-
-def test_a_machine_bound_by_arithmetic_stops_even_good_guesses():
-    accounts = Accounts(8, is_adaptive=True)
-    machine = Machine(accounts, 1 / 32 * 1.2, 0.7)
-    machine.run([accounts.open() for _ in range(32)], 400)
-    assert machine.gain > 0.95
-    share = machine.num_guesses / (32 * machine.num_tokens)
-    assert share < 0.2
-
-
-def test_a_text_that_becomes_guessable_is_found_out():
-    accounts = Accounts(8, is_adaptive=True)
-    machine = Machine(accounts, 0.1, 0.0)
-    account = accounts.open()
-    machine.generate(account, 300)
-    machine.acceptance, machine.seconds, machine.num_tokens = 1.0, 0, 0
-    machine.generate(account, 300)
-    assert machine.gain > 2
-
-
-def test_many_short_requests_share_one_purse():
-    accounts = Accounts(8, is_adaptive=True)
-    machine = Machine(accounts, 1.0, 0.0)
-    for _ in range(300):
-        account = accounts.open()
-        machine.generate(account, 10)
-        accounts.close(account)
-    assert machine.gain > 0.95
-
-
-def test_the_guesses_get_longer_with_success_and_shorter_without():
-    account = Accounts(8, is_adaptive=True).open()
-    account.note(3, 3, 8)
-    assert account.length == 6
-    account.note(2, 2, 8)
-    assert account.length == 6, "a run that was cut short says nothing"
-    account.note(6, 6, 8)
-    assert account.length == 8
-    for _ in range(6):
-        account.note(account.length, 0, 8)
-    assert account.length == 1
-    account.note(1, 1, 8)
-    assert account.length == 2
-
-
-def test_steps_with_prompts_are_not_charged_and_plain_steps_are_measured_again():
-    accounts = Accounts(4, is_adaptive=True)
-    account = accounts.open()
-    before = account.tokens
-    accounts.settle([account], [Verified(account, 3, 3, 0)], 100.0, is_pure=False)
-    assert account.tokens == before
-    assert not accounts.is_open_for(1)
-    for _ in range(2):
-        accounts.settle([account], [], 1.0, is_pure=True)
-    assert accounts.is_open_for(1) and not accounts.is_open_for(2)
-    for _ in range(REFRESH):
-        assert accounts.is_open_for(1)
-        accounts.settle([account], [Verified(account, 3, 3, 3)], 1.0, is_pure=True)
-    assert not accounts.is_open_for(1)
-
-
-def test_without_adaption_everything_is_guessed():
-    accounts = Accounts(4, is_adaptive=False)
-    account = accounts.open()
-    accounts.settle([account], [Verified(account, 4, 4, 0)], 9.0, is_pure=True)
-    assert accounts.is_open_for(7) and accounts.affordable(account, 7) == 4
