@@ -22,11 +22,11 @@ from django.core.handlers.exception import convert_exception_to_response
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
+from inference.api.part_writer import PartWriter, Send
 from inference.api.sse import EventStream
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class BareHandler(ASGIHandler):
@@ -105,9 +105,10 @@ class BareHandler(ASGIHandler):
             return
         headers = [(name.encode("ascii"), value.encode("latin1")) for name, value in response.items()]
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-        async with contextlib.aclosing(response.parts()) as parts:
-            async for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+        with contextlib.closing(PartWriter(send)) as writer:
+            async with contextlib.aclosing(response.parts(writer)) as parts:
+                async for part in parts:
+                    await writer.write(part)
         await send({"type": "http.response.body"})
 
 

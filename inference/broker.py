@@ -28,6 +28,7 @@ from redis.exceptions import RedisError
 from inference import redis_keys
 from inference.errors import QueueFull, Unavailable
 from inference.states import ModelState, WorkerState, merge_models
+from inference.subscription import PublishedMessage
 
 if TYPE_CHECKING:
     from inference.messages import GenerateMessage
@@ -52,7 +53,7 @@ async def publish_generation(message: GenerateMessage) -> None:
         QueueFull: As many requests of the model are open as may be.
         Unavailable: Redis can't be reached.
     """
-    from inference.streams import PublishedMessage, get_hub
+    from inference.streams import get_hub
 
     checkpoint_id = message["model"]
     hub = get_hub()

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from inference.messages import GenerationEvent
 from inference.principal import Principal
 from inference.request_log import contents_are_logged, log_request, logged_contents
 from inference.selectors import ServedModel
-from inference.streams import Inbox, Subscription
+from inference.subscription import Inbox, Subscription
 from inference.tracing import generation_trace
 from inference.usage import Usage, usage_now, usage_writer
 
@@ -117,6 +117,8 @@ class Generation:
         self._parts: list[_Part] = []
         self._part_of: dict[str, _Part] = {}
         self._num_open = 0
+        self._is_waiting = False
+        self._followed_at = 0.0
         self._inbox = Inbox()
         self._early: list[tuple[int, list[GenerationEvent]]] = []
         self._error: BlazrError | None = None
@@ -199,17 +201,21 @@ class Generation:
             for item in early:
                 yield item
             while self._num_open:
-                left = self._deadline - time.monotonic()
+                now = time.monotonic()
+                left = self._deadline - now
                 if left <= 0:
                     raise GenerationFailed(
                         f"The request did not end within {settings.BLAZR_REQUEST_TIMEOUT_S} s; "
                         "ask for fewer tokens, or queue it as a job."
                     )
-                found = await self._next(left if idle_s is None else min(idle_s, left))
+                quiet_s = now - self._followed_at
+                if idle_s is not None:
+                    left = min(left, idle_s - quiet_s if quiet_s < idle_s else idle_s)
+                found = await self._next(left)
                 if found is not None:
                     yield found
                     self._raise_error()
-                elif idle_s is not None:
+                elif idle_s is not None and time.monotonic() - self._followed_at >= idle_s:
                     yield 0, []
             outcome = "completed"
         except BlazrError as error:
@@ -243,7 +249,11 @@ class Generation:
 
     async def _next(self, timeout_s: float) -> tuple[int, list[GenerationEvent]] | None:
         """The next events of any prompt, taken into the builder; None: nothing came in time."""
-        subscription = await self._inbox.get(max(timeout_s, 0))
+        self._is_waiting = True
+        try:
+            subscription = await self._inbox.get(max(timeout_s, 0))
+        finally:
+            self._is_waiting = False
         if subscription is None:
             return None
         part = self._part_of[subscription.request_id]
@@ -253,6 +263,30 @@ class Generation:
         for event in events:
             self._take(part, event)
         return part.number, events
+
+    def follow(self, take: Callable[[GenerationEvent], None], can_take: Callable[[], bool]) -> None:
+        """Pass deltas to ``take`` as they come, in place of ``events``, which only gets the others then.
+
+        That spares a switch to the reader's task for each token. It is done while the reader has taken all that came
+        before and ``can_take`` says yes, for requests of one choice; of several, what comes together goes out together.
+        """
+        if len(self._parts) != 1 or self.plan.params.n != 1:
+            return
+        part = self._parts[0]
+
+        def take_delta(event: GenerationEvent) -> bool:
+            if event["type"] != "delta" or not self._is_waiting or not can_take():
+                return False
+            self._followed_at = time.monotonic()
+            self._take(part, event)
+            try:
+                take(event)
+            except Exception:
+                logger.exception("a part of %s could not be passed on", self.request_id)
+                self.give_up(GenerationFailed("The answer could not be written because of an internal error."))
+            return True
+
+        part.subscription.follow(take_delta)
 
     def _take(self, part: _Part, event: GenerationEvent) -> None:
         self.builder.add(part.number, event)

@@ -22,6 +22,9 @@ class AnswerFormat(Protocol):
     def chunks(self, number: int, event: GenerationEvent) -> Iterator[Answer]:
         """Chunks for one event; the builder has it already."""
 
+    def plain_text(self, number: int, event: GenerationEvent) -> str | None:
+        """The text of an event that makes a chunk like all others but for its text; None for other events."""
+
     def usage_chunk(self) -> Answer:
         """The last chunk, when it was asked for."""
 
@@ -55,6 +58,14 @@ class TextFormat:
             # OpenAI: every chunk has the member, null but for the last one.
             envelope["usage"] = None
         return envelope
+
+    def plain_text(self, number: int, event: GenerationEvent) -> str | None:
+        """The text of an event that makes a chunk like all others but for its text; None for other events."""
+        if number or self.plan.return_token_ids or self.plan.logprobs is not None or self.plan.output is not None:
+            return None
+        if event["type"] != "delta" or event.get("choice") or event.get("finish_reason") is not None:
+            return None
+        return event.get("text", "")
 
     def _numbered_choices(self) -> Iterator[tuple[int, PromptState, ChoiceState]]:
         index = 0

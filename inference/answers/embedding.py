@@ -35,6 +35,10 @@ class EmbeddingFormat:
         """Nothing."""
         return iter(())
 
+    def plain_text(self, number: int, event: GenerationEvent) -> str | None:
+        """None: there are no chunks."""
+        return None
+
     def usage_chunk(self) -> dict[str, Any]:
         """The usage alone."""
         return {"usage": self._usage()}

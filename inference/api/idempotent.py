@@ -20,6 +20,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
+from inference.api.part_writer import PartWriter
 from inference.api.sse import EventStream
 from inference.errors import BlazrError, InvalidRequest
 from inference.generation import run_in_background
@@ -130,8 +131,11 @@ class _Recording:
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self.parts()
 
-    async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Pass the parts on, and keep them if all of them went out and nothing failed."""
+    async def parts(self, writer: PartWriter | None = None) -> AsyncGenerator[bytes, None]:
+        """Pass the parts on, and keep them if all of them went out and nothing failed.
+
+        All have to come by here: ``writer`` gets none of them.
+        """
         kept: list[bytes] = []
         size, limit = 0, settings.BLAZR_IDEMPOTENCY_MAX_BYTES
         async with contextlib.aclosing(self._source()) as source:

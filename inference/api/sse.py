@@ -17,6 +17,7 @@ import orjson
 from django.http import StreamingHttpResponse
 
 from inference.api.exception_handler import as_blazr_error
+from inference.api.part_writer import PartWriter
 from inference.errors import BlazrError
 from inference.generation import Generation, run_in_background
 from inference.messages import GenerationEvent
@@ -27,6 +28,8 @@ STALL_S = 30.0
 
 _DONE = b"data: [DONE]\n\n"
 _HEARTBEAT = b": keep-alive\n\n"
+_MARK = "\ue000 text \ue001"
+"""Stands for the text of a chunk; nothing that comes before the text in a chunk has it."""
 
 
 def sse_data(payload: Any) -> bytes:
@@ -70,6 +73,7 @@ class ChunkStream:
     def __init__(self, generation: Generation) -> None:
         self._format = generation.format
         self._include_usage = generation.plan.include_usage
+        self._frame: tuple[bytes, bytes] | None = None
 
     def opening(self) -> bytes:
         """Roles and echoed prompts."""
@@ -77,7 +81,15 @@ class ChunkStream:
 
     def parts(self, number: int, event: GenerationEvent) -> bytes:
         """Chunks of one event."""
-        return b"".join(sse_data(chunk) for chunk in self._format.chunks(number, event))
+        text = self._format.plain_text(number, event)
+        if text is None:
+            return b"".join(sse_data(chunk) for chunk in self._format.chunks(number, event))
+        if self._frame is None:
+            chunks = self._format.chunks(number, {**event, "text": _MARK})
+            begin, _, end = b"".join(sse_data(chunk) for chunk in chunks).partition(orjson.dumps(_MARK))
+            self._frame = begin, end
+        begin, end = self._frame
+        return b"%b%b%b" % (begin, orjson.dumps(text), end)
 
     async def closing(self) -> bytes:
         """The usage, if it was asked for, and the end mark."""
@@ -106,9 +118,12 @@ class EventStream(StreamingHttpResponse):
         super().__init__(_Body(generation, self._stream), content_type="text/event-stream", headers=headers)
         self.generation = generation
 
-    def parts(self) -> AsyncGenerator[bytes, None]:
-        """The body's parts, for a server that takes them as they are; once, in place of iterating."""
-        return _chunks(self.generation, self._stream)
+    def parts(self, writer: PartWriter | None = None) -> AsyncGenerator[bytes, None]:
+        """The body's parts, for a server that takes them as they are; once, in place of iterating.
+
+        With a ``writer`` most of them don't come this way: it gets them at once.
+        """
+        return _chunks(self.generation, self._stream, writer)
 
 
 class _Body:
@@ -130,7 +145,14 @@ class _Body:
             self._loop.call_soon_threadsafe(lambda: run_in_background(self._generation.close()))
 
 
-async def _chunks(generation: Generation, stream: StreamFormat) -> AsyncGenerator[bytes, None]:
+async def _chunks(
+    generation: Generation, stream: StreamFormat, writer: PartWriter | None = None
+) -> AsyncGenerator[bytes, None]:
+    def write_now(event: GenerationEvent) -> None:
+        assert writer is not None
+        if part := stream.parts(0, event):
+            writer.write_now(part)
+
     is_open = False
     with _StallGuard() as guard:
         try:
@@ -145,6 +167,8 @@ async def _chunks(generation: Generation, stream: StreamFormat) -> AsyncGenerato
                     if not is_open:
                         is_open = True
                         parts.append(stream.opening())
+                        if writer is not None:
+                            generation.follow(write_now, lambda: not writer.is_behind)
                     # A client that fell behind gets all that waits in one write.
                     parts += [stream.parts(number, event) for event in events]
                     if any(parts):

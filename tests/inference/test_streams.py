@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from inference import redis_keys, streams
 from inference.errors import BlazrError
-from inference.streams import StreamHub, Subscription
+from inference.streams import StreamHub
+from inference.subscription import Subscription
 
 
 def delta(index: int, *, attempt: int = 0, token: int = 0, request_id: str = "r", **more):

@@ -14,7 +14,8 @@ import redis
 from inference import redis_keys
 from inference.errors import BlazrError, InvalidRequest
 from inference.messages import GenerationEvent
-from inference.streams import StreamHub, Subscription
+from inference.streams import StreamHub
+from inference.subscription import Subscription
 from inference.worker.lease import hand_back, release_worker
 from inference.worker.runtime import WorkerConfig, WorkerRuntime
 from tests.inference.worker.fakes import FakeLLM, FakePlans, message, wait_until
