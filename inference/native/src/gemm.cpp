@@ -20,7 +20,7 @@ Matrix packed_matrix(
       data.is_contiguous() && data.numel() == w.blocks() * w.block_bytes, "packed weights: ", data.numel(),
       " bytes are not those of ", outputs, " outputs and ", inputs, " inputs");
   if (grouped) {
-    TORCH_CHECK(group > 0 && group % kLanes == 0 && group <= 4096, "packed weights: a group of ", group);
+    TORCH_CHECK(group > 0 && group % kLanes == 0 && group <= kMostGroup, "packed weights: a group of ", group);
     w.unit = group;
     TORCH_CHECK(
         scales.has_value() && scales->scalar_type() == at::kBFloat16 && scales->is_contiguous() &&
@@ -34,39 +34,85 @@ Matrix packed_matrix(
 namespace {
 
 constexpr int64_t kSumsAtOnce = 8192;       // of a run of blocks: they stay in the first cache
+constexpr int64_t kOwnPanels = 1 << 20;     // bytes that each thread packs for itself
+constexpr int64_t kOwnOutputs = 128;        // for each thread, above which that is a small part of its work
 constexpr int64_t kParallelWork = 1 << 16;  // bytes of weights × panels, below which one thread is faster
+
+// What is read behind a run of blocks: the next ones, or behind a thread's own part what it begins the next product with.
+const uint8_t* read_after(const Matrix& w, int64_t block_end, const Upcoming* upcoming, int64_t threads) {
+  if (upcoming) {
+    for (int64_t thread = 0; thread < threads; ++thread)
+      if (block_end == part_begin(w.blocks(), thread + 1, threads))
+        return upcoming->data + part_begin(upcoming->count, thread, threads) * upcoming->block_bytes;
+  }
+  return w.data + block_end * w.block_bytes;
+}
+
+struct OwnPanels {
+  at::Tensor memory;
+  int64_t product = 0;
+};
+
+std::atomic<int64_t> products{0};
+thread_local OwnPanels own_panels;
+
+// Panels of a thread's own: lines that one processor writes and another reads cost more than packing the rows twice.
+// They are filled when the thread first needs them in a product, which has a number of its own.
+template <class F, typename T>
+void fill_own(const T* x, const Matrix& w, Panels& panels, int64_t product) {
+  OwnPanels& own = own_panels;
+  if (own.product != product && (!own.memory.defined() || own.memory.numel() < panels.bytes()))
+    own.memory = at::empty({panels.bytes()}, at::kByte);
+  panels.place(own.memory.data_ptr());
+  if (own.product == product) return;
+  for (int64_t panel = 0; panel < panels.count; ++panel) fill_from<F>(x, w.inputs, w, panels, panel);
+  own.product = product;
+}
 
 template <class F, typename T, typename O>
 void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
-  Panels panels(rows, F::kPanel, steps_of<F>(w.inputs), F::kGrouped ? w.units() : 0);
-  const at::Tensor memory = fill_panels<F>(x, w.inputs, w, panels);
+  const Panels all(rows, F::kPanel, steps_of<F>(w.inputs), F::kGrouped ? w.units() : 0);
+  const int64_t threads = at::get_num_threads();
+  const bool own = all.bytes() <= kOwnPanels && w.outputs >= kOwnOutputs * threads;
+  const int64_t product = own ? products.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
+  Panels shared = all;
+  at::Tensor memory;
+  if (!own) memory = fill_panels<F>(x, w.inputs, w, shared);
+  const Upcoming* upcoming = Team::current() ? Team::current()->upcoming() : nullptr;
   const auto run = [&](int64_t panel, int64_t panel_end, int64_t block, int64_t block_end) {
-    const int64_t first = panels.start(panel), last = panels.start(panel_end), stride = (block_end - block) * kBlock;
-    float* sums = thread_buffer((last - first) * stride);
-    multiply<F>(w, panels, panel, panel_end, block, block_end, sums);
-    const int64_t output = block * kBlock, count = std::min(stride, w.outputs - output);
-    for (int64_t row = first; row < last; ++row) {
-      const float* from = sums + (row - first) * stride;
-      O* to = out + row * w.outputs + output;
-      int64_t i = 0;
-      for (; i + kLanes <= count; i += kLanes)
-        store(to + i, bias ? load(from + i) + load(bias + output + i) : load(from + i));
-      if (i < count) {
-        const vf values = load(from + i);  // the block is whole in the sums
-        store_part(to + i, bias ? values + load_part(bias + output + i, count - i) : values, count - i);
+    Panels panels = shared;
+    if (own) fill_own<F>(x, w, panels, product);
+    const int64_t first = panels.start(panel), count = panels.start(panel_end) - first;
+    float* sums = thread_buffer(count * (block_end - block) * kBlock);
+    multiply<F>(w, panels, panel, panel_end, block, block_end, read_after(w, block_end, upcoming, threads), sums);
+    for (int64_t row = first; row < first + count; ++row) {
+      for (int64_t at = block; at < block_end; ++at) {
+        const float* from = sums + ((at - block) * count + row - first) * kBlock;
+        const int64_t output = at * kBlock;
+        O* to = out + row * w.outputs + output;
+        for (int64_t i = 0; i < kBlock; i += kLanes) {
+          const int64_t left = w.outputs - output - i;
+          const vf values = load(from + i);  // the block is whole in the sums
+          if (left >= kLanes)
+            store(to + i, bias ? values + load(bias + output + i) : values);
+          else if (left > 0)
+            store_part(to + i, bias ? values + load_part(bias + output + i, left) : values, left);
+        }
       }
     }
   };
-  const bool parallel = w.blocks() * w.block_bytes * panels.count > kParallelWork;
-  if (panels.count == 1) {  // bound by memory: long runs of blocks
+  const bool parallel = w.blocks() * w.block_bytes * all.count > kParallelWork;
+  if (rows <= kRowsAtOnce) {  // each thread reads long runs of blocks
     const int64_t most = std::max<int64_t>(1, kSumsAtOnce / (rows * kBlock));
-    share_runs(w.blocks(), most, parallel, [&](int64_t block, int64_t block_end) { run(0, 1, block, block_end); });
+    share_runs(w.blocks(), most, parallel, [&](int64_t block, int64_t block_end) {
+      run(0, all.count, block, block_end);
+    });
     return;
   }
-  const Cut cut(w.blocks(), panels.count, F::kPanel);
+  const Cut cut(w.blocks(), all.count, F::kPanel);
   share(cut.count(), parallel, [&](int64_t task) {
     const int64_t panel = task / cut.block_tasks * cut.panels_each, block = task % cut.block_tasks * cut.blocks_each;
-    run(panel, std::min(panel + cut.panels_each, panels.count), block, std::min(block + cut.blocks_each, w.blocks()));
+    run(panel, std::min(panel + cut.panels_each, all.count), block, std::min(block + cut.blocks_each, w.blocks()));
   });
 }
 

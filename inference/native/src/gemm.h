@@ -29,9 +29,10 @@ namespace blazr {
 
 constexpr int64_t kBlock = 32;          // outputs in a block
 constexpr int kVectors = 2;             // of 16 lanes
-constexpr int64_t kTileBytes = 24576;   // of a block, that stay in the first cache while the panels pass
-constexpr int64_t kRowsAtOnce = 240;    // activations that stay in the second cache
-constexpr int64_t kBlocksAtOnce = 8;    // blocks whose sums stay there
+constexpr int64_t kTileBytes = 16384;   // of a block, that stay in the first cache while the panels pass
+constexpr int64_t kPanelBytes = 262144; // of activations, that stay in the second cache while the blocks pass
+constexpr int64_t kRowsAtOnce = 240;    // whose sums stay there
+constexpr int64_t kBlocksAtOnce = 8;    // the same of blocks
 #ifdef __AVX512F__
 constexpr bool kWide = true;  // 32 registers of 16 lanes
 #else
@@ -151,9 +152,23 @@ inline vi to_integers(vf x) {
 }
 
 inline int32_t sum(vi values) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_epi32(std::bit_cast<__m512i>(values));
+#else
   int32_t total = 0;
   for (int lane = 0; lane < kLanes; ++lane) total += values[lane];
   return total;
+#endif
+}
+
+inline int32_t greatest_of(vi values) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_epi32(std::bit_cast<__m512i>(values));
+#else
+  int32_t found = values[0];
+  for (int lane = 1; lane < kLanes; ++lane) found = std::max(found, values[lane]);
+  return found;
+#endif
 }
 
 // The greatest magnitude; infinity and NaN, whose bits are the greatest, survive.
@@ -167,58 +182,103 @@ inline float greatest_magnitude(const T* from, int64_t count) {
   };
   for (; i + kLanes <= count; i += kLanes) take(load(from + i));
   if (i < count) take(load_part(from + i, count - i));
-#ifdef __AVX512F__
-  return std::bit_cast<float>(_mm512_reduce_max_epi32(std::bit_cast<__m512i>(greatest)));
-#else
-  int32_t found = 0;
-  for (int lane = 0; lane < kLanes; ++lane) found = std::max(found, greatest[lane]);
-  return std::bit_cast<float>(found);
-#endif
+  return std::bit_cast<float>(greatest_of(greatest));
 }
 
+constexpr int64_t kMostGroup = 4096;  // inputs
 constexpr float kTiny = 1e-30f;  // magnitudes below count as 0: their reciprocal would overflow
 
-// One row into its column of a panel.
-template <class F, typename T>
-void fill_row(const T* row, const Matrix& w, const Panels& panels, int64_t panel, int column) {
-  const int width = panels.size(panel);
-  uint32_t* steps = panels.steps + panels.start(panel) * panels.depth + column;
-  if constexpr (F::kGrouped) {
-    float* scales = panels.scales + panels.start(panel) * panels.units + column;
-    int32_t* offsets = panels.offsets + panels.start(panel) * panels.units + column;
-    for (int64_t unit = 0; unit < panels.units; ++unit) {
-      const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
-      const T* from = row + first;
-      const float greatest = greatest_magnitude(from, count);
-      const float inverse = greatest < kTiny ? 0.0f : 127.0f / greatest;
-      scales[unit * width] = greatest < kTiny ? 0.0f : greatest / 127.0f;
-      uint32_t* to = steps + first / 4 * width;
-      const int64_t padded = padded_inputs<F>(count) / 4;  // groups are multiples of 16, so only the last one is padded
-      vi total = {};
-      for (int64_t i = 0; i < count; i += kLanes) {
-        const vf values = (i + kLanes <= count ? load(from + i) : load_part(from + i, count - i)) * inverse;
-        const vi whole = to_integers(values);
-        total += whole;
-        const vb bytes = __builtin_convertvector(whole, vb);
-        uint32_t words[4];
-        std::memcpy(words, &bytes, sizeof words);
-        const int64_t left = std::min<int64_t>(4, padded - i / 4);
-        for (int64_t j = 0; j < left; ++j) to[(i / 4 + j) * width] = words[j];
+// Words of `width` rows step by step: to[step][row]. There are sixteen pointers, those from `width` on to any such row.
+inline void interleave(const uint32_t* const* rows, int width, int64_t steps, uint32_t* to) {
+  if (width == 1) {
+    std::memcpy(to, rows[0], steps * sizeof *to);
+    return;
+  }
+  if constexpr (!kWide) {  // panels are too narrow for whole blocks
+    for (int row = 0; row < width; ++row)
+      for (int64_t step = 0; step < steps; ++step) to[step * width + row] = rows[row][step];
+    return;
+  }
+  const uint32_t* end = to + steps * width;
+  for (int64_t step = 0; step < steps; step += kLanes) {
+    vu block[kLanes];
+    const int64_t left = std::min<int64_t>(kLanes, steps - step);
+    if (left == kLanes) {
+      for (int row = 0; row < kLanes; ++row) std::memcpy(&block[row], rows[row] + step, sizeof block[row]);
+    } else {
+      for (int row = 0; row < kLanes; ++row) {
+        block[row] = vu{};
+        std::memcpy(&block[row], rows[row] + step, left * sizeof *to);
       }
-      offsets[unit * width] = -F::kOffset * sum(total);
+    }
+    transpose(block);
+    for (int64_t i = 0; i < left; ++i, to += width) {
+      // What a whole vector writes too much, the next one writes over.
+      if (end - to >= kLanes)
+        std::memcpy(to, &block[i], sizeof block[i]);
+      else
+        std::memcpy(to, &block[i], width * sizeof *to);
+    }
+  }
+}
+
+struct QuantisedGroup {
+  float scale;
+  int32_t total;  // of the whole numbers
+};
+
+// Values of a row that share a scale to signed bytes, padded to a multiple of 16.
+template <typename T>
+inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to) {
+  const float greatest = greatest_magnitude(from, count);
+  const float inverse = greatest < kTiny ? 0.0f : 127.0f / greatest;
+  vi total = {};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const vf values = (i + kLanes <= count ? load(from + i) : load_part(from + i, count - i)) * inverse;
+    const vi whole = to_integers(values);
+    total += whole;
+    const vb bytes = __builtin_convertvector(whole, vb);
+    std::memcpy(to + i / 4, &bytes, sizeof bytes);
+  }
+  return {greatest < kTiny ? 0.0f : greatest / 127.0f, sum(total)};
+}
+
+// The rows of a panel into its place.
+template <class F, typename T>
+void fill_panel(const T* const* rows, const Matrix& w, const Panels& panels, int64_t panel) {
+  const int width = panels.size(panel);
+  uint32_t* steps = panels.steps + panels.start(panel) * panels.depth;
+  const uint32_t* words[kLanes];
+  if constexpr (F::kGrouped) {
+    float* scales = panels.scales + panels.start(panel) * panels.units;
+    int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
+    uint32_t quantised[F::kPanel * kMostGroup / 4];
+    const int64_t at_once = std::max<int64_t>(1, kMostGroup / 4 / w.unit), stride = at_once * w.unit / 4;
+    for (int row = 0; row < kLanes; ++row) words[row] = quantised + (row < width ? row : 0) * stride;
+    for (int64_t begin = 0; begin < panels.units; begin += at_once) {
+      const int64_t end = std::min(begin + at_once, panels.units);
+      for (int row = 0; row < width; ++row) {
+        for (int64_t unit = begin; unit < end; ++unit) {
+          const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
+          uint32_t* to = quantised + row * stride + (unit - begin) * w.unit / 4;
+          const auto [scale, total] = quantise_group(rows[row] + first, count, to);
+          scales[unit * width + row] = scale;
+          offsets[unit * width + row] = -F::kOffset * total;
+        }
+      }
+      // Groups are multiples of 16, so only the last one is padded.
+      const int64_t first = begin * w.unit, count = std::min(end * w.unit, w.inputs) - first;
+      interleave(words, width, padded_inputs<F>(count) / 4, steps + first / 4 * width);
     }
   } else {
     constexpr int kPer = F::kPerStep;
-    int64_t step = 0;
-    if (width == 1) {  // whole steps lie as they have to
-      step = w.inputs / kPer;
-      std::memcpy(steps, row, step * kPer * sizeof(T));
-    }
-    for (; step < panels.depth; ++step) {
+    const int64_t whole = w.inputs / kPer;
+    for (int row = 0; row < kLanes; ++row) words[row] = reinterpret_cast<const uint32_t*>(rows[row < width ? row : 0]);
+    interleave(words, width, whole, steps);
+    for (int row = 0; row < width && whole < panels.depth; ++row) {
       T values[kPer] = {};
-      const int64_t left = std::min<int64_t>(kPer, w.inputs - step * kPer);
-      std::memcpy(values, row + step * kPer, left * sizeof(T));
-      std::memcpy(steps + step * width, values, 4);
+      std::memcpy(values, rows[row] + whole * kPer, (w.inputs - whole * kPer) * sizeof(T));
+      std::memcpy(steps + whole * width + row, values, 4);
     }
   }
 }
@@ -233,9 +293,10 @@ struct TileArgs {
   const uint8_t* weights;   // of the block, from its first step
   const bf16* weight_scales;
   int64_t unit_begin, unit_end, unit_steps;
-  float* sums;              // row by row
-  int64_t sums_stride;
+  float* sums;              // [rows][32]
   bool is_first;            // the sums start at 0
+  const uint8_t* ahead;     // what is read later, asked for in pieces, one a step
+  int64_t advance;          // bytes of a piece
 };
 
 inline vi splat_bits(uint32_t word) { return vi{} + static_cast<int32_t>(word); }
@@ -288,16 +349,28 @@ inline void ask_ahead(const uint8_t* weights) {
   __builtin_prefetch(weights + kAhead + 64, 0, 0);
 }
 
+// The same with several rows, for the second cache: the panels share what lies ahead, a piece of at most 128 bytes a step.
+template <int kSteps = 1>
+inline void ask_for(const uint8_t*& ahead, int64_t advance) {
+  __builtin_prefetch(ahead, 0, 2);
+  __builtin_prefetch(ahead + 64, 0, 2);
+  ahead += kSteps * advance;
+}
+
 // A group's integer sums of R rows.
 template <class F, int R>
-inline void add_group(vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps) {
+inline void add_group(
+    vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps, const uint8_t*& ahead, int64_t advance) {
   constexpr bool kFour = F::kStepBytes == 64;
   // Of one row, the sums of high nibbles are made where these lie, sixteen times too great: one shift for a whole
   // group. Of several, it is the instructions of each row that count, and there are no registers for more sums.
   constexpr bool kShiftSums = kFour && R == 1;
   vi high_sums[kShiftSums ? R : 1][kVectors] = {};
   for (int64_t step = 0; step < steps; step += kFour ? 2 : 1, a += kFour ? 2 * R : R, w += 128) {
-    if (R == 1) ask_ahead(w);
+    if (R == 1)
+      ask_ahead(w);
+    else
+      ask_for<kFour ? 2 : 1>(ahead, advance);
     vi values[kVectors], high[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       values[v] = load_bits(w + v * 64);
@@ -328,11 +401,17 @@ inline void add_group(vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* 
 
 // The sums of R rows (a panel's) with a block, over some units.
 template <class F, int R>
-void tile(const TileArgs t) {
+void tile(const TileArgs& t) {
   vf sums[R][kVectors];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v)
-      sums[r][v] = t.is_first ? splat(0) : load(t.sums + r * t.sums_stride + v * kLanes);
+  if (t.is_first) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = splat(0);
+  } else {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = load(t.sums + r * kBlock + v * kLanes);
+  }
+  const uint8_t* ahead = t.ahead;
+  const int64_t advance = t.advance;
   for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
     const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
     const uint32_t* a = t.steps + first * R;
@@ -342,9 +421,9 @@ void tile(const TileArgs t) {
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < kVectors; ++v) acc[r][v] = vi{} + t.offsets[unit * R + r];
       if (last - first == F::kUsualSteps) {
-        add_group<F, R>(acc, a, w, F::kUsualSteps);  // unrolled
+        add_group<F, R>(acc, a, w, F::kUsualSteps, ahead, advance);  // unrolled
       } else {
-        add_group<F, R>(acc, a, w, last - first);
+        add_group<F, R>(acc, a, w, last - first, ahead, advance);
       }
       for (int v = 0; v < kVectors; ++v) {
         const vf scale = load(t.weight_scales + unit * kBlock + v * kLanes);
@@ -354,7 +433,10 @@ void tile(const TileArgs t) {
       }
     } else {
       for (int64_t step = first; step < last; ++step, a += R, w += 128) {
-        if (R == 1) ask_ahead(w);
+        if (R == 1)
+          ask_ahead(w);
+        else
+          ask_for(ahead, advance);
         vi values[kVectors];
         for (int v = 0; v < kVectors; ++v) values[v] = load_bits(w + v * 64);
         for (int r = 0; r < R; ++r) {
@@ -371,7 +453,7 @@ void tile(const TileArgs t) {
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(t.sums + r * t.sums_stride + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(t.sums + r * kBlock + v * kLanes, sums[r][v]);
 }
 
 template <class F, int R = F::kPanel>
@@ -383,40 +465,45 @@ inline void tile_of(int rows, const TileArgs& t) {
 }
 
 // Sums of the panels [panel_begin, panel_end) with the blocks [block_begin, block_end), at most kBlocksAtOnce of them.
-// sums: one row after the other, stride (block_end - block_begin) · 32.
+// sums: [blocks][rows][32]. `after`: what this thread reads next. All along, what lies kTileBytes further on is asked for.
 template <class F>
 void multiply(
     const Matrix& w, const Panels& panels, int64_t panel_begin, int64_t panel_end, int64_t block_begin,
-    int64_t block_end, float* sums) {
-  const int64_t first_row = panels.start(panel_begin), units = w.units();
+    int64_t block_end, const uint8_t* after, float* sums) {
+  const int64_t first_row = panels.start(panel_begin), rows = panels.start(panel_end) - first_row, units = w.units();
+  const int64_t count = panel_end - panel_begin;
   TileArgs t;
   t.depth = panels.depth;
   t.unit_steps = ceil_div(w.unit, F::kPerStep);
-  t.sums_stride = (block_end - block_begin) * kBlock;
-  // One panel alone goes through a block from end to end; several share the part that the first cache holds.
-  const bool several = panel_end - panel_begin > 1;
-  const int64_t at_once = !several ? units : std::max<int64_t>(1, kTileBytes / (t.unit_steps * F::kStepBytes));
-  for (t.unit_begin = 0; t.unit_begin < units; t.unit_begin = t.unit_end) {
-    t.unit_end = std::min(t.unit_begin + at_once, units);
-    t.is_first = t.unit_begin == 0;
-    const int64_t lines = (t.unit_end - t.unit_begin) * t.unit_steps * F::kStepBytes / 64;
+  const int64_t unit_bytes = t.unit_steps * F::kStepBytes;
+  // Of the inputs a run whose activations stay in the second cache, and within a block parts that stay in the first
+  // one while the panels pass. One panel goes through a block from end to end.
+  const int64_t run = count == 1 ? units : std::max<int64_t>(1, kPanelBytes / (rows * t.unit_steps * 4));
+  const int64_t part = count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
+  t.advance = ceil_div(F::kStepBytes, count);
+  for (int64_t begin = 0; begin < units; begin += run) {
+    const int64_t end = std::min(begin + run, units);
     for (int64_t block = block_begin; block < block_end; ++block) {
       t.weights = w.data + block * w.block_bytes;
       t.weight_scales = w.scales + block * units * kBlock;
-      for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-        const int64_t start = panels.start(panel);
-        t.steps = panels.steps + start * panels.depth;
-        t.scales = panels.scales + start * panels.units;
-        t.offsets = panels.offsets + start * panels.units;
-        t.sums = sums + (start - first_row) * t.sums_stride + (block - block_begin) * kBlock;
-        if (several && block + 1 < block_end) {
-          // Each panel asks for its share of the next block's weights.
-          const uint8_t* next = t.weights + w.block_bytes + t.unit_begin * t.unit_steps * F::kStepBytes;
-          const int64_t done = panel - panel_begin, of = panel_end - panel_begin;
-          for (int64_t line = lines * done / of; line < lines * (done + 1) / of; ++line)
-            __builtin_prefetch(next + line * 64, 0, 2);
+      const uint8_t* behind = block + 1 < block_end ? t.weights + w.block_bytes + begin * unit_bytes
+                              : end < units         ? w.data + block_begin * w.block_bytes + end * unit_bytes
+                                                    : after;
+      for (t.unit_begin = begin; t.unit_begin < end; t.unit_begin = t.unit_end) {
+        t.unit_end = std::min(t.unit_begin + part, end);
+        t.is_first = t.unit_begin == 0;
+        const int64_t at = t.unit_begin * unit_bytes + kTileBytes, stop = std::min(end * unit_bytes, w.block_bytes);
+        const uint8_t* ahead = at < stop ? t.weights + at : behind + (at - stop);
+        const int64_t piece = t.advance * t.unit_steps * (t.unit_end - t.unit_begin);
+        for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+          const int64_t start = panels.start(panel);
+          t.steps = panels.steps + start * panels.depth;
+          t.scales = panels.scales + start * panels.units;
+          t.offsets = panels.offsets + start * panels.units;
+          t.sums = sums + ((block - block_begin) * rows + start - first_row) * kBlock;
+          t.ahead = ahead + (panel - panel_begin) * piece;
+          tile_of<F>(panels.size(panel), t);
         }
-        tile_of<F>(panels.size(panel), t);
       }
     }
   }
@@ -451,16 +538,22 @@ Matrix packed_matrix(
     const at::Tensor& data, const std::optional<at::Tensor>& scales, int64_t format, int64_t outputs, int64_t inputs,
     int64_t group);
 
+// A panel from its rows of x (rows, K).
+template <class F, typename T>
+void fill_from(const T* x, int64_t row_stride, const Matrix& w, const Panels& panels, int64_t panel) {
+  const T* rows[F::kPanel];
+  for (int column = 0; column < panels.size(panel); ++column)
+    rows[column] = x + (panels.start(panel) + column) * row_stride;
+  fill_panel<F>(rows, w, panels, panel);
+}
+
 // x (rows, K) into panels' memory, which it returns.
 template <class F, typename T>
 at::Tensor fill_panels(const T* x, int64_t row_stride, const Matrix& w, Panels& panels) {
   at::Tensor memory = at::empty({panels.bytes()}, at::kByte);
   panels.place(memory.data_ptr());
   const bool parallel = panels.rows * w.inputs > 32768;
-  share(panels.count, parallel, [&](int64_t panel) {
-    for (int column = 0; column < panels.size(panel); ++column)
-      fill_row<F>(x + (panels.start(panel) + column) * row_stride, w, panels, panel, column);
-  });
+  share(panels.count, parallel, [&](int64_t panel) { fill_from<F>(x, row_stride, w, panels, panel); });
   return memory;
 }
 

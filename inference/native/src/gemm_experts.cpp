@@ -105,10 +105,10 @@ class GroupedProduct {
     share(fills_.size(), parallel, [&](int64_t task) {
       const auto [number, panel] = fills_[task];
       const Panels& panels = panels_[number];
-      for (int column = 0; column < panels.size(panel); ++column) {
-        const int64_t at = work_.shares[number].begin + panels.start(panel) + column;
-        fill_row<F>(row_of(work_.entries[at]), stack_.first, panels, panel, column);
-      }
+      const int64_t first = work_.shares[number].begin + panels.start(panel);
+      decltype(row_of(0)) rows[F::kPanel];
+      for (int column = 0; column < panels.size(panel); ++column) rows[column] = row_of(work_.entries[first + column]);
+      fill_panel<F>(rows, stack_.first, panels, panel);
     });
   }
 
@@ -119,15 +119,17 @@ class GroupedProduct {
       const Panels& panels = panels_[t.share];
       const Share& part = work_.shares[t.share];
       const Matrix w = stack_.of(part.expert);
-      const int64_t width = (t.block_end - t.block_begin) * kBlock, first = panels.start(t.panel_begin);
-      const int64_t last = panels.start(t.panel_end);
-      float* sums = thread_buffer((last - first) * width);
-      multiply<F>(w, panels, t.panel_begin, t.panel_end, t.block_begin, t.block_end, sums);
-      const int64_t output = t.block_begin * kBlock, count = std::min(width, w.outputs - output);
-      for (int64_t row = first; row < last; ++row)
-        std::memcpy(
-            out + work_.entries[part.begin + row] * stride + output, sums + (row - first) * width,
-            count * sizeof(float));
+      const int64_t first = panels.start(t.panel_begin), count = panels.start(t.panel_end) - first;
+      float* sums = thread_buffer(count * (t.block_end - t.block_begin) * kBlock);
+      const uint8_t* after = w.data + t.block_end * w.block_bytes;
+      multiply<F>(w, panels, t.panel_begin, t.panel_end, t.block_begin, t.block_end, after, sums);
+      for (int64_t row = 0; row < count; ++row) {
+        float* to = out + work_.entries[part.begin + first + row] * stride;
+        for (int64_t block = t.block_begin; block < t.block_end; ++block)
+          std::memcpy(
+              to + block * kBlock, sums + ((block - t.block_begin) * count + row) * kBlock,
+              std::min(kBlock, w.outputs - block * kBlock) * sizeof(float));
+      }
     });
   }
 

@@ -34,6 +34,7 @@ class Team {
 
   // What helpers may fetch while they wait; it must outlive the step. Null: nothing.
   void announce(const Upcoming* upcoming) { upcoming_.store(upcoming, std::memory_order_relaxed); }
+  const Upcoming* upcoming() const { return upcoming_.load(std::memory_order_relaxed); }
 
  private:
   using Call = void (*)(void*, int);

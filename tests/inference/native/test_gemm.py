@@ -23,7 +23,7 @@ from inference.modelling.layers.packed import (
 from inference.modelling.weights.quantisation import GROUP_SIZES
 from inference.native.build import BuildFailed, build
 
-SHAPES = [(32, 64), (33, 17), (1, 5), (100, 576), (65, 1100), (17, 2052)]
+SHAPES = [(32, 64), (33, 17), (1, 5), (100, 576), (65, 1100), (17, 2052), (600, 577)]
 ROWS = (1, 2, 3, 7, 8, 9, 13, 25, 40)
 FORMS = [
     ("int8", torch.float32),
@@ -84,6 +84,21 @@ def test_a_row_is_the_same_in_any_batch(form: str, dtype: torch.dtype, outputs: 
     for rows in (2, 5, 12, 13, 40, 241, 521):
         assert torch.equal(packed.linear(hidden[:rows], None), alone[:rows]), rows
     assert torch.equal(packed.linear(hidden.view(1, 521, inputs)[:, 100:140], None)[0], alone[100:140])
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS)
+def test_products_in_turn_have_their_own_rows(form: str, dtype: torch.dtype) -> None:
+    """Each thread keeps the memory of the rows that it packed for a great matrix; the next product packs its own."""
+    packed = pack_native(random(70 * torch.get_num_threads() * 4, 96).to(dtype), form)
+    batches = [random(rows, 96, seed=rows).to(dtype) for rows in (13, 5, 13, 40, 1)]
+    expected = [packed.linear(hidden.repeat(300, 1), None)[: len(hidden)] for hidden in batches]
+    for _ in range(3):
+        for hidden, rows in zip(batches, expected, strict=True):
+            assert torch.equal(packed.linear(hidden, None), rows)
+            assert torch.equal(packed.wide_linear(hidden, None).to(dtype), rows)
+            hidden.neg_()  # the same memory with other values
+            assert torch.equal(packed.linear(hidden, None), -rows)
+            hidden.neg_()
 
 
 @pytest.mark.parametrize(("kind", "low", "high"), [("int8", -127, 127), ("int4", -8, 7)])
