@@ -92,7 +92,8 @@ def main() -> int:
     write = sys.stdout.write
     rates = ", ".join(f"{form} {rate / 1e12:.2f}" for form, rate in peaks.items() if form != "int4")
     write(f"peak, 10^12 operations/s: {rates}; read {bandwidth / 1e9:.0f} GB/s\n")
-    write(f"{'matrix':<14} {'form':<9} {'rows':>4} {'ms':>8} {'of peak':>8} {'of read':>8} {'oneDNN ms':>10} {'x':>5}\n")
+    write(f"{'matrix':<14} {'form':<9} {'rows':>4} {'ms':>8} {'of peak':>8} {'of read':>8}")
+    write(f" {'oneDNN ms':>10} {'x':>5}\n")
     for form in options.forms.split(","):
         for model in options.shapes.split(","):
             for name in options.matrices.split(","):
