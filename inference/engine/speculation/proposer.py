@@ -65,7 +65,7 @@ class NgramProposer:
     """
 
     state_bytes = 0
-    priors: Sequence[float] = (0.3, 0.5, 0.85)
+    priors: Sequence[float] = (0.3, 0.5, 0.9)
 
     def __init__(self, min_match: int) -> None:
         self._min_match = min_match

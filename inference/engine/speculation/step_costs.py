@@ -73,16 +73,15 @@ class StepCosts:
 
     def add(self, num_requests: int, rows: int, tokens: float) -> float:
         """Book a step; returns what it counts as."""
-        tokens = min(tokens, MOST * num_requests)
+        fixed, per_row = self.of(num_requests)
+        expected = HICCUP * (fixed + per_row * rows) + 0.1 * num_requests
         line = self._lines.get(num_requests)
         if line is None:
             # The first one of its number prepares kernels and touches memory that nobody has used, so the next ones
             # won't cost as much.
             self._lines[num_requests] = _Line()
-            return tokens
-        if line.weight:
-            fixed, per_row = line.fit()
-            tokens = min(tokens, HICCUP * (fixed + per_row * rows) + 0.1 * num_requests)
+            return min(tokens, expected)
+        tokens = min(tokens, MOST * num_requests, expected if line.weight else tokens)
         line.add(rows, tokens)
         fixed, per_row = line.fit()
         self._latest = fixed / num_requests, per_row

@@ -205,14 +205,21 @@ def test_costs_of_a_number_nobody_has_tried_are_those_of_another():
 
 def test_the_first_step_of_a_number_and_hiccups_say_little():
     costs = StepCosts()
-    assert costs.add(1, 2, 50.0) == MOST
+    assert costs.add(1, 2, 50.0) == pytest.approx(2 * (FIXED + 2 * PER_ROW) + 0.1)
     assert costs.of(1) == (FIXED, PER_ROW)
+    assert StepCosts().of(1) == costs.of(1)
     costs.add(1, 2, 0.4)
     costs.add(1, 2, 50.0)
     for _ in range(4):
         costs.add(1, 2, 0.4)
     fixed, per_row = costs.of(1)
     assert fixed + 2 * per_row < 0.6
+
+
+def test_a_step_counts_as_so_many_plain_ones_at_most():
+    costs = StepCosts()
+    costs.add(2, 4, 1.0)
+    assert costs.add(2, 4, 500.0) == 2 * MOST
 
 
 @pytest.mark.parametrize("line", [[(3, 0.0), (9, 0.0)], [(3, 3.0), (9, 1.0)], [(3, 0.1), (9, 3.0)]])
