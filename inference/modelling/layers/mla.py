@@ -3,7 +3,8 @@
 A decoding query is multiplied into the space of the latents (the absorbed form), so that attention
 runs over the cached rows as they are, as if there were one key/value head of width r + R; only its
 result is expanded. A prefill chunk expands the latents to keys and values, which is cheaper when there
-are many queries. ``expanded_attention`` is the definition that both are held to.
+are many queries; a few new tokens behind a long context are absorbed too. ``expanded_attention`` is the
+definition that both are held to.
 
 Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, m tokens,
 H heads, r kv_lora_rank, N unrotated and R rotated width of q and k, W width of v.
@@ -173,14 +174,40 @@ class MultiHeadLatentAttention(Layer):
             )
         for chunk in batch.prefills:
             span = slice(chunk.start, chunk.stop)
+            columns, table = _expanded_sequence(batch, chunk)
+            if self.absorbs(chunk.stop - chunk.start, chunk.context_len):
+                parts.append(
+                    torch.ops.blazr.mla_decode.default(
+                        q_nope[span],
+                        q_rope[span],
+                        self.k_b_proj.weight,
+                        self.v_b_proj.weight,
+                        state["latent"],
+                        chunk.kv_slots,
+                        table,
+                        spec.scale,
+                    )
+                )
+                continue
             key, value = self.expand(state["latent"].index_select(0, chunk.kv_slots))
             query = torch.cat((q_nope[span], q_rope[span]), -1)
-            columns, table = _expanded_sequence(batch, chunk)
             mixed = torch.ops.blazr.paged_attention.default(
                 query, key, value, columns, table, spec.v_head_dim, spec.scale, 0, 0.0
             )
             parts.append(mixed.flatten(1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def absorbs(self, count: int, context_len: int) -> bool:
+        """Whether the absorbed form costs less for ``count`` new tokens behind ``context_len`` others.
+
+        Multiplications per head: expanded m · r · (N + W) for keys and values, then count · m · (N + R + W); absorbed
+        count · r · (N + W) for queries and results, and count · m · (2r + R) between. A function of the chunk alone.
+        """
+        spec = self.spec
+        rank, widths = spec.kv_lora_rank, spec.qk_nope_head_dim + spec.v_head_dim
+        total = count + context_len
+        wider = max(2 * rank - widths, 0)
+        return count * (wider * total + rank * widths) < total * rank * widths
 
     def _prepare(
         self, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch

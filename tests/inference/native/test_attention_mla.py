@@ -53,6 +53,28 @@ def test_it_is_the_reference(name, decodes, chunks, dtype):
     torch.testing.assert_close(found, wanted, rtol=0, atol=float(wanted.abs().max()) * (1e-5 if exact else 0.04))
 
 
+@pytest.mark.parametrize("absorbs", [False, True])
+@pytest.mark.parametrize("chunk", [(3, 60), (70, 130), (40, 0)])
+@pytest.mark.parametrize("name", SPECS)
+def test_both_forms_of_a_chunk_are_the_reference(name, chunk, absorbs, monkeypatch):
+    monkeypatch.setattr(MultiHeadLatentAttention, "absorbs", lambda *_: absorbs)
+    layer, (batch, rows) = make_layer(SPECS[name], torch.float32), make_batch((9,), (chunk,))
+    hidden = hidden_rows(batch.num_tokens, torch.float32)
+    native, plain = (make_state(layer.spec, rows, torch.float32) for _ in range(2))
+    with torch.inference_mode():
+        given = *layer._queries(hidden), layer.kv_a_proj(hidden), batch
+        found, wanted = layer._native(*given, native), layer.reference(*given, plain)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=float(wanted.abs().max()) * 1e-5)
+
+
+def test_few_tokens_behind_many_are_absorbed():
+    layer = MultiHeadLatentAttention(MLASpec(16, 512, None, 128, 64, 128, 0.1, ROPE), H)
+    assert layer.absorbs(1, 10)
+    assert layer.absorbs(20, 1000)
+    assert not layer.absorbs(512, 3584)
+    assert not layer.absorbs(20, 0), "its own tokens are all that there is to expand"
+
+
 def test_a_row_is_the_same_alone_and_in_a_batch():
     layer, lengths = make_layer(SPECS["wide"], torch.float32), (9, 300, 70, 1) * 2
     batch, rows = make_batch(lengths, ())
