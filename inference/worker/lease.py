@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import redis
@@ -35,6 +35,7 @@ class LeaseKeeper:
         self._interval_s = visibility_timeout_s / 5
         self._tags: set[str] = set()
         self._new: list[str] = []
+        self._unheld: set[str] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
@@ -74,7 +75,7 @@ class LeaseKeeper:
         while not self._stopping:
             try:
                 if time.monotonic() - renewed_at >= self._interval_s:
-                    renew(self._client, self._worker_id, self.held())
+                    self._renew()
                     release_dead_workers(self._client)
                     renewed_at = time.monotonic()
                 else:
@@ -86,6 +87,17 @@ class LeaseKeeper:
                 continue
             self._wake.wait(max(0.0, renewed_at + self._interval_s - time.monotonic()))
             self._wake.clear()
+
+    def _renew(self) -> None:
+        """Renew what is held; what is noted and wasn't held the last time either is noted no longer.
+
+        The transport notes a message before anybody holds its tag, so once says nothing.
+        """
+        unheld = noted(self._client, self._worker_id) - set(self.held())
+        # Read after what is unheld: a tag that is held by now stays.
+        tags = self.held()
+        renew(self._client, self._worker_id, tags, gone=(unheld & self._unheld).difference(tags))
+        self._unheld = unheld
 
     def _take_new(self) -> list[str]:
         with self._lock:
@@ -103,11 +115,18 @@ def note(client: redis.Redis, worker_id: str, tags: list[str]) -> None:
         pipe.execute()
 
 
-def renew(client: redis.Redis, worker_id: str, tags: list[str]) -> None:
-    """Reset the age of the tags, and note whose they are."""
+def noted(client: redis.Redis, worker_id: str) -> set[str]:
+    """The tags that are noted as this worker's."""
+    members: Any = client.smembers(redis_keys.tags(worker_id))
+    return {_text(tag) for tag in members}
+
+
+def renew(client: redis.Redis, worker_id: str, tags: list[str], *, gone: Collection[str] = ()) -> None:
+    """Reset the age of the tags, note whose they are, and that ``gone`` isn't this worker's any more."""
     key = redis_keys.tags(worker_id)
     pipe: Any = client.pipeline(transaction=True)
-    pipe.delete(key)
+    if gone:
+        pipe.srem(key, *gone)
     if tags:
         # XX: a tag that was acknowledged in the meantime must not come back.
         pipe.zadd(redis_keys.UNACKED_INDEX, dict.fromkeys(tags, time.time()), xx=True)
@@ -130,8 +149,7 @@ def release_worker(client: redis.Redis, worker_id: str) -> int:
         How many messages went back.
     """
     key = redis_keys.tags(worker_id)
-    members: Any = client.smembers(key)
-    tags = [_text(tag) for tag in members]
+    tags = noted(client, worker_id)
     hand_back(client, tags)
     pipe: Any = client.pipeline(transaction=True)
     pipe.delete(key, redis_keys.worker(worker_id))
