@@ -89,8 +89,8 @@ async def admit(principal: Principal, *, tokens: int) -> Admission:
     try:
         count = await count_request(tenant=principal.tenant, limits=limits, lease=lease, tokens=tokens)
     except BaseException:
-        # The script may have run: a client that left or a lost answer must not keep the place.
-        keeper.release(Admission(principal.tenant, limits, lease, tokens, keeper), refund=0)
+        # The script may have run: a client that left or a lost answer must keep neither place nor tokens.
+        keeper.release(Admission(principal.tenant, limits, lease, tokens, keeper), refund=tokens, was_admitted=False)
         raise
     _headers.set(_count_headers(limits, count))
     if count.verdict != "ok":
@@ -166,19 +166,25 @@ class _Keeper:
         """It was never given."""
         self._held.pop(lease, None)
 
-    def release(self, admission: Admission, *, refund: int) -> None:
+    def release(self, admission: Admission, *, refund: int, was_admitted: bool = True) -> None:
         """End it, in a task of its own."""
         self.forget(admission.lease)
-        self._background(self._settle(admission, refund))
+        self._background(self._settle(admission, refund, was_admitted))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _settle(self, admission: Admission, refund: int) -> None:
+    async def _settle(self, admission: Admission, refund: int, was_admitted: bool) -> None:
         try:
-            await settle_request(tenant=admission.tenant, limits=admission.limits, lease=admission.lease, refund=refund)
+            await settle_request(
+                tenant=admission.tenant,
+                limits=admission.limits,
+                lease=admission.lease,
+                refund=refund,
+                was_admitted=was_admitted,
+            )
         except BlazrError as error:
             logger.warning("a request of %s could not be settled: %s", admission.tenant, error.message)
 

@@ -58,9 +58,11 @@ end
 return {verdict, tostring(wait), tostring(requests), tostring(tokens), running}
 """
 
-# A lease that has lapsed meanwhile is no reason to give its tokens back twice: the reservation is settled regardless.
+# A reservation that is known is settled even if its lease has lapsed meanwhile; of one that may never have been made
+# the lease tells.
 _SETTLE = """
-redis.call('ZREM', KEYS[2], ARGV[1])
+local was_open = redis.call('ZREM', KEYS[2], ARGV[1])
+if ARGV[6] == '0' and was_open == 0 then return 0 end
 local refund, tpm, window = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 if tpm < 0 or refund == 0 then return 0 end
 local found = redis.call('HMGET', KEYS[1], 'tokens', 'at')
@@ -127,8 +129,10 @@ async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: i
     return Count(verdict.decode(), float(wait_s), float(requests), float(level), int(running))
 
 
-async def settle_request(*, tenant: str, limits: KeyLimits, lease: str, refund: int) -> None:
+async def settle_request(*, tenant: str, limits: KeyLimits, lease: str, refund: int, was_admitted: bool = True) -> None:
     """Close a request and give back what it didn't use; a negative ``refund`` is taken on top.
+
+    Without knowing that it was admitted, tokens come back only if it is found open.
 
     Raises:
         Unavailable: Redis can't be reached; the lease lapses then.
@@ -146,6 +150,7 @@ async def settle_request(*, tenant: str, limits: KeyLimits, lease: str, refund: 
             -1 if limits.tokens is None else limits.tokens,
             WINDOW_S,
             COUNTER_EXPIRE_S,
+            int(was_admitted),
         )
 
 

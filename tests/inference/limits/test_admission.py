@@ -163,6 +163,29 @@ def test_tokens_are_settled_to_the_token(counters):
     assert round(10**8 - level) == 1_234 + 20_000
 
 
+@pytest.mark.parametrize("reached", [False, True], ids=["before Redis was asked", "after Redis has admitted it"])
+def test_a_client_that_leaves_while_it_is_admitted_keeps_neither_place_nor_tokens(counters, monkeypatch, reached):
+    count = admission.count_request
+
+    async def leave(**values):
+        if reached:
+            await count(**values)
+        raise asyncio.CancelledError
+
+    async def work():
+        (await admit(caller(tokens=100, concurrent=5), tokens=30)).settle(tokens=30)
+        await _settled()
+        with monkeypatch.context() as patched, pytest.raises(asyncio.CancelledError):
+            patched.setattr(admission, "count_request", leave)
+            await admit(caller(tokens=100, concurrent=5), tokens=50)
+        await _settled()
+        return await _try(caller(tokens=100, concurrent=1), tokens=69), await _try(caller(tokens=100), tokens=3)
+
+    first, second = run(work)
+    assert not isinstance(first, RateLimitExceeded)
+    assert isinstance(second, RateLimitExceeded)
+
+
 def test_an_answer_longer_than_estimated_is_a_debt(counters):
     async def work():
         first = await admit(caller(tokens=100), tokens=10)
