@@ -37,6 +37,7 @@ from django.conf import settings
 from inference.api.exception_handler import as_blazr_error
 from inference.api.serializers import plan_from_body
 from inference.auth import Principal, principal_of_websocket
+from inference.coroutines import run_in_background
 from inference.errors import (
     BlazrError,
     InvalidRequest,
@@ -45,7 +46,7 @@ from inference.errors import (
     RequestTooLarge,
     UnsupportedFeature,
 )
-from inference.generation import Generation, run_in_background
+from inference.generation import Generation
 from inference.principal import principal_set
 from inference.services import generation_start
 

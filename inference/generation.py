@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from inference import log_context, metrics
 from inference.answers.base import AnswerFormat
 from inference.answers.builder import AnswerBuilder
 from inference.answers.formats import answer_format
+from inference.coroutines import run_all, run_in_background
 from inference.errors import BlazrError, GenerationFailed, ModelLoading
 from inference.generation_plan import GenerationPlan
 from inference.key_watch import key_watch
@@ -52,17 +53,6 @@ class Surface:
 
     name: str
     id_prefix: str
-
-
-_background: set[asyncio.Task[Any]] = set()
-
-
-def run_in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Run ``work`` to its end even when the caller is cancelled (the loop keeps weak references only)."""
-    task = asyncio.get_running_loop().create_task(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
-    return task
 
 
 class _Part:
@@ -170,7 +160,7 @@ class Generation:
         if len(self._parts) == 1:
             await publish(self._parts[0])
         else:
-            await _all_of(publish(part) for part in self._parts)
+            await run_all(publish(part) for part in self._parts)
         while not all(part.is_started for part in self._parts):
             found = await self._next(self._deadline - time.monotonic())
             if found is None:
@@ -408,26 +398,3 @@ class Generation:
                 **logged_contents(self.builder),
             )
         )
-
-
-async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all together; the first error ends the others.
-
-    Raises:
-        BlazrError: That error.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work)
-    except* BlazrError as errors:
-        raise _first_leaf(errors) from None
-
-
-def _first_leaf(group: BaseExceptionGroup[BlazrError]) -> BlazrError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, BlazrError):
-        raise error
-    return error

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 
 from inference.auth import Principal
+from inference.coroutines import run_in_background
 from inference.errors import BlazrError
-from inference.generation import Generation, Surface, run_in_background
+from inference.generation import Generation, Surface
 from inference.generation_plan import GenerationPlan
 from inference.grammar_checks import grammar_checks
 from inference.key_watch import key_watch

@@ -22,8 +22,8 @@ from django.http.response import HttpResponseBase
 
 from inference.api.part_writer import PartWriter
 from inference.api.sse import EventStream
+from inference.coroutines import run_in_background
 from inference.errors import BlazrError, InvalidRequest
-from inference.generation import run_in_background
 from inference.idempotency import RENEW_S, Claim, StoredAnswer, idempotency_claim
 from inference.principal import Principal
 

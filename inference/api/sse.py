@@ -18,8 +18,9 @@ from django.http import StreamingHttpResponse
 
 from inference.api.exception_handler import as_blazr_error
 from inference.api.part_writer import PartWriter
+from inference.coroutines import run_in_background
 from inference.errors import BlazrError
-from inference.generation import Generation, run_in_background
+from inference.generation import Generation
 from inference.messages import GenerationEvent
 
 HEARTBEAT_S = 15.0

@@ -17,7 +17,7 @@ from inference.modelling.weights.quantisation import GROUP_SIZES, Kind
 from inference.native import library
 
 _FORMATS = {"int8": 0, "int4": 1, "bfloat16": 2, "float32": 3}
-"""The numbers that ``inference/native/src/gemm.h`` gives its layouts."""
+"""The numbers that ``inference/native/src/gemm_layout.h`` gives its layouts."""
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 """What the native products compute in."""
 BLOCK_ROWS = 32

@@ -1,4 +1,4 @@
-// Weights (N, K) into the layouts of gemm.h, quantised on the way.
+// Weights (N, K) into the layouts of gemm_layout.h, quantised on the way.
 #include <sys/mman.h>
 
 #include <ATen/ops/from_blob.h>

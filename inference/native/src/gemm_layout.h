@@ -1,0 +1,97 @@
+// How packed weights lie in memory.
+//
+// A weight (N, K) lies in blocks of 32 outputs; within a block, step by step along K, 128 bytes hold what the lanes of
+// two instructions need, so that a product with one row reads one stream from the first byte to the last:
+//   int8   [N/32][K/4][32][4]  bytes, offset 128 (vpdpbusd wants one unsigned operand)
+//   int4   [N/32][K/8][32][4]  two nibbles, offset 8: the low ones are k 0 to 3 of each eight, the high ones 4 to 7
+//   bf16   [N/32][K/2][32][2]
+//   float  [N/32][K][32]
+// int8 and int4 have a bfloat16 scale for each output and group along K: [N/32][groups][32].
+#pragma once
+
+#include "simd.h"
+#include "work.h"
+
+namespace blazr {
+
+constexpr int64_t kBlock = 32;  // outputs in a block
+constexpr int kVectors = 2;     // of 16 lanes
+#ifdef __AVX512F__
+constexpr bool kWide = true;  // 32 registers of 16 lanes
+#else
+constexpr bool kWide = false;
+#endif
+
+enum Format : int64_t { kInt8 = 0, kInt4 = 1, kBf16 = 2, kFloat = 3 };
+
+struct Matrix {
+  const uint8_t* data;
+  const bf16* scales;
+  int64_t outputs, inputs;
+  int64_t unit;         // inputs in a group; for bf16 and float, those between two looks at the loop's end
+  int64_t block_bytes;
+
+  int64_t blocks() const { return ceil_div(outputs, kBlock); }
+  int64_t units() const { return ceil_div(inputs, unit); }
+};
+
+template <bool kFour>
+struct Integer {
+  static constexpr bool kGrouped = true;
+  static constexpr int kPerStep = 4;                       // inputs in four bytes of activations
+  static constexpr int64_t kStepBytes = kFour ? 64 : 128;  // of a block's weights
+  static constexpr int64_t kAlign = kFour ? 8 : 4;         // inputs are padded to a multiple of it
+  static constexpr int32_t kOffset = kFour ? 8 : 128;
+  static constexpr int kPanel = kWide ? 8 : 2;  // most rows in a panel
+  static constexpr int64_t kUsualSteps = kFour ? 8 : 32;   // of a group
+};
+
+struct Half {
+  static constexpr bool kGrouped = false;
+  static constexpr int kPerStep = 2;
+  static constexpr int64_t kStepBytes = 128;
+  static constexpr int64_t kAlign = 2;
+  static constexpr int kPanel = kWide ? 12 : 2;
+};
+
+struct Single {
+  static constexpr bool kGrouped = false;
+  static constexpr int kPerStep = 1;
+  static constexpr int64_t kStepBytes = 128;
+  static constexpr int64_t kAlign = 1;
+  static constexpr int kPanel = kWide ? 12 : 2;
+};
+
+template <typename Body>
+inline void with_format(int64_t format, Body&& body) {
+  switch (format) {
+    case kInt8:
+      return body(Integer<false>{});
+    case kInt4:
+      return body(Integer<true>{});
+    case kBf16:
+      return body(Half{});
+    default:
+      TORCH_CHECK(format == kFloat, "packed weights: format ", format, " is unknown");
+      return body(Single{});
+  }
+}
+
+template <class F>
+int64_t padded_inputs(int64_t inputs) {
+  return ceil_div(inputs, F::kAlign) * F::kAlign;
+}
+
+template <class F>
+int64_t steps_of(int64_t inputs) {
+  return padded_inputs<F>(inputs) / F::kPerStep;
+}
+
+template <class F>
+int64_t block_bytes_of(int64_t inputs) {
+  return steps_of<F>(inputs) * F::kStepBytes;
+}
+
+constexpr int64_t kPlainUnit = 256;  // of the formats without groups
+
+}  // namespace blazr

@@ -1,0 +1,180 @@
+// Activations in panels of a few rows, four bytes of each row side by side: [steps][rows]. For int8 and int4 they are
+// quantised to signed bytes per row and group on the way, by the group's greatest magnitude.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+
+#include "gemm_layout.h"
+
+namespace blazr {
+
+// Rows in panels; the sizes differ by at most one.
+struct Panels {
+  uint32_t* steps = nullptr;    // panel p from start(p) · depth: [depth][size(p)]
+  float* scales = nullptr;      // panel p from start(p) · units: [units][size(p)]
+  int32_t* offsets = nullptr;   // alike: what the weights' offset adds to the sum, negated
+  int64_t rows = 0, depth = 0, units = 0;
+  int64_t count = 0, base = 0, extra = 0;
+
+  Panels(int64_t rows_, int most, int64_t depth_, int64_t units_) : rows(rows_), depth(depth_), units(units_) {
+    count = ceil_div(rows, most);
+    base = count ? rows / count : 0;
+    extra = count ? rows % count : 0;
+  }
+  int64_t start(int64_t panel) const { return panel * base + std::min(panel, extra); }
+  int size(int64_t panel) const { return static_cast<int>(base + (panel < extra)); }
+  int64_t bytes() const { return rows * (depth * 4 + units * 8); }
+  void place(void* memory) {
+    steps = static_cast<uint32_t*>(memory);
+    scales = reinterpret_cast<float*>(steps + rows * depth);
+    offsets = reinterpret_cast<int32_t*>(scales + rows * units);
+  }
+};
+
+typedef int8_t vb __attribute__((vector_size(16)));
+
+// To the nearest whole number, ties to even; |x| at most 2^21.
+inline vi to_integers(vf x) {
+#ifdef __AVX512F__
+  return std::bit_cast<vi>(_mm512_maskz_cvtps_epi32(0xffff, std::bit_cast<__m512>(x)));
+#else
+  const vf magic = splat(12582912.0f);
+  return __builtin_convertvector((x + magic) - magic, vi);
+#endif
+}
+
+inline int32_t sum(vi values) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_epi32(std::bit_cast<__m512i>(values));
+#else
+  int32_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += values[lane];
+  return total;
+#endif
+}
+
+inline int32_t greatest_of(vi values) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_epi32(std::bit_cast<__m512i>(values));
+#else
+  int32_t found = values[0];
+  for (int lane = 1; lane < kLanes; ++lane) found = std::max(found, values[lane]);
+  return found;
+#endif
+}
+
+// The greatest magnitude; infinity and NaN, whose bits are the greatest, survive.
+template <typename T>
+inline float greatest_magnitude(const T* from, int64_t count) {
+  vi greatest = {};
+  int64_t i = 0;
+  auto take = [&](vf values) {
+    vi bits = std::bit_cast<vi>(values) & 0x7fffffff;
+    greatest = bits > greatest ? bits : greatest;
+  };
+  for (; i + kLanes <= count; i += kLanes) take(load(from + i));
+  if (i < count) take(load_part(from + i, count - i));
+  return std::bit_cast<float>(greatest_of(greatest));
+}
+
+constexpr int64_t kMostGroup = 4096;  // inputs
+constexpr float kTiny = 1e-30f;  // magnitudes below count as 0: their reciprocal would overflow
+
+// Words of `width` rows step by step: to[step][row]. There are sixteen pointers, those from `width` on to any such row.
+inline void interleave(const uint32_t* const* rows, int width, int64_t steps, uint32_t* to) {
+  if (width == 1) {
+    std::memcpy(to, rows[0], steps * sizeof *to);
+    return;
+  }
+  if constexpr (!kWide) {  // panels are too narrow for whole blocks
+    for (int row = 0; row < width; ++row)
+      for (int64_t step = 0; step < steps; ++step) to[step * width + row] = rows[row][step];
+    return;
+  }
+  const uint32_t* end = to + steps * width;
+  for (int64_t step = 0; step < steps; step += kLanes) {
+    vu block[kLanes];
+    const int64_t left = std::min<int64_t>(kLanes, steps - step);
+    if (left == kLanes) {
+      for (int row = 0; row < kLanes; ++row) std::memcpy(&block[row], rows[row] + step, sizeof block[row]);
+    } else {
+      for (int row = 0; row < kLanes; ++row) {
+        block[row] = vu{};
+        std::memcpy(&block[row], rows[row] + step, left * sizeof *to);
+      }
+    }
+    transpose(block);
+    for (int64_t i = 0; i < left; ++i, to += width) {
+      // What a whole vector writes too much, the next one writes over.
+      if (end - to >= kLanes)
+        std::memcpy(to, &block[i], sizeof block[i]);
+      else
+        std::memcpy(to, &block[i], width * sizeof *to);
+    }
+  }
+}
+
+struct QuantisedGroup {
+  float scale;
+  int32_t total;  // of the whole numbers
+};
+
+// Values of a row that share a scale to signed bytes, padded to a multiple of 16.
+template <typename T>
+inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to) {
+  const float greatest = greatest_magnitude(from, count);
+  const float inverse = greatest < kTiny ? 0.0f : 127.0f / greatest;
+  vi total = {};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const vf values = (i + kLanes <= count ? load(from + i) : load_part(from + i, count - i)) * inverse;
+    const vi whole = to_integers(values);
+    total += whole;
+    const vb bytes = __builtin_convertvector(whole, vb);
+    std::memcpy(to + i / 4, &bytes, sizeof bytes);
+  }
+  return {greatest < kTiny ? 0.0f : greatest / 127.0f, sum(total)};
+}
+
+// The rows of a panel into its place.
+template <class F, typename T>
+void fill_panel(const T* const* rows, const Matrix& w, const Panels& panels, int64_t panel) {
+  const int width = panels.size(panel);
+  uint32_t* steps = panels.steps + panels.start(panel) * panels.depth;
+  const uint32_t* words[kLanes];
+  if constexpr (F::kGrouped) {
+    float* scales = panels.scales + panels.start(panel) * panels.units;
+    int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
+    uint32_t quantised[F::kPanel * kMostGroup / 4];
+    const int64_t at_once = std::max<int64_t>(1, kMostGroup / 4 / w.unit), stride = at_once * w.unit / 4;
+    for (int row = 0; row < kLanes; ++row) words[row] = quantised + (row < width ? row : 0) * stride;
+    for (int64_t begin = 0; begin < panels.units; begin += at_once) {
+      const int64_t end = std::min(begin + at_once, panels.units);
+      for (int row = 0; row < width; ++row) {
+        for (int64_t unit = begin; unit < end; ++unit) {
+          const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
+          uint32_t* to = quantised + row * stride + (unit - begin) * w.unit / 4;
+          const auto [scale, total] = quantise_group(rows[row] + first, count, to);
+          scales[unit * width + row] = scale;
+          offsets[unit * width + row] = -F::kOffset * total;
+        }
+      }
+      // Groups are multiples of 16, so only the last one is padded.
+      const int64_t first = begin * w.unit, count = std::min(end * w.unit, w.inputs) - first;
+      interleave(words, width, padded_inputs<F>(count) / 4, steps + first / 4 * width);
+    }
+  } else {
+    constexpr int kPer = F::kPerStep;
+    const int64_t whole = w.inputs / kPer;
+    for (int row = 0; row < kLanes; ++row) words[row] = reinterpret_cast<const uint32_t*>(rows[row < width ? row : 0]);
+    interleave(words, width, whole, steps);
+    for (int row = 0; row < width && whole < panels.depth; ++row) {
+      T values[kPer] = {};
+      std::memcpy(values, rows[row] + whole * kPer, (w.inputs - whole * kPer) * sizeof(T));
+      std::memcpy(steps + whole * width + row, values, 4);
+    }
+  }
+}
+
+}  // namespace blazr

@@ -1,0 +1,192 @@
+// The sums of a panel with a block of weights, in registers.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "gemm_layout.h"
+
+namespace blazr {
+
+constexpr int64_t kAhead = 4096;  // bytes that a product with one row asks for in advance
+
+struct TileArgs {
+  const uint32_t* steps;    // of the panel, from its first step
+  const float* scales;
+  const int32_t* offsets;
+  int64_t depth;            // steps of the whole panel
+  const uint8_t* weights;   // of the block, from its first step
+  const bf16* weight_scales;
+  int64_t unit_begin, unit_end, unit_steps;
+  float* sums;              // [rows][32]
+  bool is_first;            // the sums start at 0
+  const uint8_t* ahead;     // what is read later, asked for in pieces, one a step
+  int64_t advance;          // bytes of a piece
+};
+
+inline vi splat_bits(uint32_t word) { return vi{} + static_cast<int32_t>(word); }
+
+// acc + Σ of four unsigned weights × four signed activations in each lane.
+inline vi dot_bytes(vi acc, vi weights, vi activations) {
+#ifdef __AVX512VNNI__
+  auto result = _mm512_dpbusd_epi32(
+      std::bit_cast<__m512i>(acc), std::bit_cast<__m512i>(weights), std::bit_cast<__m512i>(activations));
+  return std::bit_cast<vi>(result);
+#else
+  for (int shift = 0; shift < 32; shift += 8) acc += ((weights >> shift) & 255) * ((activations << (24 - shift)) >> 24);
+  return acc;
+#endif
+}
+
+inline vf fused_multiply_add(vf a, vf b, vf c) {
+#ifdef __AVX512F__
+  auto result =
+      _mm512_fmadd_ps(std::bit_cast<__m512>(a), std::bit_cast<__m512>(b), std::bit_cast<__m512>(c));
+  return std::bit_cast<vf>(result);
+#else
+  return a * b + c;
+#endif
+}
+
+// acc + Σ of two weights × two activations in each lane.
+inline vf dot_halves(vf acc, vi weights, vi activations) {
+#ifdef __AVX512BF16__
+  auto result = _mm512_dpbf16_ps(
+      std::bit_cast<__m512>(acc), std::bit_cast<__m512bh>(weights), std::bit_cast<__m512bh>(activations));
+  return std::bit_cast<vf>(result);
+#else
+  vi low_w = weights << 16, high_w = weights & ~0xffff, low_a = activations << 16, high_a = activations & ~0xffff;
+  acc = fused_multiply_add(std::bit_cast<vf>(low_w), std::bit_cast<vf>(low_a), acc);
+  return fused_multiply_add(std::bit_cast<vf>(high_w), std::bit_cast<vf>(high_a), acc);
+#endif
+}
+
+inline vi load_bits(const uint8_t* from) {
+  vi out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+// A step's weights of a product with one row, asked for in advance and as read once: they pass through the first cache
+// and, when they leave, don't push what the operators and Python between the products need out of the others.
+inline void ask_ahead(const uint8_t* weights) {
+  __builtin_prefetch(weights + kAhead, 0, 0);
+  __builtin_prefetch(weights + kAhead + 64, 0, 0);
+}
+
+// The same with several rows, for the second cache: the panels share what lies ahead, a piece of at most 128 bytes a step.
+template <int kSteps = 1>
+inline void ask_for(const uint8_t*& ahead, int64_t advance) {
+  __builtin_prefetch(ahead, 0, 2);
+  __builtin_prefetch(ahead + 64, 0, 2);
+  ahead += kSteps * advance;
+}
+
+// A group's integer sums of R rows.
+template <class F, int R>
+inline void add_group(
+    vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps, const uint8_t*& ahead, int64_t advance) {
+  constexpr bool kFour = F::kStepBytes == 64;
+  // Of one row, the sums of high nibbles are made where these lie, sixteen times too great: one shift for a whole
+  // group. Of several, it is the instructions of each row that count, and there are no registers for more sums.
+  constexpr bool kShiftSums = kFour && R == 1;
+  vi high_sums[kShiftSums ? R : 1][kVectors] = {};
+  for (int64_t step = 0; step < steps; step += kFour ? 2 : 1, a += kFour ? 2 * R : R, w += 128) {
+    if (R == 1)
+      ask_ahead(w);
+    else
+      ask_for<kFour ? 2 : 1>(ahead, advance);
+    vi values[kVectors], high[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      values[v] = load_bits(w + v * 64);
+      if constexpr (kFour) {
+        high[v] = kShiftSums ? values[v] & static_cast<int32_t>(0xf0f0f0f0) : (values[v] >> 4) & 0x0f0f0f0f;
+        values[v] &= 0x0f0f0f0f;
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const vi broadcast = splat_bits(a[r]);
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bytes(acc[r][v], values[v], broadcast);
+    }
+    if constexpr (kFour) {
+      for (int r = 0; r < R; ++r) {
+        const vi broadcast = splat_bits(a[R + r]);
+        for (int v = 0; v < kVectors; ++v) {
+          vi& sum = kShiftSums ? high_sums[r][v] : acc[r][v];
+          sum = dot_bytes(sum, high[v], broadcast);
+        }
+      }
+    }
+  }
+  if constexpr (kShiftSums) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) acc[r][v] += high_sums[r][v] >> 4;
+  }
+}
+
+// The sums of R rows (a panel's) with a block, over some units.
+template <class F, int R>
+void tile(const TileArgs& t) {
+  vf sums[R][kVectors];
+  if (t.is_first) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = splat(0);
+  } else {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = load(t.sums + r * kBlock + v * kLanes);
+  }
+  const uint8_t* ahead = t.ahead;
+  const int64_t advance = t.advance;
+  for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
+    const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
+    const uint32_t* a = t.steps + first * R;
+    const uint8_t* w = t.weights + first * F::kStepBytes;
+    if constexpr (F::kGrouped) {
+      vi acc[R][kVectors];
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = vi{} + t.offsets[unit * R + r];
+      if (last - first == F::kUsualSteps) {
+        add_group<F, R>(acc, a, w, F::kUsualSteps, ahead, advance);  // unrolled
+      } else {
+        add_group<F, R>(acc, a, w, last - first, ahead, advance);
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        const vf scale = load(t.weight_scales + unit * kBlock + v * kLanes);
+        for (int r = 0; r < R; ++r)
+          sums[r][v] = fused_multiply_add(
+              __builtin_convertvector(acc[r][v], vf), scale * t.scales[unit * R + r], sums[r][v]);
+      }
+    } else {
+      for (int64_t step = first; step < last; ++step, a += R, w += 128) {
+        if (R == 1)
+          ask_ahead(w);
+        else
+          ask_for(ahead, advance);
+        vi values[kVectors];
+        for (int v = 0; v < kVectors; ++v) values[v] = load_bits(w + v * 64);
+        for (int r = 0; r < R; ++r) {
+          const vi broadcast = splat_bits(a[r]);
+          for (int v = 0; v < kVectors; ++v) {
+            if constexpr (F::kPerStep == 2)
+              sums[r][v] = dot_halves(sums[r][v], values[v], broadcast);
+            else
+              sums[r][v] =
+                  fused_multiply_add(std::bit_cast<vf>(values[v]), std::bit_cast<vf>(broadcast), sums[r][v]);
+          }
+        }
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(t.sums + r * kBlock + v * kLanes, sums[r][v]);
+}
+
+template <class F, int R = F::kPanel>
+inline void tile_of(int rows, const TileArgs& t) {
+  if constexpr (R > 1) {
+    if (rows < R) return tile_of<F, R - 1>(rows, t);
+  }
+  tile<F, R>(t);
+}
+
+}  // namespace blazr
