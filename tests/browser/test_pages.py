@@ -406,6 +406,7 @@ def test_completion_is_deterministic_and_the_curl_line_says_the_same(page: Page,
 def test_stopping_frees_the_slot(page: Page, site: LiveServer) -> None:
     """The worker waits from its first words on: it would have written all of them before a hand could stop it."""
     worker = site.pid_of("worker")
+    held: list[int] = []
 
     def hold_the_worker(socket: WebSocketRoute) -> None:
         server = socket.connect_to_server()
@@ -417,7 +418,9 @@ def test_stopping_frees_the_slot(page: Page, site: LiveServer) -> None:
             server.send(json.dumps(frame))
 
         def answer(message: str | bytes) -> None:
-            os.kill(worker, signal.SIGSTOP)
+            if json.loads(message)["type"] == "chunk" and not held:
+                held.append(worker)
+                os.kill(worker, signal.SIGSTOP)
             socket.send(message)
 
         socket.on_message(forward)
