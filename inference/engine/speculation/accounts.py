@@ -31,6 +31,9 @@ DEBT = 3.0
 
 TRIAL_LENGTH = 2
 """Guesses of each request in a step that finds out."""
+HOPE = 1 / 3
+"""Where the odds of guesses that weren't made are known, a trial is only about what a step costs: it is worth while if
+guesses would pay at this share of what is believed."""
 FIRST_LENGTH = 3
 """Most guesses of each request while nobody knows what they cost at this number of requests."""
 
@@ -76,14 +79,22 @@ class Accounts:
         is_adaptive: False: everybody always guesses as far as possible.
         priors: What is assumed at first of each kind of guess.
         replays: After a wrong guess the tokens before it are computed again (``rollback``).
+        has_hindsight: ``note_hindsight`` tells of guesses that weren't made.
     """
 
     def __init__(
-        self, num_tokens: int, *, is_adaptive: bool, priors: Sequence[float] = (0.5,), replays: bool = False
+        self,
+        num_tokens: int,
+        *,
+        is_adaptive: bool,
+        priors: Sequence[float] = (0.5,),
+        replays: bool = False,
+        has_hindsight: bool = False,
     ) -> None:
         self._most = num_tokens
         self._is_adaptive = is_adaptive
         self._replays = replays
+        self._has_hindsight = has_hindsight
         self._balance = 0.0
         self._fund = FUND
         self._goal = 0.0
@@ -105,21 +116,41 @@ class Accounts:
         # A wrong guess of a recurrent model makes the next step longer as well.
         failing = per_row + fixed / len(candidates) if self._replays and candidates else 0.0
         most = self._most if self._costs.is_known(num_requests) else min(FIRST_LENGTH, self._most)
+        lengths, value = self._best_lengths(candidates, most, fixed, per_row, failing)
+        if value > 0 and self._balance > -DEBT:
+            self._is_trial = False
+            return lengths
+        lengths = [min(TRIAL_LENGTH, candidate.most) for candidate in candidates]
+        self._goal = fixed + sum(lengths) * per_row + len(candidates) * failing
+        if self._goal > self._fund or not self._may_teach(candidates, most, fixed, per_row, failing):
+            return [0] * len(candidates)
+        self._is_trial = True
+        return lengths
+
+    def _best_lengths(
+        self, candidates: Sequence[Candidate], most: int, fixed: float, per_row: float, failing: float
+    ) -> tuple[list[int], float]:
+        """The lengths that are expected to bring most, and what the step brings then."""
         lengths, value = [], -fixed
         for candidate in candidates:
             holds = self._odds.of(candidate.record, candidate.kind)
             length, worth = _best_length(holds, min(most, candidate.most), per_row, failing)
             lengths.append(length)
             value += worth
-        if value > 0 and self._balance > -DEBT:
-            self._is_trial = False
-            return lengths
-        lengths = [min(TRIAL_LENGTH, candidate.most) for candidate in candidates]
-        self._goal = fixed + sum(lengths) * per_row + len(candidates) * failing
-        if self._goal > self._fund:
-            return [0] * len(candidates)
-        self._is_trial = True
-        return lengths
+        return lengths, value
+
+    def _may_teach(
+        self, candidates: Sequence[Candidate], most: int, fixed: float, per_row: float, failing: float
+    ) -> bool:
+        """Whether a trial could show that guesses pay."""
+        if not self._has_hindsight:
+            return True
+        return self._best_lengths(candidates, most, HOPE * fixed, HOPE * per_row, HOPE * failing)[1] > 0
+
+    def note_hindsight(self, record: Record, kind: int, num_guessed: int, num_accepted: int) -> None:
+        """Guesses that weren't made would have held so far; see ``Hindsight``."""
+        if self._is_adaptive:
+            self._odds.note_hindsight(record, kind, num_guessed, num_accepted)
 
     def may_read(self, candidate: Candidate, num_tokens: int, num_requests: int) -> bool:
         """Whether the proposer may read the text of a request, in a step that generates for so many.

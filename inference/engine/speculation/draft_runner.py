@@ -20,7 +20,7 @@ from inference.engine.running_request import Request
 from inference.engine.sampler import Sampler
 from inference.engine.sampling_state import SamplingState
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
-from inference.engine.speculation.proposer import Guesses
+from inference.engine.speculation.proposer import Guesses, Hindsight
 from inference.engine.speculation.rollback import Rollback
 from inference.engine.state_manager import StateManager
 from inference.errors import BlazrError
@@ -71,6 +71,7 @@ class DraftRunner:
     """
 
     priors: Sequence[float] = (0.7,)
+    has_hindsight = False
 
     def __init__(self, draft: DraftModel, num_tokens: int) -> None:
         config = replace(draft.config, prefix_cache=False)
@@ -173,6 +174,10 @@ class DraftRunner:
         taken = self._num_read, self._reading_s
         self._num_read, self._reading_s = 0, 0.0
         return taken
+
+    def take_hindsight(self) -> Sequence[Hindsight]:
+        """None: what this model would have guessed is only known when it is asked."""
+        return ()
 
     def _release(self, request: Request) -> None:
         follower = self._followers.pop(request, None)

@@ -45,6 +45,30 @@ class NgramIndex:
             self._found = (len(tokens), *self._best(tokens))
         return self._found[2]
 
+    def hindsight(self, tokens: Sequence[int]) -> tuple[int, int, int]:
+        """What a guess at the last search would have been worth; for each search once, before the next.
+
+        Args:
+            tokens: As ``agreement`` takes them.
+
+        Returns:
+            Tokens that agreed, tokens that came since, and how many of these the guess had right before its first
+            wrong one. The first two are 0 if there was no guess, or nothing came.
+        """
+        searched, end, agreed = self._found
+        num_new = len(tokens) - searched
+        if not agreed or num_new <= 0:
+            return 0, 0, 0
+        held = 0
+        # Behind the end of what was searched, tokens[end + held] is a token that held: its period goes on.
+        while held < num_new and tokens[end + held] == tokens[searched + held]:
+            held += 1
+        return agreed, num_new, held
+
+    def forget_search(self) -> None:
+        """The last search was put to use: ``hindsight`` has nothing to say of it."""
+        self._found = (0, 0, 0)
+
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """Guess what follows.
 

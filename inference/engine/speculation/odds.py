@@ -2,7 +2,8 @@
 
 Guesses come in kinds (``Proposer.kind_of``): an agreement of twelve tokens promises more than one of two. What a kind
 has been worth in this engine is where each request begins; its own guesses soon count for more, and are forgotten as
-its text goes on.
+its text goes on. A guess that was only looked at, and compared with the token that came, counts like one that was
+verified.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ KIND_WEIGHT = 1.0
 RUN_MEMORY = 0.6
 RECORD_MEMORY = 0.98
 """Weight of a request's guesses before, for each further run of them and for each token that its text has gone on."""
+HINDSIGHT_MEMORY = 0.85
+"""The same for each guess that wasn't made: they come one by one, and three that hold by chance aren't a text that
+repeats itself."""
 
 
 @dataclass(slots=True)
@@ -81,9 +85,19 @@ class Odds:
 
     def note(self, record: Record, kind: int, num_guessed: int, num_accepted: int) -> None:
         """A run of guesses was verified."""
+        self._note(record, kind, num_guessed, num_accepted, RUN_MEMORY)
+
+    def note_hindsight(self, record: Record, kind: int, num_guessed: int, num_accepted: int) -> None:
+        """A run of guesses wasn't made, and so many would have held."""
+        keep = HINDSIGHT_MEMORY ** min(num_guessed, num_accepted + 1)
+        self._note(record, kind, num_guessed, num_accepted, keep)
+
+    def _note(self, record: Record, kind: int, num_guessed: int, num_accepted: int, keep: float) -> None:
         known = self._kinds[kind]
         known.fade(KIND_MEMORY ** min(num_guessed, num_accepted + 1))
         known.note(num_guessed, num_accepted)
-        own = record.tallies.setdefault(kind, Tally())
-        own.fade(RUN_MEMORY)
+        own = record.tallies.get(kind)
+        if own is None:
+            own = record.tallies[kind] = Tally()
+        own.fade(keep)
         own.note(num_guessed, num_accepted)

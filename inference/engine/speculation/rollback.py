@@ -37,6 +37,10 @@ class Rollback:
         self._access = access
         self._free = list(range(first_slot, first_slot + num_slots))
         self._saved: dict[Request, tuple[int, int]] = {}
+        # Memory that nobody has written to is slow once (tens of ms a slot, where the state is large), and the first
+        # verification would hold all requests up for it.
+        for spare in self._free:
+            access.copy_slot(0, spare)
 
     @property
     def num_free(self) -> int:

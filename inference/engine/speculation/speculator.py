@@ -54,7 +54,11 @@ class Speculator:
         self._rollback = rollback
         self._clock = clock
         self._accounts = Accounts(
-            self._most, is_adaptive=options.is_adaptive, priors=proposer.priors, replays=rollback is not None
+            self._most,
+            is_adaptive=options.is_adaptive,
+            priors=proposer.priors,
+            replays=rollback is not None,
+            has_hindsight=proposer.has_hindsight,
         )
         self._of: dict[Request, Record] = {}
         self._started = 0.0
@@ -191,6 +195,8 @@ class Speculator:
             candidates[request] = Candidate(record, kind, most)
             if len(candidates) == self._max_requests:
                 break
+        for seen in self._proposer.take_hindsight():
+            self._accounts.note_hindsight(self._record(seen.request), seen.kind, seen.num_guessed, seen.num_accepted)
         return self._choose(candidates, len(decoding))
 
     def _choose(self, candidates: dict[Request, Candidate], num_decoding: int) -> dict[Request, int]:

@@ -32,6 +32,7 @@ class Oracle:
 
     state_bytes = 0
     priors = (0.5,)
+    has_hindsight = False
 
     def __init__(self, outputs: Mapping[str, Sequence[int]], vocab_size: int, seed: int = 0) -> None:
         self.outputs = outputs
@@ -73,6 +74,9 @@ class Oracle:
 
     def take_reading(self):
         return 0, 0.0
+
+    def take_hindsight(self):
+        return ()
 
 
 class SlowStart(Oracle):
@@ -116,6 +120,7 @@ def with_oracle(engine: Engine, oracle: Oracle) -> Engine:
     """The engine with another proposer."""
     assert engine._speculator is not None
     engine._speculator._proposer = oracle
+    engine._speculator._accounts._has_hindsight = oracle.has_hindsight
     return engine
 
 

@@ -272,6 +272,29 @@ def test_prompts_that_cost_more_than_guesses_bring_are_left_unread():
     assert len(oracle._known) == 12
 
 
+@pytest.mark.parametrize("kind", ["paged", "hybrid"])
+def test_hindsight_finds_a_text_that_repeats_itself_and_costs_others_no_row(kind):
+    few = dict.fromkeys(range(3, 9), 100.0)
+    letters = [
+        request(f"l{number}", [3, 4, 5, number], max_tokens=56, temperature=2.0, seed=number, logit_bias=few)
+        for number in range(12)
+    ]
+    loop = request("s", [3, 4, 5], max_tokens=50, logit_bias={9: 100.0})
+    plain = make_engine(kind)
+    wanted = facts(run(plain, *letters)) | without(kind, [loop])
+    engine = fake_engine(kind, options=SpeculativeOptions("ngram"))
+    clock, accounts = iter(range(1 << 20)), engine._speculator._accounts
+    engine._speculator._clock = lambda: next(clock)
+    found = facts(run(engine, *letters))
+    assert accounts._odds._kinds[0].num_tried > 12, "they were looked at"
+    assert engine.stats().speculation.num_proposed == 0
+    assert engine.stats().num_computed_tokens == plain.stats().num_computed_tokens
+    accounts._fund = 0.0
+    found |= facts(run(engine, loop))
+    assert engine.stats().speculation.num_accepted > 12
+    assert found == wanted
+
+
 def test_the_draft_model_says_what_it_has_read():
     engine = fake_engine("hybrid", draft_kind="hybrid", options=always("draft"))
     proposer, readings = engine._speculator._proposer, []

@@ -21,11 +21,12 @@ class Machine:
         fixed, row_cost: Of a step that verifies and of each of its rows, in plain steps of one request.
         acceptance: Probability that a guess holds.
         replays: A run that breaks makes the next step longer by as much again as one guess.
+        has_hindsight: A request that doesn't guess is told whether it would have been right.
     """
 
-    def __init__(self, accounts, row_cost, acceptance, *, fixed=0.0, replays=False, seed=0):
+    def __init__(self, accounts, row_cost, acceptance, *, fixed=0.0, replays=False, has_hindsight=False, seed=0):
         self.accounts, self.fixed, self.row_cost, self.acceptance = accounts, fixed, row_cost, acceptance
-        self.replays = replays
+        self.replays, self.has_hindsight = replays, has_hindsight
         self.rng = random.Random(seed)
         self.seconds = self.num_tokens = self.num_guesses = 0
 
@@ -52,6 +53,8 @@ class Machine:
                 if num_rows:
                     verified.append(Verified(record, 0, num_rows, length, held))
                 rows += num_rows
+                if self.has_hindsight and not length and self.accounts.is_open_for(len(records)):
+                    self.accounts.note_hindsight(record, 0, 1, self.rng.random() < self.acceptance)
             seconds = 1 + (self.fixed + self.row_cost * rows if rows else 0)
             self.accounts.settle(records, verified, seconds, is_pure=True)
             self.seconds += seconds
@@ -68,13 +71,16 @@ class Machine:
 # --- what they lose and win --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("has_hindsight", [False, True])
 @pytest.mark.parametrize("prior", [0.3, 0.95])
 @pytest.mark.parametrize("replays", [False, True])
 @pytest.mark.parametrize(("fixed", "row_cost"), [(0.0, 0.05), (0.4, 0.1), (0.0, 1.0), (4.0, 0.02)])
 @pytest.mark.parametrize("num_requests", [1, 8, 32])
-def test_text_that_cannot_be_guessed_costs_little_however_dear_a_row_is(prior, replays, fixed, row_cost, num_requests):
-    accounts = Accounts(8, is_adaptive=True, priors=(prior,), replays=replays)
-    machine = Machine(accounts, row_cost / num_requests, 0.0, fixed=fixed, replays=replays)
+def test_text_that_cannot_be_guessed_costs_little_however_dear_a_row_is(
+    prior, replays, has_hindsight, fixed, row_cost, num_requests
+):
+    accounts = Accounts(8, is_adaptive=True, priors=(prior,), replays=replays, has_hindsight=has_hindsight)
+    machine = Machine(accounts, row_cost / num_requests, 0.0, fixed=fixed, replays=replays, has_hindsight=has_hindsight)
     for _ in range(3):
         machine.generate(160, num_requests)
         assert machine.gain > 0.95
@@ -90,6 +96,40 @@ def test_text_that_can_be_guessed_is(row_cost, least, num_requests):
     for _ in range(5):
         machine.generate(200, num_requests)
     assert machine.gain > least
+
+
+@pytest.mark.parametrize(("num_requests", "replays"), [(1, True), (8, False), (8, True)])
+def test_guesses_that_would_have_been_wrong_are_known_without_a_trial(num_requests, replays):
+    accounts = Accounts(8, is_adaptive=True, priors=(0.3,), replays=replays, has_hindsight=True)
+    machine = Machine(accounts, 0.1, 0.1, fixed=0.5, replays=replays, has_hindsight=True)
+    machine.generate(40, num_requests)
+    machine.num_guesses = 0
+    machine.generate(600, num_requests)
+    assert machine.num_guesses == 0
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+@pytest.mark.parametrize("replays", [False, True])
+def test_guesses_that_would_have_held_are_made_soon_and_without_the_fund(num_requests, replays):
+    accounts = Accounts(8, is_adaptive=True, priors=(0.3,), replays=replays, has_hindsight=True)
+    machine = Machine(accounts, 0.1, 0.1, fixed=0.5, replays=replays, has_hindsight=True)
+    records = [Record() for _ in range(num_requests)]
+    machine.generate(100, records=records)
+    accounts._fund, machine.acceptance, machine.num_guesses = 0.0, 1.0, 0
+    machine.generate(20, records=records)
+    assert machine.num_guesses > 0
+
+
+def test_hindsight_does_not_end_the_trials_that_may_pay():
+    """What a step costs is believed to be too much; it isn't tried for guesses that are mostly wrong."""
+    for holds, is_tried in [(0.9, True), (0.05, False)]:
+        accounts = Accounts(8, is_adaptive=True, priors=(holds,), has_hindsight=True)
+        Machine(accounts, 0.1, 0.0).generate(FIRST_SAMPLES)
+        accounts._costs.add(1, 2, 1.0)
+        for _ in range(20):
+            accounts._costs.add(1, 2, 4.0)
+        accounts._fund = 100.0
+        assert (accounts.lengths([Candidate(Record(), 0, 8)], 1) != [0]) == is_tried
 
 
 def test_what_a_step_costs_once_is_shared_by_all_who_guess():
@@ -253,6 +293,18 @@ def test_a_request_counts_for_more_than_its_kind_and_is_forgotten_as_it_goes_on(
     assert after < odds.of(record, 0) < odds.of(Record(), 0)
     record.grow(600)
     assert odds.of(record, 0) == pytest.approx(odds.of(Record(), 0), rel=0.01)
+
+
+def test_guesses_that_were_not_made_count_like_those_that_were_and_chance_says_less():
+    odds, record = Odds((0.3,)), Record()
+    made, own = Odds((0.3,)), Record()
+    for num_accepted in (0,) * 8 + (1,) * 3:
+        odds.note_hindsight(record, 0, 1, num_accepted)
+        made.note(own, 0, 1, num_accepted)
+    assert odds.of(Record(), 0) == made.of(Record(), 0)
+    assert odds.of(record, 0) < 0.5 < made.of(own, 0)
+    odds.note_hindsight(record, 0, 12, 12)
+    assert odds.of(record, 0) > 0.9
 
 
 def test_guesses_behind_a_wrong_one_say_nothing():

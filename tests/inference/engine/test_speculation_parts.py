@@ -9,13 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference.engine.running_request import Request
 from inference.engine.sampler import SampledToken, Sampler
 from inference.engine.sampling_state import SamplingState
 from inference.engine.speculation.acceptance import agreed_run, states_along
 from inference.engine.speculation.ngram import MAX_CANDIDATES, MAX_MATCH, NgramIndex
+from inference.engine.speculation.proposer import Hindsight, NgramProposer
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.sampling_params import SamplingParams
 from inference.speculative_options import SpeculativeOptions
+from tests.inference.engine.fakes import request
 
 # --- options -----------------------------------------------------------------------------------
 
@@ -106,6 +109,50 @@ def test_the_index_finds_what_a_search_finds_however_the_text_grew(tokens, width
         assert index.propose(tokens[:length], count) == slow_guess(tokens[:length], width, count)
         length = min(len(tokens), length + more)
     assert index.propose(tokens, count) == slow_guess(tokens, width, count)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 2), min_size=30, max_size=60),
+    width=st.integers(1, 4),
+    grown=st.lists(st.integers(1, 6), min_size=1, max_size=20),
+)
+def test_hindsight_is_what_a_search_before_would_have_had_right(tokens, width, grown):
+    index = NgramIndex(width)
+    assert index.hindsight(tokens) == (0, 0, 0)
+    length = 1
+    index.agreement(tokens[:length])
+    for more in grown:
+        known, length = length, min(len(tokens), length + more)
+        guesses = slow_guess(tokens[:known], width, length - known)
+        right = [guess == token for guess, token in zip(guesses, tokens[known:length], strict=False)]
+        agreed, num_new, held = index.hindsight(tokens[:length])
+        assert bool(agreed) == bool(guesses)
+        assert (num_new, held) == (len(guesses), [*right, False].index(False))
+        index.agreement(tokens[:length])
+        assert index.hindsight(tokens[:length]) == (0, 0, 0), "nothing came"
+
+
+def test_the_proposer_tells_only_of_guesses_that_nobody_asked_for():
+    proposer = NgramProposer(2)
+    params = SamplingParams()
+    first, second = (
+        Request(source, 0, 20, frozenset(), [1, 2, 3, 1, 2], SamplingState(params, [], [1, 2, 3, 1, 2], []))
+        for source in (request("a", [1, 2, 3, 1, 2]), request("b", [1, 2, 3, 1, 2]))
+    )
+    assert [proposer.kind_of(first), proposer.kind_of(second)] == [0, 0]
+    assert proposer.take_hindsight() == []
+    assert proposer.propose({second: 2}) == {second: [3, 1]}
+    for running in (first, second):
+        running.token_ids += [3, 1, 9]
+        assert proposer.kind_of(running) is None
+    assert proposer.take_hindsight() == [Hindsight(first, 0, 3, 2)]
+    assert proposer.take_hindsight() == []
+    first.token_ids += [5, 1, 2, 3, 1]
+    assert proposer.kind_of(first) == 1
+    first.token_ids.append(8)
+    proposer.kind_of(first)
+    assert proposer.take_hindsight() == [Hindsight(first, 1, 1, 0)]
 
 
 @pytest.mark.parametrize(
