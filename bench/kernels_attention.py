@@ -1,26 +1,31 @@
 """Attention between its projections, one layer: the native kernels against the PyTorch form that defines them.
 
     python -m bench.kernels_attention [--shapes 135m,1b] [--dtype bfloat16] [--cases decode,prefill] [--no-before]
+        [--decodes 32x128,32x512] [--cold]
 
 Each line: milliseconds of the PyTorch form and of the native one, their ratio, and the native one's bytes or
 operations per second: of the keys and values that a decoding step must read, as a share of the read bandwidth that was
 measured just before; of a prefill's products, as a share of the rate of a large matrix product. Small contexts fit the
-caches, so their share of the memory's bandwidth can exceed 1.
+caches, so their share of the memory's bandwidth can exceed 1. With ``--cold`` decodes are also timed over as many
+layers' keys and values in turn as no cache holds, as a model's step reads them; rate and share are then of that time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.mla import MultiHeadLatentAttention
+from inference.modelling.mapped import mapped_zeros
 from inference.modelling.spec import AttentionSpec, MLASpec, NormSpec, RopeSpec
 from inference.native import library
 
@@ -38,6 +43,8 @@ DECODES = ((1, 128), (1, 1024), (1, 4096), (8, 128), (32, 128), (32, 512), (32, 
 """(sequences, context)."""
 PREFILLS = ((512, 0), (4096, 0), (20, 1000))
 """(new tokens, tokens before)."""
+COLD_BYTES = 256 << 20
+"""Keys and values that are read before a layer's turn comes again; far beyond the last cache."""
 
 
 def median_ms(call: Callable[[], object], budget_s: float = 0.6) -> float:
@@ -94,23 +101,36 @@ def make_batch(decodes: int, context: int, chunk: tuple[int, int] | None) -> tup
     return batch, (sum(blocks) + 1) * BLOCK
 
 
+def make_states(spec: AttentionSpec | MLASpec, layers: int, slots: int, dtype: torch.dtype) -> Iterator[LayerState]:
+    """The same random keys and values for each of some layers, in memory like the engine's; the layers in turns."""
+    parts = {part.name: mapped_zeros((layers, slots, *part.shape), dtype) for part in spec.state()}
+    for part in parts.values():
+        part.copy_(torch.randn(part.shape[1:]).to(dtype))
+    return itertools.cycle([{name: part[layer] for name, part in parts.items()} for layer in range(layers)])
+
+
 def make_calls(
-    name: str, batch: ForwardBatch, slots: int, dtype: torch.dtype
+    name: str, batch: ForwardBatch, states: Iterator[LayerState], dtype: torch.dtype
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """The PyTorch form and the native one of a shape's layer over a step."""
     spec, hidden_size = SHAPES[name], HIDDEN[name]
-    state: LayerState = {part.name: torch.randn(slots, *part.shape).to(dtype) for part in spec.state()}
     if isinstance(spec, AttentionSpec):
         layer = Attention(spec, hidden_size)
         joint = torch.randn(batch.num_tokens, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim).to(dtype)
-        return (lambda: layer.reference(joint, batch, state)), (lambda: layer._native(joint, batch, state))
+        return (
+            lambda: layer.reference(joint, batch, next(states)),
+            lambda: layer._native(joint, batch, next(states)),
+        )
     latent = MultiHeadLatentAttention(spec, hidden_size).to(dtype)
     for value in latent.parameters():
         torch.nn.init.normal_(value, std=0.05)
     hidden = torch.randn(batch.num_tokens, hidden_size).to(dtype)
-    rows = latent.kv_a_proj(hidden), batch, state
+    rows = latent.kv_a_proj(hidden), batch
     queries = latent._queries(hidden)
-    return (lambda: latent.reference(*queries, *rows)), (lambda: latent._native(*queries, *rows))
+    return (
+        lambda: latent.reference(*queries, *rows, next(states)),
+        lambda: latent._native(*queries, *rows, next(states)),
+    )
 
 
 def work_of(spec: AttentionSpec | MLASpec, dtype: torch.dtype, case: tuple[int, int], prefill: bool) -> float:
@@ -137,6 +157,8 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--cases", default="decode,prefill")
     parser.add_argument("--no-before", action="store_true", help="leave the PyTorch form out")
+    parser.add_argument("--decodes", default=",".join(f"{count}x{context}" for count, context in DECODES))
+    parser.add_argument("--cold", action="store_true", help="time decodes over layers that no cache holds, too")
     options = parser.parse_args()
     if not library.is_available():
         sys.stderr.write("There are no native kernels; build them with: python -m inference.native.build\n")
@@ -146,21 +168,26 @@ def main() -> int:
     write = sys.stdout.write
     write(f"{torch.get_num_threads()} threads, {options.dtype}; measured here: {bandwidth / 1e9:.1f} GB/s read, ")
     write(f"{rate / 1e9:.0f} GFLOP/s of a matrix product\n")
-    write("shape          case                  PyTorch ms  native ms  ratio  rate           share\n")
+    write("shape          case                  PyTorch ms  native ms  ratio  cold ms  rate           share\n")
     cases = options.cases.split(",")
+    decodes = [tuple(map(int, case.split("x"))) for case in options.decodes.split(",")]
     with torch.inference_mode():
         for name in options.shapes.split(","):
-            for kind, entries in (("decode", DECODES), ("prefill", PREFILLS)):
+            for kind, entries in (("decode", decodes), ("prefill", PREFILLS)):
                 for case in entries if kind in cases else ():
                     prefill = kind == "prefill"
                     batch, slots = make_batch(0, 0, case) if prefill else make_batch(*case, None)
-                    plain, native = make_calls(name, batch, slots, dtype)
+                    plain, native = make_calls(name, batch, make_states(SHAPES[name], 1, slots, dtype), dtype)
                     after = median_ms(native)
                     before = float("nan") if options.no_before else median_ms(plain)
-                    per_s = work_of(SHAPES[name], dtype, case, prefill) / after * 1e3
+                    work, cold = work_of(SHAPES[name], dtype, case, prefill), float("nan")
+                    if options.cold and not prefill:
+                        states = make_states(SHAPES[name], min(512, -(-COLD_BYTES // int(work))), slots, dtype)
+                        cold = median_ms(make_calls(name, batch, states, dtype)[1])
+                    per_s = work / (after if math.isnan(cold) else cold) * 1e3
                     label = f"{kind} {case[0]} after {case[1]}" if prefill else f"{kind} {case[0]} x {case[1]}"
                     unit, limit = ("GFLOP/s", rate) if prefill else ("GB/s", bandwidth)
-                    write(f"{name:<14} {label:<20} {before:>11.3f} {after:>10.4f} {before / after:>6.1f}")
+                    write(f"{name:<14} {label:<20} {before:>11.3f} {after:>10.4f} {before / after:>6.1f} {cold:>8.4f}")
                     write(f"  {per_s / 1e9:>6.1f} {unit:<7} {per_s / limit:>6.2f}\n")
                     sys.stdout.flush()
     return 0

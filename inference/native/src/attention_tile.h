@@ -137,15 +137,33 @@ inline vu load_row_units(const T* from, int64_t left_values) {
   return std::bit_cast<vu>(values);
 }
 
+// Where nothing is done beside.
+struct Nothing {
+  void operator()() const {}
+};
+
 // Keys of a block to [unit][64 keys]; rows beyond `count` are not packed further than the sixteen of their vector.
-template <typename T>
-inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* to) {
+// `beside()` is called with each 128 bytes.
+template <typename T, typename Beside = Nothing>
+inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* to, Beside&& beside = {}) {
   const int64_t values_each = kPairs<T> ? 2 * kLanes : kLanes, units = units_of<T>(width);
   for (int key = 0; key < count; key += kLanes) {
     const int there = std::min(kLanes, count - key);
     for (int64_t unit = 0, at = 0; at < width; unit += kLanes, at += values_each) {
-      vu block[kLanes] = {};
-      for (int i = 0; i < there; ++i) block[i] = load_row_units(rows[key + i] + at, width - at);
+      vu block[kLanes];
+      if (there == kLanes && width - at >= values_each) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          block[i] = load_row_units(rows[key + i] + at, values_each);
+          if (i % 2) beside();
+        }
+      } else {
+        std::fill_n(block, kLanes, vu{});
+        for (int i = 0; i < there; ++i) {
+          block[i] = load_row_units(rows[key + i] + at, width - at);
+          if (i % 2) beside();
+        }
+      }
       transpose(block);
       const int64_t wanted = std::min<int64_t>(kLanes, units - unit);
       for (int64_t i = 0; i < wanted; ++i) store_units(to + (unit + i) * kKeys + key, block[i]);
@@ -153,17 +171,43 @@ inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* 
   }
 }
 
-// Values of a block to [key unit][padded columns].
-template <typename T>
-inline void pack_values(const T* const* rows, int count, int64_t width, int64_t padded, uint32_t* to) {
+#ifdef __AVX512BF16__
+// 32 values of two rows to 32 units: the first row's in the lower halves.
+inline void store_pairs(const bf16* low, const bf16* high, uint32_t* to) {
+  typedef uint16_t vw __attribute__((vector_size(64)));
+  vw first, second;
+  std::memcpy(&first, low, sizeof first);
+  std::memcpy(&second, high, sizeof second);
+  const vw begin = __builtin_shufflevector(
+      first, second, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45,
+      14, 46, 15, 47);
+  const vw end = __builtin_shufflevector(
+      first, second, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28,
+      60, 29, 61, 30, 62, 31, 63);
+  store_units(to, std::bit_cast<vu>(begin));
+  store_units(to + kLanes, std::bit_cast<vu>(end));
+}
+#endif
+
+// Values of a block to [key unit][padded columns]. `beside()` is called with each 128 bytes.
+template <typename T, typename Beside = Nothing>
+inline void pack_values(
+    const T* const* rows, int count, int64_t width, int64_t padded, uint32_t* to, Beside&& beside = {}) {
   if constexpr (kPairs<T>) {
     for (int key = 0; key < count; key += 2) {
-      for (int64_t at = 0; at < width; at += kLanes) {
+      const T *low_row = rows[key], *high_row = key + 1 < count ? rows[key + 1] : nullptr;
+      int64_t at = 0;
+#ifdef __AVX512BF16__
+      for (; high_row != nullptr && at + 2 * kLanes <= width; at += 2 * kLanes) {
+        store_pairs(low_row + at, high_row + at, to + at);
+        beside();
+      }
+#endif
+      for (; at < width; at += kLanes) {
         const int64_t left = width - at;
-        const T *low_row = rows[key] + at, *high_row = key + 1 < count ? rows[key + 1] + at : nullptr;
         // A bfloat16 is the upper half of its float32: two of them are one unit.
-        vf low = left >= kLanes ? load(low_row) : load_part(low_row, left);
-        vf high = high_row == nullptr ? splat(0) : left >= kLanes ? load(high_row) : load_part(high_row, left);
+        vf low = left >= kLanes ? load(low_row + at) : load_part(low_row + at, left);
+        vf high = high_row == nullptr ? splat(0) : left >= kLanes ? load(high_row + at) : load_part(high_row + at, left);
         store_units(to + at, (std::bit_cast<vu>(low) >> 16) | std::bit_cast<vu>(high));
       }
       to += padded;
@@ -174,6 +218,7 @@ inline void pack_values(const T* const* rows, int count, int64_t width, int64_t 
         const int64_t left = width - at;
         vf values = left >= kLanes ? load(rows[key] + at) : load_part(rows[key] + at, left);
         store_units(to + at, std::bit_cast<vu>(values));
+        if (key % 2) beside();
       }
   }
 }

@@ -1,0 +1,137 @@
+// Where the keys and values of a step's tokens lie, and a thread's way through them ahead of its arithmetic.
+#pragma once
+
+#include "attention.h"
+#include "attention_plan.h"
+
+namespace blazr {
+
+// One step's operands.
+template <typename T>
+struct Operands {
+  const T *query, *key, *value;
+  T* out;
+  const int64_t* slots;
+  CacheView keys, values;
+  Shape shape;
+  ScoreRule rule;
+  float* partial;  // rows of (padded) values, then total, then highest
+
+  int64_t partial_stride() const { return shape.padded + kLanes; }
+};
+
+// Where the keys and values of a block lie.
+template <typename T>
+struct Rows {
+  const T *key[kKeys], *value[kKeys];
+  int count;
+};
+
+// The rows of the block from `first`, of the item's head.
+template <typename T>
+Rows<T> find_rows(const Operands<T>& on, const Item& item, int64_t first) {
+  Rows<T> rows;
+  rows.count = static_cast<int>(std::min<int64_t>(kKeys, item.stop_key - first));
+  const int64_t* slots = on.slots + item.slots + first;
+  for (int i = 0; i < rows.count; ++i) {
+    const int64_t slot = slots[i];
+    TORCH_CHECK_INDEX(slot >= 0 && slot < on.keys.slots, "attention: slot ", slot, " of a cache with ", on.keys.slots);
+    rows.key[i] = on.key + slot * on.keys.slot_stride + item.head * on.keys.head_stride;
+    rows.value[i] = on.value + slot * on.values.slot_stride + item.head * on.values.head_stride;
+  }
+  return rows;
+}
+
+// A thread's way through memory, a block of tokens before its arithmetic: tokens in the order of its tasks, of each the
+// rows of the task's heads, which lie side by side. What comes next is asked for by two lines, with each two that are
+// packed: bursts would fill all that a processor can wait for at once.
+template <typename T>
+class Ahead {
+ public:
+  // The thread begins a task. `call` is a number of its own for each call of the operator; `goes_on`: the tasks after
+  // this one will most likely be this thread's, too.
+  void begin(const Operands<T>& on, const Plan& plan, int64_t task, uint64_t call, bool goes_on) {
+    const bool is_next = call == call_ && task == next_ && !is_over_;
+    next_ = task + 1;
+    if (is_next) return;
+    on_ = &on;
+    plan_ = &plan;
+    call_ = call;
+    last_ = goes_on ? static_cast<int64_t>(plan.tasks.size()) - 1 : task;
+    is_over_ = false;
+    at_ = end_ = nullptr;
+    value_ = nullptr;
+    asked_ = 0;
+    wanted_ = kKeys;
+    enter(task);
+    finish();
+  }
+
+  // `count` tokens are about to be packed.
+  void move(int64_t count) { wanted_ += count; }
+
+  // For two lines.
+  void ask() {
+    if (at_ >= end_ && !next_row()) return;
+    __builtin_prefetch(at_, 0, 2);
+    __builtin_prefetch(at_ + kLine, 0, 2);
+    at_ += 2 * kLine;
+  }
+
+  // For what is left before the next block: rows that don't begin with a line have one more than are packed, and a task
+  // whose last block is short leaves most of the next one's.
+  void finish() {
+    while (at_ < end_ || next_row()) ask();
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+
+  void enter(int64_t task) {
+    task_ = task;
+    const Item& item = plan_->items[plan_->tasks[task].first_item];
+    key_ = item.first_key;
+    stop_ = item.stop_key;
+  }
+
+  bool next_row() {
+    if (value_ != nullptr) {
+      see(value_, on_->values);
+      value_ = nullptr;
+      return true;
+    }
+    if (asked_ >= wanted_ || is_over_) return false;
+    if (key_ >= stop_) {
+      is_over_ = task_ >= last_;
+      if (is_over_) return false;
+      enter(task_ + 1);
+    }
+    const Item& item = plan_->items[plan_->tasks[task_].first_item];
+    const int64_t slot = on_->slots[item.slots + key_];
+    ++key_;
+    ++asked_;
+    if (slot < 0 || slot >= on_->keys.slots) return false;  // an error when it is packed
+    if (on_->value != on_->key) value_ = on_->value + slot * on_->values.slot_stride + item.head * on_->values.head_stride;
+    see(on_->key + slot * on_->keys.slot_stride + item.head * on_->keys.head_stride, on_->keys);
+    return true;
+  }
+
+  void see(const T* row, const CacheView& view) {
+    const int64_t values = (plan_->tasks[task_].heads - 1) * view.head_stride + view.width;
+    const auto address = reinterpret_cast<uintptr_t>(row);
+    at_ = reinterpret_cast<const char*>(address / kLine * kLine);
+    end_ = reinterpret_cast<const char*>(row + values);
+  }
+
+  const Operands<T>* on_ = nullptr;
+  const Plan* plan_ = nullptr;
+  uint64_t call_ = 0;
+  int64_t next_ = 0, last_ = 0, task_ = 0;
+  bool is_over_ = true;
+  int64_t key_ = 0, stop_ = 0;
+  int64_t asked_ = 0, wanted_ = 0;  // tokens since the way began
+  const char *at_ = nullptr, *end_ = nullptr;
+  const T* value_ = nullptr;        // the row after this one
+};
+
+}  // namespace blazr
