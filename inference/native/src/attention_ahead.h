@@ -73,8 +73,8 @@ class Ahead {
   // For two lines.
   void ask() {
     if (at_ >= end_ && !next_row()) return;
-    __builtin_prefetch(at_, 0, 2);
-    __builtin_prefetch(at_ + kLine, 0, 2);
+    __builtin_prefetch(at_);
+    __builtin_prefetch(at_ + kLine);
     at_ += 2 * kLine;
   }
 
@@ -94,7 +94,7 @@ class Ahead {
     stop_ = item.stop_key;
   }
 
-  bool next_row() {
+  __attribute__((noinline)) bool next_row() {
     if (value_ != nullptr) {
       see(value_, on_->values);
       value_ = nullptr;

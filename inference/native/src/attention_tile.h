@@ -150,19 +150,13 @@ inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* 
   for (int key = 0; key < count; key += kLanes) {
     const int there = std::min(kLanes, count - key);
     for (int64_t unit = 0, at = 0; at < width; unit += kLanes, at += values_each) {
-      vu block[kLanes];
+      for (int i = 0; i < there; i += 2) beside();  // first: a call would send the vectors to memory
+      vu block[kLanes] = {};
       if (there == kLanes && width - at >= values_each) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-          block[i] = load_row_units(rows[key + i] + at, values_each);
-          if (i % 2) beside();
-        }
+        for (int i = 0; i < kLanes; ++i) block[i] = load_row_units(rows[key + i] + at, values_each);
       } else {
-        std::fill_n(block, kLanes, vu{});
-        for (int i = 0; i < there; ++i) {
-          block[i] = load_row_units(rows[key + i] + at, width - at);
-          if (i % 2) beside();
-        }
+        for (int i = 0; i < there; ++i) block[i] = load_row_units(rows[key + i] + at, width - at);
       }
       transpose(block);
       const int64_t wanted = std::min<int64_t>(kLanes, units - unit);
