@@ -89,38 +89,39 @@ class Ahead {
 
   void enter(int64_t task) {
     task_ = task;
-    const Item& item = plan_->items[plan_->tasks[task].first_item];
-    key_ = item.first_key;
-    stop_ = item.stop_key;
+    const auto [first_item, heads] = plan_->tasks[task];
+    const Item& item = plan_->items[first_item];
+    slot_ = on_->slots + item.slots + item.first_key;
+    stop_ = on_->slots + item.slots + item.stop_key;
+    keys_ = on_->key + item.head * on_->keys.head_stride;
+    values_ = on_->value == on_->key ? nullptr : on_->value + item.head * on_->values.head_stride;
+    key_count_ = (heads - 1) * on_->keys.head_stride + on_->keys.width;
+    value_count_ = (heads - 1) * on_->values.head_stride + on_->values.width;
   }
 
   __attribute__((noinline)) bool next_row() {
     if (value_ != nullptr) {
-      see(value_, on_->values);
+      see(value_, value_count_);
       value_ = nullptr;
       return true;
     }
     if (asked_ >= wanted_ || is_over_) return false;
-    if (key_ >= stop_) {
+    if (slot_ == stop_) {
       is_over_ = task_ >= last_;
       if (is_over_) return false;
       enter(task_ + 1);
     }
-    const Item& item = plan_->items[plan_->tasks[task_].first_item];
-    const int64_t slot = on_->slots[item.slots + key_];
-    ++key_;
+    const int64_t slot = *slot_++;
     ++asked_;
     if (slot < 0 || slot >= on_->keys.slots) return false;  // an error when it is packed
-    if (on_->value != on_->key) value_ = on_->value + slot * on_->values.slot_stride + item.head * on_->values.head_stride;
-    see(on_->key + slot * on_->keys.slot_stride + item.head * on_->keys.head_stride, on_->keys);
+    if (values_ != nullptr) value_ = values_ + slot * on_->values.slot_stride;
+    see(keys_ + slot * on_->keys.slot_stride, key_count_);
     return true;
   }
 
-  void see(const T* row, const CacheView& view) {
-    const int64_t values = (plan_->tasks[task_].heads - 1) * view.head_stride + view.width;
-    const auto address = reinterpret_cast<uintptr_t>(row);
-    at_ = reinterpret_cast<const char*>(address / kLine * kLine);
-    end_ = reinterpret_cast<const char*>(row + values);
+  void see(const T* row, int64_t count) {
+    at_ = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(row) / kLine * kLine);
+    end_ = reinterpret_cast<const char*>(row + count);
   }
 
   const Operands<T>* on_ = nullptr;
@@ -128,10 +129,13 @@ class Ahead {
   uint64_t call_ = 0;
   int64_t next_ = 0, last_ = 0, task_ = 0;
   bool is_over_ = true;
-  int64_t key_ = 0, stop_ = 0;
+  // Of the task: what is left of its slots, its first head's keys and values, and how many of them a token has.
+  const int64_t *slot_ = nullptr, *stop_ = nullptr;
+  const T *keys_ = nullptr, *values_ = nullptr;
+  int64_t key_count_ = 0, value_count_ = 0;
   int64_t asked_ = 0, wanted_ = 0;  // tokens since the way began
   const char *at_ = nullptr, *end_ = nullptr;
-  const T* value_ = nullptr;        // the row after this one
+  const T* value_ = nullptr;  // the row after this one
 };
 
 }  // namespace blazr
