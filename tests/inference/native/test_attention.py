@@ -91,6 +91,27 @@ def test_a_sequence_is_the_same_alone_and_in_any_batch(dtype, window):
         assert torch.equal(together[row : row + rows], step.run_alone(index, window)), LENGTHS[index]
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(9, 3, 64, 64), (8, 8, 40, 24), (8, 4, 256, 256)])
+def test_a_decode_is_the_same_alone_and_among_many(shape, dtype):
+    """Among many, one thread takes the heads of a sequence together and asks for the next one's rows."""
+    lengths = tuple((1, length) for length in (1, 63, 64, 65, 128, 129, 200, 300, 90, 17, 256, 2))
+    step = Step(shape, dtype, lengths)
+    together = step.run()
+    for index in range(len(lengths)):
+        assert torch.equal(together[index : index + 1], step.run_alone(index)), lengths[index]
+
+
+def test_a_wrong_slot_among_many_is_an_error():
+    step = Step((9, 3, 64, 64), torch.bfloat16, ((1, 100),) * 16)
+    right = step.run()
+    wrong = step.slots.clone()
+    wrong[750] = len(step.key)
+    with pytest.raises(IndexError, match="slot"):
+        step.run(slots=wrong)
+    assert torch.equal(step.run(), right)
+
+
 def test_threads_change_nothing():
     step, threads = Step((6, 2, 32, 32)), torch.get_num_threads()
     try:
