@@ -70,7 +70,7 @@ def _clock_of(pid: int) -> int:
 
 
 @contextmanager
-def serve(directory: Path, *, dtype: str) -> Iterator[Site]:
+def serve(directory: Path, *, dtype: str, quant: str | None = None) -> Iterator[Site]:
     """Redis and ``blazr serve`` with the model of ``directory``."""
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="blazr-path-")))
@@ -87,6 +87,7 @@ def serve(directory: Path, *, dtype: str) -> Iterator[Site]:
             port = probe.getsockname()[1]
         command = [str(Path(sys.executable).with_name("blazr")), "serve", "--model", str(directory)]
         command += ["--port", str(port), "--data-dir", str(data / "site"), "--dtype", dtype]
+        command += ["--quant", quant] if quant else []
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "REDIS_URL": url})
         stack.callback(_end, process)
         _wait(port, process, Path(log.name))
@@ -158,9 +159,12 @@ def run_clients(site: Site, model: str, prompts: list[list[int]], new: int) -> l
     return found
 
 
-def wave(site: Site, shape: LlamaShape, clients: int, prompt: int, new: int) -> list[tuple[float, float]]:
-    """As many clients at once, one request each."""
-    return run_clients(site, shape.name, random_prompts(clients, prompt, shape.vocab_size, seed=clients), new)
+def wave(
+    site: Site, shape: LlamaShape, clients: int, prompt: int, new: int, seed: int | None = None
+) -> list[tuple[float, float]]:
+    """As many clients at once, one request each; another seed gives other prompts, which no prefix cache knows."""
+    seed = clients if seed is None else seed
+    return run_clients(site, shape.name, random_prompts(clients, prompt, shape.vocab_size, seed=seed), new)
 
 
 def first_tokens(site: Site, shape: LlamaShape, repeats: int, prompt: int) -> list[float]:
@@ -258,18 +262,24 @@ def _first(commands: list[tuple[float, str]], since: float, matches: Callable[[s
 # --- against the bare engine -----------------------------------------------------------------------
 
 
-def ratio(site: Site, shape: LlamaShape, directory: Path, *, clients: int, new: int, rounds: int) -> dict[str, Any]:
-    """Throughput over HTTP as a share of the bare engine's, and what HTTP adds to the first token, per round."""
+def ratio(
+    site: Site, shape: LlamaShape, directory: Path, *, quant: str | None, clients: int, new: int, rounds: int
+) -> dict[str, Any]:
+    """Throughput over HTTP as a share of the bare engine's, and what HTTP adds to the first token, per round.
+
+    Both are loaded all the time and take turns, so that a round's share belongs to the same seconds.
+    """
     from bench.processes import Child
 
-    engine = Child("engine", directory)
+    engine = Child("engine", directory, quant=quant)
     shares, added = [], []
     try:
-        engine.ask("serve", batch=2, prompt=128, new=8)
-        for _ in range(rounds):
-            bare = engine.ask("serve", batch=clients, prompt=128, new=new)["tokens_per_s"]
+        engine.ask("clients", batch=clients, prompt=128, new=4, seed=1)
+        wave(site, shape, clients, 128, 4, seed=1)
+        for number in range(rounds):
+            bare = engine.ask("clients", batch=clients, prompt=128, new=new, seed=100 + number)["tokens_per_s"]
             started = time.perf_counter()
-            wave(site, shape, clients, 128, new)
+            wave(site, shape, clients, 128, new, seed=100 + number)
             shares.append(clients * new / (time.perf_counter() - started) / bare)
             # One by one in turns: the machine's own speed changes from second to second.
             for _ in range(15):
@@ -293,8 +303,9 @@ def report(found: dict[str, Any], console: Console) -> None:
     console.print(f"a lone request, ms since it was sent: {steps}")
     if "ratio" in found:
         for name, values in found["ratio"].items():
-            shown = ", ".join(f"{value:.2f}" for value in sorted(values))
-            console.print(f"{name}: median {statistics.median(values):.2f} of {shown}")
+            low, high = min(values), max(values)
+            shown = f"median {statistics.median(values):.2f} ({low:.2f} to {high:.2f}) of {len(values)}"
+            console.print(f"{name}: {shown}")
 
 
 def main() -> None:
@@ -302,24 +313,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.http_path", description=__doc__)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-tiny")
     parser.add_argument("--dtype", default="auto", help="as blazr serve takes it")
+    parser.add_argument("--quant", choices=("int8", "int4"), help="as blazr serve takes it")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--requests", type=int, default=640, help="requests of one token each")
     parser.add_argument("--new", type=int, default=400, help="tokens of each long stream")
-    parser.add_argument("--ratio", action="store_true", help="compare with the bare engine as well (128 in, 128 out)")
+    parser.add_argument("--ratio", action="store_true", help="compare with the bare engine as well (128 in, 64 out)")
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "blazr-bench")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     given = parser.parse_args()
     shape = SHAPES[given.shape]
     directory = make_llama(shape, given.cache)
-    with serve(directory, dtype="bfloat16" if given.ratio else given.dtype) as site:
+    with serve(directory, dtype="bfloat16" if given.ratio else given.dtype, quant=given.quant) as site:
         wave(site, shape, 2, 16, 4)  # loads the model
         found: dict[str, Any] = {
             "processor": processor_time(site, shape, clients=given.clients, requests=given.requests, new=given.new),
             "timeline_ms": timeline(site, shape, 15),
         }
         if given.ratio:
-            found["ratio"] = ratio(site, shape, directory, clients=given.clients, new=128, rounds=given.rounds)
+            found["ratio"] = ratio(
+                site, shape, directory, quant=given.quant, clients=given.clients, new=64, rounds=given.rounds
+            )
     report(found, Console())
     if given.json:
         given.json.write_text(json.dumps(found, indent=2) + "\n")

@@ -118,10 +118,6 @@ class EnginePeer(TokenPeer):
                 arrivals.setdefault(event["request_id"], []).append((at, len(event["token_ids"])))
         return started, list(arrivals.values())
 
-    def serve(self, batch: int, prompt: int, new: int) -> dict[str, float]:
-        """The tokens per second of ``clients``."""
-        return {"tokens_per_s": self.clients(batch, prompt, new, seed=batch)["tokens_per_s"]}
-
     def first_token(self, prompt: int, repeats: int, seed: int = 11) -> dict[str, float]:
         """Median seconds from submission to the first token, one request at a time."""
         times = []
