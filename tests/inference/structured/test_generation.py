@@ -249,7 +249,7 @@ def test_speculation_leaves_requests_with_a_grammar_alone(llm: LLM, tmp_path: An
     from inference.speculative_options import SpeculativeOptions
 
     checkpoint = Checkpoint(tmp_path)
-    options = LLMOptions(max_model_len=256, num_threads=1, speculative=SpeculativeOptions("ngram"))
+    options = LLMOptions(max_model_len=256, num_threads=1, speculative=SpeculativeOptions("ngram", is_adaptive=False))
     guessing = LLM.load(checkpoint.spec, checkpoint.tokenizer, checkpoint.files, options)
     asked = [
         ask("bound", grammar=grammar("regex", "([ab]{9}-){11}"), seed=2),
