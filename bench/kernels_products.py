@@ -11,14 +11,13 @@ product on as many matrices (bfloat16 only; called from Python, some microsecond
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from bench.kernels_attention import median_ms
 from bench.machine import Machine
 from inference.modelling.layers.packed import NativePacked, OneDnnPacked, pack_native, pack_onednn
 from inference.native import library
@@ -61,18 +60,6 @@ def make_program(ring: list[NativePacked], hidden: torch.Tensor) -> Callable[[],
     return lambda: program.run([hidden])
 
 
-def median_ms(call: Callable[[], object], products: int, budget_s: float) -> float:
-    """Median time of a product over several rounds of the ring, after one to warm up."""
-    call()
-    times: list[float] = []
-    started = time.perf_counter()
-    while len(times) < 3 or time.perf_counter() - started < budget_s:
-        before = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - before)
-    return statistics.median(times) / products * 1e3
-
-
 def main() -> int:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,12 +89,12 @@ def main() -> int:
                 other = make_onednn_ring(shape) if form == "bfloat16" and not options.no_onednn else None
                 for rows in map(int, options.rows.split(",")):
                     hidden = torch.randn(rows, shape[1]).bfloat16()
-                    ms = median_ms(make_program(ring, hidden), len(ring), options.budget)
+                    ms = median_ms(make_program(ring, hidden), options.budget) / len(ring)
                     of_peak = 2 * rows * shape[0] * shape[1] / ms * 1e3 / peaks[form]
                     of_read = ring[0].nbytes / bandwidth * 1e3 / ms
                     write(f"{model + ' ' + name:<14} {form:<9} {rows:>4} {ms:>8.4f} {of_peak:>8.2f} {of_read:>8.2f}")
                     if other is not None:
-                        theirs = median_ms(partial(multiply_all, other, hidden), len(other), options.budget)
+                        theirs = median_ms(partial(multiply_all, other, hidden), options.budget) / len(other)
                         write(f" {theirs:>10.4f} {theirs / ms:>5.2f}")
                     write("\n")
                     sys.stdout.flush()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
-from urllib.parse import urlsplit
 
 import httpx
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +18,7 @@ from inference.api.part_writer import PartWriter
 from inference.generation_plan import GenerationPlan
 from inference.sampling_params import SamplingParams
 from tests.inference.api.scripted_worker import Reply
+from tests.inference.api.slow_reader import slow_chat
 from tests.inference.api.test_openai_client import wait_for
 
 
@@ -40,6 +38,15 @@ class Server:
         self.bodies.append(message["body"])
 
 
+def begun():
+    """A server whose client is behind, and a writer with a part that waits for it."""
+    server = Server()
+    writer = PartWriter(server.send)
+    server.may_write.clear()
+    writer.write_now(b"a")
+    return server, writer
+
+
 async def test_a_part_is_out_at_once_while_the_client_keeps_up():
     server = Server()
     writer = PartWriter(server.send)
@@ -51,10 +58,7 @@ async def test_a_part_is_out_at_once_while_the_client_keeps_up():
 
 
 async def test_what_waits_for_the_client_comes_before_what_is_written_next():
-    server = Server()
-    writer = PartWriter(server.send)
-    server.may_write.clear()
-    writer.write_now(b"a")
+    server, writer = begun()
     assert writer.is_behind
     task = asyncio.create_task(writer.write(b"b"))
     await asyncio.sleep(0.01)
@@ -66,10 +70,7 @@ async def test_what_waits_for_the_client_comes_before_what_is_written_next():
 
 
 async def test_a_client_that_has_caught_up_by_itself_gets_what_waited():
-    server = Server()
-    writer = PartWriter(server.send)
-    server.may_write.clear()
-    writer.write_now(b"a")
+    server, writer = begun()
     server.may_write.set()
     await asyncio.sleep(0)
     await writer.write(b"b")
@@ -77,10 +78,7 @@ async def test_a_client_that_has_caught_up_by_itself_gets_what_waited():
 
 
 async def test_a_task_that_is_cancelled_drops_what_waited():
-    server = Server()
-    writer = PartWriter(server.send)
-    server.may_write.clear()
-    writer.write_now(b"a")
+    server, writer = begun()
     task = asyncio.create_task(writer.write(b"b"))
     await asyncio.sleep(0.01)
     task.cancel()
@@ -92,10 +90,7 @@ async def test_a_task_that_is_cancelled_drops_what_waited():
 
 
 async def test_closing_drops_what_waited():
-    server = Server()
-    writer = PartWriter(server.send)
-    server.may_write.clear()
-    writer.write_now(b"a")
+    server, writer = begun()
     writer.close()
     server.may_write.set()
     await asyncio.sleep(0.01)
@@ -220,17 +215,8 @@ def test_a_reader_that_falls_behind_and_catches_up_gets_everything_in_order(live
         yield reply.done()
 
     worker.script = script
-    address = urlsplit(live_url)
-    body = orjson.dumps(BODY)
-    with socket.socket() as raw:
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.settimeout(20)
-        raw.connect((address.hostname, address.port))
-        raw.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        received = [raw.recv(100)]
+    with slow_chat(live_url, BODY) as (raw, first):
+        received = [first]
         assert is_behind.wait(20)
         while piece := raw.recv(1 << 16):
             received.append(piece)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import time
-from urllib.parse import urlsplit
 
 import httpx
-import orjson
 import pytest
 
 from inference import metrics
 from inference.api import sse
 from tests.inference.api.scripted_worker import Reply
+from tests.inference.api.slow_reader import slow_chat
 from tests.inference.api.test_openai_client import wait_for
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -46,17 +44,7 @@ def test_a_reader_that_stalls_is_cut_and_its_slot_freed(live_url, worker, monkey
     worker.script = script
     cancelled = metrics.REQUESTS.labels("tiny", "chat", "cancelled")
     before = cancelled._value.get()
-    address = urlsplit(live_url)
-    body = orjson.dumps(BODY)
-    with socket.socket() as raw:
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.settimeout(20)
-        raw.connect((address.hostname, address.port))
-        raw.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        assert raw.recv(100).startswith(b"HTTP/1.1 200")
+    with slow_chat(live_url, BODY):
         wait_for(lambda: len(worker.cancelled) == 1, 20)
     assert cancelled._value.get() == before + 1
 
