@@ -79,7 +79,7 @@ class Linear(Layer):
 
     def packs_natively(self, leaf: str, dtype: torch.dtype) -> bool:
         """Whether ``pack`` gives this parameter the native layout."""
-        return leaf == "weight" and _is_native(dtype)
+        return leaf == "weight" and dtype in NATIVE_DTYPES
 
     def quantise(self, leaf: str, weight: torch.Tensor, kind: Kind, dtype: torch.dtype) -> None:
         """Take the weight (out, in) quantised; for the loader."""
@@ -185,19 +185,10 @@ def _onednn_has_bfloat16() -> bool:
 
 
 def _packed(weight: torch.Tensor) -> Packed:
-    """oneDNN on processors with matrix tiles, which it uses well; else the native product (docs/decisions/0010)."""
-    if _onednn_serves(weight) and not (_is_native(weight.dtype) and library.serves(weight)):
-        return pack_onednn(weight)
-    return pack_native(weight, native_form(weight.dtype))
-
-
-def _is_native(dtype: torch.dtype) -> bool:
-    """Whether the native product is the choice for weights of this dtype on a CPU, if it is there."""
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and not (_has_matrix_tiles() and _onednn_has_bfloat16()))
-
-
-def _has_matrix_tiles() -> bool:
-    return bool(torch.cpu._is_amx_tile_supported())
+    """The native product; without the kernels oneDNN's, for bfloat16 (docs/decisions/0010 and 0034)."""
+    if library.serves(weight):
+        return pack_native(weight, native_form(weight.dtype))
+    return pack_onednn(weight)
 
 
 def pack_weights(network: nn.Module) -> int:

@@ -71,7 +71,7 @@ void fill_own(const T* x, const Matrix& w, Panels& panels, int64_t product) {
 
 template <class F, typename T, typename O>
 void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
-  const Panels all(rows, F::kPanel, steps_of<F>(w.inputs), F::kGrouped ? w.units() : 0);
+  const Panels all = panels_for<F>(w, rows);
   const int64_t threads = at::get_num_threads();
   const bool own = all.bytes() <= kOwnPanels && w.outputs >= kOwnOutputs * threads;
   const int64_t product = own ? products.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
@@ -102,14 +102,14 @@ void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
     }
   };
   const bool parallel = w.blocks() * w.block_bytes * all.count > kParallelWork;
-  if (rows <= kRowsAtOnce) {  // each thread reads long runs of blocks
+  if (all.count <= panels_at_once(all)) {  // each thread reads long runs of blocks
     const int64_t most = std::max<int64_t>(1, kSumsAtOnce / (rows * kBlock));
     share_runs(w.blocks(), most, parallel, [&](int64_t block, int64_t block_end) {
       run(0, all.count, block, block_end);
     });
     return;
   }
-  const Cut cut(w.blocks(), all.count, F::kPanel);
+  const Cut cut(w.blocks(), all);
   share(cut.count(), parallel, [&](int64_t task) {
     const int64_t panel = task / cut.block_tasks * cut.panels_each, block = task % cut.block_tasks * cut.blocks_each;
     run(panel, std::min(panel + cut.panels_each, all.count), block, std::min(block + cut.blocks_each, w.blocks()));

@@ -1,6 +1,6 @@
 // Products of rows with packed weights: the loops around the tiles (gemm_layout.h, gemm_panels.h, gemm_tile.h).
 //
-// Whatever the number of rows, each result is made by the same instructions in the same order along K: integers are
+// Whatever the number of rows, each result is made by the same operations in the same order along K: integers are
 // exact within a group, and one float32 accumulator takes the groups in turn. So a row's result is the same in any
 // batch, to the bit.
 #pragma once
@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "gemm_amx.h"
 #include "gemm_panels.h"
 #include "gemm_tile.h"
 #include "work.h"
@@ -17,7 +18,9 @@ namespace blazr {
 
 constexpr int64_t kTileBytes = 16384;   // of a block, that stay in the first cache while the panels pass
 constexpr int64_t kPanelBytes = 262144; // of activations, that stay in the second cache while the blocks pass
+constexpr int64_t kTiledPanelBytes = 1 << 20;  // the same on processors with matrix tiles, where it has 2 MB
 constexpr int64_t kRowsAtOnce = 240;    // whose sums stay there
+constexpr int64_t kTiledRowsAtOnce = 256;
 constexpr int64_t kBlocksAtOnce = 8;    // the same of blocks
 
 // Sums of the panels [panel_begin, panel_end) with the blocks [block_begin, block_end), at most kBlocksAtOnce of them.
@@ -34,9 +37,11 @@ void multiply(
   const int64_t unit_bytes = t.unit_steps * F::kStepBytes;
   // Of the inputs a run whose activations stay in the second cache, and within a block parts that stay in the first
   // one while the panels pass. One panel goes through a block from end to end.
-  const int64_t run = count == 1 ? units : std::max<int64_t>(1, kPanelBytes / (rows * t.unit_steps * 4));
+  const int64_t panel_bytes = panels.line ? kTiledPanelBytes : kPanelBytes;
+  const int64_t run = count == 1 ? units : std::max<int64_t>(1, panel_bytes / (rows * t.unit_steps * 4));
   const int64_t part = count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
   t.advance = ceil_div(F::kStepBytes, count);
+  MatrixTiles<F> matrix_tiles(panels.line > 0);
   for (int64_t begin = 0; begin < units; begin += run) {
     const int64_t end = std::min(begin + run, units);
     for (int64_t block = block_begin; block < block_end; ++block) {
@@ -58,20 +63,29 @@ void multiply(
           t.offsets = panels.offsets + start * panels.units;
           t.sums = sums + ((block - block_begin) * rows + start - first_row) * kBlock;
           t.ahead = ahead + (panel - panel_begin) * piece;
-          tile_of<F>(panels.size(panel), t);
+          if (panels.line)
+            matrix_tiles.add(panels.size(panel), t);
+          else
+            tile_of<F>(panels.size(panel), t);
         }
       }
     }
   }
 }
 
+// Panels whose sums with a run of blocks stay in the second cache.
+inline int64_t panels_at_once(const Panels& panels) {
+  return (panels.line ? kTiledRowsAtOnce : kRowsAtOnce) / panels.most;
+}
+
 // How a product is cut into tasks: runs of blocks × runs of panels.
 struct Cut {
   int64_t blocks_each, block_tasks, panels_each, panel_tasks;
 
-  Cut(int64_t blocks, int64_t panels, int most) {
-    panels_each = std::min(std::max<int64_t>(panels, 1), kRowsAtOnce / most);
-    panel_tasks = ceil_div(std::max<int64_t>(panels, 1), panels_each);
+  Cut(int64_t blocks, const Panels& panels) {
+    const int64_t count = std::max<int64_t>(panels.count, 1);
+    panels_each = std::min(count, panels_at_once(panels));
+    panel_tasks = ceil_div(count, panels_each);
     // Several tasks for each thread, so that they end together.
     const int64_t wanted = ceil_div(blocks * panel_tasks, 8 * at::get_num_threads());
     blocks_each = std::min(kBlocksAtOnce, wanted);
@@ -95,7 +109,7 @@ Matrix packed_matrix(
 // A panel from its rows of x (rows, K).
 template <class F, typename T>
 void fill_from(const T* x, int64_t row_stride, const Matrix& w, const Panels& panels, int64_t panel) {
-  const T* rows[F::kPanel];
+  const T* rows[kMostRows];
   for (int column = 0; column < panels.size(panel); ++column)
     rows[column] = x + (panels.start(panel) + column) * row_stride;
   fill_panel<F>(rows, w, panels, panel);

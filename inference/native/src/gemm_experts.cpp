@@ -78,9 +78,9 @@ class GroupedProduct {
     const Matrix& w = stack.first;
     int64_t bytes = 0, blocks = 0;
     for (const Share& share : work.shares) {
-      panels_.emplace_back(share.count, F::kPanel, steps_of<F>(w.inputs), F::kGrouped ? w.units() : 0);
+      panels_.push_back(panels_for<F>(w, share.count));
       bytes += panels_.back().bytes();
-      blocks += w.blocks() * ceil_div(panels_.back().count, kRowsAtOnce / F::kPanel);
+      blocks += w.blocks() * ceil_div(panels_.back().count, panels_at_once(panels_.back()));
     }
     memory_ = at::empty({bytes}, at::kByte);
     uint8_t* place = memory_.data_ptr<uint8_t>();
@@ -91,7 +91,7 @@ class GroupedProduct {
       panels.place(place);
       place += panels.bytes();
       for (int64_t panel = 0; panel < panels.count; ++panel) fills_.push_back({i, panel});
-      const int64_t most = kRowsAtOnce / F::kPanel;
+      const int64_t most = panels_at_once(panels);
       for (int64_t panel = 0; panel < panels.count; panel += most)
         for (int64_t block = 0; block < w.blocks(); block += blocks_each)
           products_.push_back(
@@ -106,7 +106,7 @@ class GroupedProduct {
       const auto [number, panel] = fills_[task];
       const Panels& panels = panels_[number];
       const int64_t first = work_.shares[number].begin + panels.start(panel);
-      decltype(row_of(0)) rows[F::kPanel];
+      decltype(row_of(0)) rows[kMostRows];
       for (int column = 0; column < panels.size(panel); ++column) rows[column] = row_of(work_.entries[first + column]);
       fill_panel<F>(rows, stack_.first, panels, panel);
     });

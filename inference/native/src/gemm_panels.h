@@ -1,30 +1,37 @@
-// Activations in panels of a few rows, four bytes of each row side by side: [steps][rows]. For int8 and int4 they are
-// quantised to signed bytes per row and group on the way, by the group's greatest magnitude.
+// Activations in panels of a few rows: four bytes of each row side by side, [steps][rows], or for matrix tiles a line of
+// them, [lines][rows][words]. For int8 and int4 they are quantised to signed bytes per row and group on the way, by the
+// group's greatest magnitude.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <type_traits>
 
+#include "amx.h"
 #include "gemm_layout.h"
 
 namespace blazr {
 
-// Rows in panels; the sizes differ by at most one.
+constexpr int kMostRows = 2 * kTileRows;  // of any panel
+
+// Rows in panels.
 struct Panels {
-  uint32_t* steps = nullptr;    // panel p from start(p) · depth: [depth][size(p)]
+  uint32_t* steps = nullptr;    // panel p from start(p) · depth: [depth][size(p)], or [depth / line][size(p)][line]
   float* scales = nullptr;      // panel p from start(p) · units: [units][size(p)]
   int32_t* offsets = nullptr;   // alike: what the weights' offset adds to the sum, negated
   int64_t rows = 0, depth = 0, units = 0;
-  int64_t count = 0, base = 0, extra = 0;
+  int64_t line = 0;             // words of a row in a matrix tile; 0: no tiles are used
+  int64_t most = 0, count = 0, base = 0, extra = 0;
 
-  Panels(int64_t rows_, int most, int64_t depth_, int64_t units_) : rows(rows_), depth(depth_), units(units_) {
+  Panels(int64_t rows_, int64_t most_, int64_t depth_, int64_t units_, int64_t line_)
+      : rows(rows_), depth(depth_), units(units_), line(line_), most(most_) {
     count = ceil_div(rows, most);
-    base = count ? rows / count : 0;
-    extra = count ? rows % count : 0;
+    // Panels for tiles are full, but for the last one. Others have nearly the same size.
+    base = line ? most : count ? rows / count : 0;
+    extra = count && !line ? rows % count : 0;
   }
-  int64_t start(int64_t panel) const { return panel * base + std::min(panel, extra); }
-  int size(int64_t panel) const { return static_cast<int>(base + (panel < extra)); }
+  int64_t start(int64_t panel) const { return std::min(rows, panel * base + std::min(panel, extra)); }
+  int size(int64_t panel) const { return static_cast<int>(start(panel + 1) - start(panel)); }
   int64_t bytes() const { return rows * (depth * 4 + units * 8); }
   void place(void* memory) {
     steps = static_cast<uint32_t*>(memory);
@@ -137,9 +144,56 @@ inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to)
   return {greatest < kTiny ? 0.0f : greatest / 127.0f, sum(total)};
 }
 
+// Whether the products of `rows` rows use matrix tiles. Sums of bfloat16 products come out otherwise than without, in the
+// last bits, so there it is the same for any number of rows; integers are exact, and few rows are faster without.
+template <class F>
+bool suits_tiles(const Matrix& w, int64_t rows) {
+  if (F::kLine == 0 || !use_amx()) return false;
+  const int64_t line = F::kLine * F::kPerStep;  // inputs
+  return w.inputs % line == 0 && (!F::kGrouped || (w.unit % line == 0 && rows >= kTiledIntegers));
+}
+
+// How the rows of a product with a matrix lie.
+template <class F>
+Panels panels_for(const Matrix& w, int64_t rows) {
+  const bool tiled = suits_tiles<F>(w, rows);
+  return Panels(
+      rows, tiled ? kMostRows : F::kPanel, steps_of<F>(w.inputs), F::kGrouped ? w.units() : 0, tiled ? F::kLine : 0);
+}
+
+// The rows of a panel into lines.
+template <class F, typename T>
+void fill_lines(const T* const* rows, const Matrix& w, const Panels& panels, int64_t panel) {
+  const int width = panels.size(panel);
+  uint32_t* steps = panels.steps + panels.start(panel) * panels.depth;
+  const auto place = [&](const uint32_t* from, int64_t first, int64_t end, int row) {
+    for (int64_t at = first; at < end; at += F::kLine, from += F::kLine)
+      std::memcpy(steps + at * width + row * F::kLine, from, F::kLine * sizeof *from);
+  };
+  for (int row = 0; row < width; ++row) {
+    if constexpr (F::kGrouped) {
+      float* scales = panels.scales + panels.start(panel) * panels.units;
+      int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
+      alignas(64) uint32_t quantised[kMostGroup / 4];
+      for (int64_t unit = 0; unit < panels.units; ++unit) {
+        const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
+        const auto [scale, total] = quantise_group(rows[row] + first, count, quantised);
+        scales[unit * width + row] = scale;
+        offsets[unit * width + row] = -F::kOffset * total;
+        place(quantised, first / 4, (first + count) / 4, row);
+      }
+    } else {
+      place(reinterpret_cast<const uint32_t*>(rows[row]), 0, panels.depth, row);
+    }
+  }
+}
+
 // The rows of a panel into its place.
 template <class F, typename T>
 void fill_panel(const T* const* rows, const Matrix& w, const Panels& panels, int64_t panel) {
+  if constexpr (F::kLine > 0) {
+    if (panels.line) return fill_lines<F>(rows, w, panels, panel);
+  }
   const int width = panels.size(panel);
   uint32_t* steps = panels.steps + panels.start(panel) * panels.depth;
   const uint32_t* words[kLanes];

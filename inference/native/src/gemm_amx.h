@@ -1,0 +1,205 @@
+// The sums of a panel with a block of weights by matrix tiles: 16 rows × 16 outputs at a time (amx.h).
+//
+// A tile's instruction multiplies 16 words of each row with 16 words of each output, which is 32 inputs of bfloat16 and 64
+// bytes, in a clock for each row. The weights lie as it wants them: a step's 128 bytes are a line of two tiles.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "amx.h"
+#include "gemm_panels.h"
+#include "gemm_tile.h"
+
+namespace blazr {
+
+#ifdef BLAZR_AMX
+
+// Products of one thread's panels. Tiles hold sums (0 to 3), activations and weights.
+template <class F>
+class MatrixTiles {
+ public:
+  // Without `used` nothing else may be called.
+  explicit MatrixTiles(bool used) {
+    if (used) tiles_.emplace();
+  }
+
+  // Adds the sums of a panel with a block over some units, as tile() does.
+  void add(int rows, const TileArgs& t) {
+    if constexpr (F::kGrouped) {
+      configure(std::min(rows, kTileRows));
+      integers(rows, t);
+    } else if constexpr (F::kLine > 0) {
+      configure(rows);
+      if (rows > kTileRows)
+        halves<true>(rows, t);
+      else
+        halves<false>(rows, t);
+    }
+  }
+
+ private:
+  // Configuring takes 200 clocks, so the tiles stay as they are until the number of rows is another one.
+  void configure(int rows) {
+    if (rows == configured_) return;
+    configured_ = rows;
+    const int top = std::min(rows, kTileRows), bottom = std::max(1, rows - top);
+    TileConfig config;
+    if constexpr (F::kGrouped) {
+      constexpr int64_t kBytes = F::kLine * 4;
+      for (int tile : {0, 1}) config.set(tile, top);
+      for (int tile : {2, 3}) config.set(tile, top, kBytes);
+      for (int tile : {4, 5, 6, 7}) config.set(tile, F::kLine);
+    } else {
+      for (int tile : {0, 1, 4}) config.set(tile, top);
+      for (int tile : {2, 3, 5}) config.set(tile, bottom);
+      for (int tile : {6, 7}) config.set(tile, F::kLine);
+    }
+    tiles_->configure(config);
+  }
+
+  // bfloat16. kTwo: more than 16 rows.
+  template <bool kTwo>
+  static void halves(int rows, const TileArgs& t) {
+    constexpr int64_t kSumLine = kBlock * sizeof(float), kHalf = kTileRows * kBlock;
+    stored_before();
+    if (t.is_first) {
+      _tile_zero(0);
+      _tile_zero(1);
+      if constexpr (kTwo) {
+        _tile_zero(2);
+        _tile_zero(3);
+      }
+    } else {
+      _tile_loadd(0, t.sums, kSumLine);
+      _tile_loadd(1, t.sums + kLanes, kSumLine);
+      if constexpr (kTwo) {
+        _tile_loadd(2, t.sums + kHalf, kSumLine);
+        _tile_loadd(3, t.sums + kHalf + kLanes, kSumLine);
+      }
+    }
+    const int64_t first = t.unit_begin * t.unit_steps, last = std::min(t.unit_end * t.unit_steps, t.depth);
+    const uint8_t* w = t.weights + first * F::kStepBytes;
+    const uint32_t* a = t.steps + first * rows;
+    const uint8_t* ahead = t.ahead;
+    for (int64_t step = first; step < last; step += F::kLine, w += F::kLine * F::kStepBytes, a += F::kLine * rows) {
+      ask_for_line(rows, w, ahead, t.advance);
+      _tile_loadd(6, w, F::kStepBytes);
+      _tile_loadd(7, w + kTileLine, F::kStepBytes);
+      _tile_loadd(4, a, kTileLine);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (kTwo) {
+        _tile_loadd(5, a + kTileRows * F::kLine, kTileLine);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, t.sums, kSumLine);
+    _tile_stored(1, t.sums + kLanes, kSumLine);
+    if constexpr (kTwo) {
+      _tile_stored(2, t.sums + kHalf, kSumLine);
+      _tile_stored(3, t.sums + kHalf + kLanes, kSumLine);
+    }
+  }
+
+  // What lies ahead of a line of weights, which is read once if there is one row (gemm_tile.h).
+  static void ask_for_line(int rows, const uint8_t* w, const uint8_t*& ahead, int64_t advance) {
+    if (rows == 1) {
+      for (int64_t at = 0; at < F::kLine * F::kStepBytes; at += 64) __builtin_prefetch(w + kAhead + at, 0, 0);
+    } else {
+      const uint8_t* end = ahead + F::kLine * advance;
+      for (; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+      ahead = end;
+    }
+  }
+
+  // int8 and int4: exact sums of a group, which are scaled and added in float32. With more than 16 rows the last 16
+  // are a second half, also where it overlaps the first: one configuration serves all panels of a product but the last.
+  static void integers(int rows, const TileArgs& t) {
+    const int second = rows - kTileRows;  // the second half's first row
+    alignas(64) int32_t whole[kMostRows][kBlock];
+    const uint8_t* ahead = t.ahead;
+    for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
+      const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
+      const uint8_t* w = t.weights + first * F::kStepBytes;
+      const uint32_t* a = t.steps + first * rows;
+      ask_for_lines(ahead, (last - first) * t.advance);
+      group(rows, 0, a, w, last - first, whole[0]);
+      if (second > 0) group(rows, second, a, w, last - first, whole[second]);
+      const int32_t* offsets = t.offsets + unit * rows;
+      const float* scales = t.scales + unit * rows;
+      for (int v = 0; v < kVectors; ++v) {
+        const vf scale = load(t.weight_scales + unit * kBlock + v * kLanes);
+        for (int row = 0; row < rows; ++row) {
+          float* to = t.sums + row * kBlock + v * kLanes;
+          vi sum;
+          std::memcpy(&sum, &whole[row][v * kLanes], sizeof sum);
+          const vf before = unit == 0 ? splat(0) : load(to);
+          store(to, fused_multiply_add(__builtin_convertvector(sum + offsets[row], vf), scale * scales[row], before));
+        }
+      }
+    }
+  }
+
+  static void ask_for_lines(const uint8_t*& ahead, int64_t bytes) {
+    const uint8_t* end = ahead + bytes;
+    for (; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    ahead = end;
+  }
+
+  // The sums of up to 16 rows over a group: to[row][32].
+  static void group(int rows, int first_row, const uint32_t* a, const uint8_t* w, int64_t steps, int32_t* to) {
+    constexpr int64_t kSumLine = kBlock * sizeof(int32_t), kLineBytes = F::kLine * 4;
+    a += first_row * F::kLine;
+    stored_before();
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int64_t step = 0; step < steps; step += F::kLine, a += F::kLine * rows) {
+      if constexpr (F::kStepBytes == 64) {
+        alignas(64) uint8_t bytes[F::kLine * 128];
+        unpack(w, bytes);
+        w += F::kLine * F::kStepBytes;
+        stored_before();
+        _tile_loadd(4, bytes, 128);
+        _tile_loadd(5, bytes + kTileLine, 128);
+      } else {
+        _tile_loadd(4, w, 128);
+        _tile_loadd(5, w + kTileLine, 128);
+        w += F::kLine * F::kStepBytes;
+      }
+      _tile_loadd(2, a, kLineBytes);
+      _tile_dpbsud(0, 2, 4);
+      _tile_dpbsud(1, 2, 5);
+    }
+    _tile_stored(0, to, kSumLine);
+    _tile_stored(1, to + kLanes, kSumLine);
+  }
+
+  // Nibbles of a line of steps to bytes.
+  static void unpack(const uint8_t* from, uint8_t* to) {
+    for (int64_t i = 0; i < F::kLine / 2; ++i, from += 128, to += 256) {
+      for (int v = 0; v < kVectors; ++v) {
+        const vi both = load_bits(from + v * 64), low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
+        std::memcpy(to + v * 64, &low, sizeof low);
+        std::memcpy(to + 128 + v * 64, &high, sizeof high);
+      }
+    }
+  }
+
+  std::optional<Tiles> tiles_;
+  int configured_ = 0;
+};
+
+#else
+
+template <class F>
+class MatrixTiles {
+ public:
+  explicit MatrixTiles(bool) {}
+  void add(int, const TileArgs&) {}
+};
+
+#endif
+
+}  // namespace blazr
