@@ -21,8 +21,8 @@ constexpr bool kAmx = true;
 constexpr bool kAmx = false;
 #endif
 
-constexpr int kTileRows = 16;       // at most
-constexpr int64_t kTileLine = 64;   // bytes of a row at most
+constexpr int kAmxRows = 16;       // at most
+constexpr int64_t kAmxLine = 64;   // bytes of a row at most
 
 // Whether this processor has tiles, the system lets this process use them, and nobody has turned them off.
 bool use_amx();
@@ -37,7 +37,7 @@ struct alignas(64) TileConfig {
   uint16_t line[16] = {};
   uint8_t rows[16] = {};
 
-  void set(int tile, int64_t count, int64_t bytes = kTileLine) {
+  void set(int tile, int64_t count, int64_t bytes = kAmxLine) {
     rows[tile] = static_cast<uint8_t>(count);
     line[tile] = static_cast<uint16_t>(bytes);
   }

@@ -27,11 +27,11 @@ class MatrixTiles {
   // Adds the sums of a panel with a block over some units, as tile() does.
   void add(int rows, const TileArgs& t) {
     if constexpr (F::kGrouped) {
-      configure(std::min(rows, kTileRows));
+      configure(std::min(rows, kAmxRows));
       integers(rows, t);
     } else if constexpr (F::kLine > 0) {
       configure(rows);
-      if (rows > kTileRows)
+      if (rows > kAmxRows)
         halves<true>(rows, t);
       else
         halves<false>(rows, t);
@@ -43,7 +43,7 @@ class MatrixTiles {
   void configure(int rows) {
     if (rows == configured_) return;
     configured_ = rows;
-    const int top = std::min(rows, kTileRows), bottom = std::max(1, rows - top);
+    const int top = std::min(rows, kAmxRows), bottom = std::max(1, rows - top);
     TileConfig config;
     if constexpr (F::kGrouped) {
       constexpr int64_t kBytes = F::kLine * 4;
@@ -61,7 +61,7 @@ class MatrixTiles {
   // bfloat16. kTwo: more than 16 rows.
   template <bool kTwo>
   static void halves(int rows, const TileArgs& t) {
-    constexpr int64_t kSumLine = kBlock * sizeof(float), kHalf = kTileRows * kBlock;
+    constexpr int64_t kSumLine = kBlock * sizeof(float), kHalf = kAmxRows * kBlock;
     stored_before();
     if (t.is_first) {
       _tile_zero(0);
@@ -85,12 +85,12 @@ class MatrixTiles {
     for (int64_t step = first; step < last; step += F::kLine, w += F::kLine * F::kStepBytes, a += F::kLine * rows) {
       ask_for_line(rows, w, ahead, t.advance);
       _tile_loadd(6, w, F::kStepBytes);
-      _tile_loadd(7, w + kTileLine, F::kStepBytes);
-      _tile_loadd(4, a, kTileLine);
+      _tile_loadd(7, w + kAmxLine, F::kStepBytes);
+      _tile_loadd(4, a, kAmxLine);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
       if constexpr (kTwo) {
-        _tile_loadd(5, a + kTileRows * F::kLine, kTileLine);
+        _tile_loadd(5, a + kAmxRows * F::kLine, kAmxLine);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
       }
@@ -117,7 +117,7 @@ class MatrixTiles {
   // int8 and int4: exact sums of a group, which are scaled and added in float32. With more than 16 rows the last 16
   // are a second half, also where it overlaps the first: one configuration serves all panels of a product but the last.
   static void integers(int rows, const TileArgs& t) {
-    const int second = rows - kTileRows;  // the second half's first row
+    const int second = rows - kAmxRows;  // the second half's first row
     alignas(64) int32_t whole[kMostRows][kBlock];
     const uint8_t* ahead = t.ahead;
     for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
@@ -162,10 +162,10 @@ class MatrixTiles {
         w += F::kLine * F::kStepBytes;
         stored_before();
         _tile_loadd(4, bytes, 128);
-        _tile_loadd(5, bytes + kTileLine, 128);
+        _tile_loadd(5, bytes + kAmxLine, 128);
       } else {
         _tile_loadd(4, w, 128);
-        _tile_loadd(5, w + kTileLine, 128);
+        _tile_loadd(5, w + kAmxLine, 128);
         w += F::kLine * F::kStepBytes;
       }
       _tile_loadd(2, a, kLineBytes);

@@ -12,7 +12,7 @@
 
 namespace blazr {
 
-constexpr int kMostRows = 2 * kTileRows;  // of any panel
+constexpr int kMostRows = 2 * kAmxRows;  // of any panel
 
 // Rows in panels.
 struct Panels {

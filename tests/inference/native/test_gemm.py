@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,52 @@ def test_a_row_is_the_same_in_any_batch(form: str, dtype: torch.dtype, outputs: 
     for rows in (2, 5, 12, 13, 40, 241, 521):
         assert torch.equal(packed.linear(hidden[:rows], None), alone[:rows]), rows
     assert torch.equal(packed.linear(hidden.view(1, 521, inputs)[:, 100:140], None)[0], alone[100:140])
+
+
+@pytest.fixture
+def vectors_only() -> Iterator[Callable[[Callable[[], torch.Tensor]], torch.Tensor]]:
+    """Calls with matrix tiles turned off."""
+    if not torch.ops.blazr.use_amx():
+        pytest.skip("this processor has no matrix tiles (AMX)")
+
+    def call(product: Callable[[], torch.Tensor]) -> torch.Tensor:
+        torch.ops.blazr.set_amx(False)
+        try:
+            return product()
+        finally:
+            torch.ops.blazr.set_amx(True)
+
+    yield call
+    torch.ops.blazr.set_amx(True)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [(form, dtype) for form, dtype in FORMS if form != "float32"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 64), (100, 576), (33, 2048), (600, 1536), (40, 96), (64, 80)])
+def test_matrix_tiles_and_vectors_agree(
+    form: str, dtype: torch.dtype, outputs: int, inputs: int, vectors_only: Callable[..., torch.Tensor]
+) -> None:
+    packed = pack_native(random(outputs, inputs, scale=inputs**-0.5).to(dtype), form)
+    hidden = random(300, inputs, seed=1).to(dtype)
+    for rows in (1, 3, 4, 15, 16, 17, 31, 32, 33, 47, 64, 255, 256, 257, 300):
+        tiled = packed.wide_linear(hidden[:rows], None)
+        plain = vectors_only(partial(packed.wide_linear, hidden[:rows], None))
+        if form == "bfloat16":  # another order of sums, both in float32: a few roundings of the largest of them
+            torch.testing.assert_close(tiled, plain, rtol=0, atol=2e-6 * float(plain.abs().max()) * inputs**0.5)
+        else:
+            assert torch.equal(tiled, plain), rows
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int8", "int4"])
+def test_matrix_tiles_keep_rows_apart(form: str) -> None:
+    """What isn't a number in one row reaches no other row of its tile."""
+    packed = pack_native(random(70, 576).bfloat16(), form)
+    hidden = random(37, 576, seed=1).bfloat16()
+    expected = packed.linear(hidden, None)
+    hidden[5, 3], hidden[20, 100], hidden[36, 575] = torch.nan, torch.inf, -torch.inf
+    found = packed.linear(hidden, None)
+    broken = torch.tensor([row in (5, 20, 36) for row in range(37)])
+    assert not found[broken].isfinite().any()
+    assert torch.equal(found[~broken], expected[~broken])
 
 
 @pytest.mark.parametrize(("form", "dtype"), FORMS)
