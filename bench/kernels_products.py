@@ -1,11 +1,12 @@
 """Products of a step's rows with packed weights that stream from memory, against the machine's limits and oneDNN.
 
-    python -m bench.kernels_products [--shapes 135m,1b] [--forms bfloat16,int8] [--rows 8,16,32,64] [--no-onednn]
+    python -m bench.kernels_products [--shapes 135m,1b] [--forms bfloat16,int8] [--rows 8,16,32,64] [--no-onednn] [--without-tiles]
 
 Each shape has as many matrices as no cache holds, and they are multiplied one after the other as a replayed decode step
 does it. Each line: milliseconds of a product; its operations as a share of the peak, measured as ``bench.machine``
 does; the time that reading its weights takes at least as a share of its own; milliseconds of oneDNN's prepacked
-product on as many matrices (bfloat16 only; called from Python, some microseconds each), and how much longer it takes.
+product on as many matrices (bfloat16 only; called from Python, some microseconds each), and how much longer it takes;
+with --without-tiles the same of our product by vector instructions alone, on processors with matrix tiles (AMX).
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def main() -> int:
     parser.add_argument("--rows", default="8,16,32,64")
     parser.add_argument("--budget", type=float, default=0.3, help="seconds for each figure")
     parser.add_argument("--no-onednn", action="store_true")
+    parser.add_argument("--without-tiles", action="store_true", help="measure the vector instructions too")
     options = parser.parse_args()
     if not library.is_available():
         sys.stderr.write("The native kernels are not built: python -m inference.native.build\n")
@@ -80,7 +82,7 @@ def main() -> int:
     rates = ", ".join(f"{form} {rate / 1e12:.2f}" for form, rate in peaks.items() if form != "int4")
     write(f"peak, 10^12 operations/s: {rates}; read {bandwidth / 1e9:.0f} GB/s\n")
     write(f"{'matrix':<14} {'form':<9} {'rows':>4} {'ms':>8} {'of peak':>8} {'of read':>8}")
-    write(f" {'oneDNN ms':>10} {'x':>5}\n")
+    write(f" {'oneDNN ms':>10} {'x':>5}" + (f" {'vectors ms':>10} {'x':>5}" if options.without_tiles else "") + "\n")
     for form in options.forms.split(","):
         for model in options.shapes.split(","):
             for name in options.matrices.split(","):
@@ -89,12 +91,20 @@ def main() -> int:
                 other = make_onednn_ring(shape) if form == "bfloat16" and not options.no_onednn else None
                 for rows in map(int, options.rows.split(",")):
                     hidden = torch.randn(rows, shape[1]).bfloat16()
-                    ms = median_ms(make_program(ring, hidden), options.budget) / len(ring)
+                    program = make_program(ring, hidden)
+                    ms = median_ms(program, options.budget) / len(ring)
                     of_peak = 2 * rows * shape[0] * shape[1] / ms * 1e3 / peaks[form]
                     of_read = ring[0].nbytes / bandwidth * 1e3 / ms
                     write(f"{model + ' ' + name:<14} {form:<9} {rows:>4} {ms:>8.4f} {of_peak:>8.2f} {of_read:>8.2f}")
                     if other is not None:
                         theirs = median_ms(partial(multiply_all, other, hidden), options.budget) / len(other)
+                        write(f" {theirs:>10.4f} {theirs / ms:>5.2f}")
+                    elif options.without_tiles:
+                        write(f" {'':>10} {'':>5}")
+                    if options.without_tiles:
+                        torch.ops.blazr.set_amx(False)
+                        theirs = median_ms(program, options.budget) / len(ring)
+                        torch.ops.blazr.set_amx(True)
                         write(f" {theirs:>10.4f} {theirs / ms:>5.2f}")
                     write("\n")
                     sys.stdout.flush()

@@ -1,7 +1,8 @@
 // The sums of a panel with a block of weights by matrix tiles: 16 rows × 16 outputs at a time (amx.h).
 //
-// A tile's instruction multiplies 16 words of each row with 16 words of each output, which is 32 inputs of bfloat16 and 64
-// bytes, in a clock for each row. The weights lie as it wants them: a step's 128 bytes are a line of two tiles.
+// A tile's instruction multiplies 16 words of each row with 16 words of each output, which is 32 inputs of bfloat16 or 64
+// of int8, in a clock for each row. The weights lie as it wants them: a step's 128 bytes are a line of two tiles. int4 has
+// too small groups to gain: scaling their sums takes longer than the products.
 #pragma once
 
 #include <algorithm>
@@ -26,10 +27,12 @@ class MatrixTiles {
 
   // Adds the sums of a panel with a block over some units, as tile() does.
   void add(int rows, const TileArgs& t) {
-    if constexpr (F::kGrouped) {
+    if constexpr (F::kLine == 0) {
+      return;
+    } else if constexpr (F::kGrouped) {
       configure(std::min(rows, kAmxRows));
       integers(rows, t);
-    } else if constexpr (F::kLine > 0) {
+    } else {
       configure(rows);
       if (rows > kAmxRows)
         halves<true>(rows, t);
@@ -46,9 +49,7 @@ class MatrixTiles {
     const int top = std::min(rows, kAmxRows), bottom = std::max(1, rows - top);
     TileConfig config;
     if constexpr (F::kGrouped) {
-      constexpr int64_t kBytes = F::kLine * 4;
-      for (int tile : {0, 1}) config.set(tile, top);
-      for (int tile : {2, 3}) config.set(tile, top, kBytes);
+      for (int tile : {0, 1, 2, 3}) config.set(tile, top);
       for (int tile : {4, 5, 6, 7}) config.set(tile, F::kLine);
     } else {
       for (int tile : {0, 1, 4}) config.set(tile, top);
@@ -114,19 +115,17 @@ class MatrixTiles {
     }
   }
 
-  // int8 and int4: exact sums of a group, which are scaled and added in float32. With more than 16 rows the last 16
-  // are a second half, also where it overlaps the first: one configuration serves all panels of a product but the last.
+  // int8: exact sums of a group, which are scaled and added in float32. With more than 16 rows the last 16 are a second
+  // half, also where it overlaps the first: one configuration serves all panels of a product but the last.
   static void integers(int rows, const TileArgs& t) {
-    const int second = rows - kAmxRows;  // the second half's first row
     alignas(64) int32_t whole[kMostRows][kBlock];
     const uint8_t* ahead = t.ahead;
     for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
-      const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
-      const uint8_t* w = t.weights + first * F::kStepBytes;
-      const uint32_t* a = t.steps + first * rows;
-      ask_for_lines(ahead, (last - first) * t.advance);
-      group(rows, 0, a, w, last - first, whole[0]);
-      if (second > 0) group(rows, second, a, w, last - first, whole[second]);
+      const int64_t first = unit * t.unit_steps, steps = std::min(t.unit_steps, t.depth - first);
+      const uint8_t* end = ahead + steps * t.advance;
+      for (; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+      ahead = end;
+      add_group(rows, t.steps + first * rows, t.weights + first * F::kStepBytes, steps, whole);
       const int32_t* offsets = t.offsets + unit * rows;
       const float* scales = t.scales + unit * rows;
       for (int v = 0; v < kVectors; ++v) {
@@ -142,48 +141,43 @@ class MatrixTiles {
     }
   }
 
-  static void ask_for_lines(const uint8_t*& ahead, int64_t bytes) {
-    const uint8_t* end = ahead + bytes;
-    for (; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
-    ahead = end;
-  }
-
-  // The sums of up to 16 rows over a group: to[row][32].
-  static void group(int rows, int first_row, const uint32_t* a, const uint8_t* w, int64_t steps, int32_t* to) {
-    constexpr int64_t kSumLine = kBlock * sizeof(int32_t), kLineBytes = F::kLine * 4;
-    a += first_row * F::kLine;
+  // A panel's sums over a group. The usual group of two lines is read into tiles once.
+  static void add_group(int rows, const uint32_t* a, const uint8_t* w, int64_t steps, int32_t (*whole)[kBlock]) {
+    constexpr int64_t kSumLine = kBlock * sizeof(int32_t), kLineBytes = F::kLine * F::kStepBytes;
+    const bool is_usual = steps == 2 * F::kLine;
+    const int64_t next = F::kLine * rows;  // words to a panel's next line
     stored_before();
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int64_t step = 0; step < steps; step += F::kLine, a += F::kLine * rows) {
-      if constexpr (F::kStepBytes == 64) {
-        alignas(64) uint8_t bytes[F::kLine * 128];
-        unpack(w, bytes);
-        w += F::kLine * F::kStepBytes;
-        stored_before();
-        _tile_loadd(4, bytes, 128);
-        _tile_loadd(5, bytes + kAmxLine, 128);
-      } else {
-        _tile_loadd(4, w, 128);
-        _tile_loadd(5, w + kAmxLine, 128);
-        w += F::kLine * F::kStepBytes;
-      }
-      _tile_loadd(2, a, kLineBytes);
-      _tile_dpbsud(0, 2, 4);
-      _tile_dpbsud(1, 2, 5);
+    if (is_usual) {
+      _tile_loadd(4, w, F::kStepBytes);
+      _tile_loadd(5, w + kAmxLine, F::kStepBytes);
+      _tile_loadd(6, w + kLineBytes, F::kStepBytes);
+      _tile_loadd(7, w + kLineBytes + kAmxLine, F::kStepBytes);
     }
-    _tile_stored(0, to, kSumLine);
-    _tile_stored(1, to + kLanes, kSumLine);
-  }
-
-  // Nibbles of a line of steps to bytes.
-  static void unpack(const uint8_t* from, uint8_t* to) {
-    for (int64_t i = 0; i < F::kLine / 2; ++i, from += 128, to += 256) {
-      for (int v = 0; v < kVectors; ++v) {
-        const vi both = load_bits(from + v * 64), low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
-        std::memcpy(to + v * 64, &low, sizeof low);
-        std::memcpy(to + 128 + v * 64, &high, sizeof high);
+    const int second = rows - kAmxRows;  // where the second half begins
+    for (int half = 0; half < (second > 0 ? 2 : 1); ++half) {
+      const int row = half ? second : 0;
+      const uint32_t* from = a + row * F::kLine;
+      _tile_zero(0);
+      _tile_zero(1);
+      if (is_usual) {
+        _tile_loadd(2, from, kAmxLine);
+        _tile_dpbsud(0, 2, 4);
+        _tile_dpbsud(1, 2, 5);
+        _tile_loadd(3, from + next, kAmxLine);
+        _tile_dpbsud(0, 3, 6);
+        _tile_dpbsud(1, 3, 7);
+      } else {
+        for (int64_t step = 0; step < steps; step += F::kLine, from += next) {
+          const uint8_t* line = w + step * F::kStepBytes;
+          _tile_loadd(2, from, kAmxLine);
+          _tile_loadd(4, line, F::kStepBytes);
+          _tile_dpbsud(0, 2, 4);
+          _tile_loadd(5, line + kAmxLine, F::kStepBytes);
+          _tile_dpbsud(1, 2, 5);
+        }
       }
+      _tile_stored(0, whole[row], kSumLine);
+      _tile_stored(1, whole[row] + kLanes, kSumLine);
     }
   }
 

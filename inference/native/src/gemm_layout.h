@@ -44,7 +44,7 @@ struct Integer {
   static constexpr int32_t kOffset = kFour ? 8 : 128;
   static constexpr int kPanel = kWide ? 8 : 2;  // most rows in a panel
   static constexpr int64_t kUsualSteps = kFour ? 8 : 32;   // of a group
-  static constexpr int64_t kLine = kFour ? 8 : 16;         // words of a row of activations in a matrix tile
+  static constexpr int64_t kLine = kFour ? 0 : 16;         // words of a row of activations in a matrix tile; 0: none
 };
 
 struct Half {
@@ -62,7 +62,7 @@ struct Single {
   static constexpr int64_t kStepBytes = 128;
   static constexpr int64_t kAlign = 1;
   static constexpr int kPanel = kWide ? 12 : 2;
-  static constexpr int64_t kLine = 0;  // no tiles
+  static constexpr int64_t kLine = 0;
 };
 
 template <typename Body>
@@ -95,7 +95,7 @@ int64_t block_bytes_of(int64_t inputs) {
   return steps_of<F>(inputs) * F::kStepBytes;
 }
 
-constexpr int64_t kTiledIntegers = 4;  // rows from which matrix tiles are worth it for int8 and int4
+constexpr int64_t kTiledIntegers = 48;  // rows from which matrix tiles are worth it for int8
 constexpr int64_t kPlainUnit = 256;  // of the formats without groups
 
 }  // namespace blazr
