@@ -1,6 +1,7 @@
 """Products of a step's rows with packed weights that stream from memory, against the machine's limits and oneDNN.
 
-    python -m bench.kernels_products [--shapes 135m,1b] [--forms bfloat16,int8] [--rows 8,16,32,64] [--no-onednn] [--without-tiles]
+    python -m bench.kernels_products [--shapes 135m,1b] [--forms bfloat16,int8] [--rows 8,16,32,64] [--no-onednn]
+                                     [--without-tiles]
 
 Each shape has as many matrices as no cache holds, and they are multiplied one after the other as a replayed decode step
 does it. Each line: milliseconds of a product; its operations as a share of the peak, measured as ``bench.machine``
