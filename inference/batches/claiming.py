@@ -20,6 +20,7 @@ from inference.batches import policy
 from inference.batches.lines import MAX_ATTEMPTS, SUSPECTS_TOGETHER, ClaimedLine, has_suspects, lines_claim
 from inference.batches.models import Batch, BatchLine, BatchState, LineState
 from inference.batches.services import open_batches
+from inference.batches.upkeep import OPEN_BATCHES
 from inference.states import ResidentModel
 
 RATE_WINDOW_S = 30.0
@@ -79,6 +80,8 @@ class LineClaimer:
 
     def _by_share(self, room: int, *, is_empty: bool) -> tuple[list[ClaimedLine], list[Batch]]:
         """Lines of the batches that come first, and those of the batches that have suspects left only."""
+        if not OPEN_BATCHES.exists():
+            return [], []
         batches = {row.pk: row for row in open_batches().filter(state=BatchState.IN_PROGRESS, ending="")}
         candidates = [self._candidate(row) for row in batches.values() if row.num_open]
         lines: list[ClaimedLine] = []

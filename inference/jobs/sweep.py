@@ -15,6 +15,10 @@ from inference.jobs import hints
 from inference.jobs.claims import MAX_ATTEMPTS, seconds_from_now
 from inference.jobs.selectors import unkept_chunks
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState
+from inference.row_watch import RowWatch
+
+OPEN_JOBS = RowWatch(lambda: GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING)))
+"""Those that there may be something to do for: to claim, or to put right."""
 
 
 def jobs_abandon(*, owner: str) -> int:

@@ -30,7 +30,7 @@ from inference.jobs.claims import (
     jobs_heartbeat,
     suspects_wait,
 )
-from inference.jobs.sweep import jobs_abandon, jobs_sweep
+from inference.jobs.sweep import OPEN_JOBS, jobs_abandon, jobs_sweep
 from inference.messages import GenerationEvent
 from inference.models import JobState
 from inference.request_log import logged_contents
@@ -147,7 +147,8 @@ class JobRunner(ClaimRunner):
             self._heartbeat(now)
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
-            jobs_sweep()
+            if OPEN_JOBS.exists():
+                jobs_sweep()
         if self._look_now or now - self._claimed_at >= POLL_S:
             self._look_now = False
             self._claimed_at = now
@@ -250,6 +251,8 @@ class JobRunner(ClaimRunner):
     def _claim(self) -> None:
         room = self._window - len(self._running)
         if room <= 0 or any(item.job.attempt >= MAX_ATTEMPTS for item in self._running.values()):
+            return
+        if not OPEN_JOBS.exists():
             return
         if suspects_wait():
             # The window runs empty, then a suspect has it for itself.
