@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "attention_ahead.h"
+#include "attention_amx.h"
 
 namespace blazr {
 namespace {
@@ -142,6 +143,12 @@ void run_plan(const Operands<T>& on, const Plan& plan) {
     static thread_local Scratch scratch;
     static thread_local Ahead<T> ahead;
     const Task& task = plan.tasks[index];
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (plan.items[task.first_item].by_tiles) {
+        run_by_tiles(on, plan.items[task.first_item], scratch);
+        return;
+      }
+    }
     ahead.begin(on, plan, index, call, goes_on);
     run_task(on, plan.items.data() + task.first_item, task.heads, ahead, scratch);
   };
@@ -192,7 +199,8 @@ at::Tensor paged_attention(
   at::Tensor out = at::empty({query.size(0), shape.heads, value_width}, query.options());
   const Plan plan = make_plan(
       sequences.const_data_ptr<int64_t>(), sequences.size(0), shape, window, query.size(0), slots.size(0),
-      is_dense ? (keys.width + values.width) * keys.heads * static_cast<int64_t>(query.element_size()) : 0);
+      is_dense ? (keys.width + values.width) * keys.heads * static_cast<int64_t>(query.element_size()) : 0,
+      query.scalar_type() == at::kBFloat16 && use_amx());
   at::Tensor partial;
   if (plan.partial_rows)
     partial = at::empty({plan.partial_rows, shape.padded + kLanes}, query.options().dtype(at::kFloat));

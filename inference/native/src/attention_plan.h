@@ -9,13 +9,16 @@
 
 namespace blazr {
 
-constexpr int64_t kTileRows = 192;       // rows of a tile: packing a block of keys is spread over them
+constexpr int64_t kItemRows = 192;       // rows of an item: packing a block of keys is spread over them
 constexpr int64_t kSplitTokens = 32;     // sequences with at most so many new tokens are split over their context …
 constexpr int64_t kSplitKeys = 256;      // … into parts of at least so many keys,
 constexpr int64_t kPartsPerThread = 4;   // with so many parts of contexts a thread takes the heads of one together,
 constexpr int64_t kFewRows = 32;         // if a head has at most so many rows
 constexpr int64_t kBlockBytes = 262144;  // and a block's keys and values leave room in the second cache
 constexpr int64_t kMaxSplits = 16;       // but not into more than this, for the partial results' memory
+constexpr int64_t kMatrixRows = 1024;    // rows of an item by matrix tiles, for which its keys are packed, at most …
+constexpr int64_t kFewestRows = 128;     // … and at least, where shorter ones give each thread …
+constexpr int64_t kItemsPerThread = 4;   // … so many
 
 // One (kv head, tile of tokens, part of the context) of a sequence.
 struct Item {
@@ -25,6 +28,7 @@ struct Item {
   int64_t slots;                  // where the sequence's slots begin
   int64_t head;                   // kv head
   int64_t partial;                // index of its first row among the partial results, or -1
+  bool by_tiles;                  // by matrix tiles (attention_amx.h)
 };
 
 // Rows that were split, to be put together again.
@@ -66,20 +70,27 @@ inline void make_tasks(Plan& plan, const Shape& shape, int64_t token_bytes) {
   while (together % 2 == 0 && kKeys * token_bytes * together / shape.kv_heads > kBlockBytes) together /= 2;
   plan.tasks.reserve(count);
   for (int64_t item = 0; item < count;) {
-    const bool are_few = plan.items[item].num_tokens * shape.group <= kFewRows;
+    const bool are_few = plan.items[item].num_tokens * shape.group <= kFewRows && !plan.items[item].by_tiles;
     const int64_t heads = is_enough && are_few ? together : 1;
     plan.tasks.push_back({item, heads});
     item += heads;
   }
 }
 
+// New tokens of an item by matrix tiles: the items of a sequence are of one size. A row's result is the same in each cut.
+inline int64_t matrix_tokens(int64_t tokens, const Shape& shape) {
+  const int64_t rows = tokens * shape.group, wanted = kItemsPerThread * at::get_num_threads();
+  const int64_t most = std::clamp(rows * shape.kv_heads / wanted, kFewestRows, kMatrixRows);
+  return ceil_div(tokens, ceil_div(rows, most));
+}
+
+// `use_tiles`: sequences with more new tokens than are split go by matrix tiles.
 inline Plan make_plan(
     const int64_t* table, int64_t count, const Shape& shape, int64_t window, int64_t num_rows, int64_t num_slots,
-    int64_t token_bytes) {
+    int64_t token_bytes, bool use_tiles) {
   Plan plan;
   plan.items.reserve(count * shape.kv_heads);
   int64_t covered = 0;
-  const int64_t tile_tokens = std::clamp<int64_t>(kTileRows / shape.group, 1, kKeys);
   for (int64_t index = 0; index < count; ++index) {
     const int64_t row = table[4 * index], rows = table[4 * index + 1], total = table[4 * index + 2],
                   at = table[4 * index + 3];
@@ -93,6 +104,9 @@ inline Plan make_plan(
     const int64_t context = total - rows;
     const bool is_split = rows <= kSplitTokens;
     plan.is_split &= is_split;
+    const bool by_tiles = use_tiles && !is_split;
+    const int64_t tile_tokens =
+        by_tiles ? matrix_tokens(rows, shape) : std::clamp<int64_t>(kItemRows / shape.group, 1, kKeys);
     // Tiles with the longest contexts first: the short ones even out the threads' ends.
     for (int64_t tile = (rows - 1) / tile_tokens; tile >= 0; --tile) {
       const int64_t first = tile * tile_tokens, tokens = std::min(tile_tokens, rows - first);
@@ -107,7 +121,7 @@ inline Plan make_plan(
         const int64_t from = begin + part * length, to = std::min(stop, from + length);
         for (int64_t head = 0; head < shape.kv_heads; ++head) {
           const int64_t partial = splits > 1 ? plan.partial_rows + head * head_rows + part * tile_rows : -1;
-          plan.items.push_back({row + first, tokens, position, from, to, at, head, partial});
+          plan.items.push_back({row + first, tokens, position, from, to, at, head, partial, by_tiles});
         }
         plan.work += shape.kv_heads * (to - from) * (tile_rows + 2) * (shape.width + shape.value_width) / kLanes;
       }

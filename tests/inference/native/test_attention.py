@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -161,6 +164,123 @@ def test_a_broken_value_is_seen_by_its_own_sequence_only(part, value):
     assert not found[1].isfinite().any()
     assert torch.equal(found[0], clean[0])
     assert torch.equal(found[2:], clean[2:])
+
+
+@contextmanager
+def matrix_tiles(wanted: bool) -> Iterator[None]:
+    before = torch.ops.blazr.use_amx()
+    torch.ops.blazr.set_amx(wanted)
+    try:
+        yield
+    finally:
+        torch.ops.blazr.set_amx(before)
+
+
+class TestMatrixTiles:
+    """Sequences of more than 32 new tokens go by matrix tiles in bfloat16 where the processor has them."""
+
+    LENGTHS = ((33, 33), (64, 64), (65, 65), (70, 70), (1, 300), (40, 333), (200, 263), (3, 600), (400, 1000))
+    SHAPES = (
+        *SHAPES,
+        (8, 1, 64, 64),
+        (12, 12, 64, 32),
+        (32, 8, 128, 128),
+        (7, 1, 96, 80),
+        (2, 2, 192, 128),
+        (18, 2, 32, 31),
+    )
+    RULES = ((0, 0.0), (1, 0.0), (5, 0.0), (64, 0.0), (100, 3.0), (0, 30.0), (10**12, 0.0))
+
+    @pytest.fixture(autouse=True)
+    def tiles(self, kernels):
+        if not torch.ops.blazr.use_amx():
+            pytest.skip("this processor has no matrix tiles (AMX), or the system doesn't let the process use them")
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize(("window", "softcap"), RULES)
+    def test_they_are_as_near_to_the_sum_as_the_vectors(self, shape, window, softcap):
+        """Both round weights and results to 8 bits at different places: single values differ by a little more than a
+        bfloat16's half step of 2^-9 at values up to 4, their mean error by at most a tenth.
+        """
+        step = Step(shape, torch.bfloat16, self.LENGTHS)
+        wanted, found = step.defined(window, softcap), step.run(window, softcap)
+        with matrix_tiles(False):
+            plain = step.run(window, softcap)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-2)
+        error, plain_error = ((one.double() - wanted).square().mean().sqrt() for one in (found, plain))
+        assert error < 1.1 * plain_error + 1e-5
+
+    def test_they_are_used_for_chunks_and_for_nothing_else(self):
+        step = Step((8, 2, 64, 64), torch.bfloat16, ((32, 500), (33, 500), (1, 500)))
+        found = step.run()
+        with matrix_tiles(False):
+            plain = step.run()
+        assert torch.equal(found[:32], plain[:32])
+        assert not torch.equal(found[32:65], plain[32:65])
+        assert torch.equal(found[65:], plain[65:])
+
+    @pytest.mark.parametrize("scale", [-0.25, 0.0])
+    def test_any_scale(self, scale):
+        step = Step((4, 2, 64, 64), torch.bfloat16, ((90, 90),))
+        step.scale = scale
+        torch.testing.assert_close(step.run().double(), step.defined(), rtol=2**-8, atol=1e-2)
+
+    @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (90, 0.0), (0, 3.0)])
+    @pytest.mark.parametrize("shape", [(9, 3, 64, 64), (32, 8, 64, 64), (5, 1, 40, 24)])
+    def test_a_chunk_is_the_same_alone_and_in_any_batch(self, shape, window, softcap):
+        step = Step(shape, torch.bfloat16, self.LENGTHS)
+        together = step.run(window, softcap)
+        for index, (row, rows, *_) in enumerate(step.table.tolist()):
+            assert torch.equal(together[row : row + rows], step.run_alone(index, window, softcap)), self.LENGTHS[index]
+
+    @pytest.mark.parametrize("window", [0, 90])
+    def test_neither_threads_nor_the_chunks_cut_change_a_row(self, window):
+        """More threads take smaller items; a chunk of a prompt gives the rows of the whole prompt."""
+        step, threads = Step((6, 2, 64, 64), torch.bfloat16, ((900, 900),)), torch.get_num_threads()
+        whole = step.run(window)
+        try:
+            for count in (1, 7):
+                torch.set_num_threads(count)
+                assert torch.equal(step.run(window), whole), count
+        finally:
+            torch.set_num_threads(threads)
+        for begin, end in ((0, 33), (33, 300), (300, 900)):
+            table = torch.tensor([[0, end - begin, end, 0]])
+            part = step.run(window, query=step.query[begin:end].contiguous(), table=table)
+            assert torch.equal(part, whole[begin:end]), (begin, end)
+
+    def test_more_keys_than_stay_packed(self):
+        """Keys and values are packed in runs of 512 KiB; the sums of a run are kept for the next one."""
+        step = Step((4, 2, 128, 128), torch.bfloat16, ((40, 3000), (300, 2500)))
+        for window in (0, 1500):
+            torch.testing.assert_close(step.run(window).double(), step.defined(window), rtol=2**-8, atol=1e-2)
+            for index, (row, rows, *_) in enumerate(step.table.tolist()):
+                assert torch.equal(step.run(window)[row : row + rows], step.run_alone(index, window))
+
+    def test_scores_that_grow_move_the_base(self):
+        """Later keys win by far more than the slack within which a row's base stays."""
+        step = Step((4, 2, 64, 64), torch.bfloat16, ((500, 500),))
+        step.key[step.slots] *= torch.linspace(0.1, 40, 500).view(-1, 1, 1).bfloat16()
+        torch.testing.assert_close(step.run().double(), step.defined(), rtol=2**-7, atol=3e-2)
+
+    @pytest.mark.parametrize("part", ["query", "key", "value"])
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    def test_a_broken_value_is_seen_by_its_own_sequence_only(self, part, value):
+        step = Step((4, 2, 64, 64), torch.bfloat16, ((70, 70), (50, 300), (40, 40)))
+        clean = step.run()
+        where = 70 + 3 if part == "query" else step.slots[70 + 10]
+        getattr(step, part)[where] = value
+        found = step.run()
+        assert not found[70 + 3].isfinite().any()
+        assert torch.equal(found[:70], clean[:70])
+        assert torch.equal(found[120:], clean[120:])
+
+    def test_float32_goes_as_before(self):
+        step = Step((4, 2, 64, 64), torch.float32, ((90, 200),))
+        found = step.run()
+        with matrix_tiles(False):
+            assert torch.equal(found, step.run())
 
 
 class TestWrongArguments:
