@@ -1,13 +1,14 @@
 """Attention between its projections, one layer: the native kernels against the PyTorch form that defines them.
 
     python -m bench.kernels_attention [--shapes 135m,1b] [--dtype bfloat16] [--cases decode,prefill] [--no-before]
-        [--decodes 32x128,32x512] [--cold]
+        [--decodes 32x128,32x512] [--cold] [--without-tiles]
 
 Each line: milliseconds of the PyTorch form and of the native one, their ratio, and the native one's bytes or
 operations per second: of the keys and values that a decoding step must read, as a share of the read bandwidth that was
 measured just before; of a prefill's products, as a share of the rate of a large matrix product. Small contexts fit the
 caches, so their share of the memory's bandwidth can exceed 1. With ``--cold`` decodes are also timed over as many
 layers' keys and values in turn as no cache holds, as a model's step reads them; rate and share are then of that time.
+With ``--without-tiles`` prefills are timed with matrix tiles (AMX) and by vector instructions alone in turns.
 """
 
 from __future__ import annotations
@@ -59,6 +60,20 @@ def median_ms(call: Callable[[], object], budget_s: float = 0.6) -> float:
         call()
         times.append(time.perf_counter() - started)
     return statistics.median(times) * 1e3
+
+
+def tiles_and_vectors_ms(call: Callable[[], object], budget_s: float = 1.2) -> tuple[float, float]:
+    """Median times of a call with matrix tiles and without them, in turns: a machine's speed changes by the minute."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    stop = time.perf_counter() + budget_s
+    while len(times[False]) < 3 or time.perf_counter() < stop:
+        for with_tiles, found in times.items():
+            torch.ops.blazr.set_amx(with_tiles)
+            started = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - started)
+    torch.ops.blazr.set_amx(True)
+    return statistics.median(times[True]) * 1e3, statistics.median(times[False]) * 1e3
 
 
 def machine_limits(dtype: torch.dtype) -> tuple[float, float]:
@@ -159,16 +174,21 @@ def main() -> int:
     parser.add_argument("--no-before", action="store_true", help="leave the PyTorch form out")
     parser.add_argument("--decodes", default=",".join(f"{count}x{context}" for count, context in DECODES))
     parser.add_argument("--cold", action="store_true", help="time decodes over layers that no cache holds, too")
+    parser.add_argument("--without-tiles", action="store_true", help="time prefills without matrix tiles, too")
     options = parser.parse_args()
     if not library.is_available():
         sys.stderr.write("There are no native kernels; build them with: python -m inference.native.build\n")
+        return 1
+    if options.without_tiles and not torch.ops.blazr.use_amx():
+        sys.stderr.write("There are no matrix tiles here\n")
         return 1
     dtype = getattr(torch, options.dtype)
     bandwidth, rate = machine_limits(dtype)
     write = sys.stdout.write
     write(f"{torch.get_num_threads()} threads, {options.dtype}; measured here: {bandwidth / 1e9:.1f} GB/s read, ")
     write(f"{rate / 1e9:.0f} GFLOP/s of a matrix product\n")
-    write("shape          case                  PyTorch ms  native ms  ratio  cold ms  rate           share\n")
+    write("shape          case                  PyTorch ms  native ms  ratio  cold ms  rate           share")
+    write("  vectors ms  ratio\n" if options.without_tiles else "\n")
     cases = options.cases.split(",")
     decodes = [tuple(map(int, case.split("x"))) for case in options.decodes.split(",")]
     with torch.inference_mode():
@@ -179,6 +199,8 @@ def main() -> int:
                     batch, slots = make_batch(0, 0, case) if prefill else make_batch(*case, None)
                     plain, native = make_calls(name, batch, make_states(SHAPES[name], 1, slots, dtype), dtype)
                     after = median_ms(native)
+                    if prefill and options.without_tiles:
+                        after, vectors = tiles_and_vectors_ms(native)
                     before = float("nan") if options.no_before else median_ms(plain)
                     work, cold = work_of(SHAPES[name], dtype, case, prefill), float("nan")
                     if options.cold and not prefill:
@@ -188,7 +210,10 @@ def main() -> int:
                     label = f"{kind} {case[0]} after {case[1]}" if prefill else f"{kind} {case[0]} x {case[1]}"
                     unit, limit = ("GFLOP/s", rate) if prefill else ("GB/s", bandwidth)
                     write(f"{name:<14} {label:<20} {before:>11.3f} {after:>10.4f} {before / after:>6.1f} {cold:>8.4f}")
-                    write(f"  {per_s / 1e9:>6.1f} {unit:<7} {per_s / limit:>6.2f}\n")
+                    write(f"  {per_s / 1e9:>6.1f} {unit:<7} {per_s / limit:>6.2f}")
+                    if prefill and options.without_tiles:
+                        write(f"  {vectors:>10.3f} {vectors / after:>6.1f}")
+                    write("\n")
                     sys.stdout.flush()
     return 0
 

@@ -14,11 +14,11 @@
 
 namespace blazr {
 
-constexpr int kStripKeys = 32;       // keys whose pairs fill a tile's line
-constexpr int kGroupRows = 32;       // rows that go over the keys together: two tiles of 16
-constexpr int kStepValues = 32;      // bfloat16 values of a tile's line
-constexpr int64_t kTileFloats = 256;  // 1 KiB
-constexpr int64_t kPackedFloats = 131072;  // 512 KiB of packed keys and values stay in the second cache
+constexpr int kStripKeys = 32;              // keys whose pairs fill a tile's line
+constexpr int kGroupRows = 32;              // rows that go over the keys together: two tiles of 16
+constexpr int kStepValues = 32;             // bfloat16 values of a tile's line
+constexpr int64_t kTileFloats = 256;        // 1 KiB
+constexpr int64_t kPackedFloats = 131072;   // 512 KiB of packed keys and values stay in the second cache
 
 #ifdef BLAZR_AMX
 
@@ -69,7 +69,7 @@ class TileAttention {
       : on_(on),
         item_(item),
         steps_(ceil_div(on.shape.width, kStepValues)),
-        pairs_(ceil_div(on.shape.value_width, 2 * kTileRows)),
+        pairs_(ceil_div(on.shape.value_width, 2 * kAmxRows)),
         rows_(item.num_tokens * on.shape.group),
         groups_(ceil_div(rows_, kGroupRows)) {
     block_floats_ = 4 * kTileFloats * (steps_ + pairs_);
@@ -96,7 +96,7 @@ class TileAttention {
     constexpr float kLog2e = 1.44269504088896341f;
     factor_ = is_plain_ ? rule.scale * kLog2e : 1.0f;
     TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) config.set(tile, kTileRows);
+    for (int tile = 0; tile < 8; ++tile) config.set(tile, kAmxRows);
     tiles_.configure(config);
   }
 
@@ -112,7 +112,8 @@ class TileAttention {
   static constexpr int64_t kScores = kKeys * kGroupRows, kWeights = kScores / 2;
 
   // Products that are under way: the weighted values of the block before and the scores of the block after the one whose
-  // weights are made, in steps of four instructions. Tiles hold sums (0 to 3) and operands.
+  // weights are made, in steps of four instructions. Tiles hold sums (0 to 3) and operands. Sums are stored some time
+  // after they are asked for: a store that waits for them keeps later instructions from starting.
   struct Products {
     // Values × weights: each 32 columns of the output take the block's strips, one after the other.
     const float *values = nullptr, *weights = nullptr;
@@ -123,38 +124,52 @@ class TileAttention {
     const float *keys = nullptr, *queries = nullptr;
     float* scores = nullptr;
     int64_t num_keys = 0, steps = 0, step = 0;
-    const float* next = nullptr;  // what is read after them
+    float* to_store = nullptr;
 
     int64_t at = 0;
 
     int64_t count() const { return num_values + num_keys; }
 
-    void advance(int64_t until) {
-      if (at >= until) return;
+    bool is_done() const { return at == count(); }
+
+    void advance() {
       stored_before();
-      for (; at < until; ++at) {
-        if (at < num_values) {
-          add_values();
-        } else {
-          add_scores();
-        }
+      if (at < num_values) {
+        add_values();
+      } else {
+        add_scores();
       }
+      ++at;
+    }
+
+    void store_sums() {
+      if (to_store != nullptr) store_four(to_store);
+      to_store = nullptr;
       stored_before();
     }
 
+    void finish() {
+      while (!is_done()) advance();
+      store_sums();
+    }
+
     void add_values() {
-      if (strip == 0) load_four(sums);
+      if (strip == 0) {
+        store_sums();
+        load_four(sums);
+      }
       const float *from = values, *by = weights + strip * 2 * kTileFloats;
       values += strips == 1 ? 4 * kTileFloats : 2 * kTileFloats;
-      multiply(from, by, at + 1 < num_values ? values : num_keys ? keys : next);
+      multiply(from, by);
       if (++strip < strips) return;
       strip = 0;
-      store_four(sums);
+      to_store = sums;
       sums += 4 * kTileFloats;
     }
 
     void add_scores() {
       if (step == 0) {
+        store_sums();
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -162,38 +177,37 @@ class TileAttention {
       }
       const float *from = keys, *by = queries + step * 2 * kTileFloats;
       keys += 2 * kTileFloats;
-      multiply(from, by, at + 1 < count() ? keys : next);
+      multiply(from, by);
       if (++step < steps) return;
       step = 0;
-      store_four(scores);
+      to_store = scores;
       scores += 4 * kTileFloats;
     }
 
-    // Two tiles times two; the next two are asked for from the second cache.
-    static void multiply(const float* left, const float* right, const float* ahead) {
-      for (int64_t line = 0; line < 2 * kTileFloats; line += kLanes) __builtin_prefetch(ahead + line);
-      _tile_loadd(4, left, kTileLine);
-      _tile_loadd(6, right, kTileLine);
+    // Two tiles times two.
+    static void multiply(const float* left, const float* right) {
+      _tile_loadd(4, left, kAmxLine);
+      _tile_loadd(6, right, kAmxLine);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, right + kTileFloats, kTileLine);
+      _tile_loadd(7, right + kTileFloats, kAmxLine);
       _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, left + kTileFloats, kTileLine);
+      _tile_loadd(5, left + kTileFloats, kAmxLine);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
 
     static void load_four(const float* from) {
-      _tile_loadd(0, from, 2 * kTileLine);
-      _tile_loadd(1, from + kLanes, 2 * kTileLine);
-      _tile_loadd(2, from + 2 * kTileFloats, 2 * kTileLine);
-      _tile_loadd(3, from + 2 * kTileFloats + kLanes, 2 * kTileLine);
+      _tile_loadd(0, from, 2 * kAmxLine);
+      _tile_loadd(1, from + kLanes, 2 * kAmxLine);
+      _tile_loadd(2, from + 2 * kTileFloats, 2 * kAmxLine);
+      _tile_loadd(3, from + 2 * kTileFloats + kLanes, 2 * kAmxLine);
     }
 
     static void store_four(float* to) {
-      _tile_stored(0, to, 2 * kTileLine);
-      _tile_stored(1, to + kLanes, 2 * kTileLine);
-      _tile_stored(2, to + 2 * kTileFloats, 2 * kTileLine);
-      _tile_stored(3, to + 2 * kTileFloats + kLanes, 2 * kTileLine);
+      _tile_stored(0, to, 2 * kAmxLine);
+      _tile_stored(1, to + kLanes, 2 * kAmxLine);
+      _tile_stored(2, to + 2 * kTileFloats, 2 * kAmxLine);
+      _tile_stored(3, to + 2 * kTileFloats + kLanes, 2 * kAmxLine);
     }
   };
 
@@ -260,10 +274,10 @@ class TileAttention {
     for (int64_t half = 0; half < 2; ++half) {
       for (int64_t step = 0; step < steps_; ++step) {
         const int64_t at = step * kStepValues, left = on_.shape.width - at;
-        const int64_t here = std::min<int64_t>(kTileRows, count - half * kTileRows);
+        const int64_t here = std::min<int64_t>(kAmxRows, count - half * kAmxRows);
         vu block[kLanes] = {};
         for (int64_t i = 0; i < here; ++i)
-          block[i] = std::bit_cast<vu>(load_line(on_.query + places_[half * kTileRows + i] * on_.shape.width + at, left));
+          block[i] = std::bit_cast<vu>(load_line(on_.query + places_[half * kAmxRows + i] * on_.shape.width + at, left));
         transpose(block);
         float* to = queries_ + (step * 2 + half) * kTileFloats;
         for (int i = 0; i < kLanes; ++i) std::memcpy(to + i * kLanes, &block[i], sizeof block[i]);
@@ -307,8 +321,7 @@ class TileAttention {
       products.num_values = pairs_ * products.strips;
     };
     begin_scores(begin, 0);
-    products.next = products.keys;
-    products.advance(products.count());
+    products.finish();
     int turn = 0;
     for (int64_t block = begin; block < end; block += kKeys, turn ^= 1) {
       const int strips = strips_of(block);
@@ -319,15 +332,14 @@ class TileAttention {
       vf kept[2];
       const bool moves = move_base(scores, 0, keys, kept[0]) | move_base(scores, 1, keys, kept[1]);
       begin_scores(block + kKeys, turn ^ 1);
-      products.next = values_of(block);
       make_weights(scores, strips, weights_[turn], products);
+      products.finish();
       if (moves) scale(output, kept);
       begin_values(block, turn);
     }
     begin_scores(end, turn);
     products.num_keys = 0;
-    products.next = products.values;
-    products.advance(products.count());
+    products.finish();
     if (end == highest + 1) finish(count, output);
   }
 
@@ -378,9 +390,9 @@ class TileAttention {
 
   // Scores of the group to weights relative to the rows' bases, and their sums.
   void make_weights(const float* scores, int strips, float* weights, Products& products) const {
-    constexpr int kTurn = 4;  // pairs of keys between two looks at the products
+    constexpr int kTurn = 4;  // pairs of keys between two turns of the tiles
     const int64_t turns = strips * kStripKeys / kTurn, count = products.count();
-    int64_t turn = 0;
+    int64_t due = 0;  // of `turns` parts of a step
     for (int half = 0; half < 2; ++half) {
       const vf base = load(base_ + half * kLanes);
       const vf shift = base == splat(kNone) ? splat(0) : base;  // nothing seen yet: all weights are 2^-inf
@@ -397,7 +409,9 @@ class TileAttention {
             sums[i] = add_pairs(sums[i], both);
             store_units(to + (first + i) * kLanes, both);
           }
-          products.advance(count * ++turn / turns);
+          due += count;
+          if (due < turns) products.store_sums();
+          for (; due >= turns; due -= turns) products.advance();
         }
       }
       store(total_ + half * kLanes, load(total_ + half * kLanes) + ((sums[0] + sums[1]) + (sums[2] + sums[3])));
@@ -415,14 +429,14 @@ class TileAttention {
     const int64_t width = on_.shape.value_width;
     for (int64_t half = 0; half < 2; ++half) {
       const vf share = 1.0f / load(total_ + half * kLanes);
-      const int64_t here = std::min<int64_t>(kTileRows, count - half * kTileRows);
+      const int64_t here = std::min<int64_t>(kAmxRows, count - half * kAmxRows);
       for (int64_t column = 0; column < width; column += kLanes) {
         vu block[kLanes];
         for (int i = 0; i < kLanes; ++i)
           block[i] = std::bit_cast<vu>(load(output + (column + i) * kGroupRows + half * kLanes) * share);
         transpose(block);
         for (int64_t i = 0; i < here; ++i) {
-          bf16* to = on_.out + places_[half * kTileRows + i] * width + column;
+          bf16* to = on_.out + places_[half * kAmxRows + i] * width + column;
           if (column + kLanes <= width) {
             store(to, std::bit_cast<vf>(block[i]));
           } else {

@@ -1,5 +1,6 @@
 // How attention's work is cut: into items that a thread computes alone, and tasks of the items that are read together.
-// The cut of a sequence follows from that sequence alone; which items make a task changes no result.
+// The cut of a sequence follows from that sequence alone, but for items by matrix tiles, where a row's result is the same in
+// each cut; which items make a task changes no result.
 #pragma once
 
 #include <vector>
@@ -9,7 +10,7 @@
 
 namespace blazr {
 
-constexpr int64_t kItemRows = 192;       // rows of an item: packing a block of keys is spread over them
+constexpr int64_t kTileRows = 192;       // rows of a tile: packing a block of keys is spread over them
 constexpr int64_t kSplitTokens = 32;     // sequences with at most so many new tokens are split over their context …
 constexpr int64_t kSplitKeys = 256;      // … into parts of at least so many keys,
 constexpr int64_t kPartsPerThread = 4;   // with so many parts of contexts a thread takes the heads of one together,
@@ -106,7 +107,7 @@ inline Plan make_plan(
     plan.is_split &= is_split;
     const bool by_tiles = use_tiles && !is_split;
     const int64_t tile_tokens =
-        by_tiles ? matrix_tokens(rows, shape) : std::clamp<int64_t>(kItemRows / shape.group, 1, kKeys);
+        by_tiles ? matrix_tokens(rows, shape) : std::clamp<int64_t>(kTileRows / shape.group, 1, kKeys);
     // Tiles with the longest contexts first: the short ones even out the threads' ends.
     for (int64_t tile = (rows - 1) / tile_tokens; tile >= 0; --tile) {
       const int64_t first = tile * tile_tokens, tokens = std::min(tile_tokens, rows - first);
