@@ -17,6 +17,8 @@ from bench.processes import Child, PeerFailed
 TASKS = ("decode1", "decode8", "decode32", "prefill512", "prefill4096", "load", "memory", "http", "own")
 CLIENTS = (1, 8, 32)
 _TTFT_PROMPT, _TTFT_REPEATS = 16, 15
+_WARM_UP_TOKENS = 16
+"""Before streams are measured: steps of the sizes that occur while requests come and go are prepared by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class Cell:
     def _streams(self, child: Child, name: str, run: Callable[[int, int], dict[str, Any]]) -> None:
         for clients in CLIENTS:
             self._progress(f"{name} {clients}")
-            run(clients, 4)
+            run(clients, _WARM_UP_TOKENS)
             answer = self._alone(child, lambda clients=clients: run(clients, self._lengths.http_new))  # type: ignore[misc]
             self._note(f"{name}{clients}", answer["tokens_per_s"])
             for figure in ("ttft", "itl"):
