@@ -15,6 +15,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.live.conftest import ROOT, LiveServer
 
+TIMEOUT_MS = 20_000
+"""For actions and expectations alike: a load takes seconds on a busy machine."""
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -88,7 +90,8 @@ def context(chromium: Browser, site: LiveServer, session_state: dict) -> Iterato
     context = chromium.new_context(
         base_url=site.url, storage_state=session_state, viewport={"width": 1280, "height": 900}
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(TIMEOUT_MS)
+    expect.set_options(timeout=TIMEOUT_MS)
     yield context
     context.close()
 

@@ -433,7 +433,7 @@ def test_stopping_frees_the_slot(page: Page, site: LiveServer) -> None:
     page.fill("#prompt", "The statement")
     try:
         page.keyboard.press("Control+Enter")
-        expect(page.locator("#readout")).to_contain_text("tokens", timeout=20_000)
+        expect(page.locator("#readout")).to_contain_text("tokens")
         page.keyboard.press("Escape")
         expect(page.locator("#readout")).to_contain_text("ended by you")
         expect(page.locator("#send")).to_be_visible()
@@ -506,7 +506,7 @@ def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveS
     expect(page.locator("#batches-card")).to_be_hidden()
     start(site, lines_of(3, max_tokens=4))
     row = page.locator("#batches tbody tr").first
-    expect(row).to_contain_text("completed", timeout=20_000)
+    expect(row).to_contain_text("completed")
     expect(row).to_contain_text("3 of 3")
     expect(row).to_contain_text("12")
     with page.expect_download() as found:
@@ -514,7 +514,7 @@ def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveS
     assert len(Path(found.value.path()).read_text().splitlines()) == 3
     start(site, lines_of(400, max_tokens=400))
     row.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#batches tbody tr").first).to_contain_text("cancelled", timeout=20_000)
+    expect(page.locator("#batches tbody tr").first).to_contain_text("cancelled")
 
 
 # --- text of others ------------------------------------------------------------------------------------

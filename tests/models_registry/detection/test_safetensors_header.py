@@ -185,10 +185,13 @@ def test_every_changed_header_byte_is_refused_or_read_as_the_library_does(path: 
 def test_more_tensors_than_the_limit_are_refused(path: Path) -> None:
     names = ",".join(f'"{n:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for n in range(MAX_TENSORS + 1))
     write(path, (framed("{" + names + "}"), 1 << 27))
-    began = time.process_time()
+    began = time.thread_time()
     with pytest.raises(CorruptCheckpoint, match=f"more than {MAX_TENSORS}"):
         read_header(path)
-    assert time.process_time() - began < 2.0
+    refused = time.thread_time()
+    json.loads("{" + names + "}")
+    # Its time stays within a few readings of the same text, which this machine takes half a second or less for.
+    assert refused - began < 8 * (time.thread_time() - refused)
 
 
 def test_a_full_sized_header_stays_within_64_mib(tmp_path: Path) -> None:
