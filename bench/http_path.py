@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.child import random_prompts
-from bench.http_clients import exchange
+from bench.http_clients import DIALECTS, exchange
 from bench.weights import SHAPES, LlamaShape, make_llama
 from blazr_site.embedded_redis import server_command, wait_until_ready
 
@@ -136,19 +136,9 @@ def run_clients(site: Site, model: str, prompts: list[list[int]], new: int) -> l
     Returns:
         Of each, seconds to the first token, and in all.
     """
-    bodies = [
-        {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": new,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        for prompt in prompts
-    ]
-    started, answers = exchange(site.port, "/v1/completions", bodies)
+    dialect = DIALECTS["blazr-server"]
+    bodies = [dialect.body(prompt, new) | {"model": model} for prompt in prompts]
+    started, answers = exchange(site.port, dialect.path, bodies)
     found = []
     for lines in answers:
         data = [(at, line) for at, line in lines if line.startswith(b"data: {")]

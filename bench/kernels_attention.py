@@ -68,11 +68,10 @@ def tiles_and_vectors_ms(call: Callable[[], object], budget_s: float = 1.2) -> t
     stop = time.perf_counter() + budget_s
     while len(times[False]) < 3 or time.perf_counter() < stop:
         for with_tiles, found in times.items():
-            torch.ops.blazr.set_amx(with_tiles)
-            started = time.perf_counter()
-            call()
-            found.append(time.perf_counter() - started)
-    torch.ops.blazr.set_amx(True)
+            with library.matrix_tiles(with_tiles):
+                started = time.perf_counter()
+                call()
+                found.append(time.perf_counter() - started)
     return statistics.median(times[True]) * 1e3, statistics.median(times[False]) * 1e3
 
 
@@ -198,9 +197,10 @@ def main() -> int:
                     prefill = kind == "prefill"
                     batch, slots = make_batch(0, 0, case) if prefill else make_batch(*case, None)
                     plain, native = make_calls(name, batch, make_states(SHAPES[name], 1, slots, dtype), dtype)
-                    after = median_ms(native)
                     if prefill and options.without_tiles:
                         after, vectors = tiles_and_vectors_ms(native)
+                    else:
+                        after = median_ms(native)
                     before = float("nan") if options.no_before else median_ms(plain)
                     work, cold = work_of(SHAPES[name], dtype, case, prefill), float("nan")
                     if options.cold and not prefill:

@@ -76,6 +76,9 @@ def main() -> int:
     if not library.is_available():
         sys.stderr.write("The native kernels are not built: python -m inference.native.build\n")
         return 1
+    if options.without_tiles and not torch.ops.blazr.use_amx():
+        sys.stderr.write("There are no matrix tiles here\n")
+        return 1
     machine = Machine()
     peaks, bandwidth = machine.gemm(), machine.read()["bytes_per_s"]
     peaks["int4"] = peaks["int8"]
@@ -103,9 +106,8 @@ def main() -> int:
                     elif options.without_tiles:
                         write(f" {'':>10} {'':>5}")
                     if options.without_tiles:
-                        torch.ops.blazr.set_amx(False)
-                        theirs = median_ms(program, options.budget) / len(ring)
-                        torch.ops.blazr.set_amx(True)
+                        with library.matrix_tiles(False):
+                            theirs = median_ms(program, options.budget) / len(ring)
                         write(f" {theirs:>10.4f} {theirs / ms:>5.2f}")
                     write("\n")
                     sys.stdout.flush()

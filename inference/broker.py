@@ -15,14 +15,15 @@ import json
 import time
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 import redis as sync_redis
 import redis.asyncio as aioredis
 from celery import current_app
 from django.conf import settings
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from inference import redis_keys
@@ -33,14 +34,26 @@ from inference.subscription import PublishedMessage
 if TYPE_CHECKING:
     from inference.messages import GenerateMessage
 
-# Admission, push and "does a worker hold the model" in one step: nothing can slip in between.
+T = TypeVar("T")
+
+RECONNECT_PAUSES_S = (0.02, 0.1, 0.3)
+"""Before a call is made again whose connection was cut; a Redis that restarts is given up after them."""
+
+# Admission, push and "does a worker hold the model" in one step: nothing can slip in between. A request that is open
+# already was pushed by a call whose answer was lost.
 _PUBLISH = """
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
-local open = redis.call('ZCARD', KEYS[1])
-if open >= tonumber(ARGV[4]) then return {0, open} end
-redis.call('ZADD', KEYS[1], ARGV[2], ARGV[3])
-redis.call('LPUSH', KEYS[2], ARGV[5])
+if not redis.call('ZSCORE', KEYS[1], ARGV[3]) then
+  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+  local open = redis.call('ZCARD', KEYS[1])
+  if open >= tonumber(ARGV[4]) then return {0, open} end
+  redis.call('ZADD', KEYS[1], ARGV[2], ARGV[3])
+  redis.call('LPUSH', KEYS[2], ARGV[5])
+end
 return {1, redis.call('ZCOUNT', KEYS[3], ARGV[1], '+inf')}
+"""
+
+_ASK_LOAD = """
+if redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then redis.call('LPUSH', KEYS[2], ARGV[2]) end
 """
 
 
@@ -66,8 +79,8 @@ async def publish_generation(message: GenerateMessage) -> None:
     if subscription is not None:
         subscription.checkpoint_id, subscription.deadline = checkpoint_id, message["deadline"]
     limit = settings.BLAZR_MAX_IN_FLIGHT
-    async with _client() as client:
-        admitted, count = await client.eval(
+    admitted, count = await redis_repeatable(
+        lambda client: client.eval(
             _PUBLISH,
             3,
             redis_keys.flight(checkpoint_id),
@@ -79,6 +92,7 @@ async def publish_generation(message: GenerateMessage) -> None:
             limit,
             envelope,
         )
+    )
     if not admitted:
         raise QueueFull(
             f"{count} requests of this model are queued or running, the limit is {limit}; try again later.",
@@ -103,9 +117,8 @@ async def request_load(checkpoint_id: str) -> None:
     """Ask for the model to be loaded by some worker, unless that was asked for a moment ago."""
     queue = redis_keys.DEFAULT_QUEUE
     envelope = task_envelope(redis_keys.LOAD_TASK, (checkpoint_id,), task_id=str(uuid.uuid4()), queue=queue)
-    async with _client() as client:
-        if await client.set(redis_keys.asked(checkpoint_id), b"1", nx=True, ex=redis_keys.ASKED_EXPIRE_S):
-            await client.lpush(queue, envelope)
+    asked = redis_keys.asked(checkpoint_id)
+    await redis_repeatable(lambda client: client.eval(_ASK_LOAD, 2, asked, queue, redis_keys.ASKED_EXPIRE_S, envelope))
 
 
 async def request_unload(checkpoint_id: str) -> None:
@@ -115,23 +128,27 @@ async def request_unload(checkpoint_id: str) -> None:
 
 async def worker_states() -> dict[str, WorkerState]:
     """Live workers by name."""
-    async with _client() as client:
+
+    async def read(client: Any) -> Sequence[bytes | None]:
         names = await client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
-        payloads = await client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
-    return _parse_workers(payloads)
+        return await client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
+
+    return _parse_workers(await redis_repeatable(read))
 
 
 async def model_states() -> dict[str, ModelState]:
     """Models that are loading, ready, or failed to load, by checkpoint id; any other is unloaded."""
     merged = merge_models((await worker_states()).values())
     ordered = sorted(merged)
-    async with _client() as client:
+
+    async def read(client: Any) -> Any:
         pipe = client.pipeline(transaction=False)
         pipe.hgetall(redis_keys.FAILURES)
         for checkpoint_id in ordered:
             pipe.llen(redis_keys.model_queue(checkpoint_id))
-        answers = await pipe.execute()
-    return _with_failures(merged, ordered, answers)
+        return await pipe.execute()
+
+    return _with_failures(merged, ordered, await redis_repeatable(read))
 
 
 # --- for code without an event loop: the command line, management commands, synchronous views
@@ -141,9 +158,9 @@ def request_load_sync(checkpoint_id: str) -> None:
     """``request_load`` for synchronous code."""
     queue = redis_keys.DEFAULT_QUEUE
     envelope = task_envelope(redis_keys.LOAD_TASK, (checkpoint_id,), task_id=str(uuid.uuid4()), queue=queue)
+    asked = redis_keys.asked(checkpoint_id)
     with _sync_client() as client:
-        if client.set(redis_keys.asked(checkpoint_id), b"1", nx=True, ex=redis_keys.ASKED_EXPIRE_S):
-            client.lpush(queue, envelope)
+        client.eval(_ASK_LOAD, 2, asked, queue, redis_keys.ASKED_EXPIRE_S, envelope)
 
 
 def request_unload_sync(checkpoint_id: str) -> None:
@@ -221,13 +238,14 @@ async def send_control(action: str, subject: str) -> None:
     Raises:
         Unavailable: Redis can't be reached.
     """
-    async with _client() as client:
-        await client.xadd(
+    await redis_repeatable(
+        lambda client: client.xadd(
             redis_keys.CONTROL_STREAM,
             {action: subject},
             maxlen=redis_keys.CONTROL_MAX_ENTRIES,
             approximate=True,
         )
+    )
 
 
 def _add_control(client: sync_redis.Redis, action: str, subject: str) -> None:
@@ -259,6 +277,27 @@ async def _client() -> AsyncIterator[Any]:
 
 
 redis_client = _client
+
+
+async def redis_repeatable(call: Callable[[Any], Awaitable[T]]) -> T:
+    """The answer of ``call``, which is made again with another connection when one is cut under it.
+
+    Args:
+        call: Gets a client. It must do no more twice than once: the cut may have come before its answer only.
+
+    Raises:
+        Unavailable: Redis can't be reached, or doesn't answer in time.
+    """
+    begun = time.monotonic()
+    async with _client() as client:
+        for pause_s in RECONNECT_PAUSES_S:
+            try:
+                return await call(client)
+            except RedisConnectionError:
+                if time.monotonic() - begun > settings.BLAZR_REDIS_TIMEOUT_S:
+                    raise
+                await asyncio.sleep(pause_s)
+        return await call(client)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,7 @@ from django.utils import timezone
 from inference.batches import policy
 from inference.batches.lines import MAX_ATTEMPTS, SUSPECTS_TOGETHER, ClaimedLine, has_suspects, lines_claim
 from inference.batches.models import Batch, BatchLine, BatchState, LineState
-from inference.batches.services import open_batches
-from inference.batches.upkeep import OPEN_BATCHES
+from inference.batches.services import OPEN_BATCHES, open_batches
 from inference.states import ResidentModel
 
 RATE_WINDOW_S = 30.0

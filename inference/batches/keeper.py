@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import time
 
-from django.db.models.functions import Now
-
-from inference.batches.lines import lines_sweep
-from inference.batches.models import BatchLine, BatchSchedule, LineState
-from inference.batches.schedules import schedules_run
-from inference.batches.upkeep import OPEN_BATCHES, batches_sweep, batches_turn
+from inference.batches.lines import RUNNING_LINES, lines_sweep
+from inference.batches.schedules import DUE_SCHEDULES, schedules_run
+from inference.batches.services import OPEN_BATCHES
+from inference.batches.upkeep import batches_sweep, batches_turn
 from inference.files import files_sweep
-from inference.row_watch import RowWatch
 from inference.worker.turn_thread import TurnThread
 
 POLL_S = 1.0
 HOUSEKEEPING_S = 60.0
-
-_RUNNING_LINES = RowWatch(lambda: BatchLine.objects.filter(state=LineState.RUNNING))
-_DUE_SCHEDULES = RowWatch(lambda: BatchSchedule.objects.filter(is_enabled=True, next_run_at__lte=Now()))
 
 
 class BatchKeeper(TurnThread):
@@ -38,9 +32,9 @@ class BatchKeeper(TurnThread):
 
     def turn(self) -> None:
         """One round."""
-        if _RUNNING_LINES.exists():
+        if RUNNING_LINES.exists():
             lines_sweep()
-        if _DUE_SCHEDULES.exists():
+        if DUE_SCHEDULES.exists():
             schedules_run()
         if OPEN_BATCHES.exists():
             batches_turn(owner=self._owner, stopping=lambda: self._closing)

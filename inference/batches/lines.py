@@ -22,6 +22,7 @@ from inference.batches.models import Batch, BatchLine, BatchResult, BatchState, 
 from inference.batches.requests import line_id, refusal_line
 from inference.batches.results import ID_BATCH, result_without_answer, results_write, rows_locked
 from inference.errors import GenerationFailed
+from inference.row_watch import RowWatch
 
 LEASE_S = 10.0
 MAX_ATTEMPTS = 3
@@ -231,6 +232,10 @@ def lines_release(*, claims: Iterable[tuple[int, int]], counts: bool = False, de
 def lines_abandon(*, owner: str) -> int:
     """Let the leases of ``owner`` lapse now: a process of that name starts, so its predecessor is dead."""
     return BatchLine.objects.filter(owner=owner, state=LineState.RUNNING).update(lease_until=_lease(-1))
+
+
+RUNNING_LINES = RowWatch(lambda: BatchLine.objects.filter(state=LineState.RUNNING))
+"""Whether there is something that ``lines_sweep`` could put right."""
 
 
 def lines_sweep() -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from celery.schedules import ParseException, crontab
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference.auth import Principal, principal_of_tenant
@@ -23,6 +24,7 @@ from inference.batches.requests import check_metadata
 from inference.batches.services import batch_create, window_seconds
 from inference.errors import BlazrError, InvalidRequest, NotFound, QueueFull
 from inference.files import expiry_seconds, file_get
+from inference.row_watch import RowWatch
 
 if TYPE_CHECKING:
     from inference.batches.models import Batch
@@ -118,6 +120,10 @@ def schedule_delete(*, schedule_id: str, principal: Principal) -> str:
     row = schedule_get(schedule_id=schedule_id, principal=principal)
     row.delete()
     return row.schedule_id
+
+
+DUE_SCHEDULES = RowWatch(lambda: BatchSchedule.objects.filter(is_enabled=True, next_run_at__lte=Now()))
+"""Whether there is something for ``schedules_run``."""
 
 
 def schedules_run() -> list[Batch]:

@@ -32,6 +32,7 @@ from inference.files import expiry_seconds, file_get
 from inference.jobs import hints
 from inference.jobs.selectors import num_open
 from inference.limits.lines import lines_reserved
+from inference.row_watch import RowWatch
 
 if TYPE_CHECKING:
     from inference.auth import Principal
@@ -185,6 +186,10 @@ def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:
 def open_batches() -> QuerySet[Batch]:
     """Batches that haven't ended, in the order in which they go."""
     return Batch.objects.filter(ended_at=None).exclude(state__in=TERMINAL_BATCH_STATES).order_by("priority", "id")
+
+
+OPEN_BATCHES = RowWatch(open_batches)
+"""Whether there is something to claim lines of, or to be moved on."""
 
 
 def batch_object(row: Batch, progress: Mapping[str, Any], *, secret: str | None = None) -> dict[str, Any]:

@@ -21,10 +21,6 @@ from inference.batches.requests import LineError, errors_text
 from inference.batches.unrun_lines import fail_queued, unanswered
 from inference.batches.validation import batch_validate
 from inference.jobs import hints
-from inference.row_watch import RowWatch
-
-OPEN_BATCHES = RowWatch(lambda: Batch.objects.filter(ended_at=None))
-"""Those that ``batches_turn`` may have something to do for."""
 
 LINES_KEPT = timedelta(days=1)
 """After the end of a batch its lines stay so long, to look at; the files hold all of them."""

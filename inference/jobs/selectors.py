@@ -110,7 +110,12 @@ def num_open(tenant: str) -> int:
 
 def num_open_jobs(tenant: str) -> int:
     """A tenant's jobs that wait or run."""
-    return GenerationJob.objects.filter(tenant=tenant, state__in=(JobState.QUEUED, JobState.RUNNING)).count()
+    return open_jobs().filter(tenant=tenant).count()
+
+
+def open_jobs() -> QuerySet[GenerationJob]:
+    """Jobs that wait or run."""
+    return GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING))
 
 
 def unkept_chunks() -> QuerySet[JobChunk]:

@@ -13,12 +13,12 @@ from inference.auth import void_tenants
 from inference.errors import GenerationFailed
 from inference.jobs import hints
 from inference.jobs.claims import MAX_ATTEMPTS, seconds_from_now
-from inference.jobs.selectors import unkept_chunks
+from inference.jobs.selectors import open_jobs, unkept_chunks
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState
 from inference.row_watch import RowWatch
 
-OPEN_JOBS = RowWatch(lambda: GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING)))
-"""Those that there may be something to do for: to claim, or to put right."""
+OPEN_JOBS = RowWatch(open_jobs)
+"""Whether there is something to claim, or to put right."""
 
 
 def jobs_abandon(*, owner: str) -> int:
@@ -68,7 +68,7 @@ def jobs_sweep() -> SweepReport:
 
 
 def _give_up_void_keys() -> None:
-    going_on = GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING), cancel_requested=False)
+    going_on = open_jobs().filter(cancel_requested=False)
     tenants = void_tenants(going_on.order_by().values_list("tenant", flat=True).distinct())
     if tenants and going_on.filter(tenant__in=tenants).update(cancel_requested=True):
         hints.give_hint()

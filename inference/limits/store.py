@@ -20,6 +20,7 @@ COUNTER_EXPIRE_S = 600
 """A tenant's counters are forgotten after so long without a request: full buckets, unless it is in debt longer."""
 
 # Limits are -1 where there is none. A level may go below zero at settlement: the debt is paid by waiting.
+# A lease that is open already was admitted by a call whose answer was lost.
 _ADMIT = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
@@ -32,6 +33,9 @@ local tokens = math.min(tpm, (tonumber(found[2]) or tpm) + passed * tpm / window
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
 local running = redis.call('ZCARD', KEYS[2])
 local verdict, wait = 'ok', 0
+if redis.call('ZSCORE', KEYS[2], ARGV[7]) then
+  return {verdict, '0', tostring(requests), tostring(tokens), running}
+end
 if rpm >= 0 and requests < 1 then
   verdict, wait = 'requests', (1 - requests) * window / rpm
 end
@@ -110,10 +114,10 @@ async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: i
     Raises:
         Unavailable: Redis can't be reached.
     """
-    from inference.broker import redis_client
+    from inference.broker import redis_repeatable
 
-    async with redis_client() as client:
-        answer = await client.eval(
+    answer = await redis_repeatable(
+        lambda client: client.eval(
             _ADMIT,
             2,
             redis_keys.limit_counters(tenant),
@@ -125,6 +129,7 @@ async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: i
             lease,
             COUNTER_EXPIRE_S,
         )
+    )
     verdict, wait_s, requests, level, running = answer
     return Count(verdict.decode(), float(wait_s), float(requests), float(level), int(running))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -43,3 +45,14 @@ def is_available() -> bool:
 def serves(tensor: torch.Tensor) -> bool:
     """Whether the kernels take this tensor: on the CPU, float32 or bfloat16."""
     return tensor.is_cpu and tensor.dtype in (torch.float32, torch.bfloat16) and is_available()
+
+
+@contextmanager
+def matrix_tiles(wanted: bool) -> Iterator[None]:
+    """Let the kernels use matrix tiles (AMX, where they may), or not: for comparing both. Holds for all threads."""
+    before = torch.ops.blazr.use_amx()
+    torch.ops.blazr.set_amx(wanted)
+    try:
+        yield
+    finally:
+        torch.ops.blazr.set_amx(before)

@@ -13,6 +13,7 @@ import redis
 from inference import broker, redis_keys, streams
 from inference.errors import QueueFull, Unavailable
 from inference.streams import StreamHub
+from tests.inference.cut_connections import close_broker, cut_once
 from tests.inference.worker.fakes import message
 
 
@@ -87,6 +88,16 @@ async def test_admission_is_exact_and_forgets_expired_requests(hub, client, sett
     assert client.llen("m.a") == 3
     client.zrem(redis_keys.flight("a"), "r0")
     await broker.publish_generation(message("r4"))
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+async def test_a_cut_connection_neither_refuses_nor_doubles_a_request(hub, client, settings, before):
+    async with cut_once(settings.BLAZR_REDIS_URL, b"m.a", before=before) as (url, cuts):
+        settings.BLAZR_REDIS_URL = url
+        await broker.publish_generation(message("r1"))
+        await close_broker()
+    assert cuts == [b"m.a"]
+    assert (client.llen("m.a"), client.zrange(redis_keys.flight("a"), 0, -1)) == (1, [b"r1"])
 
 
 async def test_redis_that_is_away_is_unavailable_within_its_time(settings, tmp_path):

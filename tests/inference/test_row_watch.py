@@ -44,9 +44,7 @@ def test_the_question_is_put_together_once_and_asked_each_time():
         return GenerationJob.objects.filter(state=JobState.QUEUED)
 
     watch = RowWatch(rows)
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
+    with CaptureQueriesContext(connection) as queries:
         assert [watch.exists() for _ in range(3)] == [False] * 3
     assert len(asked) == 1
     assert len(queries) == 3

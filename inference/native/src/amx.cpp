@@ -29,14 +29,13 @@ std::atomic<bool>& state() {
 
 // Turns them off, or on again where they can be used. Results may differ in the last bits.
 bool set_amx(bool wanted) {
-  static const bool permitted = is_permitted();
-  state() = wanted && permitted;
+  state() = wanted && is_permitted();
   return state();
 }
 
 }  // namespace
 
-bool use_amx() { return kAmx && state().load(std::memory_order_relaxed); }
+bool use_amx() { return state().load(std::memory_order_relaxed); }
 
 }  // namespace blazr
 

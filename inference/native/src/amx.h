@@ -15,12 +15,6 @@
 
 namespace blazr {
 
-#ifdef BLAZR_AMX
-constexpr bool kAmx = true;
-#else
-constexpr bool kAmx = false;
-#endif
-
 constexpr int kAmxRows = 16;       // at most
 constexpr int64_t kAmxLine = 64;   // bytes of a row at most
 
@@ -29,7 +23,7 @@ bool use_amx();
 
 #ifdef BLAZR_AMX
 
-// Rows and bytes in a row of each tile.
+// Rows of each tile, and their bytes: all that there may be.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -37,9 +31,9 @@ struct alignas(64) TileConfig {
   uint16_t line[16] = {};
   uint8_t rows[16] = {};
 
-  void set(int tile, int64_t count, int64_t bytes = kAmxLine) {
+  void set(int tile, int64_t count) {
     rows[tile] = static_cast<uint8_t>(count);
-    line[tile] = static_cast<uint16_t>(bytes);
+    line[tile] = kAmxLine;
   }
 };
 

@@ -35,11 +35,6 @@ inline vf exp2_short(vf x) {
   return std::bit_cast<vf>(_mm512_scalef_ps(std::bit_cast<__m512>(p), from));
 }
 
-// The greater one, `b` if one is NaN.
-inline vf greater(vf a, vf b) {
-  return std::bit_cast<vf>(_mm512_max_ps(std::bit_cast<__m512>(a), std::bit_cast<__m512>(b)));
-}
-
 // Two rows of 16 weights as bfloat16 (to nearest, ties up), interleaved: the first's in the lower halves. Fewer steps than
 // the instruction that converts, whose halves would have to be put in order.
 inline vu weight_pairs(vf first, vf second) {
@@ -374,8 +369,8 @@ class TileAttention {
     for (int i = 0; i < 4; ++i) tops[i] = load(scores + i * kGroupRows);
     for (int64_t key = 4; key < keys; key += 4)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) tops[i] = greater(tops[i], load(scores + (key + i) * kGroupRows));
-    const vf top = greater(greater(tops[0], tops[1]), greater(tops[2], tops[3])) * factor_;
+      for (int i = 0; i < 4; ++i) tops[i] = vmax(tops[i], load(scores + (key + i) * kGroupRows));
+    const vf top = vmax(vmax(tops[0], tops[1]), vmax(tops[2], tops[3])) * factor_;
     const vf old = load(base_ + half * kLanes);
     const vi moves = top > old + kSlack;
     const __m512i bits = std::bit_cast<__m512i>(moves);

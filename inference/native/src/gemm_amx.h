@@ -109,10 +109,15 @@ class MatrixTiles {
     if (rows == 1) {
       for (int64_t at = 0; at < F::kLine * F::kStepBytes; at += 64) __builtin_prefetch(w + kAhead + at, 0, 0);
     } else {
-      const uint8_t* end = ahead + F::kLine * advance;
-      for (; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
-      ahead = end;
+      ask_for_bytes(ahead, F::kLine * advance);
     }
+  }
+
+  // As ask_for() of gemm_tile.h, for many steps at once.
+  static void ask_for_bytes(const uint8_t*& ahead, int64_t bytes) {
+    const uint8_t* end = ahead + bytes;
+    for (; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    ahead = end;
   }
 
   // int8: exact sums of a group, which are scaled and added in float32. With more than 16 rows the last 16 are a second
@@ -122,9 +127,7 @@ class MatrixTiles {
     const uint8_t* ahead = t.ahead;
     for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
       const int64_t first = unit * t.unit_steps, steps = std::min(t.unit_steps, t.depth - first);
-      const uint8_t* end = ahead + steps * t.advance;
-      for (; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
-      ahead = end;
+      ask_for_bytes(ahead, steps * t.advance);
       add_group(rows, t.steps + first * rows, t.weights + first * F::kStepBytes, steps, whole);
       const int32_t* offsets = t.offsets + unit * rows;
       const float* scales = t.scales + unit * rows;

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import redis
 
-from inference import broker, redis_keys
+from inference import redis_keys
 from inference.errors import RateLimitExceeded, RequestTooLarge, Unavailable
 from inference.limits import admission, store
 from inference.limits.admission import FREE, admit, admitted, headers_current
 from inference.limits.lines import lines_reserved
 from inference.limits.rules import KeyLimits
 from inference.principal import LOCAL, Principal
+from tests.inference.cut_connections import close_broker, cut_once
 
 TENANT = "key:1"
 
@@ -47,9 +48,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
             await asyncio.gather(*keeper._ending)
             if keeper._renewing is not None:
                 keeper._renewing.cancel()
-            async with broker.redis_client() as client:
-                await client.aclose()
-            broker._clients.pop(asyncio.get_running_loop(), None)
+            await close_broker()
 
     return asyncio.run(whole())
 
@@ -88,6 +87,22 @@ def test_of_fifty_at_once_exactly_ten_are_admitted(counters, limits):
         assert len(refused) == 40
         assert all(error.code == "rate_limit_exceeded" and error.http_status == 429 for error in refused)
         assert all(error.retry_after_s >= 1 and error.retryable for error in refused)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_a_cut_connection_neither_refuses_nor_counts_twice(counters, settings, before):
+    async def work():
+        async with cut_once(settings.BLAZR_REDIS_URL, TENANT.encode(), before=before) as (url, cuts):
+            settings.BLAZR_REDIS_URL = url
+            results = [await _try(caller(requests=2)) for _ in range(3)]
+            await close_broker()
+        assert cuts == [TENANT.encode()]
+        return results
+
+    first, second, third = run(work)
+    assert not isinstance(first, Exception)
+    assert not isinstance(second, Exception)
+    assert isinstance(third, RateLimitExceeded)
 
 
 _OTHER_PROCESS = """

@@ -1,6 +1,7 @@
 """The kernels' tests need the library; where it can't be compiled they are skipped with the compiler's own words."""
 
 import pytest
+import torch
 
 from inference.native import library
 from inference.native.build import BuildFailed, build
@@ -14,3 +15,10 @@ def kernels() -> None:
         pytest.skip(f"no native kernels: {error}")
     library.is_available.cache_clear()
     assert library.is_available()
+
+
+@pytest.fixture
+def tiles(kernels: None) -> None:
+    """For tests of matrix tiles alone."""
+    if not torch.ops.blazr.use_amx():
+        pytest.skip("this processor has no matrix tiles (AMX), or the system doesn't let the process use them")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
+
+from inference.native.library import matrix_tiles
 
 LENGTHS = ((1, 1), (1, 64), (1, 65), (1, 300), (1, 1000), (7, 7), (70, 70), (40, 333), (200, 263), (3, 600))
 """(new tokens, tokens in all) of the sequences of a step: within a block, at its borders, over several parts."""
@@ -166,16 +165,7 @@ def test_a_broken_value_is_seen_by_its_own_sequence_only(part, value):
     assert torch.equal(found[2:], clean[2:])
 
 
-@contextmanager
-def matrix_tiles(wanted: bool) -> Iterator[None]:
-    before = torch.ops.blazr.use_amx()
-    torch.ops.blazr.set_amx(wanted)
-    try:
-        yield
-    finally:
-        torch.ops.blazr.set_amx(before)
-
-
+@pytest.mark.usefixtures("tiles")
 class TestMatrixTiles:
     """Sequences of more than 32 new tokens go by matrix tiles in bfloat16 where the processor has them."""
 
@@ -189,11 +179,6 @@ class TestMatrixTiles:
         (2, 2, 192, 128),
     )
     RULES = ((0, 0.0), (1, 0.0), (64, 0.0), (100, 3.0), (10**12, 0.0))
-
-    @pytest.fixture(autouse=True)
-    def tiles(self, kernels):
-        if not torch.ops.blazr.use_amx():
-            pytest.skip("this processor has no matrix tiles (AMX), or the system doesn't let the process use them")
 
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize(("window", "softcap"), RULES)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from inference.modelling.layers.packed import (
 )
 from inference.modelling.weights.quantisation import GROUP_SIZES
 from inference.native.build import BuildFailed, build
+from inference.native.library import matrix_tiles
 
 SHAPES = [(32, 64), (33, 17), (1, 5), (100, 576), (65, 1100), (17, 2052), (600, 577)]
 ROWS = (1, 2, 3, 7, 8, 9, 13, 25, 40)
@@ -88,33 +87,16 @@ def test_a_row_is_the_same_in_any_batch(form: str, dtype: torch.dtype, outputs: 
     assert torch.equal(packed.linear(hidden.view(1, 521, inputs)[:, 100:140], None)[0], alone[100:140])
 
 
-@pytest.fixture
-def vectors_only() -> Iterator[Callable[[Callable[[], torch.Tensor]], torch.Tensor]]:
-    """Calls with matrix tiles turned off."""
-    if not torch.ops.blazr.use_amx():
-        pytest.skip("this processor has no matrix tiles (AMX)")
-
-    def call(product: Callable[[], torch.Tensor]) -> torch.Tensor:
-        torch.ops.blazr.set_amx(False)
-        try:
-            return product()
-        finally:
-            torch.ops.blazr.set_amx(True)
-
-    yield call
-    torch.ops.blazr.set_amx(True)
-
-
 @pytest.mark.parametrize(("form", "dtype"), [(form, dtype) for form, dtype in FORMS if form != "float32"])
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 64), (100, 576), (33, 2048), (600, 1536), (40, 96), (64, 80)])
-def test_matrix_tiles_and_vectors_agree(
-    form: str, dtype: torch.dtype, outputs: int, inputs: int, vectors_only: Callable[..., torch.Tensor]
-) -> None:
+@pytest.mark.usefixtures("tiles")
+def test_matrix_tiles_and_vectors_agree(form: str, dtype: torch.dtype, outputs: int, inputs: int) -> None:
     packed = pack_native(random(outputs, inputs, scale=inputs**-0.5).to(dtype), form)
     hidden = random(300, inputs, seed=1).to(dtype)
     for rows in (1, 3, 4, 15, 16, 17, 31, 32, 33, 47, 64, 255, 256, 257, 300):
         tiled = packed.wide_linear(hidden[:rows], None)
-        plain = vectors_only(partial(packed.wide_linear, hidden[:rows], None))
+        with matrix_tiles(False):
+            plain = packed.wide_linear(hidden[:rows], None)
         if form == "bfloat16":  # another order of sums, both in float32: a few roundings of the largest of them
             torch.testing.assert_close(tiled, plain, rtol=0, atol=2e-6 * float(plain.abs().max()) * inputs**0.5)
         else:

@@ -190,8 +190,8 @@ def test_more_tensors_than_the_limit_are_refused(path: Path) -> None:
         read_header(path)
     refused = time.thread_time()
     json.loads("{" + names + "}")
-    # Its time stays within a few readings of the same text, which this machine takes half a second or less for.
-    assert refused - began < 8 * (time.thread_time() - refused)
+    # A limit in seconds would be one of the machine: it takes 2.5 times as long as reading the same text does.
+    assert refused - began < 5 * (time.thread_time() - refused)
 
 
 def test_a_full_sized_header_stays_within_64_mib(tmp_path: Path) -> None:
