@@ -37,6 +37,9 @@ FAILURES = f"{PREFIX}failures"
 UNACKED = "unacked"  # kombu's own, with its defaults
 UNACKED_INDEX = "unacked_index"
 
+MODEL_QUEUES = "m."
+"""Begins the names of the models' queues."""
+
 CONTROL_MAX_ENTRIES = 10_000
 OUT_MAX_ENTRIES = 20_000
 OUT_EXPIRE_S = 3600
@@ -59,7 +62,7 @@ DEFAULT_QUEUE = "default"
 
 def model_queue(checkpoint_id: str) -> str:
     """Celery queue of one model."""
-    return f"m.{checkpoint_id}"
+    return f"{MODEL_QUEUES}{checkpoint_id}"
 
 
 def flight(checkpoint_id: str) -> str:

@@ -1,20 +1,23 @@
-"""Kombu's Redis transport with fewer round trips per message; what lies in Redis is the same.
+"""Kombu's Redis transport with fewer round trips per message; what lies in Redis means the same to kombu.
 
-Kombu makes a new Redis client for each message it takes and again for each that it acknowledges, and acknowledges with
-a transaction of its own. Here one client stays; a taken message is noted as this worker's in the transaction that
-keeps it (so the lease thread needn't), and an acknowledgement of what ``EventPublisher`` has settled already sends
-nothing. Measured in docs/decisions/0013-the-way-outside-the-network.md.
+Kombu makes a new Redis client for each message it takes and again for each that it acknowledges, goes around its event
+loop for each, and acknowledges with a transaction of its own. Here one client stays. Of a model's queue one call takes
+what waits besides the message that the blocking read gave, keeps it all, and notes it as this worker's (so the
+lease thread needn't). An acknowledgement of what ``EventPublisher`` has settled already sends nothing. Measured in
+docs/decisions/0013-the-way-outside-the-network.md.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import time
 from typing import Any
 
 import kombu.transport
+import orjson
+from kombu.exceptions import DecodeError
 from kombu.transport import redis as kombu_redis
 from kombu.transport.virtual import base as virtual
 from kombu.utils.json import dumps
@@ -22,6 +25,44 @@ from kombu.utils.json import dumps
 from inference import redis_keys
 
 TAGS_EXPIRE_S = 3600
+TAKEN_TOGETHER = 16
+"""Messages that one call takes at most, besides the one that is there."""
+
+# Keep the message that BRPOP gave, and take this worker's share of what waits behind it. KEYS: kombu's unacked and its
+# index, the queue, the workers that read it, this worker's tags. ARGV: now, how many may be taken, what kombu keeps
+# behind a message, the first message's tag, itself. The tag is the end of a message that kombu or we have written; one
+# that shows none is left to kombu.
+_TAKE = """
+local pattern = '"delivery_tag": ?"([^"]+)"'
+local tags = {}
+local function keep(tag, item)
+  redis.call('ZADD', KEYS[2], ARGV[1], tag)
+  redis.call('HSET', KEYS[1], tag, '[' .. item .. ARGV[3])
+  tags[#tags + 1] = tag
+end
+keep(ARGV[4], ARGV[5])
+local taken = {}
+local waiting = redis.call('LLEN', KEYS[3])
+if waiting > 0 then
+  local workers = math.max(1, redis.call('ZCOUNT', KEYS[4], ARGV[1], '+inf'))
+  for _ = 1, math.min(tonumber(ARGV[2]), math.ceil(waiting / workers)) do
+    local item = redis.call('RPOP', KEYS[3])
+    if not item then break end
+    local tag = string.match(string.sub(item, -160), pattern) or string.match(item, pattern)
+    if not tag then
+      redis.call('RPUSH', KEYS[3], item)
+      break
+    end
+    keep(tag, item)
+    taken[#taken + 1] = item
+  end
+end
+if KEYS[5] ~= '' then
+  redis.call('SADD', KEYS[5], unpack(tags))
+  redis.call('EXPIRE', KEYS[5], ARGV[6])
+end
+return taken
+"""
 
 
 class SettledTags:
@@ -82,8 +123,20 @@ class EngineQoS(kombu_redis.QoS):
             super().ack(delivery_tag)  # type: ignore[no-untyped-call]
 
 
+class GenerateMessage(virtual.Message):
+    """A message of a model's queue: plain JSON, which needs none of kombu's types."""
+
+    def _decode(self) -> Any:
+        if self.content_type != "application/json" or (self.accept and self.content_type not in self.accept):
+            return super()._decode()  # type: ignore[no-untyped-call]
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            raise DecodeError(str(error)) from error
+
+
 class EngineChannel(kombu_redis.Channel):
-    """A channel that keeps its client.
+    """A channel that keeps its client, and takes what waits in a model's queue together.
 
     Attributes:
         worker_id: Whose the taken messages are; None outside of a worker.
@@ -94,8 +147,49 @@ class EngineChannel(kombu_redis.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._kept_client: Any = None
+        self._take: Any = None
         settled.clear()
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+        """Read a queue."""
+        found = super().basic_consume(queue, no_ack, callback, *args, **kwargs)  # type: ignore[no-untyped-call]
+        if queue.startswith(redis_keys.MODEL_QUEUES) and not no_ack:
+            self.connection._callbacks[queue] = lambda raw: self._deliver_waiting(queue, callback, raw)
+        return found
+
+    def _deliver_waiting(self, queue: str, callback: Callable[[Any], Any], first: dict[str, Any]) -> None:
+        """Deliver a message of a model's queue, and this worker's share of what waits there.
+
+        Should the call's answer be lost, what it took comes back like a killed worker's: nobody renews its time.
+        """
+        room = self.qos.can_consume_max_estimate()
+        worker_id = self.worker_id
+        with self.conn_or_acquire() as client:
+            if self._take is None:
+                self._take = client.register_script(_TAKE)
+            taken = self._take(
+                keys=(
+                    self.unacked_key,
+                    self.unacked_index_key,
+                    queue,
+                    redis_keys.holders(queue.removeprefix(redis_keys.MODEL_QUEUES)),
+                    "" if worker_id is None else redis_keys.tags(worker_id),
+                ),
+                args=(
+                    time(),
+                    TAKEN_TOGETHER if room is None else min(TAKEN_TOGETHER, max(room - 1, 0)),
+                    orjson.dumps(("", queue)).replace(b"[", b",", 1),
+                    first["properties"]["delivery_tag"],
+                    orjson.dumps(first),
+                    TAGS_EXPIRE_S,
+                ),
+                client=client,
+            )
+        for raw in (first, *map(orjson.loads, taken)):
+            message = GenerateMessage(raw, channel=self)  # type: ignore[no-untyped-call]
+            virtual.QoS.append(self.qos, message, message.delivery_tag)  # type: ignore[no-untyped-call]
+            callback(message)
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:

@@ -90,6 +90,55 @@ async def test_admission_is_exact_and_forgets_expired_requests(hub, client, sett
     await broker.publish_generation(message("r4"))
 
 
+async def test_requests_that_come_together_share_a_call_and_are_judged_alone(hub, client, settings):
+    settings.BLAZR_MAX_IN_FLIGHT = 19
+    names = [f"r{number}" for number in range(20)]
+    for name in names:
+        hub.register(name)
+    client.config_resetstat()
+    found = await asyncio.gather(*(broker.publish_generation(message(name)) for name in names), return_exceptions=True)
+    refused = [name for name, answer in zip(names, found, strict=True) if isinstance(answer, QueueFull)]
+    assert len(refused) == 1
+    queued = [json.loads(item)["headers"] for item in client.lrange("m.a", 0, -1)]
+    assert sorted([*refused, *(item["id"] for item in queued)]) == sorted(names)
+    assert all(item["id"] == item["root_id"] for item in queued)
+    # Each call counts the workers once, and so does the hub.
+    calls = client.info("commandstats")["cmdstat_zcount"]["calls"]
+    assert calls <= len(names) / broker.PUBLISHED_TOGETHER + 2
+    for name in names:
+        published = hub.get(name).published
+        assert (published is None) == (name in refused)
+        assert published is None or json.loads(published.envelope)["headers"]["id"] == name
+
+
+async def test_requests_of_two_models_that_come_together_go_to_their_queues(hub, client):
+    await asyncio.gather(*(broker.publish_generation(message(name, model=name[0])) for name in ("a1", "b1", "a2")))
+    assert (client.llen("m.a"), client.llen("m.b")) == (2, 1)
+
+
+async def test_who_has_gone_before_the_call_takes_the_message_back(hub, client):
+    leaving = asyncio.create_task(broker.publish_generation(message("r1")))
+    staying = asyncio.create_task(broker.publish_generation(message("r2")))
+    await hub.start()
+    while not broker._outbox()._waiting:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await staying
+    assert [json.loads(item)["headers"]["id"] for item in client.lrange("m.a", 0, -1)] == ["r2"]
+
+
+async def test_every_request_of_a_call_that_failed_gets_an_error_of_its_own(hub, settings, tmp_path):
+    await hub.start()
+    settings.BLAZR_REDIS_URL = f"unix://{tmp_path}/none.sock?db=0"
+    settings.BLAZR_REDIS_TIMEOUT_S = 0.5
+    found = await asyncio.gather(
+        *(broker.publish_generation(message(name)) for name in ("r1", "r2")), return_exceptions=True
+    )
+    assert [type(item) for item in found] == [Unavailable, Unavailable]
+    assert found[0] is not found[1]
+    assert found[0].retry_after_s == found[1].retry_after_s == 2
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 async def test_a_cut_connection_neither_refuses_nor_doubles_a_request(hub, client, settings, before):
     async with cut_once(settings.BLAZR_REDIS_URL, b"m.a", before=before) as (url, cuts):

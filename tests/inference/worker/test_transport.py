@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
 import redis
 from kombu import Connection, Consumer, Queue
+from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.transport.redis import Transport as KombuTransport
 
 from inference import redis_keys
 from inference.broker import task_envelope
-from inference.worker.transport import EngineChannel, EngineTransport, SettledTags, settled
+from inference.worker.transport import TAKEN_TOGETHER, EngineChannel, EngineTransport, SettledTags, settled
 
 
 @pytest.fixture
@@ -55,23 +58,106 @@ def test_a_taken_message_lies_where_kombu_puts_it_and_is_noted(client, take):
     ours, kombus = take(EngineTransport), take(KombuTransport)
     kept, theirs = unacked(client, ours), unacked(client, kombus)
     assert kept[1] == pytest.approx(theirs[1], abs=30)
-    hide = {
-        ours.delivery_tag.encode(): b"TAG",
-        kombus.delivery_tag.encode(): b"TAG",
-        ours.delivery_info["routing_key"].encode(): b"QUEUE",
-        kombus.delivery_info["routing_key"].encode(): b"QUEUE",
-    }
 
-    def shown(payload):
-        for name, stand_in in hide.items():
-            payload = payload.replace(name, stand_in)
-        return payload
+    def shown(message, payload):
+        for name, stand_in in ((message.delivery_tag, "TAG"), (message.delivery_info["routing_key"], "QUEUE")):
+            payload = payload.replace(name.encode(), stand_in.encode())
+        return json.loads(payload)
 
-    assert shown(kept[0]) == shown(theirs[0])
+    assert shown(ours, kept[0]) == shown(kombus, theirs[0])
+    assert ours.payload == kombus.payload
     assert client.smembers(redis_keys.tags("transport-test")) == {ours.delivery_tag.encode()}
     ours.ack()
     kombus.ack()
     assert unacked(client, ours) == unacked(client, kombus) == (None, None)
+
+
+@pytest.fixture
+def take_waiting(redis_urls_in_settings, client, monkeypatch):
+    """Publishes messages, reads once, and gives what was delivered by that and the channel's queue."""
+    monkeypatch.setattr(EngineChannel, "worker_id", "transport-test")
+    connection = Connection(redis_urls_in_settings.celery)
+    connection.transport_cls = EngineTransport
+
+    def take(items, *, prefetch=0, holders=()):
+        checkpoint_id = f"transport-{uuid.uuid4().hex}"
+        queue = redis_keys.model_queue(checkpoint_id)
+        for name in holders:
+            client.zadd(redis_keys.holders(checkpoint_id), {name: time.time() + 60})
+        for item in items:
+            envelope = task_envelope("some.task", (item,), task_id=f"t{item}", queue=queue, delivery_tag=f"tag{item}")
+            client.lpush(queue, envelope)
+        found = []
+        with Consumer(
+            connection.channel(), [Queue(queue)], on_message=found.append, accept=["json"], prefetch_count=prefetch
+        ):
+            connection.drain_events(timeout=5)
+        return found, queue
+
+    yield take
+    connection.release()
+    client.delete(redis_keys.tags("transport-test"))
+
+
+def test_what_waits_in_a_queue_is_taken_by_one_call_in_order(client, take_waiting):
+    found, queue = take_waiting(range(5))
+    assert [message.payload[0] for message in found] == [[0], [1], [2], [3], [4]]
+    assert client.llen(queue) == 0
+    for message in found:
+        kept, at = unacked(client, message)
+        assert json.loads(kept)[0]["headers"]["id"] == message.headers["id"]
+        assert at == pytest.approx(time.time(), abs=30)
+    tags = {message.delivery_tag.encode() for message in found}
+    assert client.smembers(redis_keys.tags("transport-test")) == tags == {b"tag%d" % number for number in range(5)}
+    # Each can be acknowledged, and given back, by itself.
+    found[1].ack()
+    found[2].requeue()
+    assert unacked(client, found[1]) == unacked(client, found[2]) == (None, None)
+    assert None not in unacked(client, found[3])
+    assert json.loads(client.lpop(queue))["headers"]["id"] == "t2"
+    for number in (0, 3, 4):
+        found[number].ack()
+
+
+def test_a_worker_takes_no_more_than_it_may_hold(client, take_waiting):
+    found, queue = take_waiting(range(5), prefetch=3)
+    assert (len(found), client.llen(queue)) == (3, 2)
+    many, queue = take_waiting(range(40))
+    assert (len(many), client.llen(queue)) == (1 + TAKEN_TOGETHER, 39 - TAKEN_TOGETHER)
+
+
+def test_workers_of_one_model_share_what_waits(client, take_waiting):
+    found, queue = take_waiting(range(9), holders=("one", "two"))
+    assert (len(found), client.llen(queue)) == (5, 4)
+
+
+def test_a_message_that_shows_no_tag_is_left_to_kombu(redis_urls_in_settings, client):
+    queue = f"m.transport-{uuid.uuid4().hex}"
+    client.lpush(queue, task_envelope("some.task", (1,), task_id="t", queue=queue, delivery_tag="first"))
+    client.lpush(queue, b'{"no": "message"}')
+    connection = Connection(redis_urls_in_settings.celery)
+    connection.transport_cls = EngineTransport
+    found = []
+    with Consumer(connection.channel(), [Queue(queue)], on_message=found.append, accept=["json"]):
+        connection.drain_events(timeout=5)
+    assert [message.delivery_tag for message in found] == ["first"]
+    assert client.lrange(queue, 0, -1) == [b'{"no": "message"}']
+    client.delete(queue)
+    # A channel that is closed gives back what was kept for it.
+    connection.release()
+    assert [json.loads(item)["headers"]["redelivered"] for item in client.lrange(queue, 0, -1)] == [True]
+    client.delete(queue)
+
+
+def test_a_type_that_is_not_accepted_is_not_read(client, take_waiting):
+    (message,), _ = take_waiting([1])
+    message.accept = {"application/x-msgpack"}
+    with pytest.raises(ContentDisallowed):
+        message.decode()
+    message.accept, message.body = {"application/json"}, b"{"
+    with pytest.raises(DecodeError):
+        message.decode()
+    message.ack()
 
 
 def test_what_was_settled_is_not_sent_again(client, take):
