@@ -1,4 +1,4 @@
-"""Shared fixtures: an own data directory, an embedded Redis, a PostgreSQL where its binaries are."""
+"""Shared: an own data directory, a database that threads can share, an embedded Redis, PostgreSQL where it is."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ from django.conf import settings as django_settings
 
 from blazr_site import embedded_redis
 from blazr_site.settings.redis import RedisUrls, redis_urls
+
+# Server threads have connections of their own. In-memory databases that are shared between connections answer
+# "table is locked" without waiting, a file waits its turn as in production. Set before the first connection is made.
+if django_settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    _database_folder = tempfile.TemporaryDirectory(prefix="blazr-test-db-")
+    _database = django_settings.DATABASES["default"].setdefault("TEST", {})
+    _database["NAME"] = _database.get("NAME") or str(Path(_database_folder.name) / "test.sqlite3")
+
+# HTTP clients read the certificates of all authorities when they are made, which takes longer than a test's requests.
+# No test speaks TLS with anybody; a folder without certificates is read at once.
+_no_certificates = tempfile.TemporaryDirectory(prefix="blazr-test-certificates-")
+os.environ.setdefault("SSL_CERT_DIR", _no_certificates.name)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,6 +46,21 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield new
     for name, value in changed.items():
         setattr(django_settings, name, value)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def emptied_without_permissions() -> Iterator[None]:
+    """Emptying the database after a test writes no content types and permissions.
+
+    Django's ``flush`` makes all of them again, which takes longer than the rest of it; what needs a content type (the
+    admin's history) makes it.
+    """
+    from django.contrib.contenttypes.models import ContentType
+    from django.core.management.commands import flush
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flush, "emit_post_migrate_signal", lambda *_, **__: ContentType.objects.clear_cache())
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -127,7 +127,7 @@ async def test_a_client_that_leaves_cancels_the_view(thread):
     task = asyncio.create_task(Handler(view)(SCOPE, client.receive, client.send))
     await waiting.wait()
     client.leave()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 15)
     assert ended.is_set()
     assert client.sent == []
     assert task.cancelling() == 0

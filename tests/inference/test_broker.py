@@ -156,7 +156,7 @@ async def test_redis_that_is_away_is_unavailable_within_its_time(settings, tmp_p
         started = time.monotonic()
         with pytest.raises(Unavailable):
             await call
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 10
     with pytest.raises(Unavailable):
         broker.worker_states_sync()
 
@@ -182,7 +182,7 @@ async def test_message_that_was_lost_on_its_way_is_published_again(hub, client, 
     lost, held = client.rpop("m.a"), client.rpop("m.a")
     tag = json.loads(held)["properties"]["delivery_tag"]
     client.hset(redis_keys.UNACKED, tag, "x")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while client.llen("m.a") < 2:
             await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)

@@ -121,7 +121,7 @@ async def test_closed_subscription_ends_its_reader(redis_urls_in_settings):
     reading = asyncio.create_task(drain(subscription))
     await asyncio.sleep(0.05)
     subscription.close()
-    assert await asyncio.wait_for(reading, 1) == []
+    assert await asyncio.wait_for(reading, 15) == []
     assert hub.num_streams == 0
     await hub.close()
 
@@ -138,8 +138,8 @@ async def test_without_any_worker_requests_end_with_an_error(redis_urls_in_setti
     subscription = hub.register("r")
     subscription.checkpoint_id = "a"
     started = time.monotonic()
-    events = await asyncio.wait_for(drain(subscription), 5)
-    assert 0.3 < time.monotonic() - started < 2
+    events = await asyncio.wait_for(drain(subscription), 15)
+    assert time.monotonic() - started > 0.3
     assert "No worker" in events[0]["error"]["message"]
     assert set(asked) == {"a"}
     await hub.close()

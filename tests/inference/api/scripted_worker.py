@@ -93,6 +93,7 @@ class ScriptedWorker:
         self._url = url
         self._stop = threading.Event()
         self._control_id = "$"
+        self._bell = f"scripted:{id(self):x}:{time.monotonic_ns()}"
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._take, self._listen)]
         client = self._client()
         last: Any = client.xrevrange(redis_keys.CONTROL_STREAM, count=1)
@@ -103,21 +104,26 @@ class ScriptedWorker:
 
     def stop(self) -> None:
         self._stop.set()
-        for flag in self._flags.values():
+        for flag in tuple(self._flags.values()):
             flag.set()
-        for thread in self._threads:
-            thread.join(5)
+        with self._client() as client:  # both threads wait in Redis; a test shall not wait for the end of that
+            client.lpush(f"{self._bell}:take", "stop")
+            client.xadd(f"{self._bell}:listen", {"stop": ""})
+            for thread in self._threads:
+                thread.join(5)
+            client.delete(f"{self._bell}:take", f"{self._bell}:listen")
 
     def _client(self) -> redis.Redis:
         return redis.Redis.from_url(self._url, protocol=2)
 
     def beat(self, client: redis.Redis) -> None:
         """What a real worker's heartbeat writes."""
-        models = tuple(ResidentModel(item, "ready", 1.0) for item in self.checkpoint_ids)
+        held = tuple(self.checkpoint_ids)  # tests add to the set while this thread reads it
+        models = tuple(ResidentModel(item, "ready", 1.0) for item in held)
         state = WorkerState("scripted", heartbeat_at=time.time(), max_active=8, models=models)
         client.set(redis_keys.worker("scripted"), state.to_json(), ex=redis_keys.HEARTBEAT_EXPIRE_S)
         client.zadd(redis_keys.WORKERS, {"scripted": time.time()})
-        for item in self.checkpoint_ids:
+        for item in held:
             client.zadd(redis_keys.holders(item), {"scripted": time.time() + redis_keys.HOLDER_EXPIRE_S})
 
     def _take(self) -> None:
@@ -127,9 +133,9 @@ class ScriptedWorker:
             if time.monotonic() - beat_at > 0.3:
                 beat_at = time.monotonic()
                 self.beat(client)
-            queues = [redis_keys.model_queue(item) for item in self.checkpoint_ids]
-            found: Any = client.brpop(queues, timeout=0.1) if queues else self._stop.wait(0.05) and None
-            if found:
+            queues = [redis_keys.model_queue(item) for item in tuple(self.checkpoint_ids)]
+            found: Any = client.brpop([*queues, f"{self._bell}:take"], timeout=0.1 if queues else 0.05)
+            if found and not self._stop.is_set():
                 body = json.loads(base64.b64decode(json.loads(found[1])["body"]))
                 message = body[0][0]
                 self.messages.append(message)
@@ -148,9 +154,10 @@ class ScriptedWorker:
     def _listen(self) -> None:
         client = self._client()
         while not self._stop.is_set():
-            found: Any = client.xread({redis_keys.CONTROL_STREAM: self._control_id}, block=100)
-            for _, entries in found or ():
-                for entry_id, fields in entries:
+            streams = {redis_keys.CONTROL_STREAM: self._control_id, f"{self._bell}:listen": "0-0"}
+            found: Any = client.xread(streams, block=100)
+            for name, entries in found or ():
+                for entry_id, fields in entries if name == redis_keys.CONTROL_STREAM.encode() else ():
                     self._control_id = entry_id
                     if b"cancel" in fields:
                         request_id = fields[b"cancel"].decode()

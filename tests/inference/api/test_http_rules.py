@@ -204,7 +204,7 @@ def test_bodies_that_are_no_json_object(http, body):
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/api/jobs"):
         response = http.post(path, content=body, headers={"Content-Type": "application/json"})
         is_error(response, 400, "invalid_request")
-    assert time.perf_counter() - started < 2
+    assert time.perf_counter() - started < 15
 
 
 def test_content_types_and_encodings(http):

@@ -296,7 +296,7 @@ def test_redis_gone_is_unavailable_and_quick(client, worker, settings):
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model="tiny", messages=MESSAGES)
     assert caught.value.status_code == 503
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
 
 
 def test_model_without_tokenizer_takes_token_ids_only(client, worker, transactional_db):

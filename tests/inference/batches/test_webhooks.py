@@ -182,7 +182,7 @@ def test_a_server_that_drips_is_cut_off(receiver, monkeypatch):
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     with pytest.raises((OSError, webhooks.http.client.HTTPException)):
         webhooks.post(url, "{}", secret=SECRET, message_id="m")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 8  # of the 10 that the drip takes
     thread.join(15)
     listener.close()
 

@@ -106,13 +106,15 @@ def test_what_breaks_a_limit_is_remembered_and_the_next_one_compiles() -> None:
     checker = GrammarChecker(GrammarLimits(compile_s=0.05))
     slow = HOSTILE["many properties"]
     try:
+        started = time.monotonic()
         with pytest.raises(InvalidSamplingParams, match="takes too long"):
             checker.check(slow)
+        compiling_s = time.monotonic() - started
         assert checker.knows(slow)
         started = time.monotonic()
         with pytest.raises(InvalidSamplingParams, match=r"takes too long \(limit: 0.05 s"):
             checker.check(slow)
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < compiling_s / 3
         checker.check(Grammar("regex", "[ab]+"))
     finally:
         checker.close()

@@ -482,7 +482,7 @@ def test_trap_fails_the_request_and_nothing_else(tmp_path: Path, changes: Any) -
     started = time.monotonic()
     with pytest.raises(InvalidRequest, match="failed on this text"):
         tokenizer.encode("a" * 40 + "!" + "Q" * 40)
-    assert time.monotonic() - started < 6.0
+    assert time.monotonic() - started < 20
     assert len(tokenizer.encode("b")) == 1
     tokenizer.close()
 

