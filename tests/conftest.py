@@ -23,6 +23,9 @@ if django_settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     _database = django_settings.DATABASES["default"].setdefault("TEST", {})
     _database["NAME"] = _database.get("NAME") or str(Path(_database_folder.name) / "test.sqlite3")
 
+# A real hash takes a second of a slow processor, by design; tests make hundreds of accounts.
+django_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
 # HTTP clients read the certificates of all authorities when they are made, which takes longer than a test's requests.
 # No test speaks TLS with anybody; a folder without certificates is read at once.
 _no_certificates = tempfile.TemporaryDirectory(prefix="blazr-test-certificates-")
