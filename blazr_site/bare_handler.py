@@ -19,8 +19,9 @@ from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.urls import set_script_prefix
+from django.urls import ResolverMatch, set_script_prefix
 
 from inference.api.part_writer import PartWriter, Send
 from inference.api.sse import EventStream
@@ -34,12 +35,23 @@ class BareHandler(ASGIHandler):
 
     def load_middleware(self, is_async: bool = False) -> None:
         """What Django does for an empty list of middleware: each one that isn't async costs a hop through a thread."""
+        self._fixed_routes: dict[str, ResolverMatch] = {}
         self._view_middleware: list[Any] = []
         self._template_response_middleware: list[Any] = []
         self._exception_middleware: list[Any] = []
         self._middleware_chain = convert_exception_to_response(
             self._get_response_async  # type: ignore[attr-defined]
         )
+
+    def resolve_request(self, request: HttpRequest) -> ResolverMatch:
+        """As Django's; a path that is a route as it stands is looked up once: there are only so many of those."""
+        found = self._fixed_routes.get(request.path_info)
+        if found is None:
+            found = super().resolve_request(request)
+            if request.path_info == f"/{found.route}":
+                self._fixed_routes[request.path_info] = found
+        request.resolver_match = found
+        return found
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
+from django.test import RequestFactory
 
 from blazr_site.bare_handler import BareHandler
 
@@ -152,3 +153,22 @@ async def test_a_path_that_is_no_url_is_answered():
     client = Client(b"x")
     await BareHandler()({**SCOPE, "path": "/v1/nothing"}, client.receive, client.send)
     assert client.sent[0]["status"] == 404
+
+
+def test_only_routes_without_parameters_are_remembered():
+    handler = BareHandler()
+    handler.load_middleware(is_async=True)
+
+    def resolved(path):
+        request = RequestFactory().get(path)
+        assert handler.resolve_request(request) is request.resolver_match
+        return request.resolver_match
+
+    fixed, model = resolved("/v1/completions"), resolved("/v1/models/a/b")
+    assert resolved("/v1/completions") is fixed
+    assert (fixed.url_name, model.url_name, model.kwargs) == ("completions", "model", {"model_id": "a/b"})
+    assert resolved("/v1/models/c").kwargs == {"model_id": "c"}
+    assert resolved("/v1/nothing").kwargs == {"rest": "nothing"}
+    with pytest.raises(Http404):
+        resolved("/nowhere")
+    assert set(handler._fixed_routes) == {"/v1/completions"}

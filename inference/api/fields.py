@@ -46,7 +46,14 @@ def check_range(field: serializers.IntegerField | serializers.FloatField, value:
     raise serializers.ValidationError(f"is {shown(value)}, it must be {wanted}.")
 
 
-class StrictIntegerField(serializers.IntegerField):
+class _CheckedRange:
+    """Of fields whose ``to_internal_value`` has checked the range: REST framework's validators would do it again."""
+
+    def run_validators(self, value: Any) -> None:
+        """Nothing is left to check; the validators stay for the schema."""
+
+
+class StrictIntegerField(_CheckedRange, serializers.IntegerField):
     """A JSON integer; 7.0 and "7" are refused."""
 
     def to_internal_value(self, data: Any) -> int:
@@ -56,7 +63,7 @@ class StrictIntegerField(serializers.IntegerField):
         return data
 
 
-class StrictNumberField(serializers.FloatField):
+class StrictNumberField(_CheckedRange, serializers.FloatField):
     """A finite JSON number."""
 
     def to_internal_value(self, data: Any) -> float:
