@@ -69,7 +69,7 @@ env.text(
     "auto",
     choices=("auto", "off", "generic"),
     help="Native CPU kernels; auto: where they have been built; off: PyTorch alone; generic: without this processor's "
-    "own instructions.",
+    "own instructions, to compare with, slow.",
 )
 env.text("BLAZR_NATIVE_DIR", help="Where built kernels are kept. Default: blazr/native in the user's cache folder.")
 BLAZR_NUM_THREADS = env.integer(

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Literal
 
 Variant = Literal["native", "generic"]
-"""``native`` uses all instructions of this processor; ``generic`` those that every processor of its kind has."""
+"""``native`` uses all instructions of this processor; ``generic`` those that every processor of its kind has. It is
+there to check the plain form of each kernel, so it is compiled for little compiling, not for speed."""
 
 SOURCES = Path(__file__).parent / "src"
 _FLAGS = (
     "-std=c++20",
-    "-O3",
     "-fPIC",
     "-fopenmp",
     "-DNDEBUG",
@@ -37,6 +37,8 @@ _FLAGS = (
     "-Wall",
     "-Wno-psabi",
 )
+_COMMON_HEADERS = ("ATen/ops/empty.h", "torch/library.h")
+"""Nearly every source includes them, and reading them takes longer than compiling most of the sources."""
 _COMPILE_TIMEOUT_S = 600
 
 
@@ -62,10 +64,10 @@ def build(variant: Variant = "native", *, force: bool = False) -> Path:
     torch_folder = _torch_folder()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        command = _compile_command(compiler, variant, torch_folder)
+        header = _precompile_headers(command, Path(work))
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            objects = list(
-                pool.map(lambda source: _compile(compiler, variant, source, Path(work), torch_folder), _source_files())
-            )
+            objects = list(pool.map(lambda source: _compile(command, header, source, Path(work)), _source_files()))
         made = Path(work) / target.name
         libraries = torch_folder / "lib"
         _run(
@@ -121,17 +123,40 @@ def _source_files() -> list[Path]:
     return sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
 
 
-def _compile(compiler: str, variant: Variant, source: Path, work: Path, torch_folder: Path) -> Path:
-    made = work / f"{source.stem}.o"
+def _compile_command(compiler: str, variant: Variant, torch_folder: Path) -> list[str]:
     include = torch_folder / "include"
-    flags = (*_FLAGS, *_variant_flags(variant), "-DAT_PARALLEL_OPENMP=1")
     folders = (f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}")
-    _run([compiler, *flags, *folders, "-c", str(source), "-o", str(made)])
+    return [compiler, *_FLAGS, *_variant_flags(variant), "-DAT_PARALLEL_OPENMP=1", *folders]
+
+
+def _precompile_headers(command: list[str], work: Path) -> Path | None:
+    """A header that the compiler has read already; None if it can't keep one."""
+    header = work / "common.h"
+    header.write_text("".join(f"#include <{name}>\n" for name in _COMMON_HEADERS))
+    try:
+        _run([*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
+    except BuildFailed:
+        return None
+    return header
+
+
+def _compile(command: list[str], header: Path | None, source: Path, work: Path) -> Path:
+    made = work / f"{source.stem}.o"
+    rest = ["-c", str(source), "-o", str(made)]
+    if header is not None:
+        try:
+            _run([*command, "-include", str(header), *rest])
+            return made
+        except BuildFailed:
+            pass  # some systems don't let a compiler load what it has kept
+    _run([*command, *rest])
     return made
 
 
 def _variant_flags(variant: Variant) -> tuple[str, ...]:
-    return ("-march=native", "-mprefer-vector-width=512") if _is_x86() and variant == "native" else ()
+    if variant == "generic":
+        return ("-O1",)
+    return ("-O3", "-march=native", "-mprefer-vector-width=512") if _is_x86() else ("-O3",)
 
 
 def _is_x86() -> bool:
