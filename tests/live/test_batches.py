@@ -117,7 +117,7 @@ def test_a_revoked_key_ends_its_batch_within_seconds_and_what_is_done_stays(serv
     batch_id = start(server, lines_of(500, max_tokens=200), headers)
     wait_until(lambda: look(server, batch_id)["request_counts"]["completed"] > 0, 60, "the first line")
     httpx.delete(f"{server.url}/v1/keys/{made['id']}", timeout=30).raise_for_status()
-    ended = wait_until(lambda: (found := look(server, batch_id))["status"] == "failed" and found, 10, "the end")
+    ended = wait_until(lambda: (found := look(server, batch_id))["status"] == "failed" and found, 60, "the end")
     assert [item["code"] for item in ended["errors"]["data"]] == ["invalid_api_key"]
     counts = ended["request_counts"]
     assert counts["completed"] + counts["failed"] == counts["total"] == 500

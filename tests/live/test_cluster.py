@@ -52,5 +52,5 @@ def test_connections_that_are_cut_lose_no_token_and_no_worker(cluster):
     for thread in threads:
         thread.join(60)
     assert texts == [text] * 4
-    wait_until(lambda: cluster.complete().status_code == 200, 15, "the next answer")
-    wait_until(lambda: cluster.client.hlen("unacked") == 0, 15, "the last ack")
+    wait_until(lambda: cluster.complete().status_code == 200, 60, "the next answer")
+    wait_until(lambda: cluster.client.hlen("unacked") == 0, 60, "the last ack")

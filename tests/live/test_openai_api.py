@@ -118,7 +118,7 @@ def test_jobs_survive_a_killed_worker_and_say_the_same(server):
     calm = submit(server, *prompts, max_tokens=48)
     wait_until(lambda: finished(server, calm), 60, "the first batch")
     stormy = submit(server, *prompts, max_tokens=48)
-    wait_until(lambda: sum(job(server, item)["completion_tokens"] for item in stormy) > 16, 30, "some progress")
+    wait_until(lambda: sum(job(server, item)["completion_tokens"] for item in stormy) > 16, 60, "some progress")
     os.kill(server.pid_of("worker"), signal.SIGKILL)
     wait_until(lambda: finished(server, stormy), 90, "the second batch")
     for first, second in zip(calm, stormy, strict=True):
@@ -132,7 +132,7 @@ def test_a_running_job_is_cancelled_within_seconds(server):
     model = httpx.get(f"{server.url}/v1/models/demo", timeout=30).json()
     # Many choices, or the demo model is done before anybody can cancel it: one takes a second and a half.
     (item,) = submit(server, "Never ending", max_tokens=model["max_model_len"] - 32, n=128)
-    wait_until(lambda: job(server, item)["completion_tokens"] > 0, 30, "its first tokens")
+    wait_until(lambda: job(server, item)["completion_tokens"] > 0, 60, "its first tokens")
     started = time.monotonic()
     httpx.post(f"{server.url}/api/jobs/{item}/cancel", timeout=30)
     wait_until(lambda: job(server, item)["state"] == "cancelled", 30, "the cancellation")
@@ -151,7 +151,7 @@ def test_metrics_name_the_model_and_the_worker(server, client):
     client.completions.create(model="demo", prompt="x", max_tokens=2)
     # The gauges follow the worker's heartbeat; a test before this one may have killed or unloaded something.
     ready = 'blazr_model_ready{model="demo"} 1.0'
-    wait_until(lambda: ready in httpx.get(f"{server.url}/metrics", timeout=30).text, 15, "the model's gauge")
+    wait_until(lambda: ready in httpx.get(f"{server.url}/metrics", timeout=30).text, 60, "the model's gauge")
     text = httpx.get(f"{server.url}/metrics", timeout=30).text
     assert "blazr_workers 1.0" in text
     assert 'blazr_requests_total{endpoint="completion",model="demo",outcome="completed"}' in text

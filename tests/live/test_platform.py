@@ -122,7 +122,7 @@ def test_worker_that_is_asked_to_stop_finishes_its_requests(server):
             os.kill(victim, signal.SIGTERM)
 
     assert server.stream(stop, **LONG)[0] == text
-    wait_until(lambda: not Path(f"/proc/{victim}").exists(), 15, "the worker's end")
+    wait_until(lambda: not Path(f"/proc/{victim}").exists(), 60, "the worker's end")
     wait_until(lambda: server.model().status == "ready", 30, "the next worker's start")
 
 
@@ -152,9 +152,9 @@ def test_load_error_reaches_the_request_and_a_later_one_tries_again(server, tmp_
 
 def test_unloaded_model_loads_again_with_the_next_request(server):
     server.manage(f"from inference import broker; broker.request_unload_sync({server.checkpoint_id('demo')!r})")
-    wait_until(lambda: server.model().status == "unloaded", 10, "the unload")
+    wait_until(lambda: server.model().status == "unloaded", 60, "the unload")
     assert server.complete().status_code == 200
-    wait_until(lambda: server.model().status == "ready", 10, "the heartbeat that says so")
+    wait_until(lambda: server.model().status == "ready", 60, "the heartbeat that says so")
 
 
 def test_queued_job_is_done(server):
@@ -163,7 +163,7 @@ def test_queued_job_is_done(server):
     assert made.status_code in (200, 201, 202), made.text
     job = made.json()
     job_id = job.get("id") or job["data"][0]["id"]
-    wait_until(lambda: httpx.get(f"{server.url}/api/jobs/{job_id}").json()["state"] == "succeeded", 15, "the job's end")
+    wait_until(lambda: httpx.get(f"{server.url}/api/jobs/{job_id}").json()["state"] == "succeeded", 60, "the job's end")
 
 
 def test_pages_and_static_files_are_served(server):

@@ -71,10 +71,14 @@ def test_a_job_follows_its_grammar_across_the_death_of_its_worker(server: LiveSe
 
     calm = submit()
     wait_until(lambda: are_finished(calm), 60, "the first batch")
-    stormy = submit()
-    wait_until(lambda: sum(job(item)["completion_tokens"] for item in stormy) > 8, 30, "some progress")
-    os.kill(server.pid_of("worker"), signal.SIGKILL)
-    assert not are_finished(stormy[:-1])
+    for _ in range(3):
+        stormy = submit()
+        wait_until(lambda ids=stormy: sum(job(item)["completion_tokens"] for item in ids) > 8, 60, "some progress")
+        os.kill(server.pid_of("worker"), signal.SIGKILL)
+        if not are_finished(stormy[:-1]):
+            break
+    else:  # this process had no processor for as long as the jobs took
+        pytest.fail("no kill hit running jobs")
     wait_until(lambda: are_finished(stormy), 90, "the second batch")
     for first, second in zip(calm[:-1], stormy[:-1], strict=True):
         text = job(second, "/result")["choices"][0]["text"]
