@@ -38,14 +38,13 @@ constexpr int64_t kOwnPanels = 1 << 20;     // bytes that each thread packs for 
 constexpr int64_t kOwnOutputs = 128;        // for each thread, above which that is a small part of its work
 constexpr int64_t kParallelWork = 1 << 16;  // bytes of weights × panels, below which one thread is faster
 
-// What is read behind a run of blocks: the next ones, or behind a thread's own part what it begins the next product with.
-const uint8_t* read_after(const Matrix& w, int64_t block_end, const Upcoming* upcoming, int64_t threads) {
-  if (upcoming) {
-    for (int64_t thread = 0; thread < threads; ++thread)
-      if (block_end == part_begin(w.blocks(), thread + 1, threads))
-        return upcoming->data + part_begin(upcoming->count, thread, threads) * upcoming->block_bytes;
-  }
-  return w.data + block_end * w.block_bytes;
+// Where the thread's part ends that a block is in, and what the thread begins the next product with.
+ReadOn read_on(const Matrix& w, int64_t block, const Upcoming* upcoming, int64_t threads) {
+  int64_t thread = 0;
+  while (part_begin(w.blocks(), thread + 1, threads) <= block) ++thread;
+  const uint8_t* end = w.data + part_begin(w.blocks(), thread + 1, threads) * w.block_bytes;
+  if (!upcoming) return {end, end};
+  return {end, upcoming->data + part_begin(upcoming->count, thread, threads) * upcoming->block_bytes};
 }
 
 struct OwnPanels {
@@ -84,7 +83,7 @@ void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
     if (own) fill_own<F>(x, w, panels, product);
     const int64_t first = panels.start(panel), count = panels.start(panel_end) - first;
     float* sums = thread_buffer(count * (block_end - block) * kBlock);
-    multiply<F>(w, panels, panel, panel_end, block, block_end, read_after(w, block_end, upcoming, threads), sums);
+    multiply<F>(w, panels, panel, panel_end, block, block_end, read_on(w, block, upcoming, threads), sums);
     for (int64_t row = first; row < first + count; ++row) {
       for (int64_t at = block; at < block_end; ++at) {
         const float* from = sums + ((at - block) * count + row - first) * kBlock;

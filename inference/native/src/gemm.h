@@ -12,6 +12,7 @@
 #include "gemm_amx.h"
 #include "gemm_panels.h"
 #include "gemm_tile.h"
+#include "read_ahead.h"
 #include "work.h"
 
 namespace blazr {
@@ -24,11 +25,13 @@ constexpr int64_t kTiledRowsAtOnce = 256;
 constexpr int64_t kBlocksAtOnce = 8;    // the same of blocks
 
 // Sums of the panels [panel_begin, panel_end) with the blocks [block_begin, block_end), at most kBlocksAtOnce of them.
-// sums: [blocks][rows][32]. `after`: what this thread reads next. All along, what lies kTileBytes further on is asked for.
+// sums: [blocks][rows][32]. `on`: the end of this thread's part of the matrix, and what it reads then. All along, what lies
+// further on is asked for: in the processor's own order by one panel, which reads as fast as memory gives, and by several,
+// whose arithmetic takes longer, as it lies, kTileBytes ahead.
 template <class F>
 void multiply(
     const Matrix& w, const Panels& panels, int64_t panel_begin, int64_t panel_end, int64_t block_begin,
-    int64_t block_end, const uint8_t* after, float* sums) {
+    int64_t block_end, const ReadOn& on, float* sums) {
   const int64_t first_row = panels.start(panel_begin), rows = panels.start(panel_end) - first_row, units = w.units();
   const int64_t count = panel_end - panel_begin;
   TileArgs t;
@@ -41,6 +44,12 @@ void multiply(
   const int64_t run = count == 1 ? units : std::max<int64_t>(1, panel_bytes / (rows * t.unit_steps * 4));
   const int64_t part = count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
   t.advance = ceil_div(F::kStepBytes, count);
+  const ReadOrder& order = count == 1 ? read_order() : plain_order();
+  t.in_pages = order.in_pages;
+  t.ahead = {nullptr, order.offsets, on.end, count == 1 ? on.next - on.end : 0};
+  const int64_t lead = order.in_pages ? 0 : rows == 1 ? kAhead : kTileBytes;  // of one panel
+  const uint8_t* end_of_run = w.data + block_end * w.block_bytes;
+  const uint8_t* after = end_of_run == on.end ? on.next : end_of_run;
   MatrixTiles<F> matrix_tiles(panels.line > 0);
   for (int64_t begin = 0; begin < units; begin += run) {
     const int64_t end = std::min(begin + run, units);
@@ -54,7 +63,7 @@ void multiply(
         t.unit_end = std::min(t.unit_begin + part, end);
         t.is_first = t.unit_begin == 0;
         const int64_t at = t.unit_begin * unit_bytes + kTileBytes, stop = std::min(end * unit_bytes, w.block_bytes);
-        const uint8_t* ahead = at < stop ? t.weights + at : behind + (at - stop);
+        const uint8_t* ahead = count == 1 ? t.weights + lead : at < stop ? t.weights + at : behind + (at - stop);
         const int64_t piece = t.advance * t.unit_steps * (t.unit_end - t.unit_begin);
         for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
           const int64_t start = panels.start(panel);
@@ -62,7 +71,7 @@ void multiply(
           t.scales = panels.scales + start * panels.units;
           t.offsets = panels.offsets + start * panels.units;
           t.sums = sums + ((block - block_begin) * rows + start - first_row) * kBlock;
-          t.ahead = ahead + (panel - panel_begin) * piece;
+          t.ahead.at = ahead + (panel - panel_begin) * piece;
           if (panels.line)
             matrix_tiles.add(panels.size(panel), t);
           else

@@ -82,9 +82,13 @@ class MatrixTiles {
     const int64_t first = t.unit_begin * t.unit_steps, last = std::min(t.unit_end * t.unit_steps, t.depth);
     const uint8_t* w = t.weights + first * F::kStepBytes;
     const uint32_t* a = t.steps + first * rows;
-    const uint8_t* ahead = t.ahead;
+    WeightsAhead ahead = t.ahead;
+    const int64_t advance = F::kLine * t.advance;
     for (int64_t step = first; step < last; step += F::kLine, w += F::kLine * F::kStepBytes, a += F::kLine * rows) {
-      ask_for_line(rows, w, ahead, t.advance);
+      if (rows == 1 && !t.in_pages)
+        ask_for<true>(ahead, advance);
+      else
+        ask_for<false>(ahead, advance);
       _tile_loadd(6, w, F::kStepBytes);
       _tile_loadd(7, w + kAmxLine, F::kStepBytes);
       _tile_loadd(4, a, kAmxLine);
@@ -104,30 +108,22 @@ class MatrixTiles {
     }
   }
 
-  // What lies ahead of a line of weights, which is read once if there is one row (gemm_tile.h).
-  static void ask_for_line(int rows, const uint8_t* w, const uint8_t*& ahead, int64_t advance) {
-    if (rows == 1) {
-      for (int64_t at = 0; at < F::kLine * F::kStepBytes; at += 64) __builtin_prefetch(w + kAhead + at, 0, 0);
-    } else {
-      ask_for_bytes(ahead, F::kLine * advance);
-    }
-  }
-
-  // As ask_for() of gemm_tile.h, for many steps at once.
-  static void ask_for_bytes(const uint8_t*& ahead, int64_t bytes) {
-    const uint8_t* end = ahead + bytes;
-    for (; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
-    ahead = end;
+  // What lies ahead of many steps (gemm_tile.h).
+  template <bool kOnce>
+  static void ask_for(WeightsAhead& ahead, int64_t bytes) {
+    const uint8_t* end = ahead.at + bytes;
+    for (; ahead.at < end; ahead.at += kPiece) ahead.ask<kOnce>();
+    ahead.at = end;
   }
 
   // int8: exact sums of a group, which are scaled and added in float32. With more than 16 rows the last 16 are a second
   // half, also where it overlaps the first: one configuration serves all panels of a product but the last.
   static void integers(int rows, const TileArgs& t) {
     alignas(64) int32_t whole[kMostRows][kBlock];
-    const uint8_t* ahead = t.ahead;
+    WeightsAhead ahead = t.ahead;
     for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
       const int64_t first = unit * t.unit_steps, steps = std::min(t.unit_steps, t.depth - first);
-      ask_for_bytes(ahead, steps * t.advance);
+      ask_for<false>(ahead, steps * t.advance);
       add_group(rows, t.steps + first * rows, t.weights + first * F::kStepBytes, steps, whole);
       const int32_t* offsets = t.offsets + unit * rows;
       const float* scales = t.scales + unit * rows;

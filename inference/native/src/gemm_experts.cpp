@@ -114,15 +114,17 @@ class GroupedProduct {
 
   // out: (entries, stride) float32.
   void multiply_into(bool parallel, float* out, int64_t stride) {
-    share(products_.size(), parallel, [&](int64_t task) {
+    // Of each thread's own tasks the next one follows: what it reads can be asked for.
+    share_runs(products_.size(), 1, parallel, [&](int64_t task, int64_t) {
       const ProductTask& t = products_[task];
       const Panels& panels = panels_[t.share];
       const Share& part = work_.shares[t.share];
       const Matrix w = stack_.of(part.expert);
       const int64_t first = panels.start(t.panel_begin), count = panels.start(t.panel_end) - first;
       float* sums = thread_buffer(count * (t.block_end - t.block_begin) * kBlock);
-      const uint8_t* after = w.data + t.block_end * w.block_bytes;
-      multiply<F>(w, panels, t.panel_begin, t.panel_end, t.block_begin, t.block_end, after, sums);
+      const uint8_t* end = w.data + t.block_end * w.block_bytes;
+      const ReadOn on{end, task + 1 < std::ssize(products_) ? beginning_of(products_[task + 1]) : end};
+      multiply<F>(w, panels, t.panel_begin, t.panel_end, t.block_begin, t.block_end, on, sums);
       for (int64_t row = 0; row < count; ++row) {
         float* to = out + work_.entries[part.begin + first + row] * stride;
         for (int64_t block = t.block_begin; block < t.block_end; ++block)
@@ -134,6 +136,11 @@ class GroupedProduct {
   }
 
  private:
+  const uint8_t* beginning_of(const ProductTask& task) const {
+    const Matrix w = stack_.of(work_.shares[task.share].expert);
+    return w.data + task.block_begin * w.block_bytes;
+  }
+
   const Stack& stack_;
   const Work& work_;
   std::vector<Panels> panels_;

@@ -5,10 +5,11 @@
 #include <bit>
 
 #include "gemm_layout.h"
+#include "read_ahead.h"
 
 namespace blazr {
 
-constexpr int64_t kAhead = 4096;  // bytes that a product with one row asks for in advance
+constexpr int64_t kScalesAhead = 1024;  // bfloat16 values, which two lines of weights or more lie between
 
 struct TileArgs {
   const uint32_t* steps;    // of the panel, from its first step
@@ -20,8 +21,9 @@ struct TileArgs {
   int64_t unit_begin, unit_end, unit_steps;
   float* sums;              // [rows][32]
   bool is_first;            // the sums start at 0
-  const uint8_t* ahead;     // what is read later, asked for in pieces, one a step
-  int64_t advance;          // bytes of a piece
+  WeightsAhead ahead;       // what is read later, asked for at each step
+  int64_t advance;          // bytes by which a step moves it
+  bool in_pages;            // its order (read_ahead.h)
 };
 
 inline vi splat_bits(uint32_t word) { return vi{} + static_cast<int32_t>(word); }
@@ -67,35 +69,25 @@ inline vi load_bits(const uint8_t* from) {
   return out;
 }
 
-// A step's weights of a product with one row, asked for in advance and as read once: they pass through the first cache
-// and, when they leave, don't push what the operators and Python between the products need out of the others.
-inline void ask_ahead(const uint8_t* weights) {
-  __builtin_prefetch(weights + kAhead, 0, 0);
-  __builtin_prefetch(weights + kAhead + 64, 0, 0);
-}
-
-// The same with several rows, for the second cache: the panels share what lies ahead, a piece of at most 128 bytes a step.
-template <int kSteps = 1>
-inline void ask_for(const uint8_t*& ahead, int64_t advance) {
-  __builtin_prefetch(ahead, 0, 2);
-  __builtin_prefetch(ahead + 64, 0, 2);
-  ahead += kSteps * advance;
+// What lies ahead of some steps. Of one row, weights are read once; but lines that don't stay in any cache can't be
+// asked for in pages, which takes too long for the first one. Several panels share what lies ahead.
+template <int R, bool kInPages, int kSteps = 1>
+inline void ask_ahead(WeightsAhead& ahead, int64_t advance) {
+  ahead.ask<R == 1 && !kInPages>();
+  ahead.at += kSteps * advance;
 }
 
 // A group's integer sums of R rows.
-template <class F, int R>
+template <class F, int R, bool kInPages>
 inline void add_group(
-    vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps, const uint8_t*& ahead, int64_t advance) {
+    vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps, WeightsAhead& ahead, int64_t advance) {
   constexpr bool kFour = F::kStepBytes == 64;
   // Of one row, the sums of high nibbles are made where these lie, sixteen times too great: one shift for a whole
   // group. Of several, it is the instructions of each row that count, and there are no registers for more sums.
   constexpr bool kShiftSums = kFour && R == 1;
   vi high_sums[kShiftSums ? R : 1][kVectors] = {};
   for (int64_t step = 0; step < steps; step += kFour ? 2 : 1, a += kFour ? 2 * R : R, w += 128) {
-    if (R == 1)
-      ask_ahead(w);
-    else
-      ask_for<kFour ? 2 : 1>(ahead, advance);
+    ask_ahead<R, kInPages, kFour ? 2 : 1>(ahead, advance);
     vi values[kVectors], high[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       values[v] = load_bits(w + v * 64);
@@ -125,7 +117,7 @@ inline void add_group(
 }
 
 // The sums of R rows (a panel's) with a block, over some units.
-template <class F, int R>
+template <class F, int R, bool kInPages>
 void tile(const TileArgs& t) {
   vf sums[R][kVectors];
   if (t.is_first) {
@@ -135,7 +127,7 @@ void tile(const TileArgs& t) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) sums[r][v] = load(t.sums + r * kBlock + v * kLanes);
   }
-  const uint8_t* ahead = t.ahead;
+  WeightsAhead ahead = t.ahead;
   const int64_t advance = t.advance;
   for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
     const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
@@ -146,10 +138,11 @@ void tile(const TileArgs& t) {
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < kVectors; ++v) acc[r][v] = vi{} + t.offsets[unit * R + r];
       if (last - first == F::kUsualSteps) {
-        add_group<F, R>(acc, a, w, F::kUsualSteps, ahead, advance);  // unrolled
+        add_group<F, R, kInPages>(acc, a, w, F::kUsualSteps, ahead, advance);  // unrolled
       } else {
-        add_group<F, R>(acc, a, w, last - first, ahead, advance);
+        add_group<F, R, kInPages>(acc, a, w, last - first, ahead, advance);
       }
+      if constexpr (kInPages) __builtin_prefetch(t.weight_scales + unit * kBlock + kScalesAhead, 0, 2);
       for (int v = 0; v < kVectors; ++v) {
         const vf scale = load(t.weight_scales + unit * kBlock + v * kLanes);
         for (int r = 0; r < R; ++r)
@@ -158,10 +151,7 @@ void tile(const TileArgs& t) {
       }
     } else {
       for (int64_t step = first; step < last; ++step, a += R, w += 128) {
-        if (R == 1)
-          ask_ahead(w);
-        else
-          ask_for(ahead, advance);
+        ask_ahead<R, kInPages>(ahead, advance);
         vi values[kVectors];
         for (int v = 0; v < kVectors; ++v) values[v] = load_bits(w + v * 64);
         for (int r = 0; r < R; ++r) {
@@ -186,7 +176,10 @@ inline void tile_of(int rows, const TileArgs& t) {
   if constexpr (R > 1) {
     if (rows < R) return tile_of<F, R - 1>(rows, t);
   }
-  tile<F, R>(t);
+  if (t.in_pages)
+    tile<F, R, true>(t);
+  else
+    tile<F, R, false>(t);
 }
 
 }  // namespace blazr
