@@ -103,6 +103,23 @@ def test_matrix_tiles_and_vectors_agree(form: str, dtype: torch.dtype, outputs: 
             assert torch.equal(tiled, plain), rows
 
 
+@pytest.mark.parametrize(("form", "dtype"), FORMS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(33, 17), (600, 577), (1056, 1536)])
+def test_the_order_in_which_weights_are_asked_for_changes_nothing(
+    form: str, dtype: torch.dtype, outputs: int, inputs: int
+) -> None:
+    packed = pack_native(random(outputs, inputs, scale=inputs**-0.5).to(dtype), form)
+    hidden = random(70, inputs, seed=1).to(dtype)
+    before = torch.ops.blazr.read_in_pages(False)
+    try:
+        plain = [packed.linear(hidden[:rows], None) for rows in (1, 3, 8, 12, 32, 70)]
+        assert torch.ops.blazr.read_in_pages(True) is False
+        for expected in plain:
+            assert torch.equal(packed.linear(hidden[: len(expected)], None), expected)
+    finally:
+        assert torch.ops.blazr.read_in_pages(before) is True
+
+
 @pytest.mark.parametrize("form", ["bfloat16", "int8", "int4"])
 def test_matrix_tiles_keep_rows_apart(form: str) -> None:
     """What isn't a number in one row reaches no other row of its tile."""
