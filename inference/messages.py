@@ -2,7 +2,8 @@
 
 A generation travels as a ``GenerateMessage`` (argument of the Celery message on the model's queue) and
 comes back as events on the stream of the web process that asked. Every event names the request,
-the attempt and a dense ``index`` from 0 per attempt; exactly one of them is terminal (``done`` or ``error``).
+the attempt and a dense ``index`` from 0 per attempt (deltas that were merged take up ``span`` numbers);
+exactly one of them is terminal (``done`` or ``error``).
 
     start    prompt accepted by the engine: prompt_tokens [, prompt_token_ids, prompt_logprobs, in_reasoning]
     delta    text and tokens of one choice: choice, text, token_ids [, logprobs], [finish_reason, stop_reason];
@@ -91,6 +92,7 @@ class GenerationEvent(TypedDict):
     attempt: int
     index: int
     type: Literal["start", "delta", "done", "error"]
+    span: NotRequired[int]  # numbers that a delta stands for, made of several; default 1
     prompt_tokens: NotRequired[int]
     prompt_token_ids: NotRequired[list[int]]
     prompt_text: NotRequired[str]  # echo

@@ -196,7 +196,7 @@ class Subscription:
             self.fail(GenerationFailed("Tokens of this request were lost on their way from the worker; send it again."))
             self._hub.cancel_soon(self.request_id)
             return
-        self._next_index += 1
+        self._next_index += event.get("span", 1)
         self.last_event_at = time.monotonic()
         kind = event["type"]
         if kind == "start":

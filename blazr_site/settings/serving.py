@@ -108,6 +108,14 @@ BLAZR_MAX_IN_FLIGHT = env.required_integer(
 BLAZR_REQUEST_TIMEOUT_S = env.required_integer(
     "BLAZR_REQUEST_TIMEOUT_S", 600, low=1, high=86_400, help="Seconds after which a request is given up."
 )
+BLAZR_STREAM_INTERVAL_MS = env.required_integer(
+    "BLAZR_STREAM_INTERVAL_MS",
+    50,
+    low=0,
+    high=1000,
+    help="With 8 and more streams, what several short steps made goes out in one piece, at most so many milliseconds "
+    "after the piece before; 0: every token by itself. First tokens never wait.",
+)
 BLAZR_WORKER_LOST_TIMEOUT_S = env.required_integer(
     "BLAZR_WORKER_LOST_TIMEOUT_S",
     20,

@@ -47,6 +47,7 @@ def make_runtime() -> WorkerRuntime:
         drain_grace_s=settings.BLAZR_DRAIN_GRACE_S,
         preload=tuple(settings.BLAZR_PRELOAD),
         min_residence_s=settings.BLAZR_MIN_RESIDENCE_S,
+        stream_interval_s=settings.BLAZR_STREAM_INTERVAL_MS / 1000,
     )
     return WorkerRuntime(
         config,

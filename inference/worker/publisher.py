@@ -1,7 +1,8 @@
 """EventPublisher: from the engine threads to the web processes' streams.
 
 Engine threads only append to a list; one thread here sends. Everything that waits goes out together:
-one ``XADD`` per web process, however many requests it has in the step. A request's last event and the end of
+one ``XADD`` per web process, however many requests it has in the step, and with many streams of what several short
+steps made (``delivery_pace``). A request's last event and the end of
 its message (out of Celery's unacknowledged set, out of the admission count) are one transaction, so that a
 worker that dies can neither lose an answer nor repeat a finished request.
 """
@@ -9,6 +10,7 @@ worker that dies can neither lose an answer nor repeat a finished request.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from redis.exceptions import RedisError
 
 from inference import redis_keys
 from inference.messages import GenerationEvent
+from inference.worker.delivery_pace import DeliveryPace, merge_deltas
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +49,24 @@ class _Waiting:
     events: dict[str, list[GenerationEvent]] = field(default_factory=dict)
     settlements: list[Settlement] = field(default_factory=list)
     num_events: int = 0
+    num_steps: int = 0
 
 
 class EventPublisher:
-    """Sends events in a thread of its own, in order, without loss while Redis is away."""
+    """Sends events in a thread of its own, in order, without loss while Redis is away.
 
-    def __init__(self, client: redis.Redis) -> None:
+    Args:
+        client: Of the Redis that has the streams.
+        interval_s: How long deltas of many streams may wait for those of further steps (see ``DeliveryPace``).
+    """
+
+    def __init__(self, client: redis.Redis, *, interval_s: float = 0.0) -> None:
         self._client = client
+        self._pace = DeliveryPace(interval_s)
         self._condition = threading.Condition()
         self._waiting = _Waiting()
+        self._due_at = math.inf  # when the thread has something to send
+        self._wakes_at = math.inf  # when it looks again by itself
         self._sending = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -79,12 +91,20 @@ class EventPublisher:
                 self._waiting.events.setdefault(web_id, []).append(event)
             self._waiting.settlements.extend(settlements)
             self._waiting.num_events += len(events)
-            self._condition.notify_all()
+            self._waiting.num_steps += 1
+            now = time.monotonic()
+            until = now if settlements else self._pace.keep_until([event for _, event in events], now)
+            self._due_at = min(self._due_at, until)
+            if until <= now or self._due_at < self._wakes_at:
+                self._condition.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is sent; False after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
+            if self._waiting.num_steps:
+                self._due_at = 0.0
+                self._condition.notify_all()
             while self._sending or self._waiting.num_events or self._waiting.settlements:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -101,19 +121,30 @@ class EventPublisher:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not (self._waiting.num_events or self._waiting.settlements):
-                    if self._stopping:
-                        return
-                    self._condition.wait()
-                batch, self._waiting = self._waiting, _Waiting()
-                self._sending = True
-                self._condition.notify_all()
+        while (batch := self._next_batch()) is not None:
+            if batch.num_steps > 1:
+                batch.events = {web_id: merge_deltas(events) for web_id, events in batch.events.items()}
             self._send(batch)
             with self._condition:
                 self._sending = False
                 self._condition.notify_all()
+
+    def _next_batch(self) -> _Waiting | None:
+        """Wait until something is due; None: the end."""
+        with self._condition:
+            # After a delivery the thread sleeps no longer than what comes next may wait: nobody has to wake it then.
+            look_again_at = time.monotonic() + self._pace.interval_s
+            while (now := time.monotonic()) < self._due_at:
+                if self._stopping:
+                    return None
+                self._wakes_at = min(self._due_at, look_again_at if now < look_again_at else math.inf)
+                self._condition.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
+            batch, self._waiting = self._waiting, _Waiting()
+            self._due_at = math.inf
+            self._pace.delivered(now)
+            self._sending = True
+            self._condition.notify_all()
+            return batch
 
     def _send(self, batch: _Waiting) -> None:
         pause_s = 0.05

@@ -64,6 +64,7 @@ class WorkerConfig:
         visibility_timeout_s, drain_grace_s: Seconds.
         preload: Checkpoint ids to load at the start and keep.
         min_residence_s: See ``ModelManager``.
+        stream_interval_s: See ``EventPublisher``.
     """
 
     worker_id: str
@@ -75,6 +76,7 @@ class WorkerConfig:
     drain_grace_s: float
     preload: tuple[str, ...] = ()
     min_residence_s: float = 0.0
+    stream_interval_s: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -115,7 +117,7 @@ class WorkerRuntime:
         self._resumes = ThreadPoolExecutor(4, thread_name_prefix="resume")
         self.cancelled = CancelledRequests()
         self.queues = QueueSelector()
-        self.publisher = EventPublisher(connect(config.redis_url))
+        self.publisher = EventPublisher(connect(config.redis_url), interval_s=config.stream_interval_s)
         self.leases = LeaseKeeper(
             connect(config.redis_url), config.worker_id, visibility_timeout_s=config.visibility_timeout_s
         )

@@ -1,0 +1,96 @@
+"""When the deltas of a step go out: at once, or together with the next steps'.
+
+What a token costs on its way (Redis, the web process, the client) hardly depends on how many tokens one delivery has,
+and on a server that computes on its own processors the network waits meanwhile. So a worker with many streams whose
+steps are short sends what several steps made in one piece. A first token, the end of a choice and everything that
+isn't a delta is never kept, and neither is anything of a worker with few streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.messages import GenerationEvent
+
+MIN_STREAMS = 8
+"""Deltas of a step from which on they may wait; fewer streams cost little and are somebody's who looks at them."""
+
+
+class DeliveryPace:
+    """Puts off a delivery while another step fits in between.
+
+    Args:
+        interval_s: Deltas wait until so long after the delivery before theirs at most; 0: they never wait.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._delivered_at = self._stepped_at = -1.0
+
+    def keep_until(self, events: Sequence[GenerationEvent], now: float) -> float:
+        """How long the events of a step may wait.
+
+        Args:
+            events: Of one step.
+            now: Seconds on the clock of all calls.
+
+        Returns:
+            When they have to go out at the latest; ``now``: they don't wait.
+        """
+        step_s, self._stepped_at = now - self._stepped_at, now
+        until = self._delivered_at + self.interval_s
+        if now + step_s > until or len(events) < MIN_STREAMS or not all(map(_can_wait, events)):
+            return now
+        return until
+
+    def delivered(self, now: float) -> None:
+        """All events up to here have gone out."""
+        self._delivered_at = now
+
+
+def _can_wait(event: GenerationEvent) -> bool:
+    # Index 0 is the start, 1 the first token.
+    return event["type"] == "delta" and event["index"] > 1 and event.get("finish_reason") is None
+
+
+def merge_deltas(events: Sequence[GenerationEvent]) -> list[GenerationEvent]:
+    """The same events with one delta for those that follow each other within a choice.
+
+    Args:
+        events: Of any requests; those of one request in order.
+
+    Returns:
+        New events where some were merged, with ``span``: how many numbers they stand for.
+    """
+    merged: list[GenerationEvent] = []
+    last_of: dict[str, int] = {}
+    for event in events:
+        place = last_of.get(event["request_id"])
+        before = None if place is None else merged[place]
+        if place is not None and before is not None and _continues(before, event):
+            merged[place] = _joined(before, event)
+        else:
+            last_of[event["request_id"]] = len(merged)
+            merged.append(event)
+    return merged
+
+
+def _continues(before: GenerationEvent, event: GenerationEvent) -> bool:
+    return (
+        before["type"] == event["type"] == "delta"
+        and before["attempt"] == event["attempt"]
+        and before.get("choice") == event.get("choice")
+        and before.get("finish_reason") is None
+        and "text" in before
+        and "text" in event
+    )
+
+
+def _joined(before: GenerationEvent, event: GenerationEvent) -> GenerationEvent:
+    joined: GenerationEvent = {**before, **event, "index": before["index"]}
+    joined["text"] = before["text"] + event["text"]
+    joined["token_ids"] = before.get("token_ids", []) + event.get("token_ids", [])
+    if "logprobs" in before or "logprobs" in event:
+        joined["logprobs"] = before.get("logprobs", []) + event.get("logprobs", [])
+    joined["span"] = before.get("span", 1) + event.get("span", 1)
+    return joined

@@ -1,0 +1,236 @@
+"""Deltas that wait for each other: which may, how long, and that merging them changes nothing that a reader gets."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference import redis_keys
+from inference.messages import GenerationEvent
+from inference.subscription import Subscription
+from inference.worker.delivery_pace import MIN_STREAMS, DeliveryPace, merge_deltas
+from inference.worker.publisher import EventPublisher, Settlement
+
+
+def delta(request: int, index: int, text: str = " w", **more) -> GenerationEvent:
+    found: GenerationEvent = {
+        "request_id": f"r{request}",
+        "attempt": 0,
+        "index": index,
+        "type": "delta",
+        "choice": 0,
+        "text": text,
+        "token_ids": [index],
+    }
+    return {**found, **more}
+
+
+def step(index: int, streams: int = MIN_STREAMS) -> list[GenerationEvent]:
+    return [delta(number, index) for number in range(streams)]
+
+
+def start(request: int) -> GenerationEvent:
+    return {"request_id": f"r{request}", "attempt": 0, "index": 0, "type": "start", "prompt_tokens": 3}
+
+
+# --- which may wait, and how long
+
+
+def test_steps_wait_while_another_fits_in_before_the_interval_is_over():
+    pace = DeliveryPace(0.050)
+    pace.keep_until(step(2), 0.984)
+    pace.delivered(1.0)
+    assert pace.keep_until(step(3), 1.0) == 1.05
+    assert pace.keep_until(step(4), 1.016) == 1.05
+    assert pace.keep_until(step(5), 1.032) == 1.05
+    assert pace.keep_until(step(6), 1.048) == 1.048
+
+
+def test_steps_longer_than_half_the_interval_do_not_wait():
+    pace = DeliveryPace(0.050)
+    pace.keep_until(step(2), 1.0)
+    pace.delivered(1.0)
+    assert pace.keep_until(step(3), 1.026) == 1.026
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        step(3, MIN_STREAMS - 1),
+        [*step(3), start(99)],
+        [*step(3), delta(99, 1)],
+        [*step(3), delta(99, 3, finish_reason="stop")],
+        [*step(3), {"request_id": "r99", "attempt": 0, "index": 9, "type": "error", "error": {}}],
+    ],
+    ids=["few streams", "start", "first token", "end of a choice", "error"],
+)
+def test_what_somebody_waits_for_goes_out_at_once(events):
+    pace = DeliveryPace(0.050)
+    pace.keep_until(step(2), 1.0)
+    pace.delivered(1.0)
+    assert pace.keep_until(events, 1.005) == 1.005
+    assert pace.keep_until(step(4), 1.010) == 1.05
+
+
+def test_without_an_interval_nothing_waits():
+    pace = DeliveryPace(0.0)
+    pace.keep_until(step(2), 1.0)
+    pace.delivered(1.0)
+    assert pace.keep_until(step(3), 1.001) == 1.001
+
+
+# --- merging
+
+
+class _Hub:
+    def forget(self, request_id: str) -> None:
+        pass
+
+    def cancel_soon(self, request_id: str) -> None:
+        raise AssertionError(f"{request_id} was given up")
+
+
+def _read(deliveries: list[list[GenerationEvent]], request: str) -> tuple[str, list[int], list[str], list[str | None]]:
+    """Text, tokens, log-probabilities and ends that a reader of ``request`` gets, in order."""
+    subscription = Subscription(_Hub(), request)
+    for events in deliveries:
+        for event in events:
+            if event["request_id"] == request:
+                subscription.accept(event)
+    taken = [event for event in subscription.take() if event["type"] == "delta"]
+    return (
+        "".join(event["text"] for event in taken),
+        [token for event in taken for token in event["token_ids"]],
+        [entry["token"] for event in taken for entry in event.get("logprobs", ())],
+        [event["finish_reason"] for event in taken if event.get("finish_reason")],
+    )
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    cuts=st.lists(st.booleans(), min_size=8, max_size=8),
+    again=st.integers(0, 7),
+    with_logprobs=st.booleans(),
+)
+def test_a_reader_gets_the_same_from_merged_deltas(lengths, cuts, again, with_logprobs):
+    """Whatever steps go out together, and also if a delivery comes twice."""
+    deliveries: list[list[GenerationEvent]] = [[start(number) for number in range(len(lengths))]]
+    plain = [deliveries[0]]
+    for index in range(1, max(lengths) + 1):
+        events = []
+        for number, length in enumerate(lengths):
+            more: dict = {"logprobs": [{"token": f"{number}.{index}"}]} if with_logprobs else {}
+            if index == length:
+                more["finish_reason"] = "length"
+            if index <= length:
+                events.append(delta(number, index, f" {number}.{index}", **more))
+        plain.append(events)
+        if cuts[index]:
+            deliveries.append([])
+        deliveries[-1] = deliveries[-1] + events
+    merged = [merge_deltas(events) for events in deliveries]
+    repeated = min(again, len(merged) - 1)
+    merged.insert(repeated, merged[repeated])
+    for number, length in enumerate(lengths):
+        found = _read(merged, f"r{number}")
+        assert found == _read(plain, f"r{number}")
+        assert len(found[1]) == length
+    assert sum(event.get("span", 1) for event in merge_deltas(deliveries[-1])) == len(deliveries[-1])
+
+
+def test_choices_attempts_vectors_and_ends_are_not_merged():
+    events = [
+        delta(1, 1),
+        delta(1, 2, choice=1),
+        delta(1, 3, choice=1, finish_reason="stop"),
+        delta(1, 4, choice=1),
+        delta(1, 0, attempt=1),
+        {"request_id": "r1", "attempt": 1, "index": 1, "type": "done", "usage": {}},
+    ]
+    assert [(event["index"], event.get("span", 1)) for event in merge_deltas(events)] == [
+        (1, 1),
+        (2, 2),
+        (4, 1),
+        (0, 1),
+        (1, 1),
+    ]
+
+
+# --- the publisher
+
+
+@pytest.fixture
+def client(redis_urls_in_settings):
+    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
+    yield found
+    found.delete(redis_keys.out("pace"))
+    found.close()
+
+
+@pytest.fixture
+def sent(client):
+    """Start a publisher; call what comes to get its deliveries so far."""
+    publishers = []
+
+    def begin(interval_s: float):
+        publisher = EventPublisher(client, interval_s=interval_s)
+        publisher.start()
+        publishers.append(publisher)
+        return publisher, lambda: [
+            redis_keys.unpack(fields[b"e"]) for _, fields in client.xrange(redis_keys.out("pace"))
+        ]
+
+    yield begin
+    for publisher in publishers:
+        publisher.stop()
+
+
+def _publish(publisher: EventPublisher, events: list[GenerationEvent], settlements=()) -> None:
+    publisher.publish([("pace", event) for event in events], settlements)
+
+
+def test_what_waits_goes_out_without_another_step(sent):
+    publisher, deliveries = sent(0.2)
+    _publish(publisher, step(1))
+    assert publisher.flush(5)
+    _publish(publisher, step(2))
+    _publish(publisher, step(3))
+    assert len(deliveries()) == 1
+    deadline = time.monotonic() + 5
+    while len(deliveries()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [(event["index"], event["span"]) for event in deliveries()[1]] == [(2, 2)] * MIN_STREAMS
+    # The thread slept without anything to do: what comes next wakes it.
+    time.sleep(0.5)
+    _publish(publisher, step(4))
+    deadline = time.monotonic() + 5
+    while len(deliveries()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert deliveries()[2] == step(4)
+
+
+def test_an_end_takes_along_what_waits_and_settles_behind_it(sent):
+    publisher, deliveries = sent(60.0)
+    _publish(publisher, step(1))
+    assert publisher.flush(5)
+    settled = threading.Event()
+    _publish(publisher, step(2))
+    ends = [delta(0, 3, finish_reason="length"), {"request_id": "r0", "attempt": 0, "index": 4, "type": "done"}]
+    _publish(publisher, ends, [Settlement("r0", "a", then=settled.set)])
+    assert settled.wait(5)
+    assert [len(delivery) for delivery in deliveries()] == [MIN_STREAMS, MIN_STREAMS + 1]
+    assert [event.get("span") for event in deliveries()[1] if event["request_id"] == "r0"] == [2, None]
+
+
+def test_a_flush_does_not_wait_for_the_interval(sent):
+    publisher, deliveries = sent(60.0)
+    _publish(publisher, step(1))
+    assert publisher.flush(5)
+    _publish(publisher, step(2))
+    assert publisher.flush(5)
+    assert [delivery[0]["index"] for delivery in deliveries()] == [1, 2]
