@@ -49,7 +49,7 @@ class _Waiting:
     events: dict[str, list[GenerationEvent]] = field(default_factory=dict)
     settlements: list[Settlement] = field(default_factory=list)
     num_events: int = 0
-    num_steps: int = 0
+    has_waited: bool = False  # for further steps
 
 
 class EventPublisher:
@@ -64,6 +64,7 @@ class EventPublisher:
         self._client = client
         self._pace = DeliveryPace(interval_s)
         self._condition = threading.Condition()
+        self._connection: Any = None
         self._waiting = _Waiting()
         self._due_at = math.inf  # when the thread has something to send
         self._wakes_at = math.inf  # when it looks again by itself
@@ -91,9 +92,9 @@ class EventPublisher:
                 self._waiting.events.setdefault(web_id, []).append(event)
             self._waiting.settlements.extend(settlements)
             self._waiting.num_events += len(events)
-            self._waiting.num_steps += 1
             now = time.monotonic()
             until = now if settlements else self._pace.keep_until([event for _, event in events], now)
+            self._waiting.has_waited |= until > now
             self._due_at = min(self._due_at, until)
             if until <= now or self._due_at < self._wakes_at:
                 self._condition.notify_all()
@@ -102,7 +103,7 @@ class EventPublisher:
         """Wait until everything is sent; False after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
-            if self._waiting.num_steps:
+            if self._due_at < math.inf:
                 self._due_at = 0.0
                 self._condition.notify_all()
             while self._sending or self._waiting.num_events or self._waiting.settlements:
@@ -122,7 +123,7 @@ class EventPublisher:
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
-            if batch.num_steps > 1:
+            if batch.has_waited:
                 batch.events = {web_id: merge_deltas(events) for web_id, events in batch.events.items()}
             self._send(batch)
             with self._condition:
@@ -172,7 +173,7 @@ class EventPublisher:
         ]
         if len(entries) == 1 and not batch.settlements:
             # Most steps; a transaction around one command would be three commands and answers.
-            self._client.execute_command(*entries[0])  # type: ignore[no-untyped-call]
+            self._send_entry(entries[0])
             return
         pipe: Any = self._client.pipeline(transaction=True)
         for entry in entries:
@@ -183,3 +184,17 @@ class EventPublisher:
                 pipe.zrem(redis_keys.UNACKED_INDEX, *settlement.tags)
                 pipe.hdel(redis_keys.UNACKED, *settlement.tags)
         pipe.execute()
+
+    def _send_entry(self, entry: Sequence[Any]) -> None:
+        """On a connection of the thread's own: the client's way to one costs half of a call's processor time, while the
+        engine's thread waits for Python's lock (docs/decisions/0013-the-way-outside-the-network.md)."""
+        if self._connection is None:
+            self._connection = self._client.connection_pool.get_connection()
+        try:
+            self._connection.send_command(*entry, check_health=False)
+            self._connection.read_response()
+        except (RedisError, OSError):
+            connection, self._connection = self._connection, None
+            connection.disconnect()
+            self._client.connection_pool.release(connection)
+            raise
