@@ -30,9 +30,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 serve: $(VENV)/.installed native-if-missing  ## start everything; MODEL=directory|file|hub id, PORT=8080, HOST=127.0.0.1
 	@$(BIN)/blazr serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(ARGS)
 
-test: $(VENV)/.installed-dev native-if-missing  ## all checks and all tests
+test: $(VENV)/.installed-dev native-if-missing  ## all checks and all tests, on two cores
 	@$(MAKE) --no-print-directory -j2 -Otarget types lint imports
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest  # they start some hundred processes: none compiles again
+	@$(BIN)/python -m tests.two_processes
 
 test-fast: $(VENV)/.installed-dev  ## the tests that start no servers
 	@$(BIN)/python -m pytest -m "not live and not browser and not slow"
