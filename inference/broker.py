@@ -29,6 +29,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from inference import redis_keys
+from inference.coroutines import PerLoop, run_in_background
 from inference.errors import QueueFull, Unavailable
 from inference.states import ModelState, WorkerState, merge_models
 from inference.subscription import PublishedMessage
@@ -127,7 +128,6 @@ class _Outbox:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[_Waiting]] = {}
-        self._sending: set[asyncio.Task[None]] = set()
 
     def publish(self, checkpoint_id: str, deadline: str, request_id: str, envelope: bytes) -> Awaitable[_Published]:
         """Queue a message; who is cancelled before it goes out takes it back.
@@ -156,10 +156,7 @@ class _Outbox:
             asyncio.get_running_loop().call_soon(self._look, checkpoint_id, waiting, len(waiting))
 
     def _send(self, checkpoint_id: str) -> None:
-        items = self._waiting.pop(checkpoint_id)
-        task = asyncio.get_running_loop().create_task(self._call(checkpoint_id, items))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        run_in_background(self._call(checkpoint_id, self._waiting.pop(checkpoint_id)))
 
     async def _call(self, checkpoint_id: str, items: list[_Waiting]) -> None:
         items = [item for item in items if not item[0].done()]
@@ -192,15 +189,7 @@ class _Outbox:
                 found.set_result((bool(is_admitted), num_open, num_holders))
 
 
-_outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Outbox] = weakref.WeakKeyDictionary()
-
-
-def _outbox() -> _Outbox:
-    loop = asyncio.get_running_loop()
-    found = _outboxes.get(loop)
-    if found is None:
-        found = _outboxes[loop] = _Outbox()
-    return found
+_outbox = PerLoop(_Outbox)
 
 
 async def cancel_generation(request_id: str) -> None:

@@ -1,12 +1,18 @@
-"""Coroutines that run in tasks of their own. Standard library and ``inference.errors`` only."""
+"""Coroutines that run in tasks of their own, and what each event loop has one of.
+
+Standard library and ``inference.errors`` only.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
+import weakref
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, TypeVar
 
 from inference.errors import BlazrError
+
+T = TypeVar("T")
 
 _background: set[asyncio.Task[Any]] = set()
 
@@ -40,3 +46,23 @@ def _first_leaf(group: BaseExceptionGroup[BlazrError]) -> BlazrError:
     if not isinstance(error, BlazrError):
         raise error
     return error
+
+
+class PerLoop(Generic[T]):
+    """One object for each event loop, made at its first use; it goes with the loop.
+
+    Args:
+        make: Makes it.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, T] = weakref.WeakKeyDictionary()
+
+    def __call__(self) -> T:
+        """That of the running loop."""
+        loop = asyncio.get_running_loop()
+        found = self._made.get(loop)
+        if found is None:
+            found = self._made[loop] = self._make()
+        return found

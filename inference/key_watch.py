@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
+from inference.coroutines import PerLoop
 from inference.errors import BlazrError, NotAuthenticated
 
 logger = logging.getLogger(__name__)
@@ -69,16 +69,8 @@ class KeyWatch:
                 watched.give_up(NotAuthenticated("The API key was revoked, or has expired, while the request ran."))
 
 
-_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, KeyWatch] = weakref.WeakKeyDictionary()
-
-
-def key_watch() -> KeyWatch:
-    """The watch of the running loop."""
-    loop = asyncio.get_running_loop()
-    found = _watches.get(loop)
-    if found is None:
-        found = _watches[loop] = KeyWatch()
-    return found
+key_watch = PerLoop(KeyWatch)
+"""The watch of the running loop."""
 
 
 def _valid_keys(keys: Iterable[int]) -> set[int]:

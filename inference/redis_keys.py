@@ -40,6 +40,14 @@ UNACKED_INDEX = "unacked_index"
 MODEL_QUEUES = "m."
 """Begins the names of the models' queues."""
 
+LUA_TAG_OF = """
+local pattern = '"delivery_tag": ?"([^"]+)"'
+local function tag_of(item)
+  return string.match(string.sub(item, -160), pattern) or string.match(item, pattern)
+end
+"""
+"""For scripts: ``tag_of(message)``, the delivery tag of a message in a queue, or nil; it stands near the end."""
+
 CONTROL_MAX_ENTRIES = 10_000
 OUT_MAX_ENTRIES = 20_000
 OUT_EXPIRE_S = 3600

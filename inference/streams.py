@@ -42,18 +42,20 @@ DEADLINE_GRACE_S = 5.0
 MISSED_BEFORE_LOST = 2
 
 
-# Which of the delivery tags are in the queue. Kombu writes the tag at the end of a message.
-_QUEUED = """
+# Which of the delivery tags are in the queue.
+_QUEUED = (
+    redis_keys.LUA_TAG_OF
+    + """
 local present = {}
 for _, item in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
-  local pattern = '"delivery_tag": ?"([^"]+)"'
-  local tag = string.match(string.sub(item, -160), pattern) or string.match(item, pattern)
+  local tag = tag_of(item)
   if tag then present[tag] = 1 end
 end
 local answer = {}
 for index, tag in ipairs(ARGV) do answer[index] = present[tag] or 0 end
 return answer
 """
+)
 
 
 class StreamHub:
@@ -200,18 +202,18 @@ class StreamHub:
                 continue
             for entry_id, (name, payload, *_) in entries:
                 self._last_id = entry_id
-                await self._take({name: payload})
+                await self._take(name, payload)
 
-    async def _take(self, fields: dict[bytes, bytes]) -> None:
+    async def _take(self, name: bytes, payload: bytes) -> None:
         """Hand the events of one entry to their readers, or answer a worker's question."""
         try:
-            if b"e" in fields:
-                for event in redis_keys.unpack(fields[b"e"]):
+            if name == b"e":
+                for event in redis_keys.unpack(payload):
                     subscription = self._subscriptions.get(event["request_id"])
                     if subscription is not None:
                         subscription.accept(event)
-            elif b"q" in fields:
-                await self._answer(*redis_keys.unpack(fields[b"q"]))
+            elif name == b"q":
+                await self._answer(*redis_keys.unpack(payload))
         except (ValueError, KeyError, TypeError):
             logger.exception("an entry of the event stream can't be read")
 

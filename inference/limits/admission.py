@@ -16,12 +16,12 @@ import itertools
 import logging
 import math
 import secrets
-import weakref
 from collections.abc import AsyncIterator, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
 from inference import metrics
+from inference.coroutines import PerLoop
 from inference.errors import BlazrError, RateLimitExceeded
 from inference.limits.rules import UNLIMITED, KeyLimits, budget, budget_headers
 from inference.limits.store import RENEW_S, Count, count_request, renew_leases, settle_request
@@ -202,12 +202,4 @@ class _Keeper:
             self._renewing = None
 
 
-_keepers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Keeper] = weakref.WeakKeyDictionary()
-
-
-def _keeper() -> _Keeper:
-    loop = asyncio.get_running_loop()
-    found = _keepers.get(loop)
-    if found is None:
-        found = _keepers[loop] = _Keeper()
-    return found
+_keeper = PerLoop(_Keeper)

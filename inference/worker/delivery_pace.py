@@ -66,9 +66,8 @@ def merge_deltas(events: Sequence[GenerationEvent]) -> list[GenerationEvent]:
     last_of: dict[str, int] = {}
     for event in events:
         place = last_of.get(event["request_id"])
-        before = None if place is None else merged[place]
-        if place is not None and before is not None and _continues(before, event):
-            merged[place] = _joined(before, event)
+        if place is not None and _continues(merged[place], event):
+            merged[place] = _joined(merged[place], event)
         else:
             last_of[event["request_id"]] = len(merged)
             merged.append(event)

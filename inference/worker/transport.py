@@ -30,10 +30,10 @@ TAKEN_TOGETHER = 16
 
 # Keep the message that BRPOP gave, and take this worker's share of what waits behind it. KEYS: kombu's unacked and its
 # index, the queue, the workers that read it, this worker's tags. ARGV: now, how many may be taken, what kombu keeps
-# behind a message, the first message's tag, itself. The tag is the end of a message that kombu or we have written; one
-# that shows none is left to kombu.
-_TAKE = """
-local pattern = '"delivery_tag": ?"([^"]+)"'
+# behind a message, the first message's tag, itself. A message that shows no tag is left to kombu.
+_TAKE = (
+    redis_keys.LUA_TAG_OF
+    + """
 local tags = {}
 local function keep(tag, item)
   redis.call('ZADD', KEYS[2], ARGV[1], tag)
@@ -48,7 +48,7 @@ if waiting > 0 then
   for _ = 1, math.min(tonumber(ARGV[2]), math.ceil(waiting / workers)) do
     local item = redis.call('RPOP', KEYS[3])
     if not item then break end
-    local tag = string.match(string.sub(item, -160), pattern) or string.match(item, pattern)
+    local tag = tag_of(item)
     if not tag then
       redis.call('RPUSH', KEYS[3], item)
       break
@@ -63,6 +63,7 @@ if KEYS[5] ~= '' then
 end
 return taken
 """
+)
 
 
 class SettledTags:
@@ -123,7 +124,7 @@ class EngineQoS(kombu_redis.QoS):
             super().ack(delivery_tag)  # type: ignore[no-untyped-call]
 
 
-class GenerateMessage(virtual.Message):
+class ModelQueueMessage(virtual.Message):
     """A message of a model's queue: plain JSON, which needs none of kombu's types."""
 
     def _decode(self) -> Any:
@@ -187,7 +188,7 @@ class EngineChannel(kombu_redis.Channel):
                 client=client,
             )
         for raw in (first, *map(orjson.loads, taken)):
-            message = GenerateMessage(raw, channel=self)  # type: ignore[no-untyped-call]
+            message = ModelQueueMessage(raw, channel=self)  # type: ignore[no-untyped-call]
             virtual.QoS.append(self.qos, message, message.delivery_tag)  # type: ignore[no-untyped-call]
             callback(message)
 

@@ -15,6 +15,7 @@ from inference.messages import GenerationEvent
 from inference.subscription import Subscription
 from inference.worker.delivery_pace import MIN_STREAMS, DeliveryPace, merge_deltas
 from inference.worker.publisher import EventPublisher, Settlement
+from tests.inference.worker.fakes import wait_until
 
 
 def delta(request: int, index: int, text: str = " w", **more) -> GenerationEvent:
@@ -38,6 +39,14 @@ def start(request: int) -> GenerationEvent:
     return {"request_id": f"r{request}", "attempt": 0, "index": 0, "type": "start", "prompt_tokens": 3}
 
 
+def delivered_at_1(interval_s: float) -> DeliveryPace:
+    """One that has delivered a step's deltas at 1.0, the moment when they came."""
+    pace = DeliveryPace(interval_s)
+    pace.keep_until(step(2), 1.0)
+    pace.delivered(1.0)
+    return pace
+
+
 # --- which may wait, and how long
 
 
@@ -52,9 +61,7 @@ def test_steps_wait_while_another_fits_in_before_the_interval_is_over():
 
 
 def test_steps_longer_than_half_the_interval_do_not_wait():
-    pace = DeliveryPace(0.050)
-    pace.keep_until(step(2), 1.0)
-    pace.delivered(1.0)
+    pace = delivered_at_1(0.050)
     assert pace.keep_until(step(3), 1.026) == 1.026
 
 
@@ -70,17 +77,13 @@ def test_steps_longer_than_half_the_interval_do_not_wait():
     ids=["few streams", "start", "first token", "end of a choice", "error"],
 )
 def test_what_somebody_waits_for_goes_out_at_once(events):
-    pace = DeliveryPace(0.050)
-    pace.keep_until(step(2), 1.0)
-    pace.delivered(1.0)
+    pace = delivered_at_1(0.050)
     assert pace.keep_until(events, 1.005) == 1.005
     assert pace.keep_until(step(4), 1.010) == 1.05
 
 
 def test_without_an_interval_nothing_waits():
-    pace = DeliveryPace(0.0)
-    pace.keep_until(step(2), 1.0)
-    pace.delivered(1.0)
+    pace = delivered_at_1(0.0)
     assert pace.keep_until(step(3), 1.001) == 1.001
 
 
@@ -201,16 +204,12 @@ def test_what_waits_goes_out_without_another_step(sent):
     _publish(publisher, step(2))
     _publish(publisher, step(3))
     assert len(deliveries()) == 1
-    deadline = time.monotonic() + 5
-    while len(deliveries()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(deliveries()) == 2)
     assert [(event["index"], event["span"]) for event in deliveries()[1]] == [(2, 2)] * MIN_STREAMS
     # The thread slept without anything to do: what comes next wakes it.
     time.sleep(0.5)
     _publish(publisher, step(4))
-    deadline = time.monotonic() + 5
-    while len(deliveries()) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(deliveries()) == 3)
     assert deliveries()[2] == step(4)
 
 
