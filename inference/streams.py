@@ -321,7 +321,7 @@ async def _read_entries(connection: Any, key: str, last_id: bytes) -> Sequence[t
     """Entries behind ``last_id``, each with its fields: name, value, …; waits for the first one, for a while.
 
     On a connection of the reader's own: the client's way to one costs two thirds of a call's processor time, for every
-    step of every model (docs/decisions/0013-the-way-outside-the-network.md).
+    step of every model (docs/decisions/0037-deltas-in-one-piece.md).
     """
     await connection.send_command(
         "XREAD", "COUNT", 512, "BLOCK", READ_BLOCK_MS, "STREAMS", key, last_id, check_health=False

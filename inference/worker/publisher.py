@@ -187,7 +187,7 @@ class EventPublisher:
 
     def _send_entry(self, entry: Sequence[Any]) -> None:
         """On a connection of the thread's own: the client's way to one costs half of a call's processor time, while the
-        engine's thread waits for Python's lock (docs/decisions/0013-the-way-outside-the-network.md)."""
+        engine's thread waits for Python's lock (docs/decisions/0037-deltas-in-one-piece.md)."""
         if self._connection is None:
             self._connection = self._client.connection_pool.get_connection()
         try:
