@@ -14,6 +14,7 @@ import contextlib
 import copy
 import functools
 import json
+import math
 import time
 import uuid
 import weakref
@@ -110,6 +111,8 @@ async def publish_generation(message: GenerateMessage) -> None:
 
 PUBLISHED_TOGETHER = 8
 """Messages that share a call at most: a worker begins on the first ones while the next are being made."""
+ALONE_AFTER_S = 0.05
+"""A message before which none came for so long goes out at once: the workers may have nothing else to do."""
 LARGE_BYTES = 1 << 18
 """A message of more than this isn't kept waiting for others: the call takes its time by itself."""
 
@@ -122,12 +125,13 @@ _Waiting = tuple["asyncio.Future[_Published]", tuple[str, str, bytes]]
 class _Outbox:
     """Messages of an event loop that come close together share one call; a call costs more than a message.
 
-    A loop takes one new connection per turn, so they go out with the first turn that brings none, or when there are
-    enough of them.
+    The first one after a pause goes out at once. A loop takes one new connection per turn, so those behind it go out with
+    the first turn that brings none, or when there are enough of them.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[_Waiting]] = {}
+        self._came_at: dict[str, float] = {}
 
     def publish(self, checkpoint_id: str, deadline: str, request_id: str, envelope: bytes) -> Awaitable[_Published]:
         """Queue a message; who is cancelled before it goes out takes it back.
@@ -137,12 +141,16 @@ class _Outbox:
         """
         loop = asyncio.get_running_loop()
         found: asyncio.Future[_Published] = loop.create_future()
+        now = loop.time()
+        is_first = now - self._came_at.get(checkpoint_id, -math.inf) > ALONE_AFTER_S
+        self._came_at[checkpoint_id] = now
         waiting = self._waiting.get(checkpoint_id)
         if waiting is None:
             waiting = self._waiting[checkpoint_id] = []
-            loop.call_soon(self._look, checkpoint_id, waiting, 0)
+            if not is_first:
+                loop.call_soon(self._look, checkpoint_id, waiting, 0)
         waiting.append((found, (deadline, request_id, envelope)))
-        if len(waiting) >= PUBLISHED_TOGETHER or len(envelope) > LARGE_BYTES:
+        if is_first or len(waiting) >= PUBLISHED_TOGETHER or len(envelope) > LARGE_BYTES:
             self._send(checkpoint_id)
         return found
 

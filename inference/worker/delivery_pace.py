@@ -14,13 +14,17 @@ from inference.messages import GenerationEvent
 
 MIN_STREAMS = 8
 """Deltas of a step from which on they may wait; fewer streams cost little and are somebody's who looks at them."""
+WAIT_PER_STREAM_S = 0.003
+"""What each delta of a step adds to how long they may wait. On its way it takes 0.05 to 0.1 ms of processor time beside a
+model that fills the caches, so deliveries take 2 to 3 % of one processor, however many streams they are for."""
 
 
 class DeliveryPace:
     """Puts off a delivery while another step fits in between.
 
     Args:
-        interval_s: Deltas wait until so long after the delivery before theirs at most; 0: they never wait.
+        interval_s: Deltas wait until so long after the delivery before theirs at most, however many streams there are;
+            0: they never wait.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -38,7 +42,7 @@ class DeliveryPace:
             When they have to go out at the latest; ``now``: they don't wait.
         """
         step_s, self._stepped_at = now - self._stepped_at, now
-        until = self._delivered_at + self.interval_s
+        until = self._delivered_at + min(self.interval_s, WAIT_PER_STREAM_S * len(events))
         if now + step_s > until or len(events) < MIN_STREAMS or not all(map(_can_wait, events)):
             return now
         return until

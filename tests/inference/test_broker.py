@@ -104,7 +104,7 @@ async def test_requests_that_come_together_share_a_call_and_are_judged_alone(hub
     assert all(item["id"] == item["root_id"] for item in queued)
     # Each call counts the workers once, and so does the hub.
     calls = client.info("commandstats")["cmdstat_zcount"]["calls"]
-    assert calls <= len(names) / broker.PUBLISHED_TOGETHER + 2
+    assert calls <= 1 + len(names) / broker.PUBLISHED_TOGETHER + 2  # the first one goes alone
     for name in names:
         published = hub.get(name).published
         assert (published is None) == (name in refused)
@@ -116,7 +116,26 @@ async def test_requests_of_two_models_that_come_together_go_to_their_queues(hub,
     assert (client.llen("m.a"), client.llen("m.b")) == (2, 1)
 
 
+async def test_the_first_after_a_pause_goes_out_at_once_and_the_next_ones_share_a_call(hub, client):
+    await hub.start()
+    client.config_resetstat()
+    publishing = [asyncio.create_task(broker.publish_generation(message(name))) for name in ("r1", "r2", "r3")]
+    while not (waiting := broker._outbox()._waiting):
+        await asyncio.sleep(0)
+    assert "r1" not in [parts[1] for _, parts in waiting["a"]]
+    await asyncio.gather(*publishing)
+    # Each call counts the workers once, and so does the hub.
+    assert client.info("commandstats")["cmdstat_zcount"]["calls"] <= 2 + 1
+    await asyncio.sleep(2 * broker.ALONE_AFTER_S)
+    after_a_pause = asyncio.create_task(broker.publish_generation(message("r4")))
+    while not after_a_pause.done():
+        assert not broker._outbox()._waiting
+        await asyncio.sleep(0)
+    assert client.llen("m.a") == 4
+
+
 async def test_who_has_gone_before_the_call_takes_the_message_back(hub, client):
+    await broker.publish_generation(message("r0"))
     leaving = asyncio.create_task(broker.publish_generation(message("r1")))
     staying = asyncio.create_task(broker.publish_generation(message("r2")))
     await hub.start()
@@ -124,7 +143,7 @@ async def test_who_has_gone_before_the_call_takes_the_message_back(hub, client):
         await asyncio.sleep(0)
     leaving.cancel()
     await staying
-    assert [json.loads(item)["headers"]["id"] for item in client.lrange("m.a", 0, -1)] == ["r2"]
+    assert [json.loads(item)["headers"]["id"] for item in client.lrange("m.a", 0, -1)] == ["r2", "r0"]
 
 
 async def test_every_request_of_a_call_that_failed_gets_an_error_of_its_own(hub, settings, tmp_path):

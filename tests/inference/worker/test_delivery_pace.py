@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from inference import redis_keys
 from inference.messages import GenerationEvent
 from inference.subscription import Subscription
+from inference.worker import delivery_pace
 from inference.worker.delivery_pace import MIN_STREAMS, DeliveryPace, merge_deltas
 from inference.worker.publisher import EventPublisher, Settlement
 from tests.inference.worker.fakes import wait_until
+
+
+STREAMS = 20
+"""Enough for the interval of most tests here, 50 ms."""
 
 
 def delta(request: int, index: int, text: str = " w", **more) -> GenerationEvent:
@@ -31,7 +36,7 @@ def delta(request: int, index: int, text: str = " w", **more) -> GenerationEvent
     return {**found, **more}
 
 
-def step(index: int, streams: int = MIN_STREAMS) -> list[GenerationEvent]:
+def step(index: int, streams: int = STREAMS) -> list[GenerationEvent]:
     return [delta(number, index) for number in range(streams)]
 
 
@@ -58,6 +63,14 @@ def test_steps_wait_while_another_fits_in_before_the_interval_is_over():
     assert pace.keep_until(step(4), 1.016) == 1.05
     assert pace.keep_until(step(5), 1.032) == 1.05
     assert pace.keep_until(step(6), 1.048) == 1.048
+
+
+@pytest.mark.parametrize(("streams", "wait_s"), [(MIN_STREAMS, 0.024), (16, 0.048), (32, 0.096), (64, 0.1)])
+def test_deltas_wait_three_milliseconds_for_each_stream_at_most(streams, wait_s):
+    pace = DeliveryPace(0.1)
+    pace.keep_until(step(2, streams), 0.99)
+    pace.delivered(1.0)
+    assert pace.keep_until(step(3, streams), 1.0) == pytest.approx(1.0 + wait_s)
 
 
 def test_steps_longer_than_half_the_interval_do_not_wait():
@@ -176,8 +189,9 @@ def client(redis_urls_in_settings):
 
 
 @pytest.fixture
-def sent(client):
+def sent(client, monkeypatch):
     """Start a publisher; call what comes to get its deliveries so far."""
+    monkeypatch.setattr(delivery_pace, "WAIT_PER_STREAM_S", 60.0)  # the interval alone counts
     publishers = []
 
     def begin(interval_s: float):
@@ -205,7 +219,7 @@ def test_what_waits_goes_out_without_another_step(sent):
     _publish(publisher, step(3))
     assert len(deliveries()) == 1
     wait_until(lambda: len(deliveries()) == 2)
-    assert [(event["index"], event["span"]) for event in deliveries()[1]] == [(2, 2)] * MIN_STREAMS
+    assert [(event["index"], event["span"]) for event in deliveries()[1]] == [(2, 2)] * STREAMS
     # The thread slept without anything to do: what comes next wakes it.
     time.sleep(0.5)
     _publish(publisher, step(4))
@@ -222,7 +236,7 @@ def test_an_end_takes_along_what_waits_and_settles_behind_it(sent):
     ends = [delta(0, 3, finish_reason="length"), {"request_id": "r0", "attempt": 0, "index": 4, "type": "done"}]
     _publish(publisher, ends, [Settlement("r0", "a", then=settled.set)])
     assert settled.wait(5)
-    assert [len(delivery) for delivery in deliveries()] == [MIN_STREAMS, MIN_STREAMS + 1]
+    assert [len(delivery) for delivery in deliveries()] == [STREAMS, STREAMS + 1]
     assert [event.get("span") for event in deliveries()[1] if event["request_id"] == "r0"] == [2, None]
 
 
