@@ -125,8 +125,8 @@ _Waiting = tuple["asyncio.Future[_Published]", tuple[str, str, bytes]]
 class _Outbox:
     """Messages of an event loop that come close together share one call; a call costs more than a message.
 
-    The first one after a pause goes out at once. A loop takes one new connection per turn, so those behind it go out with
-    the first turn that brings none, or when there are enough of them.
+    The first one after a pause goes out at once. A loop takes one new connection per turn, so those behind it go out
+    with the first turn that brings none, or when there are enough of them.
     """
 
     def __init__(self) -> None:

@@ -113,8 +113,8 @@ BLAZR_STREAM_INTERVAL_MS = env.required_integer(
     100,
     low=0,
     high=1000,
-    help="With 8 and more streams, what several short steps made goes out in one piece, at most 3 milliseconds for each "
-    "stream after the piece before, and at most so many; 0: every token by itself. First tokens never wait.",
+    help="With 8 and more streams, what several short steps made goes out in one piece, at most 3 milliseconds for "
+    "each stream after the piece before, and at most so many; 0: every token by itself. First tokens never wait.",
 )
 BLAZR_WORKER_LOST_TIMEOUT_S = env.required_integer(
     "BLAZR_WORKER_LOST_TIMEOUT_S",

@@ -15,8 +15,8 @@ from inference.messages import GenerationEvent
 MIN_STREAMS = 8
 """Deltas of a step from which on they may wait; fewer streams cost little and are somebody's who looks at them."""
 WAIT_PER_STREAM_S = 0.003
-"""What each delta of a step adds to how long they may wait. On its way it takes 0.05 to 0.1 ms of processor time beside a
-model that fills the caches, so deliveries take 2 to 3 % of one processor, however many streams they are for."""
+"""What each delta of a step adds to how long they may wait. On its way it takes 0.05 to 0.1 ms of processor time beside
+a model that fills the caches, so deliveries take 2 to 3 % of one processor, however many streams they are for."""
 
 
 class DeliveryPace:

@@ -18,7 +18,6 @@ from inference.worker.delivery_pace import MIN_STREAMS, DeliveryPace, merge_delt
 from inference.worker.publisher import EventPublisher, Settlement
 from tests.inference.worker.fakes import wait_until
 
-
 STREAMS = 20
 """Enough for the interval of most tests here, 50 ms."""
 
