@@ -27,6 +27,8 @@ from inference.worker.delivery_pace import DeliveryPace, merge_deltas
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_EVENTS = 100_000
+HANDED_OVER_S = 0.001
+"""How long an engine's thread gives way to this one with a first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,10 @@ class EventPublisher:
             events: (web id, event), in order.
             settlements: Messages that these events end.
 
-        Blocks while 100,000 events wait: then Redis is away, and the engines may as well pause.
+        Blocks while 100,000 events wait: then Redis is away, and the engines may as well pause. Blocks for a moment
+        with a first token: the sending thread, which needs Python's lock, would get it only in the next forward pass.
         """
+        is_first = any(event["index"] == 1 for _, event in events)
         with self._condition:
             while self._waiting.num_events > MAX_WAITING_EVENTS and not self._stopping:
                 self._condition.wait()
@@ -98,6 +102,8 @@ class EventPublisher:
             self._due_at = min(self._due_at, until)
             if until <= now or self._due_at < self._wakes_at:
                 self._condition.notify_all()
+            if is_first:
+                self._condition.wait_for(lambda: not self._waiting.num_events, HANDED_OVER_S)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is sent; False after ``timeout_s``."""

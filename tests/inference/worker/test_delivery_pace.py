@@ -14,6 +14,7 @@ from inference import redis_keys
 from inference.messages import GenerationEvent
 from inference.subscription import Subscription
 from inference.worker import delivery_pace
+from inference.worker import publisher as publisher_module
 from inference.worker.delivery_pace import MIN_STREAMS, DeliveryPace, merge_deltas
 from inference.worker.publisher import EventPublisher, Settlement
 from tests.inference.worker.fakes import wait_until
@@ -246,3 +247,29 @@ def test_a_flush_does_not_wait_for_the_interval(sent):
     _publish(publisher, step(2))
     assert publisher.flush(5)
     assert [delivery[0]["index"] for delivery in deliveries()] == [1, 2]
+
+
+def test_a_first_token_has_been_taken_by_the_sending_thread_when_publish_returns(sent, monkeypatch):
+    monkeypatch.setattr(publisher_module, "HANDED_OVER_S", 5.0)
+    publisher, _ = sent(0.0)
+    for number in range(20):
+        _publish(publisher, [delta(number, 1)])
+        assert publisher._waiting.num_events == 0
+
+
+def test_a_first_token_does_not_hold_up_the_engine_while_redis_is_away(sent, monkeypatch):
+    publisher, deliveries = sent(0.0)
+    is_back = threading.Event()
+    send_once = publisher._send_once
+
+    def wait_for_redis(batch) -> None:
+        is_back.wait(10)
+        send_once(batch)
+
+    monkeypatch.setattr(publisher, "_send_once", wait_for_redis)
+    for number in range(3):
+        _publish(publisher, [delta(number, 1)])
+    assert publisher._waiting.num_events == 2
+    is_back.set()
+    wait_until(lambda: len(deliveries()) == 2)
+    assert [[event["request_id"] for event in delivery] for delivery in deliveries()] == [["r0"], ["r1", "r2"]]
