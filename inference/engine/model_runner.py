@@ -8,7 +8,7 @@ Shape letters: T tokens of the step, B sequences, D decodes, L longest decode co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from inference.engine.sampler import Sampler, numerical_error
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import SequenceState, StateManager
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PagedSequences, PrefillChunk
+from inference.modelling.layers.packed import output_bits
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.spec import AttentionSpec, MLASpec, ModelSpec
 
@@ -88,6 +89,7 @@ class ModelRunner:
         self._layers = allocate_states(spec, config)
         self._offsets = torch.arange(config.block_size, device=self._device)
         self._needs_rope_lengths = _depends_on_length(spec)
+        self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
         self._slice_rows = max(1, config.logprobs_slice_bytes // (4 * spec.vocab_size))
         # Only networks with device paths of their own say so; the others get each token's slot.
         self._reads_blocks: bool = getattr(network, "reads_blocks", False)
@@ -104,6 +106,8 @@ class ModelRunner:
             self._graphs.capture()
         self._places: list[SequenceState | None] = []
         self._seats = self._slots = np.zeros(0, dtype=np.int64)
+        self._seat_ids = self._slot_ids = torch.from_numpy(self._seats)
+        self._tables = torch.from_numpy(states.kv.block_tables)  # the same memory
         self._programs: DecodePrograms | None = None
         if config.replay_decodes and getattr(network, "can_replay", False):
             self._programs = DecodePrograms(network, self._layers)
@@ -145,11 +149,7 @@ class ModelRunner:
     def _decode_rows(self, step: SchedulerOutput) -> _DecodeRows:
         items = step.scheduled
         prompts = [item.request.num_prompt_tokens for item in items] if self._needs_rope_lengths else [0] * len(items)
-        places = [item.request.state for item in items]
-        if places != self._places:  # mostly they are those of the step before
-            self._places = places
-            self._seats = np.array([place.seat for place in places if place is not None], dtype=np.int64)
-            self._slots = np.array([place.slot for place in places if place is not None], dtype=np.int64)
+        self._find_places([item.request.state for item in items])
         return _DecodeRows(
             token_ids=np.array([item.request.token_ids[item.num_computed_tokens] for item in items], dtype=np.int64),
             positions=np.array([item.num_computed_tokens for item in items], dtype=np.int64),
@@ -158,11 +158,27 @@ class ModelRunner:
             prompt_lengths=np.array(prompts, dtype=np.int64),
         )
 
+    def _find_places(self, places: list[SequenceState | None]) -> None:
+        """Seats and slots of decoding requests; mostly they are those of the step before."""
+        if places == self._places:
+            return
+        self._places = places
+        self._seats = np.array([place.seat for place in places if place is not None], dtype=np.int64)
+        self._slots = np.array([place.slot for place in places if place is not None], dtype=np.int64)
+        self._seat_ids, self._slot_ids = torch.from_numpy(self._seats), torch.from_numpy(self._slots)
+
     def logits_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """(len(rows), V) float32 logits of the named rows."""
-        if list(rows) != list(range(hidden.shape[0])):
-            hidden = hidden[torch.tensor(rows, device=hidden.device)]
-        return self._network.compute_logits(hidden)
+        """(len(rows), V) float32 logits of the named rows, ascending and each once."""
+        return self._network.compute_logits(_select_rows(hidden, rows))
+
+    def greatest_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What a greedy choice needs of ``logits_of``: (n,) int64 likeliest valid token, the first among equals, and
+        (n,) its logit, NaN where the row has one. None: this network gives logits only."""
+        network: Any = self._network
+        if not getattr(network, "can_choose", False):
+            return None
+        places, values = network.greatest_logits(_select_rows(hidden, rows), self._invalid_bits)
+        return places, values
 
     def score_prompt(
         self, hidden: torch.Tensor, item: ScheduledRequest, first_row: int, sampler: Sampler
@@ -259,36 +275,28 @@ class ModelRunner:
 
     def build_decodes(self, step: SchedulerOutput) -> ForwardBatch:
         """``build_batch`` of a step that only decodes, for native layers."""
-        rows = self._decode_rows(step)
-        lengths = rows.positions + 1
-        longest = int(lengths.max())
+        items, is_paged = step.scheduled, self._states.has_paged_state
+        places = [item.request.state for item in items]
+        self._find_places(places)
+        positions = [item.num_computed_tokens for item in items]
+        token_ids = [item.request.token_ids[item.num_computed_tokens] for item in items]
+        ids, position_ids, slot_mapping, slots, table = torch.ops.blazr.decode_inputs.default(
+            self._tables, self._seat_ids, token_ids, positions, self._block_size if is_paged else 0
+        )
         rope_lengths = None
         if self._needs_rope_lengths:
-            rope_lengths = torch.from_numpy(np.maximum(rows.prompt_lengths, lengths))
-        sequences = None
-        slot_mapping = np.zeros(len(lengths), dtype=np.int64)
-        if self._states.has_paged_state:
-            width = -(-longest // self._block_size)
-            tables = np.ascontiguousarray(self._states.kv.block_tables[rows.seats, :width], dtype=np.int32)
-            slots = torch.ops.blazr.block_slots.default(
-                torch.from_numpy(tables), torch.from_numpy(lengths), longest, self._block_size
-            )
-            table = np.ones((len(lengths), 4), dtype=np.int64)
-            table[:, 0] = numbers = np.arange(len(lengths))
-            table[:, 2] = lengths
-            table[:, 3] = first = numbers * longest
-            sequences = PagedSequences(slots, torch.from_numpy(table))
-            slot_mapping = slots.numpy()[first + rows.positions]
+            prompts = torch.tensor([item.request.num_prompt_tokens for item in items])
+            rope_lengths = torch.maximum(prompts, position_ids + 1)
         return ForwardBatch(
-            input_ids=torch.from_numpy(rows.token_ids),
-            positions=torch.from_numpy(rows.positions),
-            slot_mapping=torch.from_numpy(slot_mapping),
-            state_slots=torch.from_numpy(rows.state_slots),
-            num_decodes=len(lengths),
+            input_ids=ids,
+            positions=position_ids,
+            slot_mapping=slot_mapping,
+            state_slots=self._slot_ids,
+            num_decodes=len(items),
             prefills=(),
-            max_decode_context=longest,
+            max_decode_context=max(positions) + 1,
             rope_lengths=rope_lengths,
-            native_decodes=sequences,
+            native_decodes=PagedSequences(slots, table) if is_paged else None,
         )
 
     def _physical_slots(self, seats: Int64Array, positions: Int64Array) -> Int64Array:
@@ -329,6 +337,13 @@ class ModelRunner:
 
     def _to_device(self, values: Int64Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+
+
+def _select_rows(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """The named rows, ascending and each once; no copy when those are all."""
+    if len(rows) == hidden.shape[0]:
+        return hidden
+    return hidden[torch.tensor(rows, device=hidden.device)]
 
 
 def _depends_on_length(spec: ModelSpec) -> bool:

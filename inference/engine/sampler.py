@@ -163,11 +163,7 @@ class Sampler:
     def _sample_plainly(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> list[SampledToken | BlazrError]:
         """``_sample`` where nothing but each row's greatest logit is asked for."""
         self._invalid.apply(logits, rows)
-        token_ids, values = row_maxima(logits)
-        return [
-            SampledToken(token_id, None) if math.isfinite(value) else numerical_error()
-            for token_id, value in zip(token_ids.tolist(), values.tolist(), strict=True)
-        ]
+        return likeliest(*row_maxima(logits))
 
     def _gather(
         self, log_probs: torch.Tensor, token_ids: torch.Tensor, scored: Sequence[int], rows: Sequence[SamplingState]
@@ -208,6 +204,14 @@ class Sampler:
                 token_ids.tolist(), chosen.squeeze(1).tolist(), ranks, top_ids, top_values, num_top, strict=True
             )
         ]
+
+
+def likeliest(token_ids: torch.Tensor, values: torch.Tensor) -> list[SampledToken | BlazrError]:
+    """Answers of rows that want their likeliest token: (n,) these tokens, and (n,) their logits."""
+    return [
+        SampledToken(token_id, None) if math.isfinite(value) else numerical_error()
+        for token_id, value in zip(token_ids.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def numerical_error() -> GenerationFailed:

@@ -144,10 +144,31 @@ class HybridForCausalLM(nn.Module):
             layer(stream, batch, state)
         return stream.enter(self.final_norm)
 
+    @property
+    def can_choose(self) -> bool:
+        """Whether ``greatest_logits`` is there: a native head whose sums are the logits."""
+        is_plain = self.spec.logits_multiplier == 1.0 and self.spec.logits_softcap is None
+        return is_plain and self._head.can_choose
+
+    def greatest_logits(self, hidden: torch.Tensor, masked: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(n, h) rows of ``forward``'s result to what a greedy choice needs of ``compute_logits``.
+
+        Args:
+            masked: ``output_bits`` of tokens that can't be chosen.
+
+        Returns:
+            (n,) int64 and (n,) float32: each row's likeliest token, the first among equals, and its logit; NaN if
+            there is one in the row.
+        """
+        return self._head.greatest(hidden, masked)
+
+    @property
+    def _head(self) -> Embedding | Linear:
+        return self.embed_tokens if self.lm_head is None else self.lm_head
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(n, h) rows of ``forward``'s result to (n, V) float32 logits."""
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        logits = head.logits(hidden)
+        logits = self._head.logits(hidden)
         if self.spec.logits_multiplier != 1.0:
             logits = logits * self.spec.logits_multiplier
         if self.spec.logits_softcap is not None:

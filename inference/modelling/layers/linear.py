@@ -65,6 +65,16 @@ class Linear(Layer):
         """``forward`` in float32, for heads."""
         return self(hidden).float() if self.packed is None else self.packed.wide_linear(hidden, self.bias)
 
+    @property
+    def can_choose(self) -> bool:
+        """Whether ``greatest`` is there."""
+        return isinstance(self.packed, NativePacked)
+
+    def greatest(self, hidden: torch.Tensor, masked: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Place and value of each row's greatest logit; see ``NativePacked.greatest``."""
+        assert isinstance(self.packed, NativePacked)
+        return self.packed.greatest(hidden, self.bias, masked)
+
     def pack(self) -> bool:
         """Replace the weight by the packed form that this machine multiplies fastest, if there is one.
 
@@ -126,6 +136,16 @@ class Embedding(Layer):
         if self.packed is None:
             return functional.linear(hidden, self.weight).float()
         return self.packed.wide_linear(hidden, None)
+
+    @property
+    def can_choose(self) -> bool:
+        """Whether ``greatest`` is there."""
+        return isinstance(self.packed, NativePacked)
+
+    def greatest(self, hidden: torch.Tensor, masked: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Place and value of each row's greatest logit; see ``NativePacked.greatest``."""
+        assert isinstance(self.packed, NativePacked)
+        return self.packed.greatest(hidden, None, masked)
 
     def pack(self) -> bool:
         """Replace the table by the native layout, which serves both uses.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -91,6 +92,23 @@ class NativePacked:
             hidden, self.data, self.scales, bias, self.format, self.outputs, self.group, True
         )
         return product
+
+    def greatest(
+        self, hidden: torch.Tensor, bias: torch.Tensor | None, masked: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The greatest of each row's outputs as ``wide_linear`` has them, which are never all in memory.
+
+        Args:
+            hidden: (n, K).
+            masked: ``output_bits`` of those that don't count.
+
+        Returns:
+            (n,) int64 where it is, the first among equals, and (n,) float32 the value. NaN is the greatest, at 0.
+        """
+        places, values = torch.ops.blazr.packed_greatest.default(
+            hidden, self.data, self.scales, bias, self.format, self.outputs, self.group, masked
+        )
+        return places, values
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """(n,) int64 to (n, K)."""
@@ -174,6 +192,15 @@ class PlainQuantised:
             values = torch.stack((values & 15, values >> 4), -1).flatten(-2)[..., : self.inputs].to(torch.int8) - 8
         spread = scales.float().repeat_interleave(GROUP_SIZES[self.kind], -1)[..., : self.inputs]
         return (values.float() * spread).to(dtype)
+
+
+def output_bits(ids: Sequence[int], outputs: int) -> torch.Tensor | None:
+    """A set of outputs, a bit for each and 32 of them to a number, (blocks,) int32; None: the empty set."""
+    if not ids:
+        return None
+    bits = np.zeros(-(-outputs // BLOCK_ROWS) * BLOCK_ROWS, dtype=np.bool_)
+    bits[list(ids)] = True
+    return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
 
 
 def quantise(weight: torch.Tensor, kind: Kind, *, dtype: torch.dtype) -> NativePacked | PlainQuantised:

@@ -1,7 +1,13 @@
-// y = x Wᵀ + b with packed weights (gemm.h), in the rows' dtype or (wide) float32, and rows of the weights back, for embeddings.
+// y = x Wᵀ + b with packed weights (gemm.h), in the rows' dtype or (wide) float32, or of each row of y the greatest value
+// alone; and rows of the weights back, for embeddings.
 #include "gemm.h"
 
+#include <c10/util/FunctionRef.h>
 #include <torch/library.h>
+
+#include <bit>
+#include <limits>
+#include <vector>
 
 namespace blazr {
 
@@ -68,8 +74,13 @@ void fill_own(const T* x, const Matrix& w, Panels& panels, int64_t product) {
   own.product = product;
 }
 
-template <class F, typename T, typename O>
-void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
+// Gets the sums of a run of rows with a run of blocks: sums, first row, rows, first block, end of the blocks. The sums,
+// [blocks][rows][32], are its own to change; those beyond the last output mean nothing.
+using Take = c10::function_ref<void(float*, int64_t, int64_t, int64_t, int64_t)>;
+
+// x Wᵀ; each run is taken once, by any thread.
+template <class F, typename T>
+void product_of(const Matrix& w, const T* x, int64_t rows, Take take) {
   const Panels all = panels_for<F>(w, rows);
   const int64_t threads = at::get_num_threads();
   const bool own = all.bytes() <= kOwnPanels && w.outputs >= kOwnOutputs * threads;
@@ -84,6 +95,26 @@ void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
     const int64_t first = panels.start(panel), count = panels.start(panel_end) - first;
     float* sums = thread_buffer(count * (block_end - block) * kBlock);
     multiply<F>(w, panels, panel, panel_end, block, block_end, read_on(w, block, upcoming, threads), sums);
+    take(sums, first, count, block, block_end);
+  };
+  const bool parallel = w.blocks() * w.block_bytes * all.count > kParallelWork;
+  if (all.count <= panels_at_once(all)) {  // each thread reads long runs of blocks
+    const int64_t most = std::max<int64_t>(1, kSumsAtOnce / (rows * kBlock));
+    share_runs(w.blocks(), most, parallel, [&](int64_t block, int64_t block_end) {
+      run(0, all.count, block, block_end);
+    });
+    return;
+  }
+  const Cut cut(w.blocks(), all);
+  share(cut.count(), parallel, [&](int64_t task) {
+    const int64_t panel = task / cut.block_tasks * cut.panels_each, block = task % cut.block_tasks * cut.blocks_each;
+    run(panel, std::min(panel + cut.panels_each, all.count), block, std::min(block + cut.blocks_each, w.blocks()));
+  });
+}
+
+template <class F, typename T, typename O>
+void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
+  product_of<F>(w, x, rows, [&](const float* sums, int64_t first, int64_t count, int64_t block, int64_t block_end) {
     for (int64_t row = first; row < first + count; ++row) {
       for (int64_t at = block; at < block_end; ++at) {
         const float* from = sums + ((at - block) * count + row - first) * kBlock;
@@ -99,19 +130,85 @@ void linear(const Matrix& w, const T* x, int64_t rows, const T* bias, O* out) {
         }
       }
     }
-  };
-  const bool parallel = w.blocks() * w.block_bytes * all.count > kParallelWork;
-  if (all.count <= panels_at_once(all)) {  // each thread reads long runs of blocks
-    const int64_t most = std::max<int64_t>(1, kSumsAtOnce / (rows * kBlock));
-    share_runs(w.blocks(), most, parallel, [&](int64_t block, int64_t block_end) {
-      run(0, all.count, block, block_end);
-    });
-    return;
+  });
+}
+
+// The greatest value of a row that any thread has seen, and the first place where it is, in one number that only grows.
+class Greatest {
+ public:
+  // NaN counts as greater than everything, at place 0.
+  void offer(float value, int64_t place) {
+    const uint64_t mine = value != value ? ~uint64_t{0} : uint64_t{order_of(value)} << 32 | (kLast - place);
+    uint64_t before = best_.load(std::memory_order_relaxed);
+    while (mine > before && !best_.compare_exchange_weak(before, mine, std::memory_order_relaxed)) continue;
   }
-  const Cut cut(w.blocks(), all);
-  share(cut.count(), parallel, [&](int64_t task) {
-    const int64_t panel = task / cut.block_tasks * cut.panels_each, block = task % cut.block_tasks * cut.blocks_each;
-    run(panel, std::min(panel + cut.panels_each, all.count), block, std::min(block + cut.blocks_each, w.blocks()));
+  // Whether an offer of this value can change anything.
+  bool may_take(float value) const {
+    return value != value || uint64_t{order_of(value)} << 32 >= (best_.load(std::memory_order_relaxed) & ~kLast);
+  }
+  int64_t place() const { return is_nan() ? 0 : kLast - (best_.load(std::memory_order_relaxed) & kLast); }
+  float value() const {
+    const uint32_t order = best_.load(std::memory_order_relaxed) >> 32;
+    return is_nan() ? std::numeric_limits<float>::quiet_NaN() : std::bit_cast<float>(order & kSign ? order ^ kSign : ~order);
+  }
+
+ private:
+  static constexpr uint64_t kLast = 0xffffffff;
+  static constexpr uint32_t kSign = 0x80000000;
+
+  bool is_nan() const { return best_.load(std::memory_order_relaxed) == ~uint64_t{0}; }
+  // Bits that are ordered as the values are; both zeros are one.
+  static uint32_t order_of(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value + 0.0f);
+    return bits & kSign ? ~bits : bits | kSign;
+  }
+
+  std::atomic<uint64_t> best_{0};
+};
+
+// Each row's greatest output and where it is first, without a matrix of outputs. `masked`: a bit for each output that
+// doesn't count, 32 to a block; null: all do.
+template <class F, typename T>
+void greatest(const Matrix& w, const T* x, int64_t rows, const T* bias, const int32_t* masked, Greatest* best) {
+  product_of<F>(w, x, rows, [&](float* sums, int64_t first, int64_t count, int64_t block, int64_t block_end) {
+    const float least = -std::numeric_limits<float>::infinity();
+    for (int64_t at = block; at < block_end; ++at) {
+      const int64_t output = at * kBlock, width = std::min(kBlock, w.outputs - output);
+      uint32_t hidden = masked ? static_cast<uint32_t>(masked[at]) : 0;
+      if (width < kBlock) hidden |= ~uint32_t{0} << width;
+      if (!bias && !hidden) continue;
+      for (float* row = sums + (at - block) * count * kBlock; row < sums + (at + 1 - block) * count * kBlock; row += kBlock) {
+        for (int64_t i = 0; bias && i < kBlock; i += kLanes) {
+          const int64_t left = width - i;
+          if (left > 0)
+            store(row + i, load(row + i) + (left >= kLanes ? load(bias + output + i) : load_part(bias + output + i, left)));
+        }
+        for (uint32_t bits = hidden; bits; bits &= bits - 1) row[std::countr_zero(bits)] = least;
+      }
+    }
+    for (int64_t row = 0; row < count; ++row) {
+      vf most = splat(least);
+      vi unordered{};
+      for (int64_t at = block; at < block_end; ++at) {
+        const float* from = sums + ((at - block) * count + row) * kBlock;
+        for (int64_t i = 0; i < kBlock; i += kLanes) {
+          const vf values = load(from + i);
+          most = vmax(values, most);
+          unordered |= values != values;
+        }
+      }
+      Greatest& found = best[first + row];
+      if (any(unordered)) found.offer(std::numeric_limits<float>::quiet_NaN(), 0);
+      const float value = max(most);
+      if (!found.may_take(value)) continue;
+      for (int64_t at = block; at < block_end; ++at) {
+        const float* from = sums + ((at - block) * count + row) * kBlock;
+        const float* place = std::find(from, from + kBlock, value);
+        if (place == from + kBlock) continue;
+        found.offer(value, at * kBlock + (place - from));
+        break;
+      }
+    }
   });
 }
 
@@ -149,6 +246,47 @@ at::Tensor packed_linear(
     });
   });
   return out;
+}
+
+std::tuple<at::Tensor, at::Tensor> packed_greatest(
+    const at::Tensor& input, const at::Tensor& data, const std::optional<at::Tensor>& scales,
+    const std::optional<at::Tensor>& bias, int64_t format, int64_t outputs, int64_t group,
+    const std::optional<at::Tensor>& masked) {
+  TORCH_CHECK(input.dim() == 2 && input.size(1) > 0, "packed_greatest: (n, K) rows are needed");
+  const at::Tensor x = input.contiguous();
+  const int64_t inputs = x.size(1), rows = x.size(0);
+  const Matrix w = packed_matrix(data, scales, format, outputs, inputs, group);
+  if (bias.has_value()) {
+    TORCH_CHECK(
+        bias->numel() == outputs && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(),
+        "packed_greatest: the bias doesn't fit");
+  }
+  if (masked.has_value()) {
+    TORCH_CHECK(
+        masked->numel() == w.blocks() && masked->is_contiguous() && masked->scalar_type() == at::kInt,
+        "packed_greatest: an int32 number for each 32 outputs is needed");
+  }
+  std::vector<Greatest> best(rows);
+  dispatch(x.scalar_type(), "packed_greatest", [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const T* b = bias.has_value() ? bias->const_data_ptr<T>() : nullptr;
+    with_format(format, [&](auto f) {
+      using F = decltype(f);
+      if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
+        TORCH_CHECK(false, "packed_greatest: weights that are not quantised need rows of their own dtype");
+      } else if (rows > 0) {
+        const int32_t* bits = masked.has_value() ? masked->const_data_ptr<int32_t>() : nullptr;
+        greatest<F>(w, x.const_data_ptr<T>(), rows, b, bits, best.data());
+      }
+    });
+  });
+  at::Tensor places = at::empty({rows}, x.options().dtype(at::kLong));
+  at::Tensor values = at::empty({rows}, x.options().dtype(at::kFloat));
+  for (int64_t row = 0; row < rows; ++row) {
+    places.data_ptr<int64_t>()[row] = best[row].place();
+    values.data_ptr<float>()[row] = best[row].value();
+  }
+  return {places, values};
 }
 
 // One row of the weights, dequantised.
@@ -206,12 +344,16 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
       "packed_linear(Tensor x, Tensor data, Tensor? scales, Tensor? bias, int format, int outputs, int group, "
       "bool wide=False) -> Tensor");
   library.def(
+      "packed_greatest(Tensor x, Tensor data, Tensor? scales, Tensor? bias, int format, int outputs, int group, "
+      "Tensor? masked=None) -> (Tensor, Tensor)");
+  library.def(
       "packed_rows(Tensor data, Tensor? scales, Tensor ids, int format, int outputs, int inputs, int group, "
       "ScalarType dtype) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) {
   library.impl("packed_linear", packed_linear);
+  library.impl("packed_greatest", packed_greatest);
   library.impl("packed_rows", packed_rows);
 }
 

@@ -92,6 +92,13 @@ inline float max(vf values) {
   return found;
 }
 
+// Whether a comparison holds in some lane.
+inline bool any(vi lanes) {
+  int32_t found = 0;
+  for (int lane = 0; lane < kLanes; ++lane) found |= lanes[lane];
+  return found != 0;
+}
+
 inline vf vmin(vf a, vf b) { return a < b ? a : b; }
 inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 

@@ -1,4 +1,4 @@
-// What a step needs around the network: the slots of block tables, and each row's greatest logit.
+// What a step needs around the network: the inputs of decodes, and each row's greatest logit.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -11,29 +11,48 @@
 namespace blazr {
 namespace {
 
-// (B, W) int32 block tables and (B,) context lengths to (B · L) slots of tokens, 0 beyond each context.
-at::Tensor block_slots(const at::Tensor& tables, const at::Tensor& lengths, int64_t longest, int64_t block_size) {
+// What a step of decodes reads: token ids (D), positions (D), the new tokens' slots (D), the slots of all tokens of each
+// context, one sequence after the other in the longest one's length L (D · L), 0 beyond its end, and the (D, 4) table of
+// `PagedSequences`. `tables`: (seats, W) int32; `seats`: (D) int64. A block size of 0: nothing is paged, all slots are 0.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> decode_inputs(
+    const at::Tensor& tables, const at::Tensor& seats, at::IntArrayRef token_ids, at::IntArrayRef positions,
+    int64_t block_size) {
+  const int64_t count = seats.numel();
   TORCH_CHECK(
-      tables.dim() == 2 && tables.scalar_type() == at::kInt && tables.is_contiguous(), "block_slots: (B, W) int32 needed");
+      tables.dim() == 2 && tables.scalar_type() == at::kInt && tables.is_contiguous(), "decode_inputs: (S, W) int32 needed");
   TORCH_CHECK(
-      lengths.scalar_type() == at::kLong && lengths.is_contiguous() && lengths.numel() == tables.size(0),
-      "block_slots: a length for each table needed");
-  const int64_t count = tables.size(0), width = tables.size(1);
-  TORCH_CHECK(block_size > 0 && longest >= 0 && longest <= width * block_size, "block_slots: tables too short");
-  at::Tensor out = at::empty({count * longest}, lengths.options());
+      seats.scalar_type() == at::kLong && seats.is_contiguous() && static_cast<int64_t>(token_ids.size()) == count &&
+          static_cast<int64_t>(positions.size()) == count,
+      "decode_inputs: a token and a position for each seat needed");
+  const int64_t width = tables.size(1);
+  const int64_t longest = count ? *std::max_element(positions.begin(), positions.end()) + 1 : 0;
+  const bool is_paged = block_size > 0;
+  TORCH_CHECK(!is_paged || longest <= width * block_size, "decode_inputs: tables too short");
+  const auto options = seats.options();
+  at::Tensor ids = at::empty({count}, options), places = at::empty({count}, options), mapping = at::empty({count}, options);
+  at::Tensor slots = at::empty({is_paged ? count * longest : 0}, options), table = at::empty({count, 4}, options);
   const int32_t* blocks = tables.const_data_ptr<int32_t>();
-  const int64_t* limits = lengths.const_data_ptr<int64_t>();
-  int64_t* slots = out.data_ptr<int64_t>();
+  const int64_t* seat = seats.const_data_ptr<int64_t>();
+  int64_t *id = ids.data_ptr<int64_t>(), *place = places.data_ptr<int64_t>(), *new_slot = mapping.data_ptr<int64_t>();
+  int64_t *slot = slots.data_ptr<int64_t>(), *entry = table.data_ptr<int64_t>();
   for (int64_t row = 0; row < count; ++row) {
-    const int64_t length = std::min(limits[row], longest);
-    for (int64_t at = 0; at < longest; at += block_size) {
-      const int64_t first = blocks[row * width + at / block_size] * block_size;
-      const int64_t end = std::min(block_size, longest - at), seen = std::clamp<int64_t>(length - at, 0, end);
-      for (int64_t i = 0; i < seen; ++i) slots[row * longest + at + i] = first + i;
-      for (int64_t i = seen; i < end; ++i) slots[row * longest + at + i] = 0;
+    TORCH_CHECK(seat[row] >= 0 && seat[row] < tables.size(0) && positions[row] >= 0, "decode_inputs: no such seat");
+    id[row] = token_ids[row];
+    place[row] = positions[row];
+    new_slot[row] = 0;
+    const int64_t length = positions[row] + 1, begin = row * longest;
+    const int64_t sequence[4] = {row, 1, length, begin};
+    std::copy_n(sequence, 4, entry + 4 * row);
+    if (!is_paged) continue;
+    const int32_t* block = blocks + seat[row] * width;
+    for (int64_t at = 0; at < length; at += block_size) {
+      const int64_t first = *block++ * block_size, end = std::min(block_size, length - at);
+      for (int64_t i = 0; i < end; ++i) slot[begin + at + i] = first + i;
     }
+    new_slot[row] = slot[begin + length - 1];
+    std::fill(slot + begin + length, slot + begin + longest, 0);
   }
-  return out;
+  return {ids, places, mapping, slots, table};
 }
 
 // Where a value that is there is first.
@@ -43,9 +62,7 @@ int64_t first_of(const float* from, int64_t width, float value) {
   for (; i + kStretch <= width; i += kStretch) {
     vi hits{};
     for (int64_t at = i; at < i + kStretch; at += kLanes) hits |= load(from + at) == splat(value);
-    bool is_here = false;
-    for (int lane = 0; lane < kLanes; ++lane) is_here |= hits[lane] != 0;
-    if (is_here) break;
+    if (any(hits)) break;
   }
   return std::find(from + i, from + width, value) - from;
 }
@@ -71,12 +88,8 @@ std::tuple<at::Tensor, at::Tensor> row_maxima(const at::Tensor& rows) {
         best = next > best ? next : best;
         unordered |= next != next;
       }
-      float most = best[0];
-      bool has_nan = false;
-      for (int lane = 0; lane < kLanes; ++lane) {
-        most = std::max(most, best[lane]);
-        has_nan |= unordered[lane] != 0;
-      }
+      float most = max(best);
+      bool has_nan = any(unordered);
       for (; i < width; ++i) {
         has_nan |= std::isnan(from[i]);
         if (from[i] > most) most = from[i];
@@ -91,12 +104,14 @@ std::tuple<at::Tensor, at::Tensor> row_maxima(const at::Tensor& rows) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
-  library.def("block_slots(Tensor tables, Tensor lengths, int longest, int block_size) -> Tensor");
+  library.def(
+      "decode_inputs(Tensor tables, Tensor seats, int[] token_ids, int[] positions, int block_size) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("row_maxima(Tensor rows) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) {
-  library.impl("block_slots", block_slots);
+  library.impl("decode_inputs", decode_inputs);
   library.impl("row_maxima", row_maxima);
 }
 

@@ -17,6 +17,7 @@ from inference.modelling.layers.packed import (
     NativePacked,
     PackedRows,
     can_stream,
+    output_bits,
     pack_native,
     quantise_plainly,
 )
@@ -85,6 +86,39 @@ def test_a_row_is_the_same_in_any_batch(form: str, dtype: torch.dtype, outputs: 
     for rows in (2, 5, 12, 13, 40, 241, 521):
         assert torch.equal(packed.linear(hidden[:rows], None), alone[:rows]), rows
     assert torch.equal(packed.linear(hidden.view(1, 521, inputs)[:, 100:140], None)[0], alone[100:140])
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 5), (33, 17), (700, 96), (2100, 64)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_greatest_output_against_all_of_them(
+    form: str, dtype: torch.dtype, outputs: int, inputs: int, has_bias: bool
+) -> None:
+    packed = pack_native(random(outputs, inputs).to(dtype), form)
+    bias = random(outputs, seed=2).to(dtype) if has_bias else None
+    for rows in (1, 2, 13, 32, 300):
+        hidden = random(rows, inputs, seed=rows).to(dtype)
+        hidden[rows // 2] = 0  # equals everywhere, unless there is a bias
+        all_of_them = packed.wide_linear(hidden, bias)
+        for masked in ([], [0, outputs - 1], list(range(outputs // 2)), list(range(outputs))):
+            expected = all_of_them.clone()
+            expected[:, masked] = -torch.inf
+            places, values = packed.greatest(hidden, bias, output_bits(masked, outputs))
+            assert torch.equal(values, expected.amax(-1))
+            assert torch.equal(places, (expected == values.unsqueeze(1)).int().argmax(-1))
+
+
+def test_greatest_output_of_rows_that_are_no_numbers() -> None:
+    packed = pack_native(random(100, 64), "float32")
+    hidden = random(5, 64, seed=1)
+    hidden[1, 3], hidden[3] = torch.nan, torch.inf
+    places, values = packed.greatest(hidden, None, None)
+    plain_places, plain_values = torch.ops.blazr.row_maxima(packed.wide_linear(hidden, None))
+    assert torch.equal(places, plain_places)
+    assert torch.equal(values.nan_to_num(7.0), plain_values.nan_to_num(7.0))
+    assert values.isfinite().tolist() == [True, False, True, False, True]
+    with pytest.raises(RuntimeError, match="for each 32 outputs"):
+        packed.greatest(hidden, None, torch.zeros(3, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(("form", "dtype"), [(form, dtype) for form, dtype in FORMS if form != "float32"])
