@@ -161,7 +161,7 @@ class LLM:
         self._outputs: dict[str, tuple[TextOutput | PooledOutput, list[str]]] = {}
         self._grammars = GrammarCompiler(tokenizer, grammar_limits)
         self._preparer = RequestPreparer(tokenizer, template, plan.max_model_len, self._grammars, pooling=pooling)
-        self._choices: dict[str, tuple[str, int]] = {}
+        self._choices: dict[str, tuple[str, int, TextOutput | PooledOutput]] = {}
         self._events: list[GenerationEvent] = []
 
     @classmethod
@@ -320,7 +320,7 @@ class LLM:
                 if not output.is_stopped(number):
                     engine.add_request(choice)
                     added.append(choice.request_id)
-                    self._choices[choice.request_id] = (request_id, number)
+                    self._choices[choice.request_id] = (request_id, number, output)
         except BaseException:
             self._forget(added)
             raise
@@ -376,8 +376,7 @@ class LLM:
         found = self._choices.get(output.request_id)
         if found is None:  # the last word of a choice that was ended here
             return []
-        request_id, number = found
-        text_output, _ = self._outputs[request_id]
+        request_id, number, text_output = found
         try:
             events = text_output.accept(number, output)
         except (KeyboardInterrupt, SystemExit):

@@ -24,7 +24,7 @@ class _Choice:
     detokenizer: Detokenizer
     reasoning: ReasoningCounter | None
     num_tokens: int = 0
-    num_new_tokens: int = 0
+    has_new_tokens: bool = False
     is_finished: bool = False
 
     def push(self, token_id: int) -> str:
@@ -82,6 +82,7 @@ class TextOutput:
         self._cache_miss_reason: str | None = None
         self._next_index = 0
         self._is_started = False
+        self._is_plain = False  # no more than text and tokens is wanted, and it has begun
         self._held: list[GenerationEvent] = []  # made before the start event could be
         self._reasoning = reasoning
         self._choices = [
@@ -116,8 +117,13 @@ class TextOutput:
 
         If this raises, it has made no events: ``fail`` can still be called, and its event has the next number.
         """
-        if self.is_done or self._choices[number].is_finished:
+        choice = self._choices[number]
+        if self.is_done or choice.is_finished:
             return []
+        if self._is_plain and choice.has_new_tokens and output.finish_reason is None and len(output.new_token_ids) == 1:
+            event = self._continue(number, choice, output.new_token_ids)  # almost always
+            if event is not None:
+                return [event]
         if output.finish_reason is FinishReason.ERROR:
             return self.fail(output.error or GenerationFailed("the request failed for an unknown reason."))
         next_index = self._next_index
@@ -143,6 +149,24 @@ class TextOutput:
             if not choice.is_finished:
                 events += self._finish(number, str(FinishReason.ABORT), None)
         return events
+
+    def _continue(self, number: int, choice: _Choice, token_ids: list[int]) -> GenerationEvent | None:
+        """``_read`` of one more token of a choice that has some; None: nothing was done, it needs ``_read``."""
+        text = choice.detokenizer.push_whole(token_ids[0])
+        if text is None:
+            return None
+        choice.num_tokens += 1
+        index = self._next_index
+        self._next_index = index + 1
+        return {
+            "request_id": self._request_id,
+            "attempt": self._attempt,
+            "index": index,
+            "type": "delta",
+            "choice": number,
+            "text": text,
+            "token_ids": token_ids,
+        }
 
     def _read(self, number: int, output: EngineOutput) -> list[GenerationEvent]:
         choice = self._choices[number]
@@ -180,6 +204,7 @@ class TextOutput:
         if prompt_logprobs is not None:
             values["prompt_logprobs"] = [None, *(self._entry(item) for item in prompt_logprobs)]
         self._is_started = True
+        self._is_plain = self._params.logprobs is None and self._reasoning is None
         held, self._held = self._held, []
         return self._emit("start", values) + [self._numbered(event) for event in held]
 
@@ -232,7 +257,7 @@ class TextOutput:
             self._first_token_at = time.monotonic()
         if output.finish_reason is None and len(token_ids) == 1:  # almost always
             choice.num_tokens += 1
-            choice.num_new_tokens += 1
+            choice.has_new_tokens = True
             return choice.push(token_ids[0]), 1
         ends_by_token = output.finish_reason is FinishReason.STOP and output.stop_token_id is not None
         hidden = 1 if ends_by_token and not self._params.include_stop_str_in_output else 0
@@ -244,11 +269,11 @@ class TextOutput:
                 count = position
                 break
         choice.num_tokens += count
-        choice.num_new_tokens += count
+        choice.has_new_tokens |= count > 0
         if output.finish_reason is None or output.finish_reason is FinishReason.ABORT:
             return text, count
         # Without a new token the earlier attempt ended this choice, and delivered all of its text.
-        return (text + detokenizer.flush() if choice.num_new_tokens or not choice.num_tokens else ""), count
+        return (text + detokenizer.flush() if choice.has_new_tokens or not choice.num_tokens else ""), count
 
     def _entry(self, item: TokenLogprobs) -> LogprobEntry:
         return {

@@ -7,6 +7,7 @@ accepted request gets exactly one output with a ``finish_reason``, whatever happ
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.stats import PrefixCacheStats
 from inference.engine.request import EngineOutput, EngineRequest, FinishReason
 from inference.engine.running_request import Request, RequestStatus
-from inference.engine.sampler import SampledToken, Sampler
+from inference.engine.sampler import SampledToken, Sampler, likeliest
 from inference.engine.sampling_state import SamplingState
 from inference.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from inference.engine.speculation.acceptance import Answer, agreed_run, states_along
@@ -236,7 +237,8 @@ class Engine:
             self._sampler.begin([item.request.sampling for item in step.scheduled if item.reaches_end])
         try:
             hidden = self._runner.forward(step)
-            sampled = self._score_and_sample(step, hidden)
+            tokens = self._choose_steadily(step, hidden)
+            sampled = {} if tokens is not None else self._score_and_sample(step, hidden)
         except Exception as error:
             if not is_memory_error(error):
                 raise
@@ -247,7 +249,10 @@ class Engine:
             return
         self._num_memory_errors = 0
         self._scheduler.token_budget = min(2 * self._scheduler.token_budget, self.config.max_num_batched_tokens)
-        self._update(step, sampled)
+        if tokens is not None:
+            self._update_steadily(step, tokens)
+        else:
+            self._update(step, sampled)
         # What comes until the next forward pass leaves cores idle; those that are new in it follow there.
         if self._num_constrained:
             self._sampler.begin([request.sampling for request in self._scheduler.running])
@@ -293,6 +298,41 @@ class Engine:
             request.fetched = self._fetching.pop(request).result()
             self._scheduler.add(request)
 
+    # A step in which everybody decodes and takes the likeliest token passes the two methods that follow; they do what
+    # ``_score_and_sample`` and ``_update`` would do, without objects for what nobody wants.
+
+    def _choose_steadily(self, step: SchedulerOutput, hidden: torch.Tensor) -> list[int] | None:
+        """Each request's next token; None: the general way is needed."""
+        if (
+            not step.is_steady
+            or self._speculator is not None
+            or not all(item.request.is_plain for item in step.scheduled)
+        ):
+            return None
+        greatest = self._runner.greatest_of(hidden, range(len(step.scheduled)))
+        if greatest is None or not math.isfinite(sum(greatest[1].tolist())):
+            return None
+        tokens: list[int] = greatest[0].tolist()
+        return tokens
+
+    def _update_steadily(self, step: SchedulerOutput, tokens: Sequence[int]) -> None:
+        self._num_steps += 1
+        self._num_computed_tokens += len(tokens)
+        self._num_generated_tokens += len(tokens)
+        stride = self._states.cache_stride
+        for (request, _, computed, _), token in zip(step.scheduled, tokens, strict=True):
+            token_ids = request.token_ids
+            token_ids.append(token)
+            request.sampling.num_output_tokens += 1
+            request.num_computed_tokens = computed + 1
+            if (computed + 1) % stride == 0 and request.state is not None:
+                self._states.advance(request.state, token_ids, computed + 1)
+            if token in request.stop_token_ids or len(token_ids) >= request.most_tokens:
+                reason = FinishReason.STOP if token in request.stop_token_ids else FinishReason.LENGTH
+                self._finish(request, reason).new_token_ids.append(token)
+            else:
+                self._report(request, [token])
+
     def _score_and_sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> dict[Request, list[Answer]]:
         """The step's results by request, more than one if guesses hold; requests without any are absent."""
         results: dict[Request, list[Answer]] = {}
@@ -318,14 +358,22 @@ class Engine:
                     states.append(request.sampling)
                     rows.append(first_row - 1)
         if items:
-            logits = self._runner.logits_of(hidden, rows)
-            answers = iter(self._sampler.sample(logits, states, lambda: self._runner.logits_of(hidden, rows)))
+            answers = iter(self._choose(hidden, rows, states))
             for item in items:
                 if item.guesses:
                     results[item.request] = agreed_run(item.guesses, list(islice(answers, 1 + len(item.guesses))))
                 else:
                     results[item.request] = [next(answers)]
         return results
+
+    def _choose(self, hidden: torch.Tensor, rows: Sequence[int], states: Sequence[SamplingState]) -> Sequence[Answer]:
+        """A token for each of the named rows of ``hidden``."""
+        if all(state.is_plain for state in states):
+            greatest = self._runner.greatest_of(hidden, rows)
+            if greatest is not None:
+                return likeliest(*greatest)
+        logits = self._runner.logits_of(hidden, rows)
+        return self._sampler.sample(logits, states, lambda: self._runner.logits_of(hidden, rows))
 
     def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor, first_row: int) -> BlazrError | None:
         known = item.request.prompt_logprobs
@@ -408,13 +456,15 @@ class Engine:
         output.pooled = pooled
         return output
 
-    def _report(self, request: Request) -> EngineOutput:
+    def _report(self, request: Request, token_ids: list[int] | None = None) -> EngineOutput:
         """A new output, with the prompt's log-probabilities if they are complete and not handed out yet."""
-        output = EngineOutput(request.request_id)
-        output.num_cached_tokens = request.num_cached_tokens or 0
-        if request.cache_miss_reason is not None:
-            output.cache_miss_reason = request.cache_miss_reason.value
-        if request.has_all_prompt_logprobs:
+        output = EngineOutput(
+            request.request_id,
+            [] if token_ids is None else token_ids,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            cache_miss_reason=request.cache_miss_reason,
+        )
+        if request.prompt_logprobs is not None and request.has_all_prompt_logprobs:
             output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         self._pending.append(output)
         return output

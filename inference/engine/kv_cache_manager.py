@@ -22,6 +22,9 @@ class KVCacheManager:
         block_size: Tokens in one block.
         max_num_seqs: Rows.
         max_blocks_per_sequence: Columns.
+
+    Attributes:
+        room_of: Tokens for which each seat has blocks.
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, max_blocks_per_sequence: int) -> None:
@@ -29,6 +32,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.block_tables: npt.NDArray[np.int32] = np.zeros((max_num_seqs, max_blocks_per_sequence), dtype=np.int32)
         self.num_blocks_of = [0] * max_num_seqs
+        self.room_of = [0] * max_num_seqs
 
     def blocks_missing(self, seat: int, num_tokens: int) -> int:
         """Blocks that the seat lacks to hold ``num_tokens`` tokens."""
@@ -42,7 +46,7 @@ class KVCacheManager:
 
     def extend(self, seat: int, num_tokens: int) -> bool:
         """Give the seat blocks for its first ``num_tokens`` tokens; False, and nothing done, if too few are free."""
-        if num_tokens <= self.num_blocks_of[seat] * self.block_size:
+        if num_tokens <= self.room_of[seat]:
             return True
         missing = self.blocks_missing(seat, num_tokens)
         if missing > self.pool.num_free:
@@ -56,9 +60,10 @@ class KVCacheManager:
         count = self.num_blocks_of[seat]
         self.block_tables[seat, count : count + len(blocks)] = blocks
         self.num_blocks_of[seat] = count + len(blocks)
+        self.room_of[seat] = (count + len(blocks)) * self.block_size
 
     def release(self, seat: int) -> None:
         """Give all blocks of the seat back, the last first: what comes early in a text is shared more often."""
         self.pool.free(reversed(self.blocks_of(seat)))
         self.block_tables[seat, : self.num_blocks_of[seat]] = 0
-        self.num_blocks_of[seat] = 0
+        self.num_blocks_of[seat] = self.room_of[seat] = 0

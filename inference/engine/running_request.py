@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from inference.engine.pooling import Pooler
 from inference.engine.prefix_cache.cache import Fetched
-from inference.engine.prefix_cache.stats import MissReason
 from inference.engine.request import EngineRequest, FinishReason, TokenLogprobs
 from inference.engine.sampling_state import SamplingState
 from inference.engine.state_manager import SequenceState
@@ -42,8 +41,11 @@ class Request:
         namespace: Its root in the prefix cache.
         fetched: What was read from disk for it.
         num_cached_tokens: Prompt tokens that the prefix cache had at its first admission; None before that.
-        cache_miss_reason: Why not more.
+        cache_miss_reason: Why not more (a ``MissReason``).
+        request_id: Of ``source``.
         num_prompt_tokens: Tokens that were given, without those of an earlier attempt.
+        most_tokens: Prompt and output at which it ends.
+        is_plain: Nothing is wanted of it but its likeliest tokens.
     """
 
     source: EngineRequest
@@ -61,24 +63,26 @@ class Request:
     namespace: bytes = b""
     fetched: Fetched | None = None
     num_cached_tokens: int | None = None
-    cache_miss_reason: MissReason | None = None
+    cache_miss_reason: str | None = None
     pooler: Pooler | None = field(init=False, default=None)
     rank: tuple[int, int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    most_tokens: int = field(init=False)
+    request_id: str = field(init=False)
+    is_plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.request_id = self.source.request_id
         self.num_prompt_tokens = len(self.source.prompt_token_ids)
+        self.most_tokens = self.num_prompt_tokens + self.max_tokens
         self.rank = (self.source.priority, self.arrival)
         if self.source.params.prompt_logprobs is not None:
             self.prompt_logprobs = []
         if self.source.pooling is not None:
             self.pooler = Pooler(self.source.pooling, self.num_prompt_tokens)
         self.known_ending = self.ending() if self.source.prior_output_token_ids or self.max_tokens == 0 else None
-
-    @property
-    def request_id(self) -> str:
-        """Of ``source``."""
-        return self.source.request_id
+        wants_rows = self.source.params.prompt_logprobs is not None or self.source.pooling is not None
+        self.is_plain = self.sampling.is_plain and not wants_rows and self.known_ending is None
 
     @property
     def may_read_cache(self) -> bool:

@@ -58,10 +58,15 @@ class ScheduledRequest(NamedTuple):  # is made in a third of a frozen dataclass'
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work: ``num_decodes`` decodes, then prefill chunks."""
+    """One step's work: ``num_decodes`` decodes, then prefill chunks.
+
+    Attributes:
+        is_steady: Known to be nothing but decodes, each of its request's last token. Most steps are.
+    """
 
     scheduled: tuple[ScheduledRequest, ...]
     num_decodes: int
+    is_steady: bool = False
 
 
 class Scheduler:
@@ -119,6 +124,10 @@ class Scheduler:
         Args:
             guesses: To verify, if there is room for them; nobody is preempted for a guess.
         """
+        if not self.waiting and not guesses:
+            steady = self._schedule_steadily()
+            if steady is not None:
+                return steady
         plan: dict[Request, int] = {}
         decoding = self._decoding()
         left, preemptions_before = self.token_budget, self.num_preemptions
@@ -156,6 +165,22 @@ class Scheduler:
         decodes = [item for item in scheduled if item.is_decode]
         chunks = [] if len(decodes) == len(scheduled) else [item for item in scheduled if not item.is_decode]
         return SchedulerOutput((*decodes, *chunks), len(decodes))
+
+    def _schedule_steadily(self) -> SchedulerOutput | None:
+        """``schedule`` where every running request decodes and has room; None: the long way is needed."""
+        scheduled: list[ScheduledRequest] = []
+        room_of, running = self.states.room_of, self.running
+        if not 0 < len(running) <= self.token_budget:
+            return None
+        for request in running:
+            state, computed = request.state, request.num_computed_tokens
+            assert state is not None
+            if not 0 < computed == len(request.token_ids) - 1 or request.num_to_replay:
+                return None
+            if computed >= room_of[state.seat] and not self.states.extend(state, computed + 1):
+                return None
+            scheduled.append(ScheduledRequest(request, 1, computed))
+        return SchedulerOutput(tuple(scheduled), len(scheduled), is_steady=True)
 
     def _decoding(self) -> list[Request]:
         return [request for request in self.running if request.is_decoding]
@@ -234,7 +259,7 @@ class Scheduler:
         if request.num_cached_tokens is None:
             # What a request finds after a preemption is its own, and no news.
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
-            request.cache_miss_reason = match.reason
+            request.cache_miss_reason = None if match.reason is None else match.reason.value
             self.states.note_found(request.num_cached_tokens, match)
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_rank)

@@ -42,6 +42,7 @@ class StateManager:
 
     Attributes:
         prefix_cache: Set by the engine once the state tensors exist; None: every sequence starts from nothing.
+        room_of: Tokens for which the sequence of each seat has room, so that ``extend`` needn't be asked.
     """
 
     def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
@@ -58,6 +59,7 @@ class StateManager:
             config.max_num_seqs,
             config.max_blocks_per_sequence if self.has_paged_state else 0,
         )
+        self.room_of = self.kv.room_of if self.has_paged_state else [config.max_model_len] * config.max_num_seqs
         self.slots = StateCache(config.num_state_slots if self.has_slots else 1)
         self.prefix_cache: PrefixCache | None = None
         self._free_seats = list(range(config.max_num_seqs - 1, -1, -1))
@@ -166,6 +168,11 @@ class StateManager:
     def chunk_stop(self, state: SequenceState, start: int, stop: int, length: int) -> int:
         """Where a chunk of prefill has to end, for the sake of a snapshot; see ``PrefixCache``."""
         return stop if self.prefix_cache is None else self.prefix_cache.chunk_stop(state.prefix, start, stop, length)
+
+    @property
+    def cache_stride(self) -> int:
+        """``advance`` has nothing to do after a step of decodes unless this divides ``num_computed``."""
+        return 1 if self.prefix_cache is None else self.prefix_cache.decode_stride
 
     def advance(self, state: SequenceState, tokens: Sequence[int], num_computed: int) -> None:
         """A step has computed the sequence's first ``num_computed`` tokens."""

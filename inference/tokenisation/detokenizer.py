@@ -65,12 +65,11 @@ class Detokenizer:
         """Take a token and return the text that is certain now; nothing after a stop string."""
         if self.stop_reason is not None:
             return ""
+        text = self.push_whole(token_id)  # almost always
+        if text is not None:
+            return text
         self.num_tokens += 1
         tokenizer = self._tokenizer
-        if self._stop is None and not (self._first or self._lead_left or self._has_begun):
-            text = tokenizer.whole_text(token_id)  # almost always
-            if text is not None:
-                return text
         if tokenizer.is_missing(token_id):
             return ""
         if token_id in self._skipped_ids:
@@ -80,6 +79,18 @@ class Detokenizer:
         text = self._decoder.decode(data)
         self._has_begun = bool(self._decoder.getstate()[0])
         return self._take(text)
+
+    def push_whole(self, token_id: int) -> str | None:
+        """``push`` of a token whose text stands for itself, whatever comes before and behind it.
+
+        Returns:
+            The text; None: nothing was done, for it needs ``push``.
+        """
+        if self._stop is not None or self._has_begun or self._first or self._lead_left:
+            return None
+        text = self._tokenizer.whole_text(token_id)
+        self.num_tokens += text is not None
+        return text
 
     def flush(self) -> str:
         """End the text without a stop string and return what was held back; broken bytes read as U+FFFD."""

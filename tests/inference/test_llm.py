@@ -34,7 +34,9 @@ from inference.llm import LLM, LLMOptions, choose_dtype, needed_bytes, plan_stat
 from inference.messages import GenerationEvent
 from inference.modelling.registry import family_builder
 from inference.modelling.spec import ModelSpec
+from inference.native import library as native_library
 from inference.sampling_params import SamplingParams
+from inference.text_output import TextOutput
 from inference.tokenisation.spec import TokenizerSpec
 from inference.tokenisation.templates import DEFAULT_TEMPLATES
 from tests.inference.modelling.harness import read_view
@@ -216,6 +218,43 @@ def test_choices_are_drawn_with_consecutive_seeds(llm: LLM) -> None:
 
 def test_highest_seed_wraps(llm: LLM) -> None:
     assert text_of(one(llm, n=2, seed=2**63 - 1), 1) == text_of(one(llm, seed=-(2**63)))
+
+
+def test_short_ways_say_what_the_long_ones_say(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy requests beside others, with tokens that are no whole characters, control tokens and stop strings."""
+
+    def messages() -> list[Any]:
+        plain = [message(f"p{n}", temperature=0.0, max_tokens=60, prompt={"token_ids": [5 + n] * 4}) for n in range(5)]
+        others = [
+            message("drawn", max_tokens=9),
+            message("choices", temperature=0.0, n=2, max_tokens=30),
+            message("scored", temperature=0.0, logprobs=2, max_tokens=8),
+            message("stopped", temperature=0.0, stop=["e", "zz"], max_tokens=40),
+            message("visible", temperature=0.0, skip_special_tokens=False, ignore_eos=False, max_tokens=40),
+            message("second", temperature=0.0, attempt=1, delivered=[[7, 8, 9]], max_tokens=40),
+        ]
+        return plain + others
+
+    def said() -> Any:
+        events = run(llm, *messages())
+        for found in events.values():
+            usage = found[-1]["usage"]
+            del usage["queue_s"], usage["ttft_s"], usage["duration_s"], usage["cached_tokens"]
+            del usage["cache_miss_reason"]
+        return events
+
+    said()  # what the prefix cache knows decides when the second of two choices begins
+    short = said()
+    engine = llm._running_engine()
+    greatest_of = engine._runner.greatest_of
+    used = []
+    monkeypatch.setattr(engine._runner, "greatest_of", lambda *given: used.append(given) or greatest_of(*given))
+    assert said() == short
+    assert bool(used) and all(greatest_of(*given) is not None for given in used[:1]) == native_library.is_available()
+    monkeypatch.setattr(engine._runner, "greatest_of", lambda *given: None)
+    monkeypatch.setattr(engine._scheduler, "_schedule_steadily", lambda: None)
+    monkeypatch.setattr(TextOutput, "_continue", lambda *given: None)
+    assert said() == short
 
 
 def test_only_tokens_of_the_vocabulary_are_drawn(llm: LLM, checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from math import gcd
 
 from inference.engine.config import EngineConfig
 from inference.engine.kv_cache_manager import KVCacheManager
@@ -89,6 +90,9 @@ class PrefixCache:
         kv: Block tables and pool.
         access: Copies states.
         disk: Where states outlive the process; closed with the cache.
+
+    Attributes:
+        decode_stride: ``advance`` does nothing after a decode unless this divides ``num_computed``.
     """
 
     def __init__(
@@ -100,6 +104,8 @@ class PrefixCache:
             config.num_snapshot_slots > 0 if self._fixed else self._paged and config.num_blocks > 1
         )
         self._width = config.block_size if self._paged else STRETCH
+        # What a decode completes: a block, or the distance of snapshots. The stops of its prefill are behind it.
+        self.decode_stride = gcd(self._width, STRETCH) if self._fixed else self._width
         self._kv = kv
         self._access = access
         self._tree = PrefixTree(self._width, MAX_BARE_NODES)

@@ -63,8 +63,9 @@ class SnapshotStore:
         self._tree = tree
         self._access = access
         self._free = list(range(first_slot + num_slots - 1, first_slot - 1, -1))
-        self._in_slots: set[Snapshot] = set()
-        self._on_host: set[Snapshot] = set()
+        # In order, so that of equals the oldest goes and what happens is the same in every process.
+        self._in_slots: dict[Snapshot, None] = {}
+        self._on_host: dict[Snapshot, None] = {}
         self._clock = 0.0
         self._max_on_host = host_bytes // access.slot_bytes if access.slot_bytes else 0
 
@@ -103,14 +104,14 @@ class SnapshotStore:
             self._access.copy_slot(slot, room)
             kept = room
         if present is not None:
-            self._on_host.discard(present)
+            self._on_host.pop(present, None)
             present.slot, present.payload = kept, None
         else:
             worth = self._worth(node, offset) * (JUNCTION_WEIGHT if is_junction else 1)
             present = Snapshot(node, offset, kept, worth, self._clock + worth)
             node.snapshots[offset] = present
             node.lost_snapshots.discard(offset)
-        self._in_slots.add(present)
+        self._in_slots[present] = None
         return slot
 
     def touch(self, snapshot: Snapshot, *, use: bool) -> None:
@@ -133,9 +134,9 @@ class SnapshotStore:
         if node.snapshots.get(snapshot.offset) is snapshot:
             del node.snapshots[snapshot.offset]
             node.lost_snapshots.add(snapshot.offset)
-        self._on_host.discard(snapshot)
+        self._on_host.pop(snapshot, None)
         if snapshot in self._in_slots:
-            self._in_slots.remove(snapshot)
+            del self._in_slots[snapshot]
             self._free.append(snapshot.slot)
         snapshot.slot, snapshot.payload = 0, None
         self._tree.settle(node)
@@ -156,8 +157,8 @@ class SnapshotStore:
         while len(self._on_host) >= self._max_on_host:
             self.drop(min(self._on_host, key=_value))
         snapshot.payload = self._access.read_slot(snapshot.slot)
-        self._in_slots.remove(snapshot)
-        self._on_host.add(snapshot)
+        del self._in_slots[snapshot]
+        self._on_host[snapshot] = None
         self._free.append(snapshot.slot)
         snapshot.slot = 0
 

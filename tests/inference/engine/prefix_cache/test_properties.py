@@ -123,7 +123,7 @@ def check_tree(engine):
     assert all(node.num_users == 0 for node in nodes)
     store = cache._snapshots
     kept = [snapshot for node in nodes for snapshot in node.snapshots.values()]
-    assert set(kept) == store._in_slots | store._on_host and len(kept) == len(set(kept))
+    assert set(kept) == {*store._in_slots, *store._on_host} and len(kept) == len(set(kept))
     slots = [snapshot.slot for snapshot in kept if snapshot.slot] + store._free
     assert len(set(slots)) == len(slots) == store.num_slots
     free = set(engine._states.slots._free)
