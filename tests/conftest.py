@@ -29,7 +29,8 @@ django_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHash
 # HTTP clients read the certificates of all authorities when they are made, which takes longer than a test's requests.
 # No test speaks TLS with anybody; a folder without certificates is read at once.
 _no_certificates = tempfile.TemporaryDirectory(prefix="blazr-test-certificates-")
-os.environ.setdefault("SSL_CERT_DIR", _no_certificates.name)
+os.environ["SSL_CERT_DIR"] = _no_certificates.name
+os.environ.pop("SSL_CERT_FILE", None)  # would be asked first
 
 
 @pytest.fixture(scope="session", autouse=True)
