@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 import torch
@@ -119,22 +120,30 @@ class FakeNetwork:
             state[slots, 0, 0, 0] = value.float()
             found[:count] = value
         for chunk in batch.prefills:
-            value = torch.zeros((), dtype=torch.float64, device=state.device)
-            if chunk.context_len:
-                value = state[chunk.state_slot, 0, 0, 0].double()
-            for row in range(chunk.start, chunk.stop):
-                value = _roll(value, batch.input_ids[row], batch.positions[row])
-                found[row] = value
-            state[chunk.state_slot, 0, 0, 0] = value.float()
+            rows = slice(chunk.start, chunk.stop)
+            value = int(state[chunk.state_slot, 0, 0, 0]) if chunk.context_len else 0
+            values = []
+            for token, position in zip(batch.input_ids[rows].tolist(), batch.positions[rows].tolist(), strict=True):
+                value = _roll_one(value, token, position)
+                values.append(value)
+            found[rows] = torch.tensor(values, dtype=torch.float64)
+            state[chunk.state_slot, 0, 0, 0] = value
         return found
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        values = torch.arange(self.spec.vocab_size, device=hidden.device, dtype=torch.float64)
-        mixed = hidden[:, :1] * 7 + hidden[:, 1:2] * 13 + hidden[:, 2:] * 3 + 1
-        logits = ((mixed * (values + 1) * 17 + values * values * 5) % 1009 / 100).float()
+        mixed = hidden[:, 0] * 7 + hidden[:, 1] * 13 + hidden[:, 2] * 3 + 1
+        logits = _logits_of(self.spec.vocab_size, hidden.device)[(mixed % 1009).long()]
         for token, value in self.poison.items():
             logits[hidden[:, 2] == token] = value
         return logits
+
+
+@cache
+def _logits_of(vocab_size: int, device: torch.device) -> torch.Tensor:
+    """(1009, V) logits of each remainder that a row's number can have."""
+    numbers = torch.arange(1009, device=device, dtype=torch.float64).unsqueeze(1)
+    values = torch.arange(vocab_size, device=device, dtype=torch.float64)
+    return ((numbers * (values + 1) * 17 + values * values * 5) % 1009 / 100).float()
 
 
 def _terms(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -145,13 +154,17 @@ def _roll(value: torch.Tensor, token: torch.Tensor, position: torch.Tensor) -> t
     return (value * 31 + token.double() + position.double() % 7 + 1) % MODULUS
 
 
+def _roll_one(value: int, token: int, position: int) -> int:
+    return (value * 31 + token + position % 7 + 1) % MODULUS
+
+
 def logits_after(spec: ModelSpec, tokens: Sequence[int]) -> torch.Tensor:
     """(V,) logits after a sequence of tokens, without any state."""
     paged = rolling = 0
     for position, token in enumerate(tokens):
         place = position + 1
         paged += ((token + 1) * (place * place % 31 + place)) % MODULUS
-        rolling = (rolling * 31 + token + position % 7 + 1) % MODULUS
+        rolling = _roll_one(rolling, token, position)
     paged = paged % MODULUS if spec.state_bytes_per_token() else 0
     rolling = rolling if spec.state_bytes_per_sequence() else 0
     hidden = torch.tensor([[paged, rolling, tokens[-1]]], dtype=torch.float64)
