@@ -31,7 +31,6 @@ serve: $(VENV)/.installed native-if-missing  ## start everything; MODEL=director
 	@$(BIN)/blazr serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(ARGS)
 
 test: $(VENV)/.installed-dev native-if-missing  ## all checks and all tests, on two cores
-	@$(MAKE) --no-print-directory -j2 -Otarget types lint imports
 	@$(BIN)/python -m tests.two_processes
 
 test-fast: $(VENV)/.installed-dev  ## the tests that start no servers

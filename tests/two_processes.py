@@ -1,7 +1,8 @@
-"""Run the whole suite in two processes, one for each of two cores: the engine beside the platform.
+"""Run all checks and the whole suite in two lanes, one for each of two cores: the engine beside the platform.
 
-Each process is a session of pytest with a database, a Redis and folders of its own, and in the same order each time, so
-a red run is red again. The arguments are given to both: ``python -m tests.two_processes -x``.
+Each lane has a session of pytest with a database, a Redis and folders of its own, and in the same order each time, so a
+red run is red again. The checks (ruff, import-linter, mypy) come before the shorter one. The arguments are given to
+both sessions: ``python -m tests.two_processes -x``.
 """
 
 from __future__ import annotations
@@ -9,44 +10,95 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-INFERENCE, API = "tests/inference", "tests/inference/api"
-OTHERS = sorted(path for path in (ROOT / INFERENCE).iterdir() if path != ROOT / API)
-GROUPS = {
-    "engine": [INFERENCE, f"--ignore={API}"],
-    "platform": ["tests", *(f"--ignore={path.relative_to(ROOT)}" for path in OTHERS if path.name != "conftest.py")],
-}
-"""Name to pytest's arguments. Each takes about half the time; every test is in one of the two."""
+INFERENCE = "tests/inference"
+API = ("api", "batches", "jobs", "limits")
+"""Folders of ``tests/inference`` whose tests are about the platform. The lanes take about the same time."""
+OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
 NOTHING_COLLECTED = 5
 
 
-def run(name: str, arguments: list[str]) -> int:
-    """One group; its lines are shown with its name before them.
+@dataclass
+class Part:
+    """A command, what it complained of, and how it ended."""
 
-    Returns:
-        pytest's exit status.
-    """
-    # Tests start some hundred processes of ours, each of which would compile the sources again.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    name: str
+    command: list[str]
+    complaints: list[str] = field(default_factory=list)
+    status: int = -1
+    seconds: float = 0.0
+
+    def run(self) -> None:
+        """Its lines are shown with its name before them."""
+        started = time.monotonic()
+        # Tests start some hundred processes of ours, each of which would compile the sources again.
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        # More threads than cores wait for each other; tests of what threads do take as many as they need.
+        environment["OMP_NUM_THREADS"] = "1"
+        with subprocess.Popen(
+            self.command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            for line in process.stdout or ():
+                shown = f"{self.name:9} | {line}"
+                sys.stdout.write(shown)
+                sys.stdout.flush()
+                if line.startswith(("FAILED ", "ERROR ")):
+                    self.complaints.append(shown)
+        self.status, self.seconds = process.returncode, time.monotonic() - started
+
+    @property
+    def is_good(self) -> bool:
+        """An empty session is one whose tests the arguments have deselected."""
+        return self.status in (0, NOTHING_COLLECTED if "pytest" in self.command else 0)
+
+
+def pytest(name: str, *arguments: str) -> Part:
+    """A session of pytest."""
     command = [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{name}", *arguments, *sys.argv[1:]]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for line in process.stdout or ():
-            sys.stdout.write(f"{name:9} | {line}")
-            sys.stdout.flush()
-    return process.returncode
+    return Part(name, command)
+
+
+def lanes() -> list[list[Part]]:
+    """What runs at the same time; every test is in one of the two."""
+    # What is installed is left alone: the tools run in the environment that runs this.
+    make = ["make", "--no-print-directory", "--keep-going", "--old-file=.venv/.installed-dev"]
+    checks = Part("checks", [*make, "lint", "imports", "types"])
+    engine = pytest("engine", INFERENCE, *(f"--ignore={INFERENCE}/{name}" for name in API))
+    platform = pytest("platform", "tests", *(f"--ignore={INFERENCE}/{name}" for name in OTHERS))
+    return [[engine], [checks, platform]]
+
+
+def run_lane(parts: list[Part]) -> None:
+    """One part after the other, whatever came of those before."""
+    for part in parts:
+        part.run()
 
 
 def main() -> int:
-    """Both groups; 0 if all is well in both."""
-    with ThreadPoolExecutor(len(GROUPS)) as pool:
-        codes = list(pool.map(run, GROUPS, GROUPS.values()))
-    bad = [code for code in codes if code not in (0, NOTHING_COLLECTED)]
-    return bad[0] if bad else min(codes)
+    """All parts, and in the end a line for each.
+
+    Returns:
+        0 if all is well; pytest's status for "nothing collected" if no test was.
+    """
+    chosen = lanes()
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        list(pool.map(run_lane, chosen))
+    parts = [part for lane in chosen for part in lane]
+    for part in parts:
+        sys.stdout.writelines(part.complaints)
+    for part in parts:
+        verdict = "passed" if part.is_good else f"FAILED (status {part.status})"
+        sys.stdout.write(f"{part.name:9} | {verdict} after {part.seconds:.0f} s\n")
+    bad = [part.status for part in parts if not part.is_good]
+    if bad:
+        return bad[0]
+    sessions = [part.status for part in parts if "pytest" in part.command]
+    return min(sessions)
 
 
 if __name__ == "__main__":

@@ -15,3 +15,14 @@ def fresh_caches() -> Iterator[None]:
     served_model_cache_clear()
     key_cache_clear()
     yield
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """For tests of what compute threads do together, also where each process has one (``tests/two_processes.py``)."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before, 2))
+    yield
+    torch.set_num_threads(before)

@@ -21,7 +21,10 @@ from tests.inference.modelling import test_recurrent_families as recurrent_famil
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 
-pytestmark = pytest.mark.skipif(not library.is_available(), reason="the native kernels are not built")
+pytestmark = [
+    pytest.mark.skipif(not library.is_available(), reason="the native kernels are not built"),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 ATTENTION = {
     "llama": LlamaConfig(**attention_families.BASE),

@@ -14,6 +14,8 @@ from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 MAX_LEN = 96
 NUM_REQUESTS = 16
 

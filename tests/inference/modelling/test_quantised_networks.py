@@ -23,6 +23,8 @@ from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.modelling import huggingface
 from tests.inference.modelling.harness import SequenceRunner, read_view
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 PROMPT = [5, 9, 2, 17, 30, 8, 8, 1, 44, 23, 11, 3]
 
 

@@ -17,6 +17,11 @@ def kernels() -> None:
     assert library.is_available()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def threads(two_threads: None) -> None:
+    """The kernels divide their work between threads."""
+
+
 @pytest.fixture
 def tiles(kernels: None) -> None:
     """For tests of matrix tiles alone."""
