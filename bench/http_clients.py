@@ -73,7 +73,13 @@ DIALECTS = {
     "blazr-server": Dialect(
         "/v1/completions", _blazr_body, _count_words, lambda chunk: (chunk.get("usage") or {}).get("completion_tokens")
     ),
-    "llama-server": Dialect("/completion", _llama_body, lambda chunk: len(chunk.get("tokens") or ())),
+    # Tokens that end in the middle of a character are never shown, but its last chunk counts them.
+    "llama-server": Dialect(
+        "/completion",
+        _llama_body,
+        lambda chunk: len(chunk.get("tokens") or ()),
+        lambda chunk: chunk.get("tokens_predicted") if chunk.get("stop") else None,
+    ),
 }
 
 

@@ -37,3 +37,14 @@ def test_a_stream_that_is_short_of_tokens_is_refused() -> None:
 def test_llama_servers_tokens_are_counted_by_their_ids() -> None:
     lines = [line(1.0, content="a", tokens=[5]), line(2.0, content="b", tokens=[6, 7])]
     assert _arrivals(DIALECTS["llama-server"], lines, 3) == [(1.0, 1), (2.0, 2)]
+
+
+def test_llama_servers_last_chunk_counts_the_tokens_that_were_not_shown() -> None:
+    lines = [
+        line(1.0, content="a", tokens=[5], stop=False, tokens_predicted=1),
+        line(2.0, content="b", tokens=[6], stop=False, tokens_predicted=2),
+        line(3.0, content="", tokens=[], stop=True, tokens_predicted=4),
+    ]
+    assert _arrivals(DIALECTS["llama-server"], lines, 4) == [(1.0, 1), (2.0, 3)]
+    with pytest.raises(RuntimeError, match="4 tokens instead of 5"):
+        _arrivals(DIALECTS["llama-server"], lines, 5)
