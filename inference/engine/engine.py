@@ -328,7 +328,8 @@ class Engine:
             if (computed + 1) % stride == 0 and request.state is not None:
                 self._states.advance(request.state, token_ids, computed + 1)
             if token in request.stop_token_ids or len(token_ids) >= request.most_tokens:
-                reason = FinishReason.STOP if token in request.stop_token_ids else FinishReason.LENGTH
+                reason = request.ending()
+                assert reason is not None
                 self._finish(request, reason).new_token_ids.append(token)
             else:
                 self._report(request, [token])

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from inference.messages import GenerationEvent
 
+FIRST_TOKEN = 1
+"""The index of a request's first token, behind its start."""
 MIN_STREAMS = 8
 """Deltas of a step from which on they may wait; fewer streams cost little and are somebody's who looks at them."""
 WAIT_PER_STREAM_S = 0.003
@@ -53,8 +55,7 @@ class DeliveryPace:
 
 
 def _can_wait(event: GenerationEvent) -> bool:
-    # Index 0 is the start, 1 the first token.
-    return event["type"] == "delta" and event["index"] > 1 and event.get("finish_reason") is None
+    return event["type"] == "delta" and event["index"] > FIRST_TOKEN and event.get("finish_reason") is None
 
 
 def merge_deltas(events: Sequence[GenerationEvent]) -> list[GenerationEvent]:

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from inference import redis_keys
 from inference.messages import GenerationEvent
-from inference.worker.delivery_pace import DeliveryPace, merge_deltas
+from inference.worker.delivery_pace import FIRST_TOKEN, DeliveryPace, merge_deltas
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class EventPublisher:
         Blocks while 100,000 events wait: then Redis is away, and the engines may as well pause. Blocks for a moment
         with a first token: the sending thread, which needs Python's lock, would get it only in the next forward pass.
         """
-        is_first = any(event["index"] == 1 for _, event in events)
+        is_first = any(event["index"] == FIRST_TOKEN for _, event in events)
         with self._condition:
             while self._waiting.num_events > MAX_WAITING_EVENTS and not self._stopping:
                 self._condition.wait()
