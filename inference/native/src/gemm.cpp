@@ -212,6 +212,13 @@ void greatest(const Matrix& w, const T* x, int64_t rows, const T* bias, const in
   });
 }
 
+void check_bias(const std::optional<at::Tensor>& bias, const at::Tensor& rows, int64_t outputs, const char* op) {
+  TORCH_CHECK(
+      !bias.has_value() ||
+          (bias->numel() == outputs && bias->is_contiguous() && bias->scalar_type() == rows.scalar_type()),
+      op, ": the bias doesn't fit");
+}
+
 at::Tensor packed_linear(
     const at::Tensor& input, const at::Tensor& data, const std::optional<at::Tensor>& scales,
     const std::optional<at::Tensor>& bias, int64_t format, int64_t outputs, int64_t group, bool wide) {
@@ -223,27 +230,17 @@ at::Tensor packed_linear(
   sizes.back() = outputs;
   at::Tensor out = at::empty(sizes, wide ? x.options().dtype(at::kFloat) : x.options());
   if (rows == 0) return out;
-  if (bias.has_value()) {
-    TORCH_CHECK(
-        bias->numel() == outputs && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(),
-        "packed_linear: the bias doesn't fit");
-  }
-  dispatch(x.scalar_type(), "packed_linear", [&](auto* type) {
+  check_bias(bias, x, outputs, "packed_linear");
+  with_format_and_rows(format, x.scalar_type(), "packed_linear", [&](auto f, auto* type) {
+    using F = decltype(f);
     using T = std::remove_pointer_t<decltype(type)>;
+    const T* from = x.const_data_ptr<T>();
     const T* b = bias.has_value() ? bias->const_data_ptr<T>() : nullptr;
-    with_format(format, [&](auto f) {
-      using F = decltype(f);
-      if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
-        TORCH_CHECK(false, "packed_linear: weights that are not quantised need rows of their own dtype");
-      } else {
-        const T* from = x.const_data_ptr<T>();
-        if (wide) {
-          linear<F>(w, from, rows, b, out.data_ptr<float>());
-        } else {
-          linear<F>(w, from, rows, b, out.data_ptr<T>());
-        }
-      }
-    });
+    if (wide) {
+      linear<F>(w, from, rows, b, out.data_ptr<float>());
+    } else {
+      linear<F>(w, from, rows, b, out.data_ptr<T>());
+    }
   });
   return out;
 }
@@ -256,29 +253,18 @@ std::tuple<at::Tensor, at::Tensor> packed_greatest(
   const at::Tensor x = input.contiguous();
   const int64_t inputs = x.size(1), rows = x.size(0);
   const Matrix w = packed_matrix(data, scales, format, outputs, inputs, group);
-  if (bias.has_value()) {
-    TORCH_CHECK(
-        bias->numel() == outputs && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(),
-        "packed_greatest: the bias doesn't fit");
-  }
+  check_bias(bias, x, outputs, "packed_greatest");
   if (masked.has_value()) {
     TORCH_CHECK(
         masked->numel() == w.blocks() && masked->is_contiguous() && masked->scalar_type() == at::kInt,
         "packed_greatest: an int32 number for each 32 outputs is needed");
   }
   std::vector<Greatest> best(rows);
-  dispatch(x.scalar_type(), "packed_greatest", [&](auto* type) {
+  with_format_and_rows(format, x.scalar_type(), "packed_greatest", [&](auto f, auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* b = bias.has_value() ? bias->const_data_ptr<T>() : nullptr;
-    with_format(format, [&](auto f) {
-      using F = decltype(f);
-      if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
-        TORCH_CHECK(false, "packed_greatest: weights that are not quantised need rows of their own dtype");
-      } else if (rows > 0) {
-        const int32_t* bits = masked.has_value() ? masked->const_data_ptr<int32_t>() : nullptr;
-        greatest<F>(w, x.const_data_ptr<T>(), rows, b, bits, best.data());
-      }
-    });
+    const int32_t* bits = masked.has_value() ? masked->const_data_ptr<int32_t>() : nullptr;
+    if (rows > 0) greatest<decltype(f)>(w, x.const_data_ptr<T>(), rows, b, bits, best.data());
   });
   at::Tensor places = at::empty({rows}, x.options().dtype(at::kLong));
   at::Tensor values = at::empty({rows}, x.options().dtype(at::kFloat));

@@ -224,18 +224,11 @@ at::Tensor expert_mix(
   const Work work = divide(numbers.const_data_ptr<int64_t>(), numbers.numel(), experts);
   if (rows == 0) return out;
   TORCH_CHECK(up_format == down_format, "expert_mix: both stacks must have one format");
-  dispatch(x.scalar_type(), "expert_mix", [&](auto* type) {
+  with_format_and_rows(up_format, x.scalar_type(), "expert_mix", [&](auto f, auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    with_format(up_format, [&](auto f) {
-      using F = decltype(f);
-      if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
-        TORCH_CHECK(false, "expert_mix: weights that are not quantised need rows of their own dtype");
-      } else {
-        mix<F, T>(
-            x.const_data_ptr<T>(), rows, share_of.const_data_ptr<float>(), top_k, work, up, down, gated, kind,
-            out.data_ptr<T>());
-      }
-    });
+    mix<decltype(f), T>(
+        x.const_data_ptr<T>(), rows, share_of.const_data_ptr<float>(), top_k, work, up, down, gated, kind,
+        out.data_ptr<T>());
   });
   return out;
 }

@@ -80,6 +80,23 @@ inline void with_format(int64_t format, Body&& body) {
   }
 }
 
+// Call `body` with the format and a null pointer of the rows' C++ type. Weights that are not quantised go with rows of
+// their own dtype only. `op` names who complains.
+template <typename Body>
+inline void with_format_and_rows(int64_t format, at::ScalarType rows, const char* op, Body&& body) {
+  dispatch(rows, op, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    with_format(format, [&](auto f) {
+      using F = decltype(f);
+      if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
+        TORCH_CHECK(false, op, ": weights that are not quantised need rows of their own dtype");
+      } else {
+        body(f, type);
+      }
+    });
+  });
+}
+
 template <class F>
 int64_t padded_inputs(int64_t inputs) {
   return ceil_div(inputs, F::kAlign) * F::kAlign;
