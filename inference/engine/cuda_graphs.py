@@ -10,12 +10,16 @@ runs eagerly, as its attention gathers as many columns as the longest context ha
 
 Padding rows have context length 0, token 0 and the scratch slots. The kernels neither read nor write scratch; layers
 that advance their state in PyTorch do, so theirs is zeroed again within the graph.
+
+A model may be loaded, and captured, while another one serves in another thread of the process: a capture minds its
+own thread's calls only.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -111,6 +115,31 @@ class StaticBatch:
         )
 
 
+class CaptureStream:
+    """Where graphs are warmed up and captured, and the memory that they share.
+
+    One stream for all of it, so that what libraries keep for a stream (cuBLAS: 32 MiB) is there before the capture.
+    """
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Run what is queued here after what was queued before, and before what follows."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    @contextmanager
+    def capture(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Put what is queued here into the graph instead of running it."""
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            yield
+
+
 class DecodeGraphs:
     """Captured decodes of one network, by number of rows.
 
@@ -140,16 +169,13 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every size, the largest first, so that the smaller ones fit into its memory."""
-        pool = torch.cuda.graph_pool_handle()
+        stream = CaptureStream()
         for size in reversed(self._sizes):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            with stream.beside():
                 for _ in range(WARM_UPS):
                     self.run_padded(size)
-            torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with stream.capture(graph):
                 hidden = self.run_padded(size)
             self._graphs[size] = (graph, hidden)
 

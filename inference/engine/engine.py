@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from inference.engine.config import EngineConfig
+from inference.engine.device import fetch, on_device
 from inference.engine.memory_errors import is_memory_error
 from inference.engine.model_runner import ModelRunner, Network
 from inference.engine.pooling import Pooler
@@ -102,17 +103,19 @@ class Engine:
         self.config = config
         self.final_outputs: list[EngineOutput] = []
         self._vocab_size = spec.vocab_size
+        self._device = torch.device(config.device)
         self._states = StateManager(spec, config)
         self._scheduler = Scheduler(config, self._states)
-        self._runner = ModelRunner(network, spec, config, self._states)
-        access = StateAccess(spec, self._runner.layer_states, config.block_size)
-        self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
-        self._states.prefix_cache = self._prefix_cache
         self._fetching: dict[Request, Future[Fetched]] = {}
         self._speculator: Speculator | None = None
-        if speculation is not None:
-            self._speculator = make_speculator(speculation, config, self._states, access)
-        self._sampler = Sampler(config.invalid_token_ids, torch.device(config.device))
+        with on_device(self._device):
+            self._runner = ModelRunner(network, spec, config, self._states)
+            access = StateAccess(spec, self._runner.layer_states, config.block_size)
+            self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
+            self._states.prefix_cache = self._prefix_cache
+            if speculation is not None:
+                self._speculator = make_speculator(speculation, config, self._states, access)
+            self._sampler = Sampler(config.invalid_token_ids, self._device)
         self._requests: dict[str, Request] = {}
         self._pending: list[EngineOutput] = []
         self._num_constrained = 0
@@ -216,7 +219,8 @@ class Engine:
         if self._dead is not None:
             raise self._dead
         try:
-            self._step()
+            with on_device(self._device):
+                self._step()
         except Exception as error:
             raise self._die(error) from error
         outputs, self._pending = self._pending, []
@@ -310,10 +314,10 @@ class Engine:
         ):
             return None
         greatest = self._runner.greatest_of(hidden, range(len(step.scheduled)))
-        if greatest is None or not math.isfinite(sum(greatest[1].tolist())):
+        if greatest is None:
             return None
-        tokens: list[int] = greatest[0].tolist()
-        return tokens
+        tokens, values = fetch(*greatest)
+        return tokens if math.isfinite(sum(values)) else None
 
     def _update_steadily(self, step: SchedulerOutput, tokens: Sequence[int]) -> None:
         self._num_steps += 1

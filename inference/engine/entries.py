@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inference.engine.device import upload
+
 
 def entries(
     chosen: Sequence[tuple[int, npt.NDArray[np.int64]]], device: torch.device
@@ -20,4 +22,4 @@ def entries(
         np.array([at for at, _ in chosen], dtype=np.int64), np.array([len(ids) for _, ids in chosen], dtype=np.int64)
     )
     columns = np.concatenate([ids for _, ids in chosen])
-    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+    return upload(rows, device), upload(columns, device)

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from inference.engine.device import upload
 from inference.engine.entries import entries
 from inference.engine.sampling_state import SamplingState
 
@@ -65,7 +66,7 @@ class LogitBias:
         chosen = [(at, row) for at, row in enumerate(rows) if len(row.bias_ids)]
         if chosen:
             places = entries([(at, row.bias_ids) for at, row in chosen], logits.device)
-            biases = torch.from_numpy(np.concatenate([row.biases for _, row in chosen])).to(logits.device)
+            biases = upload(np.concatenate([row.biases for _, row in chosen]), logits.device)
             logits[places] += biases
 
 
@@ -86,12 +87,12 @@ class Penalties:
         lengths = [len(counts.ids) for _, _, counts in chosen]
 
         def spread(values: list[float]) -> torch.Tensor:
-            return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths)).to(device)
+            return upload(np.repeat(np.array(values, dtype=np.float32), lengths), device)
 
         repetition = spread([row.params.repetition_penalty for _, row, _ in chosen])
         frequency = spread([row.params.frequency_penalty for _, row, _ in chosen])
         presence = spread([row.params.presence_penalty for _, row, _ in chosen])
-        counts = torch.from_numpy(np.concatenate([counts.counts for _, _, counts in chosen])).to(device)
+        counts = upload(np.concatenate([counts.counts for _, _, counts in chosen]), device)
 
         values = logits[places]
         values = torch.where(values > 0, values / repetition, values * repetition)

@@ -17,10 +17,13 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch
 from inference.engine.decode_programs import DecodePrograms
+from inference.engine.device import upload, upload_ids
+from inference.engine.logits_processors import InvalidTokens
 from inference.engine.request import TokenLogprobs
-from inference.engine.sampler import Sampler, numerical_error
+from inference.engine.sampler import Sampler, numerical_error, row_maxima
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import SequenceState, StateManager
+from inference.engine.warm_up import warm_up
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PagedSequences, PrefillChunk
 from inference.modelling.layers.packed import output_bits
 from inference.modelling.mapped import mapped_zeros
@@ -90,10 +93,13 @@ class ModelRunner:
         self._offsets = torch.arange(config.block_size, device=self._device)
         self._needs_rope_lengths = _depends_on_length(spec)
         self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
+        self._invalid = InvalidTokens(config.invalid_token_ids, self._device)
         self._slice_rows = max(1, config.logprobs_slice_bytes // (4 * spec.vocab_size))
         # Only networks with device paths of their own say so; the others get each token's slot.
         self._reads_blocks: bool = getattr(network, "reads_blocks", False)
         self._graphs: DecodeGraphs | None = None
+        if self._device.type == "cuda" and self._reads_blocks:
+            warm_up(network, network.compute_logits, spec, self._layers, config)
         if self._device.type == "cuda" and getattr(network, "can_capture", False):
             paged = states.has_paged_state
             static = StaticBatch(
@@ -173,10 +179,15 @@ class ModelRunner:
 
     def greatest_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What a greedy choice needs of ``logits_of``: (n,) int64 likeliest valid token, the first among equals, and
-        (n,) its logit, NaN where the row has one. None: this network gives logits only."""
+        (n,) its logit, NaN where the row has one. None: this network gives logits only, and on a CPU its sampler is
+        as fast."""
         network: Any = self._network
         if not getattr(network, "can_choose", False):
-            return None
+            if self._device.type == "cpu":
+                return None
+            logits = self.logits_of(hidden, rows)
+            self._invalid.apply(logits, ())
+            return row_maxima(logits)
         places, values = network.greatest_logits(_select_rows(hidden, rows), self._invalid_bits)
         return places, values
 
@@ -207,7 +218,7 @@ class ModelRunner:
             logits = self._network.compute_logits(hidden[row : row + stop - start])
             if not bool(torch.isfinite(logits.amax(-1)).all()):
                 raise numerical_error()
-            targets = torch.tensor(prompt[start + 1 : stop + 1], device=hidden.device)
+            targets = upload_ids(prompt[start + 1 : stop + 1], hidden.device)
             yield from sampler.score(torch.log_softmax(logits, dim=-1), targets, [num_top] * (stop - start))
 
     def build_batch(self, step: SchedulerOutput) -> ForwardBatch:
@@ -235,7 +246,7 @@ class ModelRunner:
         if context_lens is not None and self._states.has_paged_state and self._reads_blocks:
             blocks, block_starts = self._decode_blocks(seats[:num_decodes], decode_lens)
             decode_tables = DecodeTables(
-                torch.from_numpy(blocks).to(self._device), self._to_device(block_starts), context_lens, self._block_size
+                upload(blocks, self._device), self._to_device(block_starts), context_lens, self._block_size
             )
         elif context_lens is not None and self._states.has_paged_state:
             decode_kv_slots = self._decode_kv_slots(seats[:num_decodes], context_lens, longest)
@@ -260,10 +271,10 @@ class ModelRunner:
                 )
             )
         return ForwardBatch(
-            input_ids=torch.tensor(token_ids, dtype=torch.int64, device=self._device),
+            input_ids=upload_ids(token_ids, self._device),
             positions=self._to_device(positions),
             slot_mapping=slot_mapping,
-            state_slots=torch.tensor(slots, dtype=torch.int64, device=self._device),
+            state_slots=upload_ids(slots, self._device),
             num_decodes=num_decodes,
             prefills=tuple(chunks),
             decode_kv_slots=decode_kv_slots,
@@ -336,14 +347,14 @@ class ModelRunner:
         return slots.masked_fill(columns >= context_lens.unsqueeze(1), 0)
 
     def _to_device(self, values: Int64Array) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+        return upload(values, self._device)
 
 
 def _select_rows(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """The named rows, ascending and each once; no copy when those are all."""
     if len(rows) == hidden.shape[0]:
         return hidden
-    return hidden[torch.tensor(rows, device=hidden.device)]
+    return hidden[upload_ids(rows, hidden.device)]
 
 
 def _depends_on_length(spec: ModelSpec) -> bool:

@@ -18,12 +18,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from inference.engine.device import fetch, upload, upload_ids
 from inference.engine.logits_processors import InvalidTokens, LogitBias, LogitsProcessor, MinTokens, Penalties
 from inference.engine.random_draws import uniforms
 from inference.engine.request import TokenLogprobs
@@ -102,7 +103,8 @@ class Sampler:
             recompute: Gives ``logits`` again, when the batch has to be redone row by row.
         """
         try:
-            return self._sample(logits, rows)
+            found = self._sample(logits, rows)
+            return self._sample(recompute(), rows, sure=True) if found is None else found
         except Exception:
             logger.exception("sampling a batch of %d failed; trying its rows one by one", len(rows))
         logits = recompute()
@@ -110,19 +112,30 @@ class Sampler:
 
     def _sample_alone(self, logits: torch.Tensor, row: SamplingState) -> SampledToken | BlazrError:
         try:
-            return self._sample(logits, [row])[0]
+            return self._sample(logits, [row], sure=True)[0]
         except Exception as error:
             logger.exception("sampling failed for one request")
             return GenerationFailed(f"the next token could not be chosen ({type(error).__name__}).")
 
-    def _sample(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> list[SampledToken | BlazrError]:
+    @overload
+    def _sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: Literal[True]
+    ) -> list[SampledToken | BlazrError]: ...
+
+    @overload
+    def _sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: Literal[False] = False
+    ) -> list[SampledToken | BlazrError] | None: ...
+
+    def _sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: bool = False
+    ) -> list[SampledToken | BlazrError] | None:
+        """On a device None if a draw turned out to need more than was looked at, unless it is to be ``sure``."""
         if all(row.is_plain for row in rows):
             return self._sample_plainly(logits, rows)
         # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. A mask hides them.
         masked = [at for at, row in enumerate(rows) if self._masks.precedes(row)]
-        most_of_masked: dict[int, float] = {}
-        if masked:
-            most_of_masked = dict(zip(masked, _select(logits, rows, masked)[0].amax(-1).tolist(), strict=True))
+        most_of_masked = _select(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
         scored = [at for at, row in enumerate(rows) if row.params.logprobs is not None]
         log_probs = log_softmax_rows(logits, scored) if scored else None
         if any(row.changes_logits for row in rows):
@@ -132,24 +145,38 @@ class Sampler:
             self._invalid.apply(logits, rows)
 
         token_ids, values = row_maxima(logits)
-        most = values.tolist()
+        most = values.clone()
         self._masks.correct(logits, rows, token_ids, values)
         drawn = [at for at, row in enumerate(rows) if not row.greedy]
+        # Whether a nucleus was found is asked together with everything else; a CPU has no need for that.
+        later: list[torch.Tensor] | None = None if sure or logits.device.type == "cpu" else []
         if len(drawn) == len(rows):
-            token_ids = draw(logits, rows)
+            token_ids = draw(logits, rows, later)
+            values = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
         elif drawn:
-            index = torch.tensor(drawn, device=logits.device)
-            token_ids[index] = draw(logits[index], [rows[at] for at in drawn])
-        if drawn:
-            values[drawn] = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)[drawn]
+            index = upload_ids(drawn, logits.device)
+            token_ids[index] = draw(logits[index], [rows[at] for at in drawn], later)
+            values[index] = logits[index, token_ids[index]]
 
-        found = self._gather(log_probs, token_ids, scored, rows) if log_probs is not None else {}
+        scores: tuple[torch.Tensor, ...] = ()
+        counts = [rows[at].params.logprobs or 0 for at in scored]
+        if log_probs is not None:
+            chosen = token_ids if len(scored) == len(rows) else token_ids[upload_ids(scored, logits.device)]
+            scores = self._score(log_probs, chosen, counts)
+        is_missed = torch.cat(later) if later else logits.new_empty(0)
+        are_missed, ids, found_values, greatest_values, of_masked, *score_lists = fetch(
+            is_missed, token_ids, values, most, most_of_masked, *scores
+        )
+        if any(are_missed):
+            return None
+        found = dict(zip(scored, _described(score_lists, counts), strict=True)) if scored else {}
+        before_masks = dict(zip(masked, of_masked, strict=True))
         results: list[SampledToken | BlazrError] = []
-        for at, (token_id, value) in enumerate(zip(token_ids.tolist(), values.tolist(), strict=True)):
+        for at, (token_id, value) in enumerate(zip(ids, found_values, strict=True)):
             row, constraint = rows[at], rows[at].constraint
-            greatest = most_of_masked.get(at, most[at])
+            greatest = before_masks.get(at, greatest_values[at])
             # Where min_tokens has left nothing, the network isn't to blame.
-            is_emptied = greatest == -math.inf and row.is_below_min_tokens and at not in most_of_masked
+            is_emptied = greatest == -math.inf and row.is_below_min_tokens and at not in before_masks
             if not math.isfinite(greatest) and not is_emptied:
                 results.append(numerical_error())
             elif constraint is not None and constraint.error is not None:
@@ -165,13 +192,6 @@ class Sampler:
         self._invalid.apply(logits, rows)
         return likeliest(*row_maxima(logits))
 
-    def _gather(
-        self, log_probs: torch.Tensor, token_ids: torch.Tensor, scored: Sequence[int], rows: Sequence[SamplingState]
-    ) -> dict[int, TokenLogprobs]:
-        chosen = token_ids[torch.tensor(scored, device=token_ids.device)]
-        entries = self.score(log_probs, chosen, [rows[at].params.logprobs or 0 for at in scored])
-        return dict(zip(scored, entries, strict=True))
-
     def score(self, log_probs: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
         """Log-probability and rank of one token per row, and the row's likeliest tokens.
 
@@ -180,37 +200,44 @@ class Sampler:
             token_ids: (n,) int64.
             num_top: Alternatives wanted in each row.
         """
+        return _described(fetch(*self._score(log_probs, token_ids, num_top)), num_top)
+
+    def _score(
+        self, log_probs: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]
+    ) -> tuple[torch.Tensor, ...]:
+        """What ``_described`` puts into words: (n,) ids, (n,) values, (n,) ranks, (n, most) ids and values."""
         chosen = log_probs.gather(1, token_ids.unsqueeze(1))
-        ranks = (log_probs > chosen).sum(-1).add_(1).tolist()
+        ranks = (log_probs > chosen).sum(-1).add_(1)
         most = min(max(num_top), log_probs.shape[1])
-        top_ids: list[list[int]] = [[] for _ in num_top]
-        top_values: list[list[float]] = [[] for _ in num_top]
-        if most:
-            self._invalid.apply(log_probs, ())
-            values, indices = log_probs.topk(most, dim=-1)
-            top_ids, top_values = indices.tolist(), values.tolist()
-        return [
-            TokenLogprobs(
-                token_id=token_id,
-                logprob=max(value, MIN_LOGPROB),
-                rank=rank,
-                top=tuple(
-                    (other, other_value)
-                    for other, other_value in zip(ids[:count], others[:count], strict=True)
-                    if other_value > -math.inf
-                ),
-            )
-            for token_id, value, rank, ids, others, count in zip(
-                token_ids.tolist(), chosen.squeeze(1).tolist(), ranks, top_ids, top_values, num_top, strict=True
-            )
-        ]
+        if not most:
+            nothing = log_probs[:, :0]
+            return token_ids, chosen.squeeze(1), ranks, nothing, nothing
+        self._invalid.apply(log_probs, ())
+        values, indices = log_probs.topk(most, dim=-1)
+        return token_ids, chosen.squeeze(1), ranks, indices, values
+
+
+def _described(scores: Sequence[list[Any]], num_top: Sequence[int]) -> list[TokenLogprobs]:
+    return [
+        TokenLogprobs(
+            token_id=token_id,
+            logprob=max(value, MIN_LOGPROB),
+            rank=rank,
+            top=tuple(
+                (other, other_value)
+                for other, other_value in zip(ids[:count], others[:count], strict=True)
+                if other_value > -math.inf
+            ),
+        )
+        for token_id, value, rank, ids, others, count in zip(*scores, num_top, strict=True)
+    ]
 
 
 def likeliest(token_ids: torch.Tensor, values: torch.Tensor) -> list[SampledToken | BlazrError]:
     """Answers of rows that want their likeliest token: (n,) these tokens, and (n,) their logits."""
     return [
         SampledToken(token_id, None) if math.isfinite(value) else numerical_error()
-        for token_id, value in zip(token_ids.tolist(), values.tolist(), strict=True)
+        for token_id, value in zip(*fetch(token_ids, values), strict=True)
     ]
 
 
@@ -222,7 +249,7 @@ def numerical_error() -> GenerationFailed:
 def log_softmax_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Log-softmax of the named rows, a new tensor (len(rows), V)."""
     if len(rows) < logits.shape[0]:
-        logits = logits[torch.tensor(rows, device=logits.device)]
+        logits = logits[upload_ids(rows, logits.device)]
     return torch.log_softmax(logits, dim=-1)
 
 
@@ -237,7 +264,7 @@ def row_maxima(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.argmax(-1), logits.amax(-1)
 
 
-def draw(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
+def draw(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None = None) -> torch.Tensor:
     """A token for each row by its temperature, min_p, top_k and top_p.
 
     The inverse of the cumulated probabilities, in the order of token ids, at the uniform number that belongs to
@@ -245,23 +272,28 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
 
     Args:
         logits: (n, V) float32.
+        later: See ``truncate``.
 
     Returns:
         (n,) int64.
     """
     narrow = {at: ids for at, row in enumerate(rows) if (ids := narrow_ids(row)) is not None}
     if not narrow:
-        return _draw_wide(logits, rows)
+        return _draw_wide(logits, rows, later)
     found = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    found[list(narrow)] = _draw_narrow(logits, rows, narrow)
+    found[upload_ids(list(narrow), logits.device)] = _draw_narrow(logits, rows, narrow, later)
     others = [at for at in range(len(rows)) if at not in narrow]
     if others:
-        found[others] = _draw_wide(logits[torch.tensor(others, device=logits.device)], [rows[at] for at in others])
+        index = upload_ids(others, logits.device)
+        found[index] = _draw_wide(logits[index], [rows[at] for at in others], later)
     return found
 
 
 def _draw_narrow(
-    logits: torch.Tensor, rows: Sequence[SamplingState], narrow: Mapping[int, npt.NDArray[np.int64]]
+    logits: torch.Tensor,
+    rows: Sequence[SamplingState],
+    narrow: Mapping[int, npt.NDArray[np.int64]],
+    later: list[torch.Tensor] | None,
 ) -> torch.Tensor:
     """For rows with few possible tokens, given by id: the same draw, among these alone."""
     width = max(map(len, narrow.values()))
@@ -270,47 +302,49 @@ def _draw_narrow(
     for number, allowed in enumerate(narrow.values()):
         ids[number, : len(allowed)] = allowed
         is_beyond[number, : len(allowed)] = False
-    columns = torch.from_numpy(ids).to(logits.device)
-    values = logits[torch.tensor(list(narrow), device=logits.device).unsqueeze(1), columns]
-    values.masked_fill_(torch.from_numpy(is_beyond).to(logits.device), -math.inf)
-    chosen = _draw_wide(values, [rows[at] for at in narrow])
+    columns = upload(ids, logits.device)
+    values = logits[upload_ids(list(narrow), logits.device).unsqueeze(1), columns]
+    values.masked_fill_(upload(is_beyond, logits.device), -math.inf)
+    chosen = _draw_wide(values, [rows[at] for at in narrow], later)
     return columns.gather(1, chosen.unsqueeze(1)).squeeze(1)
 
 
-def _draw_wide(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
+def _draw_wide(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None) -> torch.Tensor:
     count = max(1, CPU_SLICE // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
-    if count >= len(rows):
-        return _draw_slice(logits, rows)
-    return torch.cat([_draw_slice(logits[at : at + count], rows[at : at + count]) for at in range(0, len(rows), count)])
+    starts = range(0, len(rows), count)
+    parts = [_draw_slice(logits[at : at + count], rows[at : at + count], later) for at in starts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _draw_slice(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
+def _draw_slice(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None) -> torch.Tensor:
     device = logits.device
-    temperatures = torch.tensor([[row.params.temperature] for row in rows], dtype=torch.float32, device=device)
+    temperatures = _column([row.params.temperature for row in rows], np.float32, device)
     # Relative to the maximum, so that a small temperature can't overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperatures)
     if any(row.params.min_p > 0.0 for row in rows):
-        limits = [[math.log(row.params.min_p) if row.params.min_p > 0.0 else -math.inf] for row in rows]
-        _mask_below(scaled, torch.tensor(limits, dtype=torch.float32, device=device))
-    truncate(scaled, rows)
+        limits = [math.log(row.params.min_p) if row.params.min_p > 0.0 else -math.inf for row in rows]
+        _mask_below(scaled, _column(limits, np.float32, device))
+    truncate(scaled, rows, later)
 
     cumulated = scaled.exp_().cumsum(-1, dtype=torch.float64)
     total = cumulated[:, -1:]
     numbers = uniforms([row.params.seed or 0 for row in rows], [row.num_output_tokens for row in rows])
-    target = torch.from_numpy(numbers).to(device).unsqueeze(1) * total
+    target = upload(numbers, device).unsqueeze(1) * total
     # u < 1, but the product may round up to the total, beyond the last token.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     found = torch.searchsorted(cumulated, target, right=True).squeeze(1)
     return found.clamp_(max=logits.shape[1] - 1)
 
 
-def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState]) -> None:
+def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None = None) -> None:
     """Mask what ``top_k`` and then ``top_p`` (of what is left, made to sum to 1) leave out.
 
     How a row is treated follows from the row alone, so the result doesn't depend on the batch.
 
     Args:
         scaled: (n, V) logits relative to the maximum, changed in place.
+        later: Where there is one, it gets (n,) whether the result is wrong, and nobody waits to see; if one is, all
+            has to be done again without.
     """
     vocab_size = scaled.shape[1]
     likeliest_k: list[int] = []
@@ -326,12 +360,15 @@ def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState]) -> None:
     if nucleus:
         part, chosen = _select(scaled, rows, nucleus)
         threshold, is_found = _nucleus_threshold(part, chosen)
-        thresholds[nucleus] = threshold
-        whole += [at for at, found in zip(nucleus, is_found.tolist(), strict=True) if not found]
+        thresholds[upload_ids(nucleus, scaled.device)] = threshold
+        if later is None:
+            whole += [at for at, found in zip(nucleus, is_found.tolist(), strict=True) if not found]
+        else:
+            later.append(~is_found)
     for group, columns in ((likeliest_k, max((rows[at].params.top_k for at in likeliest_k), default=0)), (whole, 0)):
         if group:
             part, chosen = _select(scaled, rows, group)
-            thresholds[group] = _threshold(part, chosen, columns or vocab_size)
+            thresholds[upload_ids(group, scaled.device)] = _threshold(part, chosen, columns or vocab_size)
     if likeliest_k or nucleus or whole:
         _mask_below(scaled, thresholds)
 
@@ -360,8 +397,7 @@ def _threshold(scaled: torch.Tensor, rows: Sequence[SamplingState], columns: int
     """
     vocab_size = scaled.shape[1]
     ordered = _descending(scaled, columns)
-    last = torch.tensor([[(row.params.top_k or vocab_size) - 1] for row in rows], device=scaled.device)
-    last.clamp_(max=vocab_size - 1)
+    last = _column([min(row.params.top_k or vocab_size, vocab_size) - 1 for row in rows], np.int64, scaled.device)
     threshold = ordered.gather(1, last)
     if all(row.params.top_p == 1.0 for row in rows):
         return threshold
@@ -376,7 +412,12 @@ def _threshold(scaled: torch.Tensor, rows: Sequence[SamplingState], columns: int
 
 
 def _top_p(rows: Sequence[SamplingState], device: torch.device) -> torch.Tensor:
-    return torch.tensor([[row.params.top_p] for row in rows], dtype=torch.float64, device=device)
+    return _column([row.params.top_p for row in rows], np.float64, device)
+
+
+def _column(values: Sequence[float], dtype: npt.DTypeLike, device: torch.device) -> torch.Tensor:
+    """(n, 1) on the device."""
+    return upload(np.array(values, dtype=dtype).reshape(-1, 1), device)
 
 
 def _select(
@@ -385,7 +426,7 @@ def _select(
     """The named rows of both; no copy when those are all."""
     if len(group) == len(rows):
         return values, rows
-    return values[torch.tensor(group, device=values.device)], [rows[at] for at in group]
+    return values[upload_ids(group, values.device)], [rows[at] for at in group]
 
 
 def _mask_below(values: torch.Tensor, limits: torch.Tensor) -> None:

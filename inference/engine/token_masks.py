@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.constraint import TokenConstraint, TokenMask
+from inference.engine.device import upload_ids
 from inference.engine.entries import entries
 from inference.engine.sampling_state import SamplingState
 
@@ -155,7 +156,7 @@ def apply_at_once(logits: torch.Tensor, masks: Sequence[tuple[int, TokenMask]]) 
     allowed = entries([(at, mask.ids) for at, mask in masks if mask.allows], logits.device)
     rows = [at for at, mask in masks if mask.allows]
     kept = logits[allowed]
-    logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)] = -math.inf
+    logits[upload_ids(rows, logits.device)] = -math.inf
     logits[allowed] = kept
     logits[entries([(at, mask.ids) for at, mask in masks if not mask.allows], logits.device)] = -math.inf
 

@@ -7,6 +7,8 @@ by all heads of a group, so a head that advanced their tails in place would pull
 
 State slot 0 is read as zero and never written.
 
+Chunks begin anywhere and have any length. Neither may be what a kernel is compiled anew for: requests would wait.
+
 Shape letters: T rows, C channels, K taps, H heads, P head width, S state size, G groups, L tokens of a chunk.
 
 Reference: ``layers.conv.CausalConv1d``, ``layers.scan.ssd_step`` and ``ssd_scan``.
@@ -85,7 +87,7 @@ def conv_step(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _conv_chunk(
     rows_ptr, tail_ptr, weight_ptr, bias_ptr, out_ptr, length, rows_row,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, ROW_TILE: tl.constexpr, TILE: tl.constexpr,
@@ -165,7 +167,7 @@ def conv_chunk(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["dt_ptr"])
 def _state_step(
     xbc_ptr, dt_ptr, dt_bias_ptr, rates_ptr, skip_ptr, state_ptr, slots_ptr, out_ptr, dt_min, dt_max, dt_row,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
@@ -237,7 +239,7 @@ def state_step(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"], do_not_specialize_on_alignment=["dt_ptr"])
 def _scan(
     xbc_ptr, dt_ptr, dt_bias_ptr, rates_ptr, skip_ptr, state_ptr, out_ptr, length, dt_min, dt_max, dt_row,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, FRESH: tl.constexpr,

@@ -1,0 +1,50 @@
+"""Between host and device without needless waits.
+
+A copy from ordinary (pageable) memory makes the host wait until everything that the device has been given before is
+done; one from pinned memory is queued behind it. And each value that is read back waits, so a step reads once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a CUDA device the thread's current one: kernels, streams and graphs go to that, wherever the tensors lie."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array as a tensor on the device. On the CPU it may be the same memory.
+
+    The pinned copy is the allocator's, which doesn't give it away before the device has read it.
+    """
+    host = torch.from_numpy(np.ascontiguousarray(values))
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def upload_ids(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Whole numbers as (n,) int64 on the device."""
+    return upload(np.array(values, dtype=np.int64), device)
+
+
+def fetch(*tensors: torch.Tensor) -> tuple[list[Any], ...]:
+    """``tolist`` of each tensor, all in one wait.
+
+    Args:
+        tensors: On one device; floats, or whole numbers below 2^53.
+    """
+    if len(tensors) == 1 or tensors[0].device.type == "cpu":
+        return tuple(tensor.tolist() for tensor in tensors)
+    flat = torch.cat([tensor.reshape(-1).double() for tensor in tensors]).cpu().numpy()
+    parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return tuple(
+        (part if tensor.dtype.is_floating_point else part.astype(np.int64)).reshape(tensor.shape).tolist()
+        for part, tensor in zip(parts, tensors, strict=True)
+    )

@@ -1,0 +1,83 @@
+"""What a device does for the first time takes seconds: kernels are compiled, libraries choose products and take memory.
+
+So all of it is done once before the first request, on scratch slots, which are zeroed again: decodes, first chunks and
+later ones, a step as large as steps get. It also shows at the load, not while serving, if there is no room for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from inference.engine.config import EngineConfig
+from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.spec import ModelSpec
+
+Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
+
+MIXED_CHUNKS = ((3, 0), (5, 4), (1, 0), (1, 7))
+"""(tokens, context) of chunks beside decodes: odd lengths, so that what follows isn't aligned."""
+
+
+@torch.inference_mode()
+def warm_up(
+    forward: Forward,
+    compute_logits: Callable[[torch.Tensor], torch.Tensor],
+    spec: ModelSpec,
+    states: Sequence[LayerState],
+    config: EngineConfig,
+) -> None:
+    """Run steps of every kind.
+
+    Args:
+        forward: The network; its decodes read ``ForwardBatch.decode_tables``.
+        compute_logits: Its head.
+        spec: What it was built from.
+        states: Of its layers; the scratch slots are zero afterwards.
+        config: Sizes.
+    """
+    device = torch.device(config.device)
+    hidden = forward(scratch_batch(min(2, config.max_num_seqs), MIXED_CHUNKS, config.block_size, device), states)
+    compute_logits(hidden[:1])
+    hidden = forward(scratch_batch(0, ((config.max_num_batched_tokens, 0),), config.block_size, device), states)
+    compute_logits(hidden[: config.max_num_seqs])
+    for layer, tensors in zip(spec.layers, states, strict=True):
+        for part in layer.state():
+            tensors[part.name][: config.block_size if part.per == "token" else 1].zero_()
+
+
+def scratch_batch(
+    num_decodes: int, chunks: Sequence[tuple[int, int]], block_size: int, device: torch.device
+) -> ForwardBatch:
+    """A batch all of whose slots are scratch.
+
+    Args:
+        num_decodes: Decodes without a context.
+        chunks: Tokens and context of each chunk.
+        block_size: Tokens in one block.
+        device: Where the network is.
+    """
+    positions = [torch.zeros(num_decodes, dtype=torch.int64, device=device)]
+    prefills, row = [], num_decodes
+    for number, (count, context) in enumerate(chunks, num_decodes):
+        positions.append(torch.arange(context, context + count, device=device))
+        kv_slots = torch.zeros(context + count, dtype=torch.int64, device=device)
+        prefills.append(PrefillChunk(row, row + count, context, number, 0, kv_slots))
+        row += count
+    rows = torch.zeros(row, dtype=torch.int64, device=device)
+    tables = None
+    if num_decodes:
+        nothing = rows[:num_decodes]
+        tables = DecodeTables(torch.zeros(1, dtype=torch.int32, device=device), nothing, nothing, block_size)
+    places = torch.cat(positions)
+    return ForwardBatch(
+        input_ids=rows,
+        positions=places,
+        slot_mapping=rows,
+        state_slots=torch.zeros(num_decodes + len(chunks), dtype=torch.int64, device=device),
+        num_decodes=num_decodes,
+        prefills=tuple(prefills),
+        rope_lengths=places + 1,
+        decode_tables=tables,
+    )

@@ -1,0 +1,126 @@
+"""Specs whose layers, together, use every field that a family can set."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from inference.modelling.network import HybridForCausalLM
+from inference.modelling.spec import (
+    AttentionSpec,
+    LayerSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    Mamba3Spec,
+    MLASpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+    RopeScaling,
+    RopeSpec,
+)
+
+HIDDEN, VOCAB = 64, 320
+RMS, WEIGHTLESS, GEMMA = NormSpec("rms", 1e-5), NormSpec("rms", weightless=True), NormSpec("rms", 1e-6, offset=1.0)
+LAYERNORM = NormSpec("layer", 1e-5)
+ROPE = RopeSpec(10000.0, 16)
+MLP = MLPSpec(96)
+
+
+def _attention(**options) -> AttentionSpec:
+    return AttentionSpec(4, 2, 16, 0.25, **options)
+
+
+def _layers(mixer, channel=MLP, norm=RMS, **options) -> tuple[LayerSpec, ...]:
+    return (LayerSpec(mixer, norm, channel_mixer=channel, channel_norm=channel and norm, **options),)
+
+
+_LONG = RopeScaling(
+    "longrope", factor=4.0, original_max_position_embeddings=32, short_factor=(1.0,) * 8, long_factor=(2.0,) * 8
+)
+_DYNAMIC = RopeScaling("dynamic", factor=2.0)
+_MLA = MLASpec(4, 32, 24, 16, 16, 16, 0.2, RopeSpec(10000.0, 16, interleaved=True), False, RMS, RMS)
+_MAMBA1 = Mamba1Spec(128, 16, 4, 8)
+_MAMBA2 = Mamba2Spec(128, 8, 16, 16, 2, 4, 64, RMS)
+_MAMBA3 = Mamba3Spec(64, 4, 16, 16, 2, None, True, 0, RMS, RMS)
+
+STACKS: dict[str, tuple[LayerSpec, ...]] = {
+    "llama": _layers(_attention(rope=ROPE)),
+    "qwen": _layers(_attention(rope=ROPE, qkv_bias=True, qk_norm=RMS, o_bias=True)),
+    "gemma": _layers(
+        _attention(rope=ROPE, sliding_window=24, softcap=50.0),
+        MLPSpec(96, "gelu_tanh"),
+        GEMMA,
+        token_post_norm=GEMMA,
+        channel_post_norm=GEMMA,
+    )
+    + _layers(_attention(rope=ROPE, softcap=50.0, qk_norm=GEMMA)),
+    "partly rotated, norm over all": _layers(
+        _attention(rope=RopeSpec(10000.0, 8), qk_norm=RMS, qk_norm_per_head=False), norm=LAYERNORM
+    ),
+    "longrope": _layers(_attention(rope=RopeSpec(10000.0, 16, max_position_embeddings=64, scaling=_LONG))),
+    "dynamic rope": _layers(_attention(rope=RopeSpec(10000.0, 16, max_position_embeddings=32, scaling=_DYNAMIC))),
+    "mixtral": _layers(_attention(rope=ROPE), MoESpec(4, 2, 48)),
+    "deepseek v2": _layers(
+        _MLA,
+        MoESpec(8, 2, 32, num_expert_groups=2, top_k_groups=1, routed_scaling_factor=2.0, shared_intermediate_size=32),
+    ),
+    "deepseek v3": _layers(
+        _MLA,
+        MoESpec(
+            8,
+            2,
+            32,
+            scoring="sigmoid",
+            num_expert_groups=2,
+            top_k_groups=1,
+            group_score="top2",
+            correction_bias=True,
+            shared_intermediate_size=32,
+        ),
+    ),
+    "oxidizr mla": _layers(MLASpec(4, 32, None, 16, 16, 16, 0.2, ROPE, True, bias=True)),
+    "qwen moe": _layers(_attention(rope=ROPE), MoESpec(4, 2, 48, shared_intermediate_size=32, shared_gate=True)),
+    "mamba": _layers(_MAMBA1, None),
+    "jamba": _layers(Mamba1Spec(128, 16, 4, 8, inner_norm=RMS, proj_bias=True), MoESpec(4, 2, 48))
+    + _layers(_attention()),
+    "oxidizr mamba1": _layers(
+        Mamba1Spec(128, 16, 4, 8, positive_a=True, state_clamp=30.0, inner_norm=WEIGHTLESS), None
+    ),
+    "mamba2": _layers(_MAMBA2, None),
+    "odd mamba2": _layers(Mamba2Spec(60, 3, 20, 12, 1, 3, 60, RMS, conv_bias=False), None),
+    "bamba": _layers(_MAMBA2, residual_multiplier=0.5) + _layers(_attention(rope=RopeSpec(10000.0, 8))),
+    "nemotron h": (
+        LayerSpec(Mamba2Spec(128, 8, 16, 16, 2, 4, 64, RMS, norm_before_gate=True), RMS),
+        LayerSpec(channel_mixer=MLPSpec(96, "relu2", gated=False), channel_norm=RMS),
+        LayerSpec(_attention(), RMS),
+        LayerSpec(channel_mixer=MoESpec(4, 2, 48, "relu2", gated=False), channel_norm=RMS),
+    ),
+    "oxidizr mamba3": _layers(_MAMBA3, None)
+    + _layers(Mamba3Spec(64, 4, 16, 16, 2, 4, False, 2, RMS, RMS, a_override="-(1..H)"), None),
+}
+
+
+def make_spec(name: str, vocab_size: int = VOCAB) -> ModelSpec:
+    """A network of one of the stacks, in bfloat16."""
+    softcapped = name == "gemma"
+    return ModelSpec(
+        "huggingface", name, HIDDEN, vocab_size, 128, STACKS[name], RMS, "bfloat16", tie_word_embeddings=softcapped,
+        logits_softcap=30.0 if softcapped else None, logits_multiplier=0.5 if name == "bamba" else 1.0,
+        embedding_multiplier=2.0 if softcapped else 1.0,
+    )  # fmt: skip
+
+
+def empty_network(spec: ModelSpec, device: str, dtype: torch.dtype = torch.bfloat16) -> HybridForCausalLM:
+    """Parameters of the right shapes and dtypes, with whatever the memory holds."""
+    with torch.device("meta"):
+        network = HybridForCausalLM(spec)
+    for owner in network.modules():
+        kept = getattr(owner, "float32_parameters", ())
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            kind = torch.float32 if name in kept else dtype
+            setattr(
+                owner, name, nn.Parameter(torch.empty(parameter.shape, dtype=kind, device=device), requires_grad=False)
+            )
+    return network.eval()

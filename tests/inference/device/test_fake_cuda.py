@@ -1,0 +1,84 @@
+"""What an engine asks of a CUDA device, without one: nothing from the host, no needless wait, no late compiling."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.engine.config import EngineConfig
+from inference.engine.engine import Engine
+from inference.engine.request import EngineRequest
+from inference.modelling import kernels
+from inference.sampling_params import SamplingParams
+from tests.inference.device.fake_cuda import DEVICE, fake_cuda
+from tests.inference.device.networks import STACKS, VOCAB, empty_network, make_spec
+
+pytestmark = pytest.mark.skipif(not kernels.PRESENT, reason="triton is not installed")
+
+
+@pytest.fixture
+def traffic(monkeypatch):
+    with fake_cuda(monkeypatch) as traffic:
+        yield traffic
+
+
+def make_engine(name: str, *, vocab_size: int = VOCAB, **options) -> Engine:
+    """Prompts come in chunks of up to 16 tokens, beside the decodes of others."""
+    spec = make_spec(name, vocab_size)
+    sizes = {
+        "num_blocks": 64, "num_state_slots": 9, "num_snapshot_slots": 4, "block_size": 4, "max_num_seqs": 3,
+        "max_num_batched_tokens": 16, "device": DEVICE, "dtype": "bfloat16", "invalid_token_ids": (3, 5),
+    }  # fmt: skip
+    return Engine(empty_network(spec, DEVICE), spec, EngineConfig(96, **(sizes | options)))
+
+
+def request(name: str, length: int, **params) -> EngineRequest:
+    values = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True} | params
+    return EngineRequest(name, [(7 * at + length) % VOCAB for at in range(length)], SamplingParams(**values))
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_steps_of_every_kind_of_layer(name, traffic):
+    """Chunks, later chunks and decodes in one step: each waits once, for its tokens, and compiles nothing new."""
+    engine = make_engine(name)
+    known, is_captured = set(traffic.launches), engine._runner._graphs is not None
+    assert known and is_captured
+    waiting = [request(f"r{length}", length, max_tokens=2) for length in (16, 21, 1)]
+    while waiting or engine.has_unfinished():
+        if waiting:
+            engine.add_request(waiting.pop(0))
+        traffic.waits.clear()
+        traffic.launches.clear()
+        for output in engine.step():
+            assert output.error is None, output.error
+        assert traffic.waits in ([], ["cpu"]), "a step reads its tokens, all at once, and nothing else"
+        for launch in set(traffic.launches) - known:
+            raise AssertionError(f"compiled while serving: {launch}")
+    assert engine.stats().num_generated_tokens == 6
+
+
+SAMPLED = {"temperature": 0.8, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SAMPLED,
+        SAMPLED | {"top_k": 40},
+        SAMPLED | {"top_p": 0.9},
+        SAMPLED | {"min_p": 0.1, "top_p": 0.9, "top_k": 2000},
+        {"logprobs": 3},
+        {"repetition_penalty": 1.2, "logit_bias": {7: 1.0}, "min_tokens": 2, "ignore_eos": False},
+    ],
+    ids=str,
+)
+def test_sampling_waits_once(params, traffic):
+    engine = make_engine("llama", vocab_size=4096)
+    engine.add_request(request("greedy", 5))
+    for number in range(2):
+        engine.add_request(request(f"r{number}", 7, **params))
+    while engine.has_unfinished():
+        traffic.waits.clear()
+        for output in engine.step():
+            assert output.error is None, output.error
+        assert traffic.waits == ["cpu"]
+    assert engine.stats().num_generated_tokens == 18
