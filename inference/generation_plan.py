@@ -165,9 +165,9 @@ class GenerationPlan:
             message["visible_tokens"] = list(self.output.marks)
             if self.output.reasoning is not None:
                 message["reasoning_tags"] = list(REASONING_TAGS[self.output.reasoning])
-        salt = "\n".join(part for part in (tenant, self.cache_salt) if part)
-        if salt:
-            message["cache_salt"] = salt
+        if tenant or self.cache_salt:
+            # The line break is there without a tenant, too: a salt that is a tenant's name must not reach its prefixes.
+            message["cache_salt"] = f"{tenant}\n{self.cache_salt or ''}"
         if self.keep_alive_s is not None:
             message["keep_alive_s"] = self.keep_alive_s
         if self.embedding is not None:

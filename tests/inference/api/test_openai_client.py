@@ -59,7 +59,7 @@ def test_chat_message_reaches_the_worker_checked(client, worker, checkpoint):
     assert message["prompt"]["template_kwargs"] == {"enable_thinking": False}
     assert message["params"] == {"max_tokens": 7, "temperature": 0.0, "top_k": 5, "stop": ["END"], "seed": 3}
     assert message["priority"] == -3
-    assert message["cache_salt"] == "s"
+    assert message["cache_salt"] == "\ns"
     assert message["attempt"] == 0
     assert message["deadline"] > time.time()
 

@@ -301,6 +301,18 @@ def test_a_plan_survives_storage():
     assert GenerationPlan.from_dict(orjson.loads(orjson.dumps(plan.to_dict()))) == plan
 
 
+def test_no_salt_of_one_tenant_is_that_of_another():
+    salts = [None, "key:1", "key:1\n", "\nkey:1", "key:1\ns", "s"]
+    found = []
+    for tenant in ("", "key:1", "key:11"):
+        for salt in salts:
+            plan = plan_from_body("chat", {**CHAT, "cache_salt": salt})
+            message = plan.message(0, request_id="r", web_id="w", checkpoint_id="c", deadline=0.0, tenant=tenant)
+            found.append(message.get("cache_salt", ""))
+    assert len(set(found)) == len(found)
+    assert found[0] == "", "callers without a key share what has no salt, with the command line as well"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
