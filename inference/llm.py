@@ -21,6 +21,7 @@ import torch
 from inference.compute_threads import release_compute_threads
 from inference.draft_loading import DraftCheckpoint, load_draft, plan_draft
 from inference.engine.config import SNAPSHOT_SHARE, EngineConfig, StatePlan, plan_state_budget
+from inference.engine.device import on_device, return_device_memory
 from inference.engine.engine import Engine
 from inference.engine.pooling import POOLINGS, Pooling
 from inference.engine.prefix_cache.disk import DiskTier
@@ -49,8 +50,10 @@ from inference.tokenisation.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 SMALL_WEIGHTS_BYTES = 100 << 20
-CACHE_SHARE = {"cpu": 0.25, "cuda": 0.85}
+CACHE_SHARE = {"cpu": 0.25, "cuda": 0.95}
 """States get at most this share of the memory that is free once the weights are there, if nothing else is said."""
+CUDA_SHARE = 0.9
+"""Of a CUDA device's free memory, what models get; the rest is for a step's results, captured decodes, libraries."""
 SNAPSHOT_BYTES = 1 << 30
 """Snapshots of recurrent state get at most this much, and ``MAX_SNAPSHOTS``, if nothing else is said."""
 MAX_SNAPSHOTS = 256
@@ -69,6 +72,8 @@ class LLMOptions:
         max_num_seqs: Most sequences that are computed together.
         max_num_batched_tokens: Most tokens in one step.
         cache_bytes: Memory for states; None: what ``max_num_seqs`` full sequences need, within ``CACHE_SHARE``.
+        memory_bytes: On CUDA, memory for weights and states; None: ``CUDA_SHARE`` of what is free now. What is free
+            while other models are loaded says nothing about what is there once they have left.
         block_size: Tokens in one block of paged state.
         prefix_cache: Keep states for prompts that begin alike.
         snapshot_bytes: Of ``cache_bytes``, what snapshots of recurrent state may take; None: see ``SNAPSHOT_BYTES``.
@@ -88,6 +93,7 @@ class LLMOptions:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     cache_bytes: int | None = None
+    memory_bytes: int | None = None
     block_size: int = 16
     prefix_cache: bool = True
     snapshot_bytes: int | None = None
@@ -110,7 +116,7 @@ class LLMOptions:
             raise InvalidRequest(f"quant is {self.quant!r}; it must be {', '.join(QUANTS)}.", param="quant")
         if self.pooling not in POOLINGS:
             raise InvalidRequest(f"pooling is {self.pooling!r}; it must be {', '.join(POOLINGS)}.", param="pooling")
-        for name in ("max_model_len", "cache_bytes", "num_threads"):
+        for name in ("max_model_len", "cache_bytes", "memory_bytes", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}, it must be at least 1.", param=name)
@@ -199,7 +205,7 @@ class LLM:
             torch.set_num_threads(options.num_threads)
         dtype = choose_dtype(spec, options)
         plan = plan_states(spec, options)  # before the weights: too little memory shows at once
-        with contextlib.ExitStack() as undo:
+        with on_device(torch.device(options.device)), contextlib.ExitStack() as undo:
             text = TextLoading(tokenizer, plan.max_model_len)
             undo.callback(text.close)
 
@@ -368,8 +374,7 @@ class LLM:
         self._grammars.close()
         if self._template is not None:
             self._template.close()
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()
+        return_device_memory()
 
     def _accept(self, output: EngineOutput) -> list[GenerationEvent]:
         """Events of one output; what goes wrong in here ends its request only."""
@@ -484,7 +489,7 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
         blocks = options.max_num_seqs * -(-length // options.block_size) + 1
         slots = options.max_num_seqs + 1 + max_snapshots + max_spare_slots
         wanted = blocks * options.block_size * token_bytes + slots * sequence_bytes
-        free = max(free_memory_bytes(options) - weights_bytes(spec, dtype, options.quant), 0)
+        free = max(memory_for_model(options) - weights_bytes(spec, dtype, options.quant), 0)
         budget = min(wanted, int(CACHE_SHARE[options.device_kind] * free))
     if options.max_model_len is None and token_bytes:
         # A model's own context may be far more than this memory holds; then the context is what fits.
@@ -563,6 +568,13 @@ def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:
         "max_model_len": plan.max_model_len,
         "full_sequences": min(by_blocks, by_slots, options.max_num_seqs),
     }
+
+
+def memory_for_model(options: LLMOptions) -> int:
+    """Memory for weights and states, before ``CACHE_SHARE``."""
+    if options.device_kind != "cuda":
+        return free_memory_bytes(options)
+    return options.memory_bytes or int(CUDA_SHARE * free_memory_bytes(options))
 
 
 def free_memory_bytes(options: LLMOptions) -> int:

@@ -35,7 +35,12 @@ _OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--speculative", "BLAZR_SPECULATIVE", "HOW", "guess ahead: ngram or draft:MODEL, and perhaps ,k=N (off)"),
     ("--max-model-len", "BLAZR_MAX_MODEL_LEN", "N", "longest prompt plus output in tokens (the model's)"),
     ("--max-num-seqs", "BLAZR_MAX_NUM_SEQS", "N", "requests of a model that are computed together (64)"),
-    ("--memory-budget", "BLAZR_MEMORY_BUDGET", "BYTES", "memory for all models, e.g. 24GiB (70 %% of the device's)"),
+    (
+        "--memory-budget",
+        "BLAZR_MEMORY_BUDGET",
+        "BYTES",
+        "memory for all models, e.g. 24GiB (70 %% of RAM, 90 %% of a GPU)",
+    ),
     ("--cache-bytes", "BLAZR_CACHE_BYTES", "BYTES", "memory for the states of one model (by what is free)"),
     ("--cache-dir", "BLAZR_CACHE_DIR", "DIR", "directory in which the prefix cache outlives a restart (none)"),
     ("--cache-dir-bytes", "BLAZR_CACHE_DIR_BYTES", "BYTES", "most bytes in that directory (16GiB)"),

@@ -89,7 +89,8 @@ BLAZR_MEMORY_BUDGET = env.size_bytes(
     "BLAZR_MEMORY_BUDGET",
     None,
     low=1 << 20,
-    help="Memory for resident models; beyond it the least recently used are evicted. Default: 70 % of the device's.",
+    help="Memory for resident models; beyond it the least recently used are evicted. Default: 70 % of "
+    "the machine's, or 90 % of what is free on a CUDA device at the start.",
 )
 BLAZR_KEEP_ALIVE_S = env.required_integer(
     "BLAZR_KEEP_ALIVE_S", 300, low=-1, high=10**8, help="Seconds that an unused model stays resident; -1: for ever."

@@ -6,6 +6,7 @@ done; one from pinned memory is queued behind it. And each value that is read ba
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +19,18 @@ import torch
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Make a CUDA device the thread's current one: kernels, streams and graphs go to that, wherever the tensors lie."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def choose_attention() -> None:
+    """Leave cuDNN's attention out of PyTorch's choice: it makes a plan for each length of a prompt, as others wait."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def return_device_memory() -> None:
+    """Give what nobody holds any more back to the devices; PyTorch keeps it for itself otherwise."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()  # an engine's parts know each other
+        torch.cuda.empty_cache()
 
 
 def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

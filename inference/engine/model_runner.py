@@ -17,7 +17,7 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch
 from inference.engine.decode_programs import DecodePrograms
-from inference.engine.device import upload, upload_ids
+from inference.engine.device import choose_attention, upload, upload_ids
 from inference.engine.logits_processors import InvalidTokens
 from inference.engine.request import TokenLogprobs
 from inference.engine.sampler import Sampler, numerical_error, row_maxima
@@ -98,6 +98,8 @@ class ModelRunner:
         # Only networks with device paths of their own say so; the others get each token's slot.
         self._reads_blocks: bool = getattr(network, "reads_blocks", False)
         self._graphs: DecodeGraphs | None = None
+        if self._device.type == "cuda":
+            choose_attention()
         if self._device.type == "cuda" and self._reads_blocks:
             warm_up(network, network.compute_logits, spec, self._layers, config)
         if self._device.type == "cuda" and getattr(network, "can_capture", False):

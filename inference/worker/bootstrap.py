@@ -18,6 +18,7 @@ from inference.worker.runtime import Background, WorkerConfig, WorkerRuntime, cu
 logger = logging.getLogger(__name__)
 
 DEFAULT_MEMORY_SHARE = 0.7
+"""Of the machine's memory, for models. Of a CUDA device's see ``inference.llm.CUDA_SHARE``."""
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
@@ -41,7 +42,7 @@ def make_runtime() -> WorkerRuntime:
         worker_id=settings.BLAZR_WORKER_ID,
         redis_url=settings.BLAZR_REDIS_URL,
         device=device,
-        budget_bytes=settings.BLAZR_MEMORY_BUDGET or int(DEFAULT_MEMORY_SHARE * device_memory_bytes(device)),
+        budget_bytes=settings.BLAZR_MEMORY_BUDGET or default_budget_bytes(device),
         max_active=settings.BLAZR_WORKER_ADMISSION,
         visibility_timeout_s=settings.BLAZR_VISIBILITY_TIMEOUT_S,
         drain_grace_s=settings.BLAZR_DRAIN_GRACE_S,
@@ -51,7 +52,7 @@ def make_runtime() -> WorkerRuntime:
     )
     return WorkerRuntime(
         config,
-        lambda checkpoint_id: plan_load(checkpoint_id, device=device),
+        lambda checkpoint_id: plan_load(checkpoint_id, device=device, memory_bytes=config.budget_bytes),
         start_background=lambda manager: start_job_runner(manager, config.worker_id),
     )
 
@@ -101,12 +102,17 @@ def resolve_device(wanted: str) -> str:
     return wanted
 
 
-def device_memory_bytes(device: str) -> int:
-    """All memory of the device; for the CPU, what the control group leaves of the machine's."""
+def default_budget_bytes(device: str) -> int:
+    """Memory for models: of a CUDA device a share of what is free now, at the start, of the machine one of all."""
     if device.startswith("cuda"):
-        import torch
+        from inference.llm import CUDA_SHARE, LLMOptions, free_memory_bytes
 
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        return int(CUDA_SHARE * free_memory_bytes(LLMOptions(device=device)))
+    return int(DEFAULT_MEMORY_SHARE * machine_memory_bytes())
+
+
+def machine_memory_bytes() -> int:
+    """What the control group leaves of the machine's memory."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,6 +10,8 @@ from django.conf import settings
 from django.db import DatabaseError, close_old_connections
 
 from inference.draft_loading import DraftCheckpoint
+from inference.engine.device import return_device_memory
+from inference.engine.memory_errors import is_memory_error
 from inference.errors import ModelLoadFailed
 from inference.grammar_checks import grammar_limits
 from inference.llm import LLM, LLMOptions, load_sizes, needed_bytes
@@ -20,8 +23,12 @@ if TYPE_CHECKING:
     from models_registry.models import Checkpoint
 
 
-def plan_load(checkpoint_id: str, *, device: str) -> LoadPlan:
+def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = None) -> LoadPlan:
     """How to load a checkpoint with its own settings, or the server's where it has none.
+
+    Args:
+        device: Where to.
+        memory_bytes: What all models there may take together; a CUDA device's states are planned within it.
 
     Raises:
         UnknownModel: It was deleted in the meantime.
@@ -48,6 +55,7 @@ def plan_load(checkpoint_id: str, *, device: str) -> LoadPlan:
         max_num_seqs=own.get("max_num_seqs") or settings.BLAZR_MAX_NUM_SEQS,
         max_num_batched_tokens=max(settings.BLAZR_MAX_NUM_BATCHED_TOKENS, settings.BLAZR_MAX_NUM_SEQS),
         cache_bytes=settings.BLAZR_CACHE_BYTES,
+        memory_bytes=memory_bytes,
         prefix_cache=settings.BLAZR_PREFIX_CACHE,
         snapshot_bytes=settings.BLAZR_SNAPSHOT_BYTES,
         snapshot_host_bytes=settings.BLAZR_SNAPSHOT_HOST_BYTES,
@@ -61,7 +69,17 @@ def plan_load(checkpoint_id: str, *, device: str) -> LoadPlan:
     keep_alive_s = own.get("keep_alive_s")
 
     def load(progress: Progress) -> LLM:
-        return LLM.load(inspection.spec, inspection.tokenizer, inspection.weight_paths, options, progress, draft=draft)
+        try:
+            return LLM.load(
+                inspection.spec, inspection.tokenizer, inspection.weight_paths, options, progress, draft=draft
+            )
+        except BaseException as error:
+            # Its frames hold what was loaded until then, and somebody may keep the error.
+            traceback.clear_frames(error.__traceback__)
+            return_device_memory()
+            if is_memory_error(error):
+                raise ModelLoadFailed("The model does not fit into this worker's memory.") from error
+            raise
 
     return LoadPlan(
         name=checkpoint.served_model_name,

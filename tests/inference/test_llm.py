@@ -718,6 +718,23 @@ def test_fixed_states_do_not_follow_free_memory(checkpoint: Checkpoint, monkeypa
     assert needed_bytes(checkpoint.spec, options) == planned < needed_bytes(checkpoint.spec, LLMOptions())
 
 
+def test_states_on_a_device_follow_its_budget(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is free: others may be there now that will have left, and weights and states stay within it."""
+    import inference.llm as module
+
+    budget = 8 << 20
+    for free in (0, 1 << 40):
+        monkeypatch.setattr(module, "free_memory_bytes", lambda options, free=free: free)
+        options = LLMOptions(device="cuda:0", memory_bytes=budget, max_num_seqs=1 << 16)
+        needed = needed_bytes(checkpoint.spec, options)
+        assert 0.9 * budget < needed <= budget
+    with pytest.raises(OutOfCacheBlocks):
+        plan_states(checkpoint.spec, LLMOptions(device="cuda:0", memory_bytes=1000))
+    monkeypatch.setattr(module, "free_memory_bytes", lambda options: budget)
+    needed = needed_bytes(checkpoint.spec, LLMOptions(device="cuda:0", max_num_seqs=1 << 16))
+    assert 0.8 * budget < needed <= module.CUDA_SHARE * budget
+
+
 def test_dtype_of_small_models_is_float32(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 

@@ -2,7 +2,7 @@
 
 All tensors of one block (or slot), layer by layer, are one run of bytes outside: a payload. On a CPU the tensors
 are seen as bytes through numpy, whose copies cost a microsecond less each than a tensor operation; a block or slot
-is some fifty of them. The other path is for devices and serves as the reference.
+is some fifty of them. On a device they are put together there, so that a payload is one copy and one wait.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inference.engine.device import upload
 from inference.modelling.forward_batch import LayerState
 from inference.modelling.spec import ModelSpec
 
@@ -26,14 +27,12 @@ class _Part:
     """One state tensor.
 
     Attributes:
-        tensor: (physical slots, …).
+        rows: Its bytes, (physical slots, bytes of one entry), as an array on the CPU, as a tensor elsewhere.
         row_bytes: Bytes of one entry.
-        rows: The tensor's bytes, (physical slots, row_bytes); None: not on the CPU.
     """
 
-    tensor: torch.Tensor
+    rows: Any
     row_bytes: int
-    rows: Payload | None
 
 
 class StateAccess:
@@ -55,11 +54,10 @@ class StateAccess:
         for layer, tensors in zip(spec.layers, layers, strict=True):
             for part in layer.state():
                 tensor = tensors[part.name]
-                row_bytes = tensor[0].nbytes
-                rows = None
+                rows: Any = tensor.flatten(1).view(torch.uint8)
                 if tensor.device.type == "cpu" and not use_tensors:
-                    rows = tensor.flatten(1).view(torch.uint8).numpy()
-                (self._paged if part.per == "token" else self._fixed).append(_Part(tensor, row_bytes, rows))
+                    rows = rows.numpy()
+                (self._paged if part.per == "token" else self._fixed).append(_Part(rows, tensor[0].nbytes))
         self.token_bytes = sum(part.row_bytes for part in self._paged)
         self.slot_bytes = sum(part.row_bytes for part in self._fixed)
 
@@ -69,14 +67,12 @@ class StateAccess:
         """The first ``count`` tokens of a block into another."""
         first, to = source * self.block_size, target * self.block_size
         for part in self._paged:
-            rows: Any = part.tensor if part.rows is None else part.rows
-            rows[to : to + count] = rows[first : first + count]
+            part.rows[to : to + count] = part.rows[first : first + count]
 
     def copy_slot(self, source: int, target: int) -> None:
         """A slot's states into another."""
         for part in self._fixed:
-            rows: Any = part.tensor if part.rows is None else part.rows
-            rows[target] = rows[source]
+            part.rows[target] = part.rows[source]
 
     # --- to and from the host ------------------------------------------------------------------
 
@@ -101,27 +97,24 @@ class StateAccess:
 
 
 def _read(parts: Sequence[_Part], rows: slice, count: int) -> Payload:
+    if parts and isinstance(parts[0].rows, torch.Tensor):
+        found: Payload = torch.cat([part.rows[rows].reshape(-1) for part in parts]).cpu().numpy()
+        return found
     payload = np.empty(count * sum(part.row_bytes for part in parts), np.uint8)
     at = 0
     for part in parts:
         size = count * part.row_bytes
-        entry = payload[at : at + size].reshape(count, part.row_bytes)
-        if part.rows is not None:
-            entry[:] = part.rows[rows]
-        else:
-            entry[:] = part.tensor[rows].flatten(1).contiguous().view(torch.uint8).cpu().numpy()
+        payload[at : at + size].reshape(count, part.row_bytes)[:] = part.rows[rows]
         at += size
     return payload
 
 
 def _write(parts: Sequence[_Part], rows: slice, payload: Payload, num_rows: int, count: int) -> None:
+    source: Any = payload
+    if parts and isinstance(parts[0].rows, torch.Tensor):
+        source = upload(np.array(payload), parts[0].rows.device)  # a copy: what comes from a file can't be written to
     at = 0
     for part in parts:
         size = num_rows * part.row_bytes
-        entry = payload[at : at + size].reshape(num_rows, part.row_bytes)[:count]
-        if part.rows is not None:
-            part.rows[rows] = entry
-        else:
-            values = torch.from_numpy(np.array(entry)).view(part.tensor.dtype).view(count, *part.tensor.shape[1:])
-            part.tensor[rows] = values.to(part.tensor.device)
+        part.rows[rows] = source[at : at + size].reshape(num_rows, part.row_bytes)[:count]
         at += size

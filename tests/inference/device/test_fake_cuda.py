@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from inference.engine.config import EngineConfig
@@ -82,3 +83,19 @@ def test_sampling_waits_once(params, traffic):
             assert output.error is None, output.error
         assert traffic.waits == ["cpu"]
     assert engine.stats().num_generated_tokens == 18
+
+
+def test_a_snapshot_crosses_in_one_copy(traffic):
+    """States of all layers together, to host memory and back."""
+    engine = make_engine("bamba")
+    access = engine._prefix_cache._snapshots._access
+    for read, write in (
+        (lambda: access.read_slot(1), lambda payload: access.write_slot(2, payload)),
+        (lambda: access.read_block(1, 3), lambda payload: access.write_block(2, payload, 2)),
+    ):
+        traffic.waits.clear()
+        traffic.uploads = 0
+        payload = read()
+        assert traffic.waits == ["cpu"] and payload.dtype == np.uint8
+        write(payload)
+        assert traffic.waits == ["cpu"] and traffic.uploads == 1
