@@ -218,7 +218,7 @@ class ModelRunner:
             stop = min(end, start + self._slice_rows)
             row = first_row + start - item.num_computed_tokens
             logits = self._network.compute_logits(hidden[row : row + stop - start])
-            if not bool(torch.isfinite(logits.amax(-1)).all()):
+            if bool((~torch.isfinite(logits.amax(-1))).any()):
                 raise numerical_error()
             targets = upload_ids(prompt[start + 1 : stop + 1], hidden.device)
             yield from sampler.score(torch.log_softmax(logits, dim=-1), targets, [num_top] * (stop - start))

@@ -58,66 +58,71 @@ def _attend_part(
     tiles_each = tl.cdiv(tiles, PARTS)
     start = base + part * tiles_each * TILE
     stop = tl.minimum(start + tiles_each * TILE, length)
-
-    columns = tl.arange(0, WIDTH_PADDED)
-    value_columns = tl.arange(0, VALUE_PADDED)
-    query = tl.load(
-        query_ptr + row.to(tl.int64) * query_row + heads[:, None] * query_head + columns[None, :],
-        mask=head_is_real[:, None] & (columns[None, :] < WIDTH), other=0.0,
-    )  # fmt: skip
-    if ROPE > 0:
-        rope_columns = tl.arange(0, ROPE_PADDED)
-        query_rope = tl.load(
-            rope_ptr + row.to(tl.int64) * rope_row + heads[:, None] * rope_head + rope_columns[None, :],
-            mask=head_is_real[:, None] & (rope_columns[None, :] < ROPE), other=0.0,
-        )  # fmt: skip
-    table = blocks_ptr + tl.load(starts_ptr + row)
-    best = tl.full((HEAD_TILE,), -float("inf"), tl.float32)
-    total = tl.zeros((HEAD_TILE,), tl.float32)
-    mixed = tl.zeros((HEAD_TILE, VALUE_PADDED), tl.float32)
-    for at in range(start, stop, TILE):
-        positions = at + tl.arange(0, TILE)
-        seen = (positions < stop) & (positions >= first_seen)
-        numbers = tl.load(table + positions // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        slots = numbers * BLOCK_SIZE + positions % BLOCK_SIZE
-        key_rows = key_ptr + slots * key_slot + kv_head * key_head
-        key = tl.load(key_rows[:, None] + columns[None, :], mask=seen[:, None] & (columns[None, :] < WIDTH), other=0.0)
-        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-        if ROPE > 0:
-            key_rope = tl.load(
-                key_rows[:, None] + WIDTH + rope_columns[None, :],
-                mask=seen[:, None] & (rope_columns[None, :] < ROPE), other=0.0,
-            )  # fmt: skip
-            scores += tl.dot(query_rope, tl.trans(key_rope), input_precision=PRECISION)
-        scores = scores * scale
-        if HAS_CAP:
-            # tanh(u) = 2 / (1 + e^(-2u)) - 1
-            scores = (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0) * softcap
-        scores = tl.where(seen[None, :], scores, -float("inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        # A tile that lies wholly before the window leaves -inf as the greatest score.
-        finite = tl.where(new_best == -float("inf"), 0.0, new_best)
-        weights = tl.exp(scores - finite[:, None])
-        shrink = tl.exp(best - finite)
-        total = total * shrink + tl.sum(weights, 1)
-        if SHARED_VALUES:
-            value = key
-        else:
-            value = tl.load(
-                value_ptr + (slots * value_slot + kv_head * value_head)[:, None] + value_columns[None, :],
-                mask=seen[:, None] & (value_columns[None, :] < VALUE_WIDTH), other=0.0,
-            )  # fmt: skip
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        best = new_best
-    divisor = tl.where(total > 0.0, total, 1.0)
     out = (row.to(tl.int64) * HEADS + heads) * PARTS + part
-    tl.store(
-        mixed_ptr + out[:, None] * VALUE_WIDTH + value_columns[None, :], mixed / divisor[:, None],
-        mask=head_is_real[:, None] & (value_columns[None, :] < VALUE_WIDTH),
-    )  # fmt: skip
-    # An empty part weighs nothing: the logarithm of its sum is -inf.
-    logs = tl.where(total > 0.0, best + tl.log(divisor), -float("inf"))
-    tl.store(sums_ptr + out, logs, mask=head_is_real)
+    if start >= stop:
+        # Most parts of a short context are empty: neither this one's values nor their place are touched.
+        tl.store(sums_ptr + out, tl.full((HEAD_TILE,), -float("inf"), tl.float32), mask=head_is_real)
+    else:
+        columns = tl.arange(0, WIDTH_PADDED)
+        value_columns = tl.arange(0, VALUE_PADDED)
+        query = tl.load(
+            query_ptr + row.to(tl.int64) * query_row + heads[:, None] * query_head + columns[None, :],
+            mask=head_is_real[:, None] & (columns[None, :] < WIDTH), other=0.0,
+        )  # fmt: skip
+        if ROPE > 0:
+            rope_columns = tl.arange(0, ROPE_PADDED)
+            query_rope = tl.load(
+                rope_ptr + row.to(tl.int64) * rope_row + heads[:, None] * rope_head + rope_columns[None, :],
+                mask=head_is_real[:, None] & (rope_columns[None, :] < ROPE), other=0.0,
+            )  # fmt: skip
+        table = blocks_ptr + tl.load(starts_ptr + row)
+        best = tl.full((HEAD_TILE,), -float("inf"), tl.float32)
+        total = tl.zeros((HEAD_TILE,), tl.float32)
+        mixed = tl.zeros((HEAD_TILE, VALUE_PADDED), tl.float32)
+        for at in range(start, stop, TILE):
+            positions = at + tl.arange(0, TILE)
+            seen = (positions < stop) & (positions >= first_seen)
+            numbers = tl.load(table + positions // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+            slots = numbers * BLOCK_SIZE + positions % BLOCK_SIZE
+            key_rows = key_ptr + slots * key_slot + kv_head * key_head
+            key = tl.load(
+                key_rows[:, None] + columns[None, :], mask=seen[:, None] & (columns[None, :] < WIDTH), other=0.0
+            )
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+            if ROPE > 0:
+                key_rope = tl.load(
+                    key_rows[:, None] + WIDTH + rope_columns[None, :],
+                    mask=seen[:, None] & (rope_columns[None, :] < ROPE), other=0.0,
+                )  # fmt: skip
+                scores += tl.dot(query_rope, tl.trans(key_rope), input_precision=PRECISION)
+            scores = scores * scale
+            if HAS_CAP:
+                # tanh(u) = 2 / (1 + e^(-2u)) - 1
+                scores = (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0) * softcap
+            scores = tl.where(seen[None, :], scores, -float("inf"))
+            new_best = tl.maximum(best, tl.max(scores, 1))
+            # A tile that lies wholly before the window leaves -inf as the greatest score.
+            finite = tl.where(new_best == -float("inf"), 0.0, new_best)
+            weights = tl.exp(scores - finite[:, None])
+            shrink = tl.exp(best - finite)
+            total = total * shrink + tl.sum(weights, 1)
+            if SHARED_VALUES:
+                value = key
+            else:
+                value = tl.load(
+                    value_ptr + (slots * value_slot + kv_head * value_head)[:, None] + value_columns[None, :],
+                    mask=seen[:, None] & (value_columns[None, :] < VALUE_WIDTH), other=0.0,
+                )  # fmt: skip
+            mixed = mixed * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+            best = new_best
+        divisor = tl.where(total > 0.0, total, 1.0)
+        tl.store(
+            mixed_ptr + out[:, None] * VALUE_WIDTH + value_columns[None, :], mixed / divisor[:, None],
+            mask=head_is_real[:, None] & (value_columns[None, :] < VALUE_WIDTH),
+        )  # fmt: skip
+        # A part of which nothing is seen weighs nothing: the logarithm of its sum is -inf.
+        logs = tl.where(total > 0.0, best + tl.log(divisor), -float("inf"))
+        tl.store(sums_ptr + out, logs, mask=head_is_real)
 
 
 @triton.jit
@@ -133,9 +138,11 @@ def _merge_parts(
     best = tl.max(logs, 0)
     shares = tl.exp(logs - tl.where(best == -float("inf"), 0.0, best))
     total = tl.sum(shares, 0)
+    written = logs > -float("inf")
     mixed = tl.load(
-        mixed_ptr + (head * PARTS + parts)[:, None] * VALUE_WIDTH + columns[None, :], mask=inside[None, :], other=0.0
-    )
+        mixed_ptr + (head * PARTS + parts)[:, None] * VALUE_WIDTH + columns[None, :],
+        mask=written[:, None] & inside[None, :], other=0.0,
+    )  # fmt: skip
     # A padding row of a captured batch has no context, and gets zeros.
     merged = tl.sum(mixed * shares[:, None], 0) / tl.where(total > 0.0, total, 1.0)
     tl.store(out_ptr + head * VALUE_WIDTH + columns, merged.to(out_ptr.dtype.element_ty), mask=inside)

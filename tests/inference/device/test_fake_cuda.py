@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from inference.engine.config import EngineConfig
+from inference.engine.constraint import TokenMask
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
+from inference.engine.speculation.draft_runner import DraftModel
+from inference.engine.speculation.setup import Speculation
 from inference.modelling import kernels
 from inference.sampling_params import SamplingParams
+from inference.speculative_options import SpeculativeOptions
 from tests.inference.device.fake_cuda import DEVICE, fake_cuda
 from tests.inference.device.networks import STACKS, VOCAB, empty_network, make_spec
 
@@ -99,3 +105,77 @@ def test_a_snapshot_crosses_in_one_copy(traffic):
         assert traffic.waits == ["cpu"] and payload.dtype == np.uint8
         write(payload)
         assert traffic.waits == ["cpu"] and traffic.uploads == 1
+
+
+class AnyButFew:
+    """A grammar of which few tokens are refused."""
+
+    error = None
+    must_end = False
+    is_finished = False
+
+    def mask(self) -> TokenMask:
+        return TokenMask(np.array([2, 9], dtype=np.int64), allows=False)
+
+    def allows(self, token_id: int) -> bool:
+        return token_id not in (2, 9)
+
+    def accept(self, token_id: int) -> None:
+        """Nothing changes."""
+
+
+def test_a_grammar_waits_once(traffic):
+    engine = make_engine("llama")
+    for number, params in enumerate(({}, SAMPLED)):
+        engine.add_request(replace(request(f"r{number}", 5, **params), constraint=AnyButFew()))
+    steps = 0
+    while engine.has_unfinished():
+        traffic.waits.clear()
+        for output in engine.step():
+            assert output.error is None, output.error
+        assert traffic.waits == ["cpu"]
+        steps += 1
+    assert steps == 6
+    engine.close()
+
+
+def test_scored_and_pooled_prompts(traffic):
+    """A chunk's rows are read once per slice, a vector once; nothing comes from the host's memory."""
+    engine = make_engine("gemma")
+    traffic.waits.clear()
+    engine.add_request(request("scored", 20, prompt_logprobs=2, max_tokens=1))
+    engine.add_request(replace(request("pooled", 20, max_tokens=0), pooling="mean"))
+    while engine.has_unfinished():
+        for output in engine.step():
+            assert output.error is None, output.error
+    assert set(traffic.waits) == {"cpu", "__bool__"}
+
+
+@pytest.mark.parametrize("name", ["gemma", "bamba"])
+@pytest.mark.parametrize("method", ["ngram", "draft"])
+def test_guesses(name, method, traffic):
+    """Guesses are verified and rolled back; what is found and preempted is copied within the device."""
+    options = SpeculativeOptions(method, "x" if method == "draft" else "", num_tokens=2, is_adaptive=False)
+    draft = None
+    if method == "draft":
+        spec = make_spec("llama")
+        sizes = {"num_blocks": 64, "num_state_slots": 4, "max_num_seqs": 3, "block_size": 4}
+        config = EngineConfig(96, device=DEVICE, dtype="bfloat16", **sizes)
+        draft = DraftModel(empty_network(spec, DEVICE), spec, config)
+    spec = make_spec(name)
+    config = EngineConfig(
+        96, num_blocks=16, num_state_slots=4, num_snapshot_slots=4, num_spare_slots=3, block_size=4, max_num_seqs=3,
+        max_num_batched_tokens=16, device=DEVICE, dtype="bfloat16",
+    )  # fmt: skip
+    engine = Engine(empty_network(spec, DEVICE), spec, config, speculation=Speculation(options, draft))
+    traffic.waits.clear()
+    for number in range(4):
+        engine.add_request(request(f"r{number}", 12, max_tokens=12))
+        for output in engine.step():
+            assert output.error is None, output.error
+    while engine.has_unfinished():
+        for output in engine.step():
+            assert output.error is None, output.error
+    stats = engine.stats()
+    assert stats.speculation.num_proposed > 0 and stats.num_generated_tokens == 48
+    assert set(traffic.waits) == {"cpu"}
