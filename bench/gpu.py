@@ -20,11 +20,13 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_models import hybrid_8b, llama_7b, llama_8b, random_network
+from bench.gpu_models import hybrid_8b, llama_7b, llama_8b, quantise_network, random_network
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.modelling.kernels import PRESENT
+from inference.modelling.layers.linear import network_bytes
+from inference.modelling.layers.moe import Experts
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import AttentionSpec, ModelSpec
 from inference.sampling_params import SamplingParams
@@ -63,13 +65,18 @@ def measure_matmul() -> float:
 
 
 def step_bytes(network: HybridForCausalLM, spec: ModelSpec, batch: int, context: int) -> int:
-    """Fewest bytes that a decode moves: weights once (one row of the embedding each), states read and written."""
-    weights = sum(parameter.nbytes for parameter in network.parameters())
-    integers = (getattr(module, "quantised", None) for module in network.modules())
-    weights += sum(weight.nbytes for weight in integers if weight is not None)
+    """Fewest bytes that a decode moves: weights once, states read and written.
+
+    Of an embedding that is not the head too that is one row each, of routed experts as many as one row has.
+    """
+    weights = network_bytes(network)
     if not spec.tie_word_embeddings:
-        table = network.embed_tokens.weight
-        weights -= table.nbytes - batch * table.shape[1] * table.element_size()
+        table = network_bytes(network.embed_tokens)
+        weights -= table - batch * (table // spec.vocab_size)
+    for module in network.modules():
+        if isinstance(module, Experts):
+            stacks = network_bytes(module)
+            weights -= stacks - stacks * module.spec.top_k // module.spec.num_experts
     paged = spec.state_bytes_per_token() * (context + 1)
     return weights + batch * (paged + 2 * spec.state_bytes_per_sequence())
 
@@ -223,8 +230,6 @@ def main() -> None:
         raise SystemExit("bench.gpu measures a CUDA device, and torch sees none here.")
     if not PRESENT:
         raise SystemExit("bench.gpu needs triton, which is not installed; it comes with torch's builds for CUDA.")
-    from inference.modelling.triton.quantised import quantise_linears
-
     torch.manual_seed(20)
     report = Report()
     bandwidth, peak = measure_bandwidth(), measure_matmul()
@@ -261,11 +266,11 @@ def main() -> None:
         torch.compiler.reset()
         free()
     spec = llama_7b()
-    network = random_network(spec, "cuda", torch.bfloat16)
-    quantise_linears(network, 4)
-    decode("llama 7B int4", spec, network, 0.6)
-    del network
-    free()
+    for quant in ("int4", "int8"):
+        network = quantise_network(random_network(spec, "cuda", torch.bfloat16), quant)
+        decode(f"llama 7B {quant}", spec, network, 0.6)
+        del network
+        free()
     spec = hybrid_8b()
     network = random_network(spec, "cuda", torch.bfloat16)
     decode("hybrid 8B bf16", spec, network, 0.8)

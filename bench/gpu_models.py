@@ -5,6 +5,8 @@ Needs torch and the packages below the web only.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -19,6 +21,8 @@ from inference.modelling.spec import (
     NormSpec,
     RopeSpec,
 )
+from inference.modelling.weights.loader import Quantisable
+from inference.modelling.weights.quantisation import Quant, quantised_kind
 
 NORM = NormSpec("rms", 1e-5)
 
@@ -72,6 +76,17 @@ def random_network(
             _fill(value, f"{path}.{name}", generator)
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
     return network.eval()
+
+
+@torch.inference_mode()
+def quantise_network(network: HybridForCausalLM, quant: Quant) -> HybridForCausalLM:
+    """Quantise in place what the loader quantises, one matrix after the other, so that one is there twice at most."""
+    for path, owner in network.named_modules():
+        for leaf, parameter in list(owner.named_parameters(recurse=False)):
+            kind = quantised_kind(f"{path}.{leaf}", parameter.shape, quant)
+            if kind is not None:
+                cast("Quantisable", owner).quantise(leaf, parameter.detach(), kind, parameter.dtype)
+    return network
 
 
 def _fill(value: torch.Tensor, name: str, generator: torch.Generator) -> None:

@@ -6,8 +6,11 @@ import torch
 
 from bench import gpu
 from bench.gpu import measure_decode, prefill_operations, step_bytes
-from bench.gpu_models import hybrid_8b, llama_7b, llama_8b, llama_spec, random_network
+from bench.gpu_models import NORM, hybrid_8b, llama_7b, llama_8b, llama_spec, quantise_network, random_network
 from inference.modelling import kernels
+from inference.modelling.layers.linear import network_bytes
+from inference.modelling.spec import LayerSpec, ModelSpec, MoESpec
+from inference.modelling.weights.quantisation import weights_bytes
 
 
 def test_shapes_have_the_sizes_that_they_are_named_for():
@@ -15,24 +18,30 @@ def test_shapes_have_the_sizes_that_they_are_named_for():
 
 
 def test_bytes_and_operations(device):
-    from inference.modelling.triton.quantised import quantise_linears
-
     spec = llama_spec(128, 1, 4, 2, 128, 50, dtype="float32")
     network = random_network(spec, device, torch.float32)
     matrices = 256 * 128 + 128 * 128 + 256 * 128 + 128 * 128
     others = 3 * 128 + 128 * 50
     assert step_bytes(network, spec, 1, 9) == 4 * (matrices + others + 128 + 10 * 2 * 64)
     assert prefill_operations(spec, 8) == 2 * matrices * 8 + 2 * 128 * 64
-    assert quantise_linears(network, 4) == 4
-    assert step_bytes(network, spec, 1, 9) == matrices // 2 + 4 * (matrices // 128 + others + 128 + 10 * 2 * 64)
+    quantise_network(network, "int4")
+    head, row = 50 * (128 + 2), 128 + 2
+    assert step_bytes(network, spec, 1, 9) == matrices * 9 // 16 + head + row + 4 * (3 * 128 + 10 * 2 * 64)
+    assert network_bytes(network) == weights_bytes(spec, "float32", "int4")
+
+
+def test_bytes_of_experts(device):
+    """Of four experts a row reads two; the small matrix of the router stays."""
+    layer = LayerSpec(channel_mixer=MoESpec(4, 2, 64), channel_norm=NORM)
+    spec = ModelSpec("huggingface", "moe", 128, 50, 64, (layer,), NORM, "float32", tie_word_embeddings=True)
+    network = quantise_network(random_network(spec, device, torch.float32), "int8")
+    experts = 3 * 64 * 128 + 2 * (2 * 64 + 128)
+    assert step_bytes(network, spec, 1, 9) == 2 * experts + 50 * (128 + 2) + 4 * (4 * 128 + 2 * 128)
 
 
 def test_decode_of_a_quantised_network(device, monkeypatch):
-    from inference.modelling.triton.quantised import quantise_linears
-
     spec = llama_spec(128, 1, 2, 1, 128, 50, dtype="float32")
-    network = random_network(spec, device, torch.float32)
-    quantise_linears(network, 4)
+    network = quantise_network(random_network(spec, device, torch.float32), "int4")
     if kernels.INTERPRETED:  # the interpreter takes seconds for the usual prompt
         monkeypatch.setattr(gpu, "PROMPT", 9)
     assert measure_decode(network, spec, str(device), new=2) > 0

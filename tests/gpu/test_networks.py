@@ -11,6 +11,7 @@ from inference.engine.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.modelling import kernels
+from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import (
     AttentionSpec,
     LayerSpec,
@@ -99,10 +100,15 @@ def test_padded_sizes():
 
 @pytest.mark.parametrize("name", ["llama", "deepseek", "nemotron", "jamba"])
 def test_padding_rows_change_nothing(name, device, monkeypatch):
-    """What a graph captures, run eagerly over padded buffers: same tokens, scratch still zero."""
     spec = make_spec(name)
+    assert_padding_changes_nothing(random_network(spec, device, torch.float32, 3), spec, device, monkeypatch)
+
+
+def assert_padding_changes_nothing(
+    network: HybridForCausalLM, spec: ModelSpec, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a graph captures, run eagerly over padded buffers: same tokens, scratch still zero."""
     prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in (5, 9)]
-    network = random_network(spec, device, torch.float32, 3)
     wanted = generate(Engine(network, spec, config(device)), prompts)
     engine = Engine(network, spec, config(device))
     runner = engine._runner

@@ -9,7 +9,7 @@ https://arxiv.org/abs/2412.19437, section 2.1.2 (sigmoid scores, correction bias
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import nn
@@ -30,6 +30,9 @@ from inference.modelling.layers.packed import (
 from inference.modelling.spec import MLPSpec, MoESpec
 from inference.modelling.weights.quantisation import Kind
 from inference.native import library
+
+if TYPE_CHECKING:
+    from inference.modelling.triton.quantised import DeviceQuantised
 
 
 def choose_experts(
@@ -124,7 +127,7 @@ class Experts(Layer):
             self.up_proj = nn.Parameter(torch.empty(count, width, hidden_size), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(count, hidden_size, width), requires_grad=False)
         self.num_experts = count
-        self.packed: dict[str, NativePacked | PlainQuantised] = {}
+        self.packed: dict[str, NativePacked | PlainQuantised | DeviceQuantised] = {}
         self._first = "gate_up_proj" if spec.gated else "up_proj"
         self._width = width
         self._activation = spec.activation
@@ -132,8 +135,8 @@ class Experts(Layer):
 
     @property
     def waits_for_device(self) -> bool:
-        """Whether ``forward`` counts on the host, so that no graph can capture it: quantised experts run one by one."""
-        return bool(self.packed)
+        """Whether ``forward`` counts on the host, so that no graph can capture it: no kernel takes its stacks."""
+        return any(isinstance(one, PlainQuantised) for one in self.packed.values())
 
     def pack(self) -> bool:
         """Replace the stacks by the native layout, if there are kernels for them.
@@ -144,7 +147,7 @@ class Experts(Layer):
         stacks: dict[str, nn.Parameter] = {leaf: getattr(self, leaf) for leaf in (self._first, "down_proj")}
         missing = {leaf: stack for leaf, stack in stacks.items() if leaf not in self.packed}
         # Where only one of them was quantised, the other one stays as it is.
-        is_quantised = any(isinstance(one, PlainQuantised) or one.group for one in self.packed.values())
+        is_quantised = any(not isinstance(one, NativePacked) or one.group for one in self.packed.values())
         if not missing or is_quantised or not all(map(library.serves, missing.values())):
             return False
         for leaf, stack in missing.items():
@@ -193,13 +196,11 @@ class Experts(Layer):
         Returns:
             (T, h). The k parts of a row are added in the row's own order, whatever else is in the batch.
         """
-        if use_triton(hidden) and not self.packed:
+        stacks = [self.packed.get(leaf, getattr(self, leaf)) for leaf in (self._first, "down_proj")]
+        if use_triton(hidden) and not any(isinstance(stack, NativePacked | PlainQuantised) for stack in stacks):
             from inference.modelling.triton.moe import run_experts
 
-            up = self.gate_up_proj if self.gated else self.up_proj
-            return run_experts(
-                hidden, weights, chosen, up, self.down_proj, gated=self.gated, activation=self._activation
-            )
+            return run_experts(hidden, weights, chosen, *stacks, gated=self.gated, activation=self._activation)
         first, second = self.packed.get(self._first), self.packed.get("down_proj")
         if isinstance(first, NativePacked) and isinstance(second, NativePacked):
             mixed: torch.Tensor = torch.ops.blazr.expert_mix.default(

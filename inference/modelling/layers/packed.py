@@ -1,4 +1,5 @@
-"""Matrices in the forms that products want them in: native blocks, oneDNN's layout, or plain quantised values.
+"""Matrices in the forms that products want them in: native blocks, oneDNN's layout, what a device's kernels read, or
+plain quantised values.
 
 Each form offers the same two things, a product with rows and (where an embedding needs it) single rows back.
 """
@@ -8,14 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from inference.modelling.kernels import use_triton
 from inference.modelling.weights.quantisation import GROUP_SIZES, Kind
 from inference.native import library
+
+if TYPE_CHECKING:
+    from inference.modelling.triton.quantised import DeviceQuantised
 
 _FORMATS = {"int8": 0, "int4": 1, "bfloat16": 2, "float32": 3}
 """The numbers that ``inference/native/src/gemm_layout.h`` gives its layouts."""
@@ -148,7 +153,7 @@ class OneDnnPacked:
 
 @dataclass(frozen=True, slots=True)
 class PlainQuantised:
-    """Quantised values in rows, for devices without the native kernels: memory is saved, products are dense.
+    """Quantised values in rows, where no kernels are: memory is saved, products are dense. The reference of the others.
 
     Attributes:
         values: (…, N, K) int8; for int4 (…, N, K/2 rounded up) uint8 with the even inputs in the low nibbles, offset 8.
@@ -203,7 +208,9 @@ def output_bits(ids: Sequence[int], outputs: int) -> torch.Tensor | None:
     return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
 
 
-def quantise(weight: torch.Tensor, kind: Kind, *, dtype: torch.dtype) -> NativePacked | PlainQuantised:
+def quantise(
+    weight: torch.Tensor, kind: Kind, *, dtype: torch.dtype
+) -> NativePacked | PlainQuantised | DeviceQuantised:
     """Quantise (N, K), or a stack (E, N, K), in the best form that this device has for rows of ``dtype``.
 
     Args:
@@ -211,6 +218,10 @@ def quantise(weight: torch.Tensor, kind: Kind, *, dtype: torch.dtype) -> NativeP
         kind: How.
         dtype: What the network computes in.
     """
+    if use_triton(weight):
+        from inference.modelling.triton.quantised import quantise_for_device
+
+        return quantise_for_device(weight, kind)
     if weight.device.type == "cpu" and dtype in NATIVE_DTYPES and library.is_available():
         return pack_native(weight, kind)
     return quantise_plainly(weight, kind)

@@ -4,7 +4,8 @@
 The (row, expert) pairs are sorted by expert and cut into tiles of rows that share one; which expert a tile belongs
 to is worked out on the device, and the grid has as many tiles as there could be, so that nothing is waited for and
 a graph can capture it. The first product ends in the activation; the second writes each pair's result to its own
-place, so that a row's experts are added in the row's order, whatever else is in the batch.
+place, so that a row's experts are added in the row's order, whatever else is in the batch. Quantised stacks are
+expanded inside the products.
 
 Shape letters: T rows, h hidden, E experts, k experts of a row, f width of an expert, n = T·k pairs.
 
@@ -13,23 +14,27 @@ Reference: ``layers.moe.Experts``, ``MixtureOfExperts.reference``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from inference.modelling.triton.activations import activate
+from inference.modelling.triton.quantised import DeviceQuantised, tile_options, tile_sums
 
 
 @triton.jit
 def _grouped_product(
-    rows_ptr, weight_ptr, out_ptr, order_ptr, tile_expert_ptr, tile_start_ptr, tile_stop_ptr, rows_row,
+    rows_ptr, weight_ptr, scales_ptr, out_ptr, order_ptr, tile_expert_ptr, tile_start_ptr, tile_stop_ptr, rows_row,
     DIVISOR: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
-    SCATTER: tl.constexpr, ROW_TILE: tl.constexpr, COLUMN_TILE: tl.constexpr, INNER_TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SCATTER: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr, INNER_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of pairs times some columns of their expert's matrix (columns, inner).
 
-    Pairs are gathered from ``order[pair] // DIVISOR`` (the hidden rows) or, with DIVISOR 0, lie in order.
+    Pairs are gathered from ``order[pair] // DIVISOR`` (the hidden rows) or, with DIVISOR 0, lie in order. With BITS
+    the weight is a ``DeviceQuantised`` one, and INNER_TILE counts its words.
     """
     tile = tl.program_id(1)
     start, stop = tl.load(tile_start_ptr + tile), tl.load(tile_stop_ptr + tile)
@@ -44,22 +49,39 @@ def _grouped_product(
             sources = pairs.to(tl.int64)
         columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
         within = columns < COLUMNS
-        inner = tl.arange(0, INNER_TILE)
-        matrix = weight_ptr + expert * (COLUMNS * (2 if GATED else 1)) * INNER
+        first = expert * (COLUMNS * (2 if GATED else 1))
         total = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
         total_up = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-        for at in range(0, INNER, INNER_TILE):
-            known = at + inner < INNER
-            rows = tl.load(
-                rows_ptr + sources[:, None] * rows_row + (at + inner)[None, :],
-                mask=real[:, None] & known[None, :], other=0.0,
-            )  # fmt: skip
-            cells = matrix + columns[None, :] * INNER + (at + inner)[:, None]
-            mask = known[:, None] & within[None, :]
-            total = tl.dot(rows, tl.load(cells, mask=mask, other=0.0), total, input_precision=PRECISION)
+        if BITS > 0:
+            words: tl.constexpr = (INNER * BITS + 127) // 128 * 4
+            groups: tl.constexpr = (INNER + GROUP - 1) // GROUP
+            outputs = (first + columns)[:, None]
+            places = rows_ptr + sources[None, :] * rows_row
+            total = tl.trans(tile_sums(
+                places, real[None, :], weight_ptr + outputs * words, scales_ptr + outputs * groups, within[:, None],
+                INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+            ))  # fmt: skip
             if GATED:
-                up = tl.load(cells + COLUMNS * INNER, mask=mask, other=0.0)
-                total_up = tl.dot(rows, up, total_up, input_precision=PRECISION)
+                outputs += COLUMNS
+                total_up = tl.trans(tile_sums(
+                    places, real[None, :], weight_ptr + outputs * words, scales_ptr + outputs * groups, within[:, None],
+                    INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+                ))  # fmt: skip
+        else:
+            inner = tl.arange(0, INNER_TILE)
+            matrix = weight_ptr + first * INNER
+            for at in range(0, INNER, INNER_TILE):
+                known = at + inner < INNER
+                rows = tl.load(
+                    rows_ptr + sources[:, None] * rows_row + (at + inner)[None, :],
+                    mask=real[:, None] & known[None, :], other=0.0,
+                )  # fmt: skip
+                cells = matrix + columns[None, :] * INNER + (at + inner)[:, None]
+                mask = known[:, None] & within[None, :]
+                total = tl.dot(rows, tl.load(cells, mask=mask, other=0.0), total, input_precision=PRECISION)
+                if GATED:
+                    up = tl.load(cells + COLUMNS * INNER, mask=mask, other=0.0)
+                    total_up = tl.dot(rows, up, total_up, input_precision=PRECISION)
         if KIND != "none":
             total = activate(total, KIND)
         if GATED:
@@ -118,12 +140,27 @@ def group_pairs(
     return order, expert, start, torch.maximum(start, stop)
 
 
+def _operands(
+    stack: torch.Tensor | DeviceQuantised, dtype: torch.dtype, row_tile: int
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """What ``_grouped_product`` reads of a stack (the second is only there for quantised ones), and its options."""
+    if isinstance(stack, DeviceQuantised):
+        options = tile_options(row_tile, dtype)
+        options["COLUMN_TILE"], options["INNER_TILE"] = options.pop("OUTPUT_TILE"), options.pop("WORD_TILE")
+        return stack.words, stack.scales, options | {"BITS": stack.bits, "GROUP": stack.group}
+    exact = dtype == torch.float32
+    return stack, stack, {
+        "BITS": 0, "GROUP": 1, "ROW_TILE": row_tile, "COLUMN_TILE": 64, "INNER_TILE": 32 if exact else 64,
+        "PRECISION": "ieee" if exact else "tf32", "num_warps": 4, "num_stages": 3,
+    }  # fmt: skip
+
+
 def run_experts(
     hidden: torch.Tensor,
     weights: torch.Tensor,
     chosen: torch.Tensor,
-    first: torch.Tensor,
-    down: torch.Tensor,
+    first: torch.Tensor | DeviceQuantised,
+    down: torch.Tensor | DeviceQuantised,
     *,
     gated: bool,
     activation: str,
@@ -134,8 +171,8 @@ def run_experts(
         hidden: (T, h), unit stride in the last axis.
         weights: (T, k) float32, contiguous.
         chosen: (T, k) int64.
-        first: (E, 2f, h) gate then up, or (E, f, h) without gate.
-        down: (E, h, f).
+        first: (E, 2f, h) gate then up, or (E, f, h) without gate; plain or quantised.
+        down: (E, h, f); likewise.
         gated: Which of both.
         activation: By name.
 
@@ -147,21 +184,17 @@ def run_experts(
     pairs = rows * top_k
     row_tile = 64 if pairs >= 32 * experts else 16
     order, expert, start, stop = group_pairs(chosen, experts, row_tile)
-    precision = "ieee" if hidden.dtype == torch.float32 else "tf32"
-    column_tile = 64
-    shared = {
-        "ROW_TILE": row_tile, "COLUMN_TILE": column_tile, "INNER_TILE": 64 if hidden.element_size() == 2 else 32,
-        "PRECISION": precision, "num_warps": 4, "num_stages": 3,
-    }  # fmt: skip
+    weight, scales, options = _operands(first, hidden.dtype, row_tile)
     activated = torch.empty(pairs, inner, dtype=hidden.dtype, device=hidden.device)
-    _grouped_product[(triton.cdiv(inner, column_tile), expert.shape[0])](
-        hidden, first, activated, order, expert, start, stop, hidden.stride(0),
-        DIVISOR=top_k, INNER=width, COLUMNS=inner, GATED=gated, KIND=activation, SCATTER=False, **shared,
+    _grouped_product[(triton.cdiv(inner, options["COLUMN_TILE"]), expert.shape[0])](
+        hidden, weight, scales, activated, order, expert, start, stop, hidden.stride(0),
+        DIVISOR=top_k, INNER=width, COLUMNS=inner, GATED=gated, KIND=activation, SCATTER=False, **options,
     )  # fmt: skip
+    weight, scales, options = _operands(down, hidden.dtype, row_tile)
     parts = torch.empty(pairs, width, dtype=hidden.dtype, device=hidden.device)
-    _grouped_product[(triton.cdiv(width, column_tile), expert.shape[0])](
-        activated, down, parts, order, expert, start, stop, inner,
-        DIVISOR=0, INNER=inner, COLUMNS=width, GATED=False, KIND="none", SCATTER=True, **shared,
+    _grouped_product[(triton.cdiv(width, options["COLUMN_TILE"]), expert.shape[0])](
+        activated, weight, scales, parts, order, expert, start, stop, inner,
+        DIVISOR=0, INNER=inner, COLUMNS=width, GATED=False, KIND="none", SCATTER=True, **options,
     )  # fmt: skip
     out = torch.empty(rows, width, dtype=hidden.dtype, device=hidden.device)
     _weighted_sum[(rows, triton.cdiv(width, 1024))](

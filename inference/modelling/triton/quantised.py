@@ -1,247 +1,349 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
 """int8 and int4 weights, expanded inside the product, so that a decode reads a half or a quarter of the bytes.
 
-Weights are symmetric with one scale for each row and group of columns. The kernel never converts integers: an
-integer n ≥ 0 below 128 or-ed into the mantissa of the bfloat16 128 *is* the number 128 + n (in float16: of 1024), so a
-nibble costs a mask and an or. The offset leaves again group by group, in float32: Σ x·(w - o) = Σ x·w - o·Σ x.
+Rounding is that of ``layers.packed``; only the places of the values are this device's. A *chunk* is what one thread
+loads at once: 16 bytes of one output, four 32-bit words. In int4 it holds the 32 inputs of one scale, in int8 16 of
+128. Value i of word j is input 4i + j of the chunk: so the i-th values of the four words meet four inputs that lie
+together, and nothing has to be shuffled between threads.
 
-Two int4 columns share a byte: column j of a group lies in the low half of byte j, column j + group/2 in the high
-half. So the two halves meet two contiguous pieces of the input, and nothing has to be interleaved.
+No integer is ever converted: shifted into the mantissa of a float32 that is a power of two, n *is* that power plus n.
+The offset leaves again per chunk: Σ x·(n + o) - o·Σ x.
 
-Shape letters: M rows, N outputs, K inputs, g group.
+One row is multiplied on the ordinary cores: a thread holds a chunk of several outputs against the same inputs, and its
+sums stay in float32 to the end. 2 to 64 rows, where a value is worth a matrix instruction, are multiplied in tiles;
+their expanded weights are rounded as ``dense`` rounds them. Above that the weight is expanded to a matrix once and the
+library's product used, as arithmetic bounds it then.
 
-Reference: ``dequantise`` and the plain product.
+Shape letters: M rows, N outputs, K inputs, C chunks of an output, w words.
+
+Reference: ``layers.packed.PlainQuantised``.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import nn
 from torch.nn import functional
 
-from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
+from inference.modelling.weights.quantisation import GROUP_SIZES, Kind
 
-Bits = Literal[4, 8]
-GROUP = 128
+BITS: dict[Kind, int] = {"int8": 8, "int4": 4}
+CHUNK_WORDS = 4
 MAX_ROWS = 64
-"""Above this, the weight is expanded to a matrix once and the library's product used: it is bound by arithmetic."""
-
-INT4_ZERO = 8
-INT8_ZERO = 128
+"""Most rows of a product that expands inside."""
+PIECE_VALUES = 1 << 26
+"""Of a matrix that are quantised at once: their float32 copies are some 256 MB each."""
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedWeight:
-    """An (N, K) matrix in integers.
+class DeviceQuantised:
+    """A matrix (N, K), or a stack (E, N, K), that Triton kernels read.
 
     Attributes:
-        values: uint8; int8: (N, K), n + 128; int4: (N, K/2), two columns per byte, each n + 8.
-        scales: (N, K/g) float32.
-        bits: 4 or 8.
-        group: g, columns of one scale.
+        words: (…, N, 4 · C) int32.
+        scales: (…, N, groups) bfloat16.
+        kind: ``int8`` or ``int4``.
+        inputs: K.
     """
 
-    values: torch.Tensor
+    words: torch.Tensor
     scales: torch.Tensor
-    bits: Bits
-    group: int
+    kind: Kind
+    inputs: int
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return self.values.shape[0], self.scales.shape[1] * self.group
+    def shape(self) -> tuple[int, ...]:
+        """(N, K) or (E, N, K)."""
+        return *self.words.shape[:-1], self.inputs
+
+    @property
+    def bits(self) -> int:
+        """Of a value."""
+        return BITS[self.kind]
+
+    @property
+    def group(self) -> int:
+        """Inputs of a scale."""
+        return GROUP_SIZES[self.kind]
 
     @property
     def nbytes(self) -> int:
-        """Of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Memory of values and scales."""
+        return self.words.nbytes + self.scales.nbytes
+
+    def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """(…, K) to (…, N), in the same dtype."""
+        if math.prod(hidden.shape[:-1]) > MAX_ROWS:
+            return functional.linear(hidden, self.dense(hidden.dtype), bias)
+        return _product(hidden, self, bias, hidden.dtype)
+
+    def wide_linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The same in float32: the sums as they are, not rounded on the way, whatever the number of rows."""
+        return _product(hidden, self, bias, torch.float32)
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """(n,) int64 to (n, K)."""
+        return _expanded(self, ids, ids.shape[0], dtype)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """(…, N, K)."""
+        return _expanded(self, None, math.prod(self.shape[:-1]), dtype).view(self.shape)
+
+    def matrix(self, number: int) -> DeviceQuantised:
+        """One matrix of a stack."""
+        return DeviceQuantised(self.words[number], self.scales[number], self.kind, self.inputs)
 
 
-def can_quantise(weight: torch.Tensor, group: int = GROUP) -> bool:
-    """Whether the columns are a multiple of the group."""
-    return weight.dim() == 2 and weight.shape[1] % group == 0
-
-
-def quantise(weight: torch.Tensor, bits: Bits, group: int = GROUP) -> QuantisedWeight:
-    """Round an (N, K) matrix to integers, group by group, to the nearest.
+def quantise_for_device(weight: torch.Tensor, kind: Kind) -> DeviceQuantised:
+    """Quantise (N, K) or (E, N, K) piece by piece, so that the peak is the result and some pieces.
 
     Args:
-        weight: K a multiple of ``group``.
-        bits: 8 or 4.
-        group: Columns of one scale, a power of two from 32 on.
+        weight: float32 or bfloat16, on the device.
+        kind: How.
     """
-    assert can_quantise(weight, group), f"{tuple(weight.shape)} has no multiple of {group} columns"
-    rows, columns = weight.shape
-    grouped = weight.float().view(rows, columns // group, group)
-    most = 127 if bits == 8 else 7
-    scales = grouped.abs().amax(-1) / most
-    divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
-    whole = (grouped / divisors).round().clamp(-most, most)
-    if bits == 8:
-        values = (whole + INT8_ZERO).to(torch.uint8).view(rows, columns)
-    else:
-        nibbles = (whole + INT4_ZERO).to(torch.uint8)
-        low, high = nibbles.chunk(2, -1)
-        values = (low | (high << 4)).reshape(rows, columns // 2)
-    return QuantisedWeight(values.contiguous(), scales.contiguous(), bits, group)
+    inputs = weight.shape[-1]
+    chunks, groups = -(-inputs * BITS[kind] // (CHUNK_WORDS * 32)), -(-inputs // GROUP_SIZES[kind])
+    words = torch.empty(*weight.shape[:-1], chunks * CHUNK_WORDS, dtype=torch.int32, device=weight.device)
+    scales = torch.empty(*weight.shape[:-1], groups, dtype=torch.bfloat16, device=weight.device)
+    step = max(1, PIECE_VALUES // inputs)
+    pieces = (torch.split(part.flatten(0, -2), step) for part in (weight, words, scales))
+    for piece, its_words, its_scales in zip(*pieces, strict=True):
+        plain = quantise_plainly(piece, kind)
+        its_words.copy_(_arranged(plain))
+        its_scales.copy_(plain.scales)
+    return DeviceQuantised(words, scales, kind, inputs)
 
 
-def dequantise(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """(N, K): the matrix that the integers stand for."""
-    rows, columns = weight.shape
-    if weight.bits == 8:
-        whole = weight.values.view(rows, -1, weight.group).float() - INT8_ZERO
+def _arranged(plain: PlainQuantised) -> torch.Tensor:
+    """(n, 4 · C) int32: the values of some rows in their places."""
+    per_word = 32 // BITS[plain.kind]
+    if plain.kind == "int8":
+        offset = (plain.values.to(torch.int16) + 128).to(torch.uint8)
     else:
-        packed = weight.values.view(rows, -1, weight.group // 2)
-        whole = torch.cat((packed & 15, packed >> 4), -1).float() - INT4_ZERO
-    return (whole * weight.scales.unsqueeze(-1)).view(rows, columns).to(dtype)
+        offset = torch.stack((plain.values & 15, plain.values >> 4), -1).flatten(-2)[..., : plain.inputs]
+    padded = functional.pad(offset, (0, -plain.inputs % (CHUNK_WORDS * per_word)))
+    places = padded.view(padded.shape[0], -1, per_word, CHUNK_WORDS).transpose(-1, -2)
+    if plain.kind == "int4":
+        places = places[..., ::2] | places[..., 1::2] << 4
+    return places.contiguous().view(torch.int32).flatten(1)
 
 
 @triton.jit
-def _expand(integers, like: tl.constexpr):
-    """Non-negative integers, below 128 for bfloat16 and below 256 otherwise, plus ``_base(like)`` in that type."""
-    if like == tl.bfloat16:
-        result = (integers.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
-    elif like == tl.float16:
-        result = (integers.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
-    else:
-        result = integers.to(tl.float32)
-    return result
+def _power(PLACE: tl.constexpr, BITS: tl.constexpr):
+    """What ``_raised`` adds to the values of a place: a power of two."""
+    return 256.0 if BITS == 8 or PLACE % 2 == 0 else 16.0
 
 
 @triton.jit
-def _expand_byte(integers, like: tl.constexpr):
-    """``_expand`` for a whole byte; for bfloat16, whose mantissa holds seven bits, as n - 128 without a base."""
-    if like == tl.bfloat16:
-        # Where the eighth bit is set, the other seven plus 128 are n; elsewhere n + 128.
-        result = _expand(integers & 127, like) - tl.where(integers > 127, 128.0, 256.0).to(tl.bfloat16)
+def _raised(words, PLACE: tl.constexpr, BITS: tl.constexpr):
+    """The unsigned values of a place of int32 words, plus ``_power``, in float32.
+
+    Bit b of a float32 with exponent e counts 2^(e - 23 + b). With bits 15 and on as the ones of 256 and bits 19 and
+    on as those of 16, two neighbouring nibbles need the same shift.
+    """
+    shift: tl.constexpr = 15 - (PLACE * 8 if BITS == 8 else PLACE // 2 * 8)
+    if shift > 0:  # noqa: SIM108
+        moved = words << shift
     else:
-        result = _expand(integers, like)
-    return result
-
-
-def _offset(bits: Bits, dtype: torch.dtype) -> float:
-    """What the kernel's expanded values are too large by."""
-    if bits == 8:
-        return {torch.bfloat16: 0.0, torch.float16: 1024.0 + INT8_ZERO, torch.float32: float(INT8_ZERO)}[dtype]
-    return {torch.bfloat16: 128.0, torch.float16: 1024.0, torch.float32: 0.0}[dtype] + INT4_ZERO
+        moved = words >> -shift
+    if BITS == 8:
+        bits = (moved & (255 << 15)) | 0x43800000
+    elif PLACE % 2 == 0:
+        bits = (moved & (15 << 15)) | 0x43800000
+    else:
+        bits = (moved & (15 << 19)) | 0x41800000
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _product(
-    rows_ptr, values_ptr, scales_ptr, bias_ptr, out_ptr, rows, rows_row,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, UNROLL: tl.constexpr, OFFSET: tl.constexpr,
-    PRECISION: tl.constexpr,
+def _row_product(
+    row_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    REPEATS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    outputs = tl.program_id(0) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)
-    within = outputs < OUTPUTS
-    numbers = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)
-    real = numbers < rows
-    groups: tl.constexpr = INPUTS // GROUP
-    half: tl.constexpr = GROUP // 2
-    sources = rows_ptr + numbers.to(tl.int64)[:, None] * rows_row
-    low_columns = tl.arange(0, half)[None, :]
-    matrix = values_ptr + outputs.to(tl.int64)[None, :] * (INPUTS * BITS // 8) + tl.arange(0, half)[:, None]
-    scales = scales_ptr + outputs.to(tl.int64) * groups
-    total = tl.zeros((ROW_TILE, OUTPUT_TILE), tl.float32)
-    for step in range(0, groups, UNROLL):
-        for part in tl.static_range(UNROLL):
-            group = step + part
-            low = tl.load(sources + group * GROUP + low_columns, mask=real[:, None], other=0.0)
-            high = tl.load(sources + group * GROUP + half + low_columns, mask=real[:, None], other=0.0)
-            scale = tl.load(scales + group, mask=within, other=0.0)
-            sums = tl.sum(low.to(tl.float32), 1) + tl.sum(high.to(tl.float32), 1)
-            if BITS == 4:
-                packed = tl.load(matrix + group * half, mask=within[None, :], other=0)
-                first, second = _expand(packed & 15, low.dtype), _expand(packed >> 4, low.dtype)
-            else:
-                bytes_low = tl.load(matrix + group * GROUP, mask=within[None, :], other=0)
-                bytes_high = tl.load(matrix + group * GROUP + half, mask=within[None, :], other=0)
-                first, second = _expand_byte(bytes_low, low.dtype), _expand_byte(bytes_high, low.dtype)
-            product = tl.dot(low, first, input_precision=PRECISION)
-            product = tl.dot(high, second, product, input_precision=PRECISION)
-            product -= OFFSET * sums[:, None]
-            total += product * scale[None, :]
+    """One row times ``REPEATS`` · 8 outputs.
+
+    The axes are, in this order, what a thread repeats, its warp, its place in the warp (eight outputs, four chunks),
+    and the words that it loads at once. So a thread expands several outputs against the inputs that it has converted
+    once, the threads of a warp load pieces of 64 bytes, and no thread needs another one's sums before the end.
+    """
+    PER_WORD: tl.constexpr = 32 // BITS
+    CHUNK: tl.constexpr = 4 * PER_WORD
+    CHUNKS: tl.constexpr = (INPUTS + CHUNK - 1) // CHUNK
+    GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
+    repeat = tl.arange(0, REPEATS)[:, None, None, None, None]
+    warp = tl.arange(0, WARPS)[None, :, None, None, None]
+    neighbour = tl.arange(0, 8)[None, None, :, None, None]
+    chunk = warp * 4 + tl.arange(0, 4)[None, None, None, :, None]
+    word = tl.arange(0, 4)[None, None, None, None, :]
+    output = tl.program_id(0) * (REPEATS * 8) + repeat * 8 + neighbour
+    within = output < OUTPUTS
+    matrix = words_ptr + output.to(tl.int64) * (CHUNKS * 4) + word
+    scales = scales_ptr + output.to(tl.int64) * GROUPS
+    mask = within & (chunk < CHUNKS)
+    words = tl.load(matrix + chunk * 4, mask=mask, other=0)
+    scale = tl.load(scales + chunk * CHUNK // GROUP, mask=mask, other=0.0)
+    total = tl.zeros((REPEATS, WARPS, 8, 4, 1), tl.float32)
+    for step in range(0, CHUNKS, WARPS * 4):
+        # The next chunks are on their way while these are computed.
+        after = step + WARPS * 4 + chunk
+        mask = within & (after < CHUNKS)
+        next_words = tl.load(matrix + after * 4, mask=mask, other=0)
+        next_scale = tl.load(scales + after * CHUNK // GROUP, mask=mask, other=0.0)
+        sums = tl.zeros((REPEATS, WARPS, 8, 4, 4), tl.float32)
+        offsets = tl.zeros((1, WARPS, 8, 4, 4), tl.float32)
+        for place in tl.static_range(PER_WORD):
+            # The neighbours' addresses are equal; with them the inputs come to the threads that need them.
+            column = (step + chunk) * CHUNK + place * 4 + word + neighbour * 0
+            values = tl.load(row_ptr + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+            offsets += values * (_power(place, BITS) + (128 if BITS == 8 else 8))
+            sums += values * _raised(words, place, BITS)
+        chunk_sums = tl.sum(sums, 4, keep_dims=True) - tl.sum(offsets, 4, keep_dims=True)
+        total += chunk_sums * scale.to(tl.float32)
+        words, scale = next_words, next_scale
+    result = tl.sum(tl.sum(tl.sum(total, 4), 3), 1)
+    output = tl.program_id(0) * (REPEATS * 8) + tl.arange(0, REPEATS)[:, None] * 8 + tl.arange(0, 8)[None, :]
     if HAS_BIAS:
-        total += tl.load(bias_ptr + outputs, mask=within, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out_ptr + numbers.to(tl.int64)[:, None] * OUTPUTS + outputs[None, :], total.to(out_ptr.dtype.element_ty),
-        mask=real[:, None] & within[None, :],
-    )  # fmt: skip
+        result += tl.load(bias_ptr + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
+    tl.store(out_ptr + output, result.to(out_ptr.dtype.element_ty), mask=output < OUTPUTS)
 
 
-def quantised_linear(hidden: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """x Wᵀ + b.
+@triton.jit
+def tile_sums(
+    rows, real, matrix, scales, within, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of some rows, (OUTPUT_TILE, ROW_TILE) float32, for kernels.
+
+    The weight stands on the left: its expanded values then go to the matrix instructions four at a time.
 
     Args:
-        hidden: (…, K) of any of the three dtypes.
-        weight: (N, K).
-        bias: (N,) or None.
-
-    Returns:
-        (…, N), in the same dtype.
+        rows: (1, ROW_TILE) where rows begin.
+        real: (1, ROW_TILE) which of them are there.
+        matrix: (OUTPUT_TILE, 1) where the words of outputs begin.
+        scales: (OUTPUT_TILE, 1) where their scales begin.
+        within: (OUTPUT_TILE, 1) which of them are there.
+        INPUTS, BITS, GROUP: Of the weight.
+        ROW_TILE, OUTPUT_TILE: At least 16.
+        WORD_TILE: Words of an output that are multiplied at once, at least 16.
+        PRECISION: Of float32 products.
     """
+    PER_WORD: tl.constexpr = 32 // BITS
+    CHUNK: tl.constexpr = 4 * PER_WORD
+    WORDS: tl.constexpr = (INPUTS + CHUNK - 1) // CHUNK * 4
+    total = tl.zeros((OUTPUT_TILE, ROW_TILE), tl.float32)
+    for step in range(0, WORDS, WORD_TILE):
+        word = step + tl.arange(0, WORD_TILE)[None, :]
+        mask = (word < WORDS) & within
+        words = tl.load(matrix + word, mask=mask, other=0)
+        scale = tl.load(scales + word // 4 * CHUNK // GROUP, mask=mask, other=0.0).to(tl.float32)
+        across = step + tl.arange(0, WORD_TILE)[:, None]
+        for place in tl.static_range(PER_WORD):
+            column = across // 4 * CHUNK + place * 4 + across % 4
+            values = tl.load(rows + column, mask=real & (column < INPUTS), other=0.0)
+            # Both products are exact, and so is their difference: it is rounded once, to the rows' type.
+            offset = scale * (_power(place, BITS) + (128 if BITS == 8 else 8))
+            weight = (_raised(words, place, BITS) * scale - offset).to(values.dtype)
+            total = tl.dot(weight, values, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _tile_product(
+    rows_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, rows, rows_row,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    CHUNK: tl.constexpr = 128 // BITS
+    output = tl.program_id(0) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)[:, None]
+    within = output < OUTPUTS
+    number = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)[None, :]
+    real = number < rows
+    total = tile_sums(
+        rows_ptr + number.to(tl.int64) * rows_row, real,
+        words_ptr + output.to(tl.int64) * ((INPUTS + CHUNK - 1) // CHUNK * 4),
+        scales_ptr + output.to(tl.int64) * ((INPUTS + GROUP - 1) // GROUP), within,
+        INPUTS, BITS, GROUP, ROW_TILE, OUTPUT_TILE, WORD_TILE, PRECISION,
+    )  # fmt: skip
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + output, mask=within, other=0.0).to(tl.float32)
+    target = out_ptr + number.to(tl.int64) * OUTPUTS + output
+    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=real & within)
+
+
+@triton.jit
+def _expand(
+    ids_ptr, words_ptr, scales_ptr, out_ptr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    HAS_IDS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one row, written as they lie in a matrix."""
+    CHUNK: tl.constexpr = 128 // BITS
+    row = tl.program_id(0).to(tl.int64)
+    source = row
+    if HAS_IDS:
+        source = tl.load(ids_ptr + row)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    known = column < INPUTS
+    place = column % CHUNK // 4
+    word = column // CHUNK * 4 + column % 4
+    words = tl.load(words_ptr + source * ((INPUTS + CHUNK - 1) // CHUNK * 4) + word, mask=known, other=0)
+    scale = tl.load(scales_ptr + source * ((INPUTS + GROUP - 1) // GROUP) + column // GROUP, mask=known, other=0.0)
+    whole = ((words >> (place * BITS)) & ((1 << BITS) - 1)) - (1 << (BITS - 1))
+    values = whole.to(tl.float32) * scale.to(tl.float32)
+    tl.store(out_ptr + row * INPUTS + column, values.to(out_ptr.dtype.element_ty), mask=known)
+
+
+def tile_options(rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    """How kernels around ``tile_sums`` are compiled for this many rows of a tile."""
+    exact = dtype == torch.float32
+    return {
+        "ROW_TILE": rows, "OUTPUT_TILE": 32 if rows <= 16 else 64, "WORD_TILE": 16 if exact else 32,
+        "PRECISION": "ieee" if exact else "tf32", "num_warps": 2 if rows <= 16 else 4, "num_stages": 2,
+    }  # fmt: skip
+
+
+def _product(
+    hidden: torch.Tensor, weight: DeviceQuantised, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """x Wᵀ + b, (…, K) to (…, N) of ``dtype``."""
     outputs, inputs = weight.shape
     rows = hidden.reshape(-1, inputs)
-    if rows.shape[0] > MAX_ROWS:
-        return functional.linear(hidden, dequantise(weight, hidden.dtype), bias)
-    out = torch.empty(rows.shape[0], outputs, dtype=hidden.dtype, device=hidden.device)
-    output_tile = 16 if outputs <= 8192 else 32
-    groups = inputs // weight.group
-    _product[(triton.cdiv(outputs, output_tile), triton.cdiv(rows.shape[0], 16))](
-        rows, weight.values, weight.scales, rows if bias is None else bias, out, rows.shape[0], rows.stride(0),
-        OUTPUTS=outputs, INPUTS=inputs, GROUP=weight.group, BITS=weight.bits, HAS_BIAS=bias is not None,
-        ROW_TILE=16, OUTPUT_TILE=output_tile, UNROLL=4 if groups % 4 == 0 else 1,
-        OFFSET=_offset(weight.bits, hidden.dtype), PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32",
-        # float32 tiles are twice as large; four stages of them would be more than small devices have on the chip.
-        num_warps=2, num_stages=2 if hidden.dtype == torch.float32 else 4,
-    )  # fmt: skip
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    count = rows.shape[0]
+    out = torch.empty(count, outputs, dtype=dtype, device=hidden.device)
+    operands = rows, weight.words, weight.scales, rows if bias is None else bias, out
+    shared = {
+        "OUTPUTS": outputs, "INPUTS": inputs, "BITS": weight.bits, "GROUP": weight.group, "HAS_BIAS": bias is not None,
+    }  # fmt: skip
+    if count == 1:
+        repeats = 4 if outputs >= 4096 else 2
+        chunks = weight.words.shape[-1] // CHUNK_WORDS
+        warps = min(8, triton.next_power_of_2(triton.cdiv(chunks, 4)))
+        _row_product[(triton.cdiv(outputs, 8 * repeats),)](
+            *operands, **shared, REPEATS=repeats, WARPS=warps, num_warps=warps
+        )
+    elif count > 1:
+        tile = 16 if count <= 16 else 32 if count <= 32 else 64
+        options = tile_options(tile, hidden.dtype)
+        grid = (triton.cdiv(outputs, options["OUTPUT_TILE"]), triton.cdiv(count, tile))
+        _tile_product[grid](*operands, count, rows.stride(0), **shared, **options)
     return out.view(*hidden.shape[:-1], outputs)
 
 
-class QuantisedLinear(nn.Module):
-    """A ``Linear`` whose weight is in integers.
-
-    Args:
-        weight: On the device.
-        bias: (N,) or None.
-    """
-
-    def __init__(self, weight: QuantisedWeight, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.quantised = weight
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-
-    @property
-    def nbytes(self) -> int:
-        """What a product reads of it."""
-        return self.quantised.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(…, K) to (…, N)."""
-        return quantised_linear(hidden, self.quantised, self.bias)
-
-
-def quantise_linears(network: nn.Module, bits: Bits) -> int:
-    """Replace the layers' ``Linear``s (the head stays), one after the other, so that one weight is there twice at most.
-
-    Only plain ones with a multiple of ``GROUP`` columns.
-
-    Returns:
-        Number of replaced layers.
-    """
-    replaced = 0
-    for path, module in list(network.named_modules()):
-        if type(module) is not Linear or path == "lm_head" or not can_quantise(module.weight):
-            continue
-        parent, _, leaf = path.rpartition(".")
-        weight = quantise(module.weight, bits)
-        setattr(network.get_submodule(parent), leaf, QuantisedLinear(weight, module.bias))
-        replaced += 1
-    return replaced
+def _expanded(weight: DeviceQuantised, ids: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """(count, K): the rows of these numbers, or all of a matrix or stack."""
+    out = torch.empty(count, weight.inputs, dtype=dtype, device=weight.words.device)
+    tile = min(1024, triton.next_power_of_2(weight.inputs))
+    if count:
+        _expand[(count, triton.cdiv(weight.inputs, tile))](
+            weight.words if ids is None else ids, weight.words, weight.scales, out,
+            INPUTS=weight.inputs, BITS=weight.bits, GROUP=weight.group, HAS_IDS=ids is not None, TILE=tile, num_warps=4,
+        )  # fmt: skip
+    return out

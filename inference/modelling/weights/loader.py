@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from inference.errors import MissingTensor, TensorShapeMismatch
+from inference.modelling.kernels import use_triton
 from inference.modelling.layers.linear import Packable
 from inference.modelling.layers.packed import NATIVE_DTYPES, NativePacked, PackedRows, can_stream, native_form
 from inference.modelling.mapped import mapped_zeros
@@ -79,7 +80,7 @@ def load_network(
     if wanted.keys() != spec.parameters.keys():
         odd = sorted(wanted.keys() ^ spec.parameters.keys())[:5]
         raise MissingTensor(f"the spec and the network disagree on the parameters {', '.join(odd)}.", param=odd[0])
-    may_stream = torch.device(device).type == "cpu" and dtype in NATIVE_DTYPES and library.is_available()
+    may_stream = _packs_natively(torch.device(device), dtype)
     with TensorFiles(weight_files) as files, torch.inference_mode():
         # As the files have them: what lies together is read at the rate that a reading from end to end has.
         order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, _stored_names(item[1]))))
@@ -115,6 +116,12 @@ def load_network(
     if progress is not None:
         progress(1.0, "")
     return network.eval()
+
+
+def _packs_natively(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are native layouts for what is computed there in ``dtype``."""
+    is_host = device.type == "cpu" and not use_triton(torch.empty(0, device=device))
+    return is_host and dtype in NATIVE_DTYPES and library.is_available()
 
 
 def _streamed_form(

@@ -49,7 +49,7 @@ def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None
 
 
 def quantised_bytes(shape: Sequence[int], kind: Kind) -> int:
-    """Bytes of values and scales, without what fills the last block of outputs."""
+    """Bytes of values and scales, without what fills the last block of outputs (native) or inputs (on a device)."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
     bits = 8 if kind == "int8" else 4
     return rows * (columns * bits // 8 + 2 * -(-columns // GROUP_SIZES[kind]))

@@ -148,10 +148,27 @@ def test_experts(dtype, compiled):
         run_experts(hidden, weights, chosen, first, down, gated=True, activation="silu")
 
 
-@on_targets(torch.bfloat16, torch.float16, torch.float32)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_product(bits, dtype, compiled):
-    from inference.modelling.triton.quantised import quantise, quantised_linear
+@on_targets(torch.bfloat16, torch.float32)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_experts(kind, dtype, compiled):
+    from inference.modelling.triton.moe import run_experts
+    from inference.modelling.triton.quantised import quantise_for_device
 
-    packed = quantise(torch.ones(64, 1024), bits)
-    quantised_linear(torch.zeros(1, 1024, dtype=dtype), packed, None)
+    first, down = (quantise_for_device(torch.ones(shape), kind) for shape in ((4, 1024, 1024), (4, 1024, 512)))
+    for rows in (1, 512):
+        hidden, weights = torch.zeros(rows, 1024, dtype=dtype), torch.zeros(rows, 2)
+        chosen = torch.zeros(rows, 2, dtype=torch.int64)
+        run_experts(hidden, weights, chosen, first, down, gated=True, activation="silu")
+
+
+@on_targets(torch.bfloat16, torch.float32)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_product(kind, dtype, compiled):
+    from inference.modelling.triton.quantised import quantise_for_device
+
+    packed = quantise_for_device(torch.ones(4096, 1024), kind)
+    for rows in (1, 16, 64):
+        packed.linear(torch.zeros(rows, 1024, dtype=dtype), torch.zeros(4096, dtype=dtype))
+    packed.wide_linear(torch.zeros(1, 1024, dtype=dtype), None)
+    packed.dense(dtype)
+    packed.rows(torch.zeros(1, dtype=torch.int64), dtype)

@@ -39,7 +39,13 @@ sys.exit(pytest.main(sys.argv[1:]))
 @pytest.mark.skipif(not kernels.PRESENT, reason="triton is not installed; it comes with torch's CUDA builds")
 @pytest.mark.parametrize(
     "files",
-    [("test_attention", "test_rows"), ("test_mamba2", "test_products"), ("test_networks", "test_bench")],
+    [
+        ("test_attention", "test_rows"),
+        ("test_mamba2", "test_products"),
+        ("test_networks", "test_bench"),
+        ("test_quantised",),
+        ("test_quantised_networks",),
+    ],
     ids=" ".join,
 )
 def test_device_path(files, tmp_path):

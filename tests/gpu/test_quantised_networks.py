@@ -1,0 +1,108 @@
+"""Whole networks with quantised weights through the engine, and through the loader: what a ``--quant`` load serves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bench.gpu_models import NORM, quantise_network, random_network
+from inference.engine.engine import Engine
+from inference.modelling import kernels
+from inference.modelling.layers.linear import network_bytes
+from inference.modelling.layers.packed import PlainQuantised
+from inference.modelling.spec import LayerSpec, MLPSpec, ModelSpec, MoESpec, tensor
+from inference.modelling.weights.loader import load_network
+from inference.modelling.weights.quantisation import quantised_kind, weights_bytes
+from tests.gpu.test_networks import MIXERS, VOCAB, assert_padding_changes_nothing, config, generate
+
+MLP = MLPSpec(40)
+BOTH, FIRST = MoESpec(4, 2, 36), MoESpec(4, 2, 24, shared_intermediate_size=32)
+"""Experts with both stacks quantised, and with the second one too narrow for it."""
+STACKS = {
+    "llama": [("attention", MLP), ("normed", MLP)],
+    "deepseek": [("mla", MLP), ("mla", BOTH)],
+    "nemotron": [("mamba2", MLPSpec(48, "relu2", gated=False)), ("attention", FIRST)],
+}
+
+
+def make_spec(name: str, *, tied: bool) -> ModelSpec:
+    layers = tuple(LayerSpec(MIXERS[mixer], NORM, None, channel, NORM) for mixer, channel in STACKS[name])
+    spec = ModelSpec("huggingface", name, 32, VOCAB, 128, layers, NORM, "float32", tie_word_embeddings=tied)
+    return replace(spec, parameters={name: tensor(name) for name in spec.parameter_shapes()})
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    monkeypatch.setattr("inference.native.library.is_available", lambda: False)
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+@pytest.mark.parametrize("name", STACKS)
+def test_tokens_are_those_of_the_reference(name, quant, device, monkeypatch):
+    spec = make_spec(name, tied=quant == "int8")
+    prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in (3, 14)]
+    network = quantise_network(random_network(spec, device, torch.float32, 3), quant)
+    assert network.can_capture, "a layer waits for the device"
+    found = generate(Engine(network, spec, config(device)), prompts)
+    network = random_network(spec, device, torch.float32, 3).cpu()
+    without_kernels(monkeypatch)
+    quantise_network(network, quant)
+    assert isinstance(network.embed_tokens.packed, PlainQuantised)
+    assert found == generate(Engine(network, spec, config("cpu")), prompts)
+
+
+@pytest.mark.parametrize(("name", "quant"), [("deepseek", "int4")])
+def test_padding_rows_change_nothing(name, quant, device, monkeypatch):
+    spec = make_spec(name, tied=True)
+    network = quantise_network(random_network(spec, device, torch.float32, 3), quant)
+    assert_padding_changes_nothing(network, spec, device, monkeypatch)
+
+
+@pytest.mark.device_only
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+@pytest.mark.parametrize("name", STACKS)
+def test_replayed_decodes_are_the_eager_ones(name, quant, device, monkeypatch):
+    spec = make_spec(name, tied=True)
+    prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in (5, 11, 2, 30)]
+    network = quantise_network(random_network(spec, device, torch.float32, 3), quant)
+    engine, eager = (Engine(network, spec, config(device)) for _ in range(2))
+    assert engine._runner._graphs is not None
+    monkeypatch.setattr(eager._runner, "_graphs", None)
+    assert generate(engine, prompts) == generate(eager, prompts)
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+@pytest.mark.parametrize("name", STACKS)
+def test_a_load_gives_the_device_form(name, quant, device, tmp_path, monkeypatch):
+    """Every matrix that is planned to be quantised, with the values that a load without kernels has."""
+    from inference.modelling.triton.quantised import DeviceQuantised
+
+    spec = make_spec(name, tied=False)
+    stored = random_network(spec, device, torch.float32, 5).state_dict()
+    files = [tmp_path / "model.safetensors"]
+    save_file({key: value.cpu() for key, value in stored.items()}, files[0])
+    network = load_network(spec, files, dtype=torch.float32, device=device, quant=quant, pack=True)
+    without_kernels(monkeypatch)
+    plain = load_network(spec, files, dtype=torch.float32, quant=quant)
+    count = 0
+    for key, shape in spec.parameter_shapes().items():
+        path, _, leaf = key.rpartition(".")
+        if quantised_kind(key, shape, quant) is None:
+            continue
+        found, wanted = (packed_of(part.get_submodule(path), leaf) for part in (network, plain))
+        assert isinstance(found, DeviceQuantised), key
+        assert found.shape == shape
+        assert torch.equal(found.dense(torch.float32).cpu(), wanted.dense(torch.float32)), key
+        count += 1
+    assert count > 4
+    # Rows are filled up to whole pieces of 16 bytes: much where they are as short as these, nothing in real ones.
+    planned = weights_bytes(spec, "float32", quant)
+    assert planned <= network_bytes(network) < 1.3 * planned
+
+
+def packed_of(owner: torch.nn.Module, leaf: str) -> object:
+    """Of a layer with one matrix, or of a layer with several."""
+    return owner.packed[leaf] if isinstance(owner.packed, dict) else owner.packed
