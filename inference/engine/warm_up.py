@@ -1,7 +1,8 @@
 """What a device does for the first time takes seconds: kernels are compiled, libraries choose products and take memory.
 
 So all of it is done once before the first request, on scratch slots, which are zeroed again: decodes, first chunks and
-later ones, a step as large as steps get. It also shows at the load, not while serving, if there is no room for that.
+later ones, numbers of rows that have products of their own, a step as large as steps get. It also shows at the load,
+not while serving, if there is no room for that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.kernels import PRODUCT_ROWS
 from inference.modelling.spec import ModelSpec
 
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
@@ -40,7 +42,10 @@ def warm_up(
     device = torch.device(config.device)
     hidden = forward(scratch_batch(min(2, config.max_num_seqs), MIXED_CHUNKS, config.block_size, device), states)
     compute_logits(hidden[:1])
-    hidden = forward(scratch_batch(0, ((config.max_num_batched_tokens, 0),), config.block_size, device), states)
+    most = config.max_num_batched_tokens
+    for rows in sorted({min(rows, most) for rows in PRODUCT_ROWS}):
+        compute_logits(forward(scratch_batch(0, ((rows, 0),), config.block_size, device), states))
+    hidden = forward(scratch_batch(0, ((most, 0),), config.block_size, device), states)
     compute_logits(hidden[: config.max_num_seqs])
     for layer, tensors in zip(spec.layers, states, strict=True):
         for part in layer.state():

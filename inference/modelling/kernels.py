@@ -19,6 +19,10 @@ INTERPRETED = PRESENT and os.environ.get("TRITON_INTERPRET") == "1"
 layers take their device path on CPU tensors too, which is how that path is tested without a device."""
 
 
+PRODUCT_ROWS = (1, 16, 64)
+"""Up to how many rows each kernel for products with quantised weights is used; beyond them, the library's product."""
+
+
 def use_triton(values: torch.Tensor) -> bool:
     """Whether the kernels compute what is done with this tensor."""
     return (PRESENT and values.is_cuda) or INTERPRETED

@@ -30,15 +30,16 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
+from inference.modelling.kernels import PRODUCT_ROWS
 from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
 from inference.modelling.weights.quantisation import GROUP_SIZES, Kind
 
 BITS: dict[Kind, int] = {"int8": 8, "int4": 4}
 CHUNK_WORDS = 4
-MAX_ROWS = 64
-"""Most rows of a product that expands inside."""
-PIECE_VALUES = 1 << 26
-"""Of a matrix that are quantised at once: their float32 copies are some 256 MB each."""
+FEW_ROWS, MAX_ROWS = PRODUCT_ROWS[1:]
+"""Of a tile of rows; above the second, nothing is expanded inside a product."""
+PIECE_VALUES = 1 << 24
+"""Of a matrix that are quantised at once: their float32 copies are 64 MiB each, some of them there together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,7 @@ def tile_sums(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _tile_product(
     rows_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, rows, rows_row,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -301,10 +302,10 @@ def _expand(
 
 def tile_options(rows: int, dtype: torch.dtype) -> dict[str, Any]:
     """How kernels around ``tile_sums`` are compiled for this many rows of a tile."""
-    exact = dtype == torch.float32
+    exact, few = dtype == torch.float32, rows <= FEW_ROWS
     return {
-        "ROW_TILE": rows, "OUTPUT_TILE": 32 if rows <= 16 else 64, "WORD_TILE": 16 if exact else 32,
-        "PRECISION": "ieee" if exact else "tf32", "num_warps": 2 if rows <= 16 else 4, "num_stages": 2,
+        "ROW_TILE": rows, "OUTPUT_TILE": 32 if few else 64, "WORD_TILE": 16 if exact else 32,
+        "PRECISION": "ieee" if exact else "tf32", "num_warps": 2 if few else 4, "num_stages": 2,
     }  # fmt: skip
 
 
@@ -330,7 +331,7 @@ def _product(
             *operands, **shared, REPEATS=repeats, WARPS=warps, num_warps=warps
         )
     elif count > 1:
-        tile = 16 if count <= 16 else 32 if count <= 32 else 64
+        tile = FEW_ROWS if count <= FEW_ROWS else MAX_ROWS
         options = tile_options(tile, hidden.dtype)
         grid = (triton.cdiv(outputs, options["OUTPUT_TILE"]), triton.cdiv(count, tile))
         _tile_product[grid](*operands, count, rows.stride(0), **shared, **options)

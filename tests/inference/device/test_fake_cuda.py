@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.gpu_models import quantise_network
 from inference.engine.config import EngineConfig
 from inference.engine.constraint import TokenMask
 from inference.engine.engine import Engine
@@ -14,6 +15,7 @@ from inference.engine.request import EngineRequest
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
 from inference.modelling import kernels
+from inference.modelling.weights.quantisation import Quant
 from inference.sampling_params import SamplingParams
 from inference.speculative_options import SpeculativeOptions
 from tests.inference.device.fake_cuda import DEVICE, fake_cuda
@@ -28,14 +30,15 @@ def traffic(monkeypatch):
         yield traffic
 
 
-def make_engine(name: str, *, vocab_size: int = VOCAB, **options) -> Engine:
+def make_engine(name: str, *, vocab_size: int = VOCAB, quant: Quant = "none", **options) -> Engine:
     """Prompts come in chunks of up to 16 tokens, beside the decodes of others."""
     spec = make_spec(name, vocab_size)
     sizes = {
         "num_blocks": 64, "num_state_slots": 9, "num_snapshot_slots": 4, "block_size": 4, "max_num_seqs": 3,
         "max_num_batched_tokens": 16, "device": DEVICE, "dtype": "bfloat16", "invalid_token_ids": (3, 5),
     }  # fmt: skip
-    return Engine(empty_network(spec, DEVICE), spec, EngineConfig(96, **(sizes | options)))
+    network = quantise_network(empty_network(spec, DEVICE), quant)
+    return Engine(network, spec, EngineConfig(96, **(sizes | options)))
 
 
 def request(name: str, length: int, **params) -> EngineRequest:
@@ -43,13 +46,19 @@ def request(name: str, length: int, **params) -> EngineRequest:
     return EngineRequest(name, [(7 * at + length) % VOCAB for at in range(length)], SamplingParams(**values))
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_steps_of_every_kind_of_layer(name, traffic):
+QUANTISED = ["llama", "gemma", "mixtral", "deepseek v2", "qwen moe", "bamba", "nemotron h"]
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "tokens"),
+    [*((name, "none", 16) for name in STACKS), *((name, "int4", 16) for name in QUANTISED), ("mixtral", "int8", 96)],
+)
+def test_steps_of_every_kind_of_layer(name, quant, tokens, traffic):
     """Chunks, later chunks and decodes in one step: each waits once, for its tokens, and compiles nothing new."""
-    engine = make_engine(name)
+    engine = make_engine(name, quant=quant, max_num_batched_tokens=tokens)
     known, is_captured = set(traffic.launches), engine._runner._graphs is not None
     assert known and is_captured
-    waiting = [request(f"r{length}", length, max_tokens=2) for length in (16, 21, 1)]
+    waiting = [request(f"r{length}", length, max_tokens=2) for length in (16, 21, 1, 70)]
     while waiting or engine.has_unfinished():
         if waiting:
             engine.add_request(waiting.pop(0))
@@ -60,7 +69,7 @@ def test_steps_of_every_kind_of_layer(name, traffic):
         assert traffic.waits in ([], ["cpu"]), "a step reads its tokens, all at once, and nothing else"
         for launch in set(traffic.launches) - known:
             raise AssertionError(f"compiled while serving: {launch}")
-    assert engine.stats().num_generated_tokens == 6
+    assert engine.stats().num_generated_tokens == 8
 
 
 SAMPLED = {"temperature": 0.8, "seed": 1}
