@@ -344,7 +344,7 @@ def _expanded(weight: DeviceQuantised, ids: torch.Tensor | None, count: int, dty
     tile = min(1024, triton.next_power_of_2(weight.inputs))
     if count:
         _expand[(count, triton.cdiv(weight.inputs, tile))](
-            weight.words if ids is None else ids, weight.words, weight.scales, out,
+            weight.words if ids is None else ids.contiguous(), weight.words, weight.scales, out,
             INPUTS=weight.inputs, BITS=weight.bits, GROUP=weight.group, HAS_IDS=ids is not None, TILE=tile, num_warps=4,
         )  # fmt: skip
     return out
