@@ -155,7 +155,7 @@ def num_parts(num_kv_heads: int, group: int) -> int:
     return min(MAX_PARTS, parts)
 
 
-def _tile(width: int, element_size: int) -> int:
+def tile_positions(width: int, element_size: int) -> int:
     """Positions that a program reads at once: as many as keep the tile of keys near 16 KiB."""
     padded: int = triton.next_power_of_2(width)
     return max(16, min(64, (16 << 10) // (padded * element_size)))
@@ -228,7 +228,7 @@ def _launch(
     out = torch.empty(count, heads, value_width, dtype=query.dtype, device=query.device)
     value_padded = max(16, triton.next_power_of_2(value_width))
     width_padded = max(16, triton.next_power_of_2(width))
-    tile = _tile(width if query_rope is None else width + query_rope.shape[2], keys.element_size())
+    tile = tile_positions(width if query_rope is None else width + query_rope.shape[2], keys.element_size())
     _attend_part[(count, kv_heads * triton.cdiv(group, HEAD_TILE), parts)](
         query, rope, keys, value_rows, tables.blocks, tables.starts, tables.lengths, mixed, sums,
         scale, 1.0 if softcap is None else softcap,

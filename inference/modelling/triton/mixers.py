@@ -1,5 +1,5 @@
 """What lies between the projections of each token mixer, on the device: kernels where they pay, the layer's own
-PyTorch (fused attention over a chunk) where that is what a kernel would do.
+PyTorch (fused attention over a first chunk) where that is what a kernel would do.
 
 Nothing here waits for the device while a batch only decodes, and nothing's shape depends on how long the contexts
 are: that is what lets ``engine.cuda_graphs`` capture a decode.
@@ -17,6 +17,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.triton.attention import decode_attention, decode_latent_attention
 from inference.modelling.triton.mamba2 import chunk_scan, conv_chunk, conv_step, state_step
 from inference.modelling.triton.norm import gated_norm
+from inference.modelling.triton.prefill import chunk_attention
 from inference.modelling.triton.rotary import latent_rope_and_write, rope_and_write
 
 if TYPE_CHECKING:
@@ -68,7 +69,22 @@ def attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state:
         parts.append(mixed)
     for chunk in batch.prefills:
         rows = slice(chunk.start, chunk.stop)
-        parts.append(layer._prefill(chunk, query[rows], key[rows], value[rows], batch, state))
+        count = chunk.stop - chunk.start
+        sees_all = spec.sliding_window is None or spec.sliding_window >= count
+        if chunk.context_len == 0 and sees_all and spec.softcap is None:
+            parts.append(layer._prefill(chunk, query[rows], key[rows], value[rows], batch, state))
+            continue
+        parts.append(
+            chunk_attention(
+                query[rows],
+                state["k"],
+                state["v"],
+                chunk.kv_slots,
+                scale=spec.scale,
+                sliding_window=spec.sliding_window,
+                softcap=spec.softcap,
+            )
+        )
     return torch.cat(parts).flatten(1)
 
 

@@ -85,6 +85,16 @@ def test_decode_attention(kv_heads, width, window, softcap, dtype, compiled):
 
 
 @on_targets(torch.bfloat16, torch.float32)
+@pytest.mark.parametrize(("kv_heads", "width", "window", "softcap"), [(8, 128, None, None), (4, 256, 4096, 50.0)])
+def test_chunk_attention(kv_heads, width, window, softcap, dtype, compiled):
+    from inference.modelling.triton.prefill import chunk_attention
+
+    cache, slots = torch.zeros(64, kv_heads, width, dtype=dtype), torch.zeros(9, dtype=torch.int64)
+    query = torch.zeros(2, 32, width, dtype=dtype)
+    chunk_attention(query, cache, cache, slots, scale=0.1, sliding_window=window, softcap=softcap)
+
+
+@on_targets(torch.bfloat16, torch.float32)
 def test_latent_attention(dtype, compiled):
     from inference.modelling.triton.attention import decode_latent_attention
 

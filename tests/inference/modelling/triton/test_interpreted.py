@@ -40,7 +40,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 @pytest.mark.parametrize(
     "files",
     [
-        ("test_attention", "test_rows"),
+        ("test_attention", "test_prefill", "test_rows"),
         ("test_mamba2", "test_products"),
         ("test_networks", "test_bench"),
         ("test_quantised",),
