@@ -32,6 +32,7 @@ from redis.exceptions import RedisError
 from inference import redis_keys
 from inference.coroutines import PerLoop, run_in_background
 from inference.errors import QueueFull, Unavailable
+from inference.redis_link import RedisLink
 from inference.states import ModelState, WorkerState, merge_models
 from inference.subscription import PublishedMessage
 
@@ -132,6 +133,7 @@ class _Outbox:
     def __init__(self) -> None:
         self._waiting: dict[str, list[_Waiting]] = {}
         self._came_at: dict[str, float] = {}
+        self._link: tuple[str, RedisLink] | None = None
 
     def publish(self, checkpoint_id: str, deadline: str, request_id: str, envelope: bytes) -> Awaitable[_Published]:
         """Queue a message; who is cancelled before it goes out takes it back.
@@ -170,20 +172,14 @@ class _Outbox:
         items = [item for item in items if not item[0].done()]
         if not items:
             return
-        keys = (redis_keys.flight(checkpoint_id), redis_keys.model_queue(checkpoint_id))
-        arguments = [part for _, parts in items for part in parts]
+        keys = (
+            redis_keys.flight(checkpoint_id),
+            redis_keys.model_queue(checkpoint_id),
+            redis_keys.holders(checkpoint_id),
+        )
+        arguments = repr(time.time()), settings.BLAZR_MAX_IN_FLIGHT, *(part for _, parts in items for part in parts)
         try:
-            num_open, num_holders, admitted = await redis_repeatable(
-                lambda client: client.eval(
-                    _PUBLISH,
-                    3,
-                    *keys,
-                    redis_keys.holders(checkpoint_id),
-                    repr(time.time()),
-                    settings.BLAZR_MAX_IN_FLIGHT,
-                    *arguments,
-                )
-            )
+            num_open, num_holders, admitted = await self._run(_PUBLISH, len(keys), *keys, *arguments)
         except BaseException as error:
             failure = error if isinstance(error, Unavailable) else _unavailable(error)
             for found, _ in items:
@@ -195,6 +191,25 @@ class _Outbox:
         for (found, _), is_admitted in zip(items, admitted, strict=True):
             if not found.done():
                 found.set_result((bool(is_admitted), num_open, num_holders))
+
+    async def _run(self, *script: Any) -> Any:
+        """The script's answer, by the shortest way that is free; safe to run again.
+
+        Raises:
+            Unavailable: Redis can't be reached, or doesn't answer in time.
+        """
+        url, timeout_s = settings.BLAZR_REDIS_URL, settings.BLAZR_REDIS_TIMEOUT_S
+        if self._link is None or self._link[0] != url:
+            self._link = url, RedisLink(url, connect_timeout_s=timeout_s)
+        link = self._link[1]
+        if not link.is_busy:
+            try:
+                return await link.call("EVAL", *script, timeout_s=timeout_s)
+            except RedisConnectionError:
+                pass  # it was cut, maybe long ago
+            except RedisError as error:
+                raise _unavailable(error) from error
+        return await redis_repeatable(lambda client: client.eval(*script))
 
 
 _outbox = PerLoop(_Outbox)

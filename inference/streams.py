@@ -32,12 +32,15 @@ from redis.exceptions import RedisError
 
 from inference import redis_keys
 from inference.errors import Unavailable
+from inference.redis_link import RedisLink
 from inference.subscription import Inbox, PublishedMessage, Subscription
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 3.0
 READ_BLOCK_MS = 5000
+READ_TIMEOUT_S = READ_BLOCK_MS / 1000 + 5
+CONNECT_TIMEOUT_S = 2.0
 DEADLINE_GRACE_S = 5.0
 MISSED_BEFORE_LOST = 2
 
@@ -97,13 +100,12 @@ class StreamHub:
         """Start reading, once; returns when the heartbeat has been written for the first time (or tried)."""
         if self._started is None:
             self._started = asyncio.get_running_loop().create_future()
-            # The socket has to outlast a blocking read; a dead peer shows itself by TCP keep-alive or its reset.
             self._client = aioredis.Redis.from_url(
                 self._redis_url,
                 protocol=2,
-                socket_timeout=READ_BLOCK_MS / 1000 + 5,
-                socket_connect_timeout=2,
-                **({"socket_keepalive": True} if self._redis_url.startswith("redis") else {}),
+                socket_timeout=READ_TIMEOUT_S,
+                socket_connect_timeout=CONNECT_TIMEOUT_S,
+                **_keepalive(self._redis_url),
             )
             for work in (self._read(), self._beat()):
                 self._spawn(work)
@@ -179,30 +181,27 @@ class StreamHub:
             logger.error("a task of the stream hub failed", exc_info=error)
 
     async def _read(self) -> None:
-        assert self._client is not None
-        pool = self._client.connection_pool
+        # Of the reader's own: it asks after every step of every model.
+        link = RedisLink(self._redis_url, connect_timeout_s=CONNECT_TIMEOUT_S, **_keepalive(self._redis_url))
         key = redis_keys.out(self.web_id)
         pause_s = 0.05
-        connection: Any = None
-        while not self._closing:
-            try:
-                if connection is None:
-                    connection = await pool.get_connection()  # type: ignore[no-untyped-call]
-                entries = await _read_entries(connection, key, self._last_id)
-                pause_s = 0.05
-            except Exception as error:  # whatever it is, the readers of this process depend on this loop
-                logger.warning("reading events failed (%r), trying again", error)
-                if connection is not None:
-                    broken, connection = connection, None
+        try:
+            while not self._closing:
+                try:
+                    entries = await _read_entries(link, key, self._last_id)
+                    pause_s = 0.05
+                except Exception as error:  # whatever it is, the readers of this process depend on this loop
+                    logger.warning("reading events failed (%r), trying again", error)
                     with contextlib.suppress(RedisError, OSError):
-                        await broken.disconnect(nowait=True)
-                    await pool.release(broken)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, 1.0)
-                continue
-            for entry_id, (name, payload, *_) in entries:
-                self._last_id = entry_id
-                await self._take(name, payload)
+                        await link.close()
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, 1.0)
+                    continue
+                for entry_id, (name, payload, *_) in entries:
+                    self._last_id = entry_id
+                    await self._take(name, payload)
+        finally:
+            await link.close()
 
     async def _take(self, name: bytes, payload: bytes) -> None:
         """Hand the events of one entry to their readers, or answer a worker's question."""
@@ -317,17 +316,17 @@ class StreamHub:
                 self.cancel_soon(subscription.request_id)
 
 
-async def _read_entries(connection: Any, key: str, last_id: bytes) -> Sequence[tuple[bytes, Sequence[bytes]]]:
-    """Entries behind ``last_id``, each with its fields: name, value, …; waits for the first one, for a while.
-
-    On a connection of the reader's own: the client's way to one costs two thirds of a call's processor time, for every
-    step of every model (docs/decisions/0037-deltas-in-one-piece.md).
-    """
-    await connection.send_command(
-        "XREAD", "COUNT", 512, "BLOCK", READ_BLOCK_MS, "STREAMS", key, last_id, check_health=False
+async def _read_entries(link: RedisLink, key: str, last_id: bytes) -> Sequence[tuple[bytes, Sequence[bytes]]]:
+    """Entries behind ``last_id``, each with its fields: name, value, …; waits for the first one, for a while."""
+    answer = await link.call(
+        "XREAD", "COUNT", 512, "BLOCK", READ_BLOCK_MS, "STREAMS", key, last_id, timeout_s=READ_TIMEOUT_S
     )
-    answer = await connection.read_response()
     return answer[0][1] if answer else ()
+
+
+def _keepalive(redis_url: str) -> dict[str, bool]:
+    """A dead peer shows itself by TCP keep-alive or its reset; unix sockets have no such option."""
+    return {"socket_keepalive": True} if redis_url.startswith("redis") else {}
 
 
 _hub: StreamHub | None = None

@@ -2,7 +2,8 @@
 
 Engine threads only append to a list; one thread here sends. Everything that waits goes out together:
 one ``XADD`` per web process, however many requests it has in the step, and with many streams of what several short
-steps made (``delivery_pace``). A request's last event and the end of
+steps made (``delivery_pace``). Only a first token goes out from its engine's thread, if nothing is on its way already:
+waking the thread here would take longer than writing it. A request's last event and the end of
 its message (out of Celery's unacknowledged set, out of the admission count) are one transaction, so that a
 worker that dies can neither lose an answer nor repeat a finished request.
 """
@@ -28,7 +29,11 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING_EVENTS = 100_000
 HANDED_OVER_S = 0.001
-"""How long an engine's thread gives way to this one with a first token."""
+"""How long an engine's thread gives way to this one with a first token that it can't send itself."""
+SMALL_BYTES = 1 << 15
+"""What a socket with nothing in it takes without waiting for Redis."""
+
+_Command = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class _Waiting:
     settlements: list[Settlement] = field(default_factory=list)
     num_events: int = 0
     has_waited: bool = False  # for further steps
+    is_written: bool = False  # by an engine's thread; its answer is still to be read
 
 
 class EventPublisher:
@@ -68,6 +74,7 @@ class EventPublisher:
         self._condition = threading.Condition()
         self._connection: Any = None
         self._waiting = _Waiting()
+        self._written: _Waiting | None = None  # left to the thread by an engine's
         self._due_at = math.inf  # when the thread has something to send
         self._wakes_at = math.inf  # when it looks again by itself
         self._sending = False
@@ -86,7 +93,8 @@ class EventPublisher:
             settlements: Messages that these events end.
 
         Blocks while 100,000 events wait: then Redis is away, and the engines may as well pause. Blocks for a moment
-        with a first token: the sending thread, which needs Python's lock, would get it only in the next forward pass.
+        with a first token that has to be left to the sending thread: that one needs Python's lock, and would get it
+        only in the next forward pass.
         """
         is_first = any(event["index"] == FIRST_TOKEN for _, event in events)
         with self._condition:
@@ -100,10 +108,37 @@ class EventPublisher:
             until = now if settlements else self._pace.keep_until([event for _, event in events], now)
             self._waiting.has_waited |= until > now
             self._due_at = min(self._due_at, until)
+            if is_first and self._write_here(now):
+                return
             if until <= now or self._due_at < self._wakes_at:
                 self._condition.notify_all()
             if is_first:
                 self._condition.wait_for(lambda: not self._waiting.num_events, HANDED_OVER_S)
+
+    def _write_here(self, now: float) -> bool:
+        """With the lock held: write what waits to Redis, and leave its answer to the thread; False: that can't be."""
+        connection = self._connection
+        if self._sending or connection is None or self._waiting.settlements or len(self._waiting.events) != 1:
+            return False
+        (command,) = _commands(self._waiting)
+        if len(command[-1]) > SMALL_BYTES:
+            return False
+        batch = self._written = self._begin(now)
+        try:
+            connection.send_command(*command, check_health=False)
+            batch.is_written = True
+        except (RedisError, OSError):
+            self._drop_connection()
+        self._condition.notify_all()
+        return True
+
+    def _begin(self, now: float) -> _Waiting:
+        """With the lock held: what waits is on its way from here on."""
+        batch, self._waiting = self._waiting, _Waiting()
+        self._due_at = math.inf
+        self._pace.delivered(now)
+        self._sending = True
+        return batch
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is sent; False after ``timeout_s``."""
@@ -129,8 +164,6 @@ class EventPublisher:
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
-            if batch.has_waited:
-                batch.events = {web_id: merge_deltas(events) for web_id, events in batch.events.items()}
             self._send(batch)
             with self._condition:
                 self._sending = False
@@ -141,15 +174,15 @@ class EventPublisher:
         with self._condition:
             # After a delivery the thread sleeps no longer than what comes next may wait: nobody has to wake it then.
             look_again_at = time.monotonic() + self._pace.interval_s
-            while (now := time.monotonic()) < self._due_at:
+            while (now := time.monotonic()) < self._due_at and self._written is None:
                 if self._stopping:
                     return None
                 self._wakes_at = min(self._due_at, look_again_at if now < look_again_at else math.inf)
                 self._condition.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
-            batch, self._waiting = self._waiting, _Waiting()
-            self._due_at = math.inf
-            self._pace.delivered(now)
-            self._sending = True
+            if self._written is not None:
+                batch, self._written = self._written, None
+            else:
+                batch = self._begin(now)
             self._condition.notify_all()
             return batch
 
@@ -172,14 +205,14 @@ class EventPublisher:
                     logger.exception("the end of request %s could not be passed on", settlement.request_id)
 
     def _send_once(self, batch: _Waiting) -> None:
-        entries = [
-            ("XADD", redis_keys.out(web_id), "MAXLEN", "~", redis_keys.OUT_MAX_ENTRIES, "*", *field)
-            for web_id, events in batch.events.items()
-            for field in redis_keys.pack_events(events).items()
-        ]
+        if batch.is_written:
+            batch.is_written = False  # should its answer not come, it is written again
+            self._exchange(None)
+            return
+        entries = _commands(batch)
         if len(entries) == 1 and not batch.settlements:
             # Most steps; a transaction around one command would be three commands and answers.
-            self._send_entry(entries[0])
+            self._exchange(entries[0])
             return
         pipe: Any = self._client.pipeline(transaction=True)
         for entry in entries:
@@ -191,16 +224,32 @@ class EventPublisher:
                 pipe.hdel(redis_keys.UNACKED, *settlement.tags)
         pipe.execute()
 
-    def _send_entry(self, entry: Sequence[Any]) -> None:
-        """On a connection of the thread's own: the client's way to one costs half of a call's processor time, while the
-        engine's thread waits for Python's lock (docs/decisions/0037-deltas-in-one-piece.md)."""
+    def _exchange(self, command: _Command | None) -> None:
+        """Send a command, if it isn't written yet, and read its answer.
+
+        On a connection of the publisher's own: the client's way to one costs half of a call's processor time, while the
+        engine's thread waits for Python's lock (docs/decisions/0037-deltas-in-one-piece.md).
+        """
         if self._connection is None:
             self._connection = self._client.connection_pool.get_connection()
         try:
-            self._connection.send_command(*entry, check_health=False)
+            if command is not None:
+                self._connection.send_command(*command, check_health=False)
             self._connection.read_response()
         except (RedisError, OSError):
-            connection, self._connection = self._connection, None
-            connection.disconnect()
-            self._client.connection_pool.release(connection)
+            self._drop_connection()
             raise
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        connection.disconnect()
+        self._client.connection_pool.release(connection)
+
+
+def _commands(batch: _Waiting) -> list[_Command]:
+    """One for each web process."""
+    return [
+        ("XADD", redis_keys.out(web_id), "MAXLEN", "~", redis_keys.OUT_MAX_ENTRIES, "*", *field)
+        for web_id, events in batch.events.items()
+        for field in redis_keys.pack_events(merge_deltas(events) if batch.has_waited else events).items()
+    ]

@@ -3,8 +3,8 @@
 Kombu makes a new Redis client for each message it takes and again for each that it acknowledges, goes around its event
 loop for each, and acknowledges with a transaction of its own. Here one client stays. Of a model's queue one call takes
 what waits besides the message that the blocking read gave, keeps it all, and notes it as this worker's (so the
-lease thread needn't). An acknowledgement of what ``EventPublisher`` has settled already sends nothing. Measured in
-docs/decisions/0013-the-way-outside-the-network.md.
+lease thread needn't); the message itself is begun meanwhile. An acknowledgement of what ``EventPublisher`` has settled
+already sends nothing. Measured in docs/decisions/0013-the-way-outside-the-network.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from kombu.exceptions import DecodeError
 from kombu.transport import redis as kombu_redis
 from kombu.transport.virtual import base as virtual
 from kombu.utils.json import dumps
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from inference import redis_keys
 
@@ -29,8 +32,9 @@ TAKEN_TOGETHER = 16
 """Messages that one call takes at most, besides the one that is there."""
 
 # Keep the message that BRPOP gave, and take this worker's share of what waits behind it. KEYS: kombu's unacked and its
-# index, the queue, the workers that read it, this worker's tags. ARGV: now, how many may be taken, what kombu keeps
-# behind a message, the first message's tag, itself. A message that shows no tag is left to kombu.
+# index, the queue, the workers that read it, this worker's tags, the model's open requests. ARGV: now, how many may be
+# taken, what kombu keeps behind a message, the first message's tag, itself, when the tags expire, and its request if it
+# has been begun already: should that have ended, nothing is to be kept. A message that shows no tag is left to kombu.
 _TAKE = (
     redis_keys.LUA_TAG_OF
     + """
@@ -40,7 +44,7 @@ local function keep(tag, item)
   redis.call('HSET', KEYS[1], tag, '[' .. item .. ARGV[3])
   tags[#tags + 1] = tag
 end
-keep(ARGV[4], ARGV[5])
+if ARGV[7] == '' or redis.call('ZSCORE', KEYS[6], ARGV[7]) then keep(ARGV[4], ARGV[5]) end
 local taken = {}
 local waiting = redis.call('LLEN', KEYS[3])
 if waiting > 0 then
@@ -57,7 +61,7 @@ if waiting > 0 then
     taken[#taken + 1] = item
   end
 end
-if KEYS[5] ~= '' then
+if KEYS[5] ~= '' and #tags > 0 then
   redis.call('SADD', KEYS[5], unpack(tags))
   redis.call('EXPIRE', KEYS[5], ARGV[6])
 end
@@ -162,35 +166,47 @@ class EngineChannel(kombu_redis.Channel):
     def _deliver_waiting(self, queue: str, callback: Callable[[Any], Any], first: dict[str, Any]) -> None:
         """Deliver a message of a model's queue, and this worker's share of what waits there.
 
-        Should the call's answer be lost, what it took comes back like a killed worker's: nobody renews its time.
+        A generation begins while Redis keeps its message. Should the call's answer be lost, what it took comes back
+        like a killed worker's: nobody renews its time.
         """
         room = self.qos.can_consume_max_estimate()
-        worker_id = self.worker_id
+        worker_id, checkpoint_id = self.worker_id, queue.removeprefix(redis_keys.MODEL_QUEUES)
+        is_generation = first["headers"].get("task") == redis_keys.GENERATE_TASK
+        keys = (
+            self.unacked_key,
+            self.unacked_index_key,
+            queue,
+            redis_keys.holders(checkpoint_id),
+            "" if worker_id is None else redis_keys.tags(worker_id),
+            redis_keys.flight(checkpoint_id),
+        )
+        arguments = (
+            time(),
+            TAKEN_TOGETHER if room is None else min(TAKEN_TOGETHER, max(room - 1, 0)),
+            orjson.dumps(("", queue)).replace(b"[", b",", 1),
+            first["properties"]["delivery_tag"],
+            orjson.dumps(first),
+            TAGS_EXPIRE_S,
+            first["headers"]["id"] if is_generation else "",
+        )
         with self.conn_or_acquire() as client:
             if self._take is None:
                 self._take = client.register_script(_TAKE)
-            taken = self._take(
-                keys=(
-                    self.unacked_key,
-                    self.unacked_index_key,
-                    queue,
-                    redis_keys.holders(queue.removeprefix(redis_keys.MODEL_QUEUES)),
-                    "" if worker_id is None else redis_keys.tags(worker_id),
-                ),
-                args=(
-                    time(),
-                    TAKEN_TOGETHER if room is None else min(TAKEN_TOGETHER, max(room - 1, 0)),
-                    orjson.dumps(("", queue)).replace(b"[", b",", 1),
-                    first["properties"]["delivery_tag"],
-                    orjson.dumps(first),
-                    TAGS_EXPIRE_S,
-                ),
-                client=client,
-            )
-        for raw in (first, *map(orjson.loads, taken)):
-            message = ModelQueueMessage(raw, channel=self)  # type: ignore[no-untyped-call]
-            virtual.QoS.append(self.qos, message, message.delivery_tag)  # type: ignore[no-untyped-call]
-            callback(message)
+            with _answer_of(client, "EVALSHA", self._take.sha, len(keys), *keys, *arguments) as answer:
+                if is_generation:
+                    self._deliver(callback, first)
+                taken = answer()
+            if taken is None:
+                taken = self._take(keys=keys, args=arguments, client=client)
+        if not is_generation:
+            self._deliver(callback, first)
+        for raw in map(orjson.loads, taken):
+            self._deliver(callback, raw)
+
+    def _deliver(self, callback: Callable[[Any], Any], raw: dict[str, Any]) -> None:
+        message = ModelQueueMessage(raw, channel=self)  # type: ignore[no-untyped-call]
+        virtual.QoS.append(self.qos, message, message.delivery_tag)  # type: ignore[no-untyped-call]
+        callback(message)
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
@@ -202,6 +218,42 @@ class EngineChannel(kombu_redis.Channel):
         if self._kept_client is None or self._kept_client.connection_pool is not pool:
             self._kept_client = self._create_client()  # type: ignore[no-untyped-call]
         yield self._kept_client
+
+
+@contextmanager
+def _answer_of(client: Any, *command: Any) -> Iterator[Callable[[], Any]]:
+    """Send a command; the block calls what it gets for the answer, and has the time until then to itself.
+
+    None in place of the answer: the connection was cut, or the server doesn't know the script.
+    """
+    pool = client.connection_pool
+    connection = pool.get_connection()
+    is_read = False
+
+    def answer() -> Any:
+        nonlocal is_read
+        if not is_sent:
+            return None
+        try:
+            found = connection.read_response()
+        except NoScriptError:
+            found = None
+        except (RedisConnectionError, RedisTimeoutError):
+            return None
+        is_read = True
+        return found
+
+    try:
+        try:
+            connection.send_command(*command, check_health=False)
+            is_sent = True
+        except (RedisConnectionError, RedisTimeoutError):
+            is_sent = False
+        yield answer
+    finally:
+        if not is_read:
+            connection.disconnect()
+        pool.release(connection)
 
 
 class EngineTransport(kombu_redis.Transport):

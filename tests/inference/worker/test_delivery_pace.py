@@ -273,3 +273,73 @@ def test_a_first_token_does_not_hold_up_the_engine_while_redis_is_away(sent, mon
     is_back.set()
     wait_until(lambda: len(deliveries()) == 2)
     assert [[event["request_id"] for event in delivery] for delivery in deliveries()] == [["r0"], ["r1", "r2"]]
+
+
+@pytest.fixture
+def writers(sent, monkeypatch):
+    """A publisher that has sent something, its deliveries, and the threads that have written since."""
+    publisher, deliveries = sent(0.0)
+    _publish(publisher, [delta(0, 1)])
+    assert publisher.flush(5)
+    found, send_command = [], publisher._connection.send_command
+
+    def note(*command, **options):
+        found.append(threading.current_thread().name)
+        send_command(*command, **options)
+
+    monkeypatch.setattr(publisher._connection, "send_command", note)
+    return publisher, deliveries, found
+
+
+def test_a_first_token_is_written_by_its_engines_thread(writers):
+    publisher, deliveries, found = writers
+    for number in range(1, 4):
+        _publish(publisher, [delta(number, 1)])
+        assert publisher.flush(5)
+    _publish(publisher, [delta(1, 2)])
+    assert publisher.flush(5)
+    assert found == [threading.current_thread().name] * 3 + ["publisher"]
+    assert deliveries()[1:] == [[delta(1, 1)], [delta(2, 1)], [delta(3, 1)], [delta(1, 2)]]
+
+
+def test_a_first_token_goes_out_behind_what_waited_and_in_one_piece_with_it(sent):
+    publisher, deliveries = sent(60.0)
+    _publish(publisher, step(1))
+    assert publisher.flush(5)
+    _publish(publisher, step(2))
+    _publish(publisher, step(3))
+    _publish(publisher, [delta(STREAMS, 1)])
+    assert publisher.flush(5)
+    assert [(event["index"], event.get("span")) for event in deliveries()[1]] == [(2, 2)] * STREAMS + [(1, None)]
+
+
+def test_a_first_token_that_ends_its_request_or_is_large_is_left_to_the_thread(writers):
+    publisher, deliveries, found = writers
+    settled = threading.Event()
+    _publish(publisher, [delta(1, 1)], [Settlement("r1", "a", then=settled.set)])
+    assert settled.wait(5)
+    _publish(publisher, [delta(2, 1, text="w" * 100_000)])
+    assert publisher.flush(5)
+    assert found == ["publisher"]  # the end is a transaction, on a connection of the client's
+    assert len(deliveries()) == 3
+
+
+@pytest.mark.parametrize("is_lost_before", [True, False], ids=["the token", "the answer"])
+def test_a_first_token_is_sent_again_when_its_connection_is_cut(writers, client, is_lost_before):
+    publisher, deliveries, _ = writers
+    if is_lost_before:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    else:
+        connection = publisher._connection
+
+        def cut() -> None:
+            del connection.read_response  # once
+            wait_until(lambda: len(deliveries()) == 2)
+            raise redis.ConnectionError("cut")
+
+        connection.read_response = cut
+    _publish(publisher, [delta(1, 1)])
+    _publish(publisher, [delta(1, 2)])
+    assert publisher.flush(5)
+    # What may have arrived comes twice rather than never; readers tell by its index.
+    assert deliveries()[1:] == [[delta(1, 1)]] * (1 if is_lost_before else 2) + [[delta(1, 2)]]

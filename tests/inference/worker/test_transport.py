@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import contextmanager
 
 import pytest
 import redis
@@ -16,6 +17,7 @@ from kombu.transport.redis import Transport as KombuTransport
 
 from inference import redis_keys
 from inference.broker import task_envelope
+from inference.worker import transport
 from inference.worker.transport import TAKEN_TOGETHER, EngineChannel, EngineTransport, SettledTags, settled
 
 
@@ -147,6 +149,101 @@ def test_a_message_that_shows_no_tag_is_left_to_kombu(redis_urls_in_settings, cl
     connection.release()
     assert [json.loads(item)["headers"]["redelivered"] for item in client.lrange(queue, 0, -1)] == [True]
     client.delete(queue)
+
+
+@pytest.fixture
+def generations(redis_urls_in_settings, client, monkeypatch):
+    """Publishes a generation of an open request and reads once; what comes of it goes to a callback."""
+    monkeypatch.setattr(EngineChannel, "worker_id", "transport-test")
+    checkpoint_id = f"transport-{uuid.uuid4().hex}"
+    queue, tag = redis_keys.model_queue(checkpoint_id), uuid.uuid4().hex
+    client.zadd(redis_keys.flight(checkpoint_id), {"request": time.time() + 60})
+    connection = Connection(redis_urls_in_settings.celery)
+    connection.transport_cls = EngineTransport
+    channel = connection.channel()
+
+    def read(on_message, *, num_waiting=0):
+        for number in range(1 + num_waiting):
+            envelope = task_envelope(
+                redis_keys.GENERATE_TASK, (number,), task_id="request" if number == 0 else f"other{number}",
+                queue=queue, delivery_tag=f"{tag}{number}",
+            )  # fmt: skip
+            client.lpush(queue, envelope)
+        with Consumer(channel, [Queue(queue)], on_message=on_message, accept=["json"]):
+            connection.drain_events(timeout=5)
+
+    read.channel, read.flight, read.queue = channel, redis_keys.flight(checkpoint_id), queue
+    yield read
+    connection.release()
+    client.delete(redis_keys.tags("transport-test"), redis_keys.flight(checkpoint_id), queue)
+
+
+def test_a_generation_begins_while_redis_keeps_its_message(client, generations, monkeypatch):
+    order, found = [], []
+    answer_of = transport._answer_of
+
+    @contextmanager
+    def noted(*command):
+        with answer_of(*command) as answer:
+            order.append("sent")
+            yield lambda: (order.append("answered"), answer())[1]
+
+    def begin(message):
+        order.append("begun")
+        found.append(message)
+
+    monkeypatch.setattr(transport, "_answer_of", noted)
+    generations(begin, num_waiting=2)
+    assert order == ["sent", "begun", "answered", "begun", "begun"]
+    assert [message.payload[0] for message in found] == [[0], [1], [2]]
+    for message in found:
+        assert None not in unacked(client, message)
+        message.ack()
+
+
+def test_a_generation_that_has_ended_by_then_is_not_kept(client, generations):
+    client.delete(generations.flight)
+    found = []
+    generations(found.append, num_waiting=1)
+    assert unacked(client, found[0]) == (None, None)
+    assert None not in unacked(client, found[1])
+    assert client.smembers(redis_keys.tags("transport-test")) == {found[1].delivery_tag.encode()}
+    found[1].ack()
+
+
+def test_a_server_that_forgot_the_script_gets_it_again(client, generations):
+    client.script_flush()
+    found = []
+    generations(found.append, num_waiting=1)
+    client.script_flush()
+    client.zadd(generations.flight, {"request": time.time() + 60})
+    generations(found.append)
+    assert len(found) == 3
+    assert all(None not in unacked(client, message) for message in found)
+
+
+@pytest.mark.parametrize("name", ["send_command", "read_response"])
+def test_a_connection_that_breaks_neither_loses_nor_doubles_a_generation(client, generations, monkeypatch, name):
+    broken = []
+    answer_of, original = transport._answer_of, getattr(redis.UnixDomainSocketConnection, name)
+
+    def breaks(connection, *arguments, **options):
+        if not broken:
+            broken.append(name)
+            raise redis.ConnectionError("cut")
+        return original(connection, *arguments, **options)
+
+    def with_a_break(*command):
+        monkeypatch.setattr(redis.UnixDomainSocketConnection, name, breaks)
+        return answer_of(*command)
+
+    monkeypatch.setattr(transport, "_answer_of", with_a_break)
+    found = []
+    generations(found.append)
+    assert broken == [name]
+    assert [message.payload[0] for message in found] == [[0]]
+    assert None not in unacked(client, found[0])
+    found[0].ack()
 
 
 def test_a_type_that_is_not_accepted_is_not_read(client, take_waiting):
