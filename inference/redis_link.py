@@ -26,7 +26,7 @@ class RedisLink:
     def __init__(self, url: str, *, connect_timeout_s: float, **options: Any) -> None:
         # Without a socket_timeout, or sending would be a task; ``call`` has the time limit.
         pool: Any = aioredis.ConnectionPool.from_url(
-            url, protocol=2, socket_connect_timeout=connect_timeout_s, **options
+            url, protocol=2, socket_timeout=None, socket_connect_timeout=connect_timeout_s, **options
         )
         self._connection = pool.make_connection()
         self._is_busy = False
