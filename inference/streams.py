@@ -43,6 +43,9 @@ READ_TIMEOUT_S = READ_BLOCK_MS / 1000 + 5
 CONNECT_TIMEOUT_S = 2.0
 DEADLINE_GRACE_S = 5.0
 MISSED_BEFORE_LOST = 2
+_TURNS_OF_READERS = 2
+"""Of the event loop, before more is asked for: in the first one readers that were woken write to their clients, and
+what they wrote goes out at its end."""
 
 
 # Which of the delivery tags are in the queue.
@@ -200,6 +203,8 @@ class StreamHub:
                 for entry_id, (name, payload, *_) in entries:
                     self._last_id = entry_id
                     await self._take(name, payload)
+                for _ in range(_TURNS_OF_READERS):
+                    await asyncio.sleep(0)
         finally:
             await link.close()
 

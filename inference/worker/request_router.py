@@ -17,6 +17,8 @@ from inference.worker.resident import Resident, Route
 logger = logging.getLogger(__name__)
 
 PREPARE_THREADS = 4
+FEW_TOKENS = 4096
+"""A prompt of no more token ids is prepared where it arrives: waking a thread for it would take longer."""
 
 
 class RequestRouter:
@@ -51,8 +53,11 @@ class RequestRouter:
         return route
 
     def start(self, route: Route) -> None:
-        """Hand a counted request to its engine, in another thread."""
-        self._prepare_threads.submit(self._prepare, route)
+        """Hand a counted request to its engine; in another thread if there is more to do than to check token ids."""
+        if _is_quick(route.message):
+            self._prepare(route)
+        else:
+            self._prepare_threads.submit(self._prepare, route)
 
     def cancel(self, request_id: str) -> bool:
         """End a request early with an error event; False if it isn't here."""
@@ -96,7 +101,7 @@ class RequestRouter:
         self._prepare_threads.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self, route: Route) -> None:
-        """In a thread: tokenise, then hand over to the engine."""
+        """Tokenise, then hand over to the engine."""
         resident = route.resident
         assert resident.llm is not None
         assert resident.loop is not None
@@ -211,3 +216,13 @@ class RequestRouter:
             function(*args)
         except Exception:
             logger.exception("a callback of a request failed")
+
+
+def _is_quick(message: GenerateMessage) -> bool:
+    params = message["params"]
+    return (
+        len(message["prompt"].get("token_ids", ())) in range(1, FEW_TOKENS + 1)
+        and "echo" not in message
+        and params.get("grammar") is None
+        and params.get("n", 1) == 1
+    )

@@ -135,6 +135,36 @@ def test_refused_and_broken_requests_leave_their_neighbours_alone(bench):
     assert len(b.client.tokens("good")) == 5
 
 
+def test_a_few_token_ids_are_prepared_where_they_arrive(bench):
+    b = bench()
+    b.send("load")
+    b.client.wait("load")
+    llm = b.plans.llms["a"]
+    prepare, prepared_by = llm.prepare, {}
+
+    def note(request):
+        prepared_by[request["request_id"]] = threading.current_thread()
+        if request["request_id"] == "refused":
+            raise InvalidRequest("refused as asked.", param="prompt")
+        return prepare(request)
+
+    llm.prepare = note
+    ids = {"token_ids": [1, 2]}
+    b.send("here", prompt=ids)
+    b.send("refused", prompt=ids)
+    b.send("text")
+    b.send("many", prompt={"token_ids": [1] * 5000})
+    b.send("grammar", prompt=ids, params={"max_tokens": 5, "grammar": {"kind": "regex", "value": "a"}})
+    b.send("choices", prompt=ids, params={"max_tokens": 5, "n": 2})
+    b.send("echo", prompt=ids, echo=True)
+    b.client.wait("here", "refused", "text", "many", "grammar", "choices", "echo")
+    here = {name for name, thread in prepared_by.items() if thread is threading.current_thread()}
+    assert here == {"here", "refused"}
+    assert len(prepared_by) == 7
+    assert b.client.events["refused"][-1]["error"]["message"] == "refused as asked."
+    assert len(b.client.tokens("here")) == 5
+
+
 def test_least_recently_used_model_is_evicted(bench):
     b = bench(budget=25)
     for model in ("a", "b"):
