@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from inference.engine.config import EngineConfig
+from inference.engine.device import on_device
 from inference.engine.model_runner import TORCH_DTYPES, allocate_states
 from inference.errors import InvalidRequest
 from inference.llm import LLMOptions, choose_dtype
@@ -126,9 +127,9 @@ def measure_quality(
     others: list[Quant] = [quant for quant in dict.fromkeys(quants) if quant != "none"]
     compared: list[Quant] = others or ["none"]
     total, done = len(windows) * max(len(others), 1), 0
-    reference = _load(spec, weight_files, "none", options, window)
     results: list[Quality] = []
-    with torch.inference_mode():
+    with on_device(torch.device(options.device)), torch.inference_mode():
+        reference = _load(spec, weight_files, "none", options, window)
         for quant in compared:
             runner = reference if quant == "none" else _load(spec, weight_files, quant, options, window)
             plain, found = _Sums(), _Sums()

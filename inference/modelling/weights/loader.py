@@ -110,7 +110,7 @@ def load_network(
                 setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
                 if pack and isinstance(owner, Packable) and not any(part.is_meta for part in owner.parameters()):
                     owner.pack()
-                if _is_used(owner, leaf, value):
+                if value.device.type == "cpu" and _is_used(owner, leaf, value):
                     files.keep()
             del value
     if progress is not None:

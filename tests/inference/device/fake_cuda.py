@@ -33,12 +33,14 @@ class Traffic:
         waits: What the host waited for: reads of the device's memory, and copies to it from pageable memory.
         launches: Kernels with what their compiled form depends on.
         is_capturing: Nothing may pass at all now.
+        is_current: The device is the thread's current one, to which kernels go.
     """
 
     waits: list[str] = field(default_factory=list)
     launches: list[tuple[Any, ...]] = field(default_factory=list)
     uploads: int = 0
     is_capturing: bool = False
+    is_current: bool = False
     pinned: set[int] = field(default_factory=set)
 
     def wait(self, what: str) -> None:
@@ -173,6 +175,7 @@ def fake_cuda(monkeypatch) -> Iterator[Traffic]:
     traffic = Traffic()
 
     def record(kernel, *args, grid, warmup, **kwargs):
+        assert traffic.is_current, f"{kernel.fn.__name__} goes to the thread's current device, whichever that is"
         traffic.launches.append(_specialisation(kernel, args, kwargs))
 
     monkeypatch.setattr(JITFunction, "run", record)
@@ -185,6 +188,14 @@ def fake_cuda(monkeypatch) -> Iterator[Traffic]:
         finally:
             traffic.is_capturing = False
 
+    @contextlib.contextmanager
+    def current(device):
+        before, traffic.is_current = traffic.is_current, True
+        try:
+            yield
+        finally:
+            traffic.is_current = before
+
     class FakeCaptureStream:
         def beside(self):
             return contextlib.nullcontext()
@@ -195,7 +206,7 @@ def fake_cuda(monkeypatch) -> Iterator[Traffic]:
     monkeypatch.setattr(cuda_graphs, "CaptureStream", FakeCaptureStream)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", current)
     registry = (ctypes.c_void_p * 32).in_dll(
         ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so")),
         "_ZN3c104impl26device_guard_impl_registryE",

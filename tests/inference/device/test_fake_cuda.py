@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import inference.demo
 from bench.gpu_models import quantise_network
 from inference.engine.config import EngineConfig
 from inference.engine.constraint import TokenMask
@@ -14,12 +17,16 @@ from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
+from inference.llm import LLM, LLMOptions
 from inference.modelling import kernels
 from inference.modelling.weights.quantisation import Quant
 from inference.sampling_params import SamplingParams
 from inference.speculative_options import SpeculativeOptions
+from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.device.fake_cuda import DEVICE, fake_cuda
 from tests.inference.device.networks import STACKS, VOCAB, empty_network, make_spec
+
+DEMO = Path(inference.demo.__file__).parent / "checkpoint"
 
 pytestmark = pytest.mark.skipif(not kernels.PRESENT, reason="triton is not installed")
 
@@ -188,3 +195,17 @@ def test_guesses(name, method, traffic):
     stats = engine.stats()
     assert stats.speculation.num_proposed > 0 and stats.num_generated_tokens == 48
     assert set(traffic.waits) == {"cpu"}
+
+
+def test_a_checkpoint_is_loaded_and_answers(traffic, monkeypatch):
+    """From files to events; what the demo model says is token 0, the only number that there is."""
+    found = inspect_checkpoint(DEMO)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    options = LLMOptions(device=DEVICE, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64)
+    llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, options)
+    assert all(parameter.is_cuda for parameter in llm._engine._runner._network.parameters())
+    events = list(llm.generate("Once", SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)))
+    assert events[-1]["type"] == "done", events
+    llm.close()
