@@ -23,6 +23,12 @@ class Spread:
         """Of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
+    def __str__(self) -> str:
+        """The median, with both ends if they are others."""
+        if self.low == self.high:
+            return f"{self.median:.2f}"
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
 
 @dataclass(slots=True)
 class Figures:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.figures import Figures, Spread
 from bench.implementations import IMPLEMENTATIONS
+from bench.report import is_compared
 
 _COLOURS = {
     "blazr": ("#b4410e", "#e07a3f", "#f2b48c"),
@@ -20,20 +21,22 @@ _COLUMNS = 2
 
 
 def write_plot(figures: Figures, file: Path) -> None:
-    """One panel for each model and task: bar is the median, line from smallest to greatest, in tokens/s."""
+    """One panel for each model and figure that peers have, too: bar is the median, line from smallest to greatest."""
     panels = []
     for model, rows in figures.samples.items():
         tasks = dict.fromkeys(figure for row in rows.values() for figure in row)
         for task in tasks:
-            if not task.startswith(("decode", "prefill", "http")) or " " in task:
+            if not is_compared(task):
                 continue
+            unit, scale = unit_of(task)
             bars = []
             for item in IMPLEMENTATIONS:
                 values = rows.get(item.name, {}).get(task)
                 if values:
                     shade = {16: 0, 8: 1, 4: 2}[item.bits]
-                    bars.append((item.name, _COLOURS[item.peer][shade], Spread.of(list(values.values()))))
-            panels.append((f"{model}, {task}: tokens/s", bars))
+                    spread = Spread.of([scale * value for value in values.values()])
+                    bars.append((item.name, _COLOURS[item.peer][shade], spread))
+            panels.append((f"{model}, {task.removesuffix(' s').removesuffix(' bytes')}: {unit}", bars))
     column_heights = [0.0] * _COLUMNS
     parts = []
     for title, bars in panels:
@@ -44,6 +47,15 @@ def write_plot(figures: Figures, file: Path) -> None:
     width, height = _COLUMNS * (_LEFT + _WIDTH + 80), max(column_heights, default=0.0) + _GAP
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" font-family="sans-serif">'
     file.write_text("\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>\n"]))
+
+
+def unit_of(figure: str) -> tuple[str, float]:
+    """What a figure is shown in, and by what its values are multiplied for that."""
+    if figure.endswith(" bytes"):
+        return "MiB", 2**-20
+    if figure == "load s":
+        return "s", 1.0
+    return ("ms", 1000.0) if figure.endswith(" s") else ("tokens/s", 1.0)
 
 
 def _panel(title: str, bars: list[tuple[str, str, Spread]], x: float, y: float) -> list[str]:

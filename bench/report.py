@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bounds import Sizes
-from bench.figures import Figures, Spread
+from bench.figures import Figures, Spread, ratio
 from bench.implementations import IMPLEMENTATIONS, Implementation
 from bench.targets import TARGETS
 from bench.tasks import CLIENTS, Lengths
@@ -70,6 +70,8 @@ def print_report(figures: Figures, console: Console) -> None:
         )
     for model, rows in figures.samples.items():
         _print_rates(model, rows, console)
+    for model in figures.samples:
+        _print_ratios(figures, model, console)
     print_targets(figures, console)
     for model, rows_failed in figures.failures.items():
         for name, tasks in rows_failed.items():
@@ -109,6 +111,42 @@ def _print_rates(model: str, rows: Mapping[str, Mapping[str, Mapping[str, float]
             if any(figure in rows[name] for figure in columns):
                 table.add_row(name, *(_cell(rows[name], figure) for figure in columns))
         console.print(table)
+
+
+def _print_ratios(figures: Figures, model: str, console: Console) -> None:
+    """Each of ours against every peer with as many bits, figure by figure."""
+    rows = figures.samples[model]
+    for ours in IMPLEMENTATIONS:
+        if ours.peer != "blazr" or ours.name not in rows:
+            continue
+        peers = [item.name for item in IMPLEMENTATIONS if item.peer != "blazr" and item.bits == ours.bits]
+        found = {
+            (figure, peer): spread
+            for figure in rows[ours.name]
+            for peer in peers
+            if is_compared(figure)
+            and (spread := ratio(figures.values(model, ours.name, figure), figures.values(model, peer, figure)))
+        }
+        columns = [peer for peer in peers if any(name == peer for _, name in found)]
+        if not columns:
+            continue
+        console.print(
+            f"\n[bold]{model}[/]: {ours.name} / each peer, median (min to max) of the rounds; "
+            "of times and bytes less is better",
+            highlight=False,
+        )
+        table = Table("", *columns, box=None)
+        for figure in sorted({figure for figure, _ in found}, key=_order):
+            cells = [found.get((figure, peer)) for peer in columns]
+            table.add_row(figure, *("–" if cell is None else str(cell) for cell in cells))
+        console.print(table)
+
+
+def is_compared(figure: str) -> bool:
+    """Whether a figure is one that peers have as well."""
+    if figure.endswith((" of bound", "first token s")):
+        return False
+    return figure.startswith(("decode", "prefill", "http")) or figure in ("load s", "peak bytes", "server peak bytes")
 
 
 _PLAIN = (

@@ -115,6 +115,36 @@ def test_report_and_plot_of_a_run(tmp_path: Path) -> None:
     assert "llama.cpp bf16" in (tmp_path / "run.svg").read_text()
 
 
+def test_every_figure_that_a_peer_has_is_compared_and_drawn(tmp_path: Path) -> None:
+    shown = {
+        "decode8": (80.0, 40.0, "2.00", "80"),
+        "load s": (0.5, 2.0, "0.25", "0.5"),
+        "peak bytes": (3 * 2.0**20, 2.0**20, "3.00", "3"),
+        "http8 ttft p99 s": (0.125, 0.1, "1.25", "125"),
+        "http8 itl p50 s": (0.01, 0.02, "0.50", "10"),
+    }
+    figures = Figures()
+    for figure, (ours, theirs, _, _) in shown.items():
+        for moment, part in (("1", 1.0), ("2", 0.5)):
+            figures.add("llama-1b", "blazr int8", figure, moment, ours)
+            figures.add("llama-1b", "llama.cpp q8_0", figure, moment, theirs * part)
+        figures.add("llama-1b", "llama.cpp bf16", figure, "1", theirs)
+    for name in ("decode8 of bound", "bare8", "read s"):
+        figures.add("llama-1b", "blazr int8", name, "1", 1.0)
+        figures.add("llama-1b", "llama.cpp q8_0", name, "1", 1.0)
+    console = Console(record=True, width=200)
+    print_report(figures, console)
+    table = console.export_text().partition("blazr int8 / each peer")[2].partition("targets:")[0]
+    assert "q8_0" in table and "bf16" not in table, "other bits aren't the same work"
+    write_plot(figures, tmp_path / "run.svg")
+    drawn = (tmp_path / "run.svg").read_text()
+    for figure, (_, _, least, bar) in shown.items():
+        line = next(line for line in table.splitlines() if line.strip().startswith(figure))
+        assert f"({least} to {2 * float(least):.2f})" in line
+        assert f">{bar}<" in drawn
+    assert sum(line.count(" to ") for line in table.splitlines()) == len(shown) + 1  # the heading has one, too
+
+
 def test_the_words_of_an_error_are_found_in_a_long_output() -> None:
     assert last_words("a\nValueError: unknown layer\nsee the manual\n\n") == "ValueError: unknown layer"
     assert last_words("a\nb\nc\nd\n") == "b | c | d"
