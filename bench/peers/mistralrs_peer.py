@@ -8,7 +8,7 @@ from typing import Any
 
 import mistralrs
 
-from bench.peers.streaming import Arrivals, StreamingPeer
+from bench.peers.streaming import Arrivals, StreamingPeer, add_unshown
 from bench.tokenizer_files import random_text
 
 
@@ -38,9 +38,14 @@ class MistralrsPeer(StreamingPeer[str]):
             )
             with self._sending:  # the runner can't be borrowed by two threads at once
                 chunks = self._runner.send_chat_completion_request(request)
+            total = None
             for chunk in chunks:
                 if chunk.choices and chunk.choices[0].delta.content:
                     arrivals.append((time.perf_counter(), 1))
+                if chunk.usage is not None:  # the last chunk's
+                    total = chunk.usage.completion_tokens
+            if total is not None:
+                add_unshown(arrivals, total)
         except Exception as error:
             failures.append(error)
 

@@ -11,6 +11,7 @@ from bench.__main__ import chosen, parse_arguments
 from bench.child import decode_rate, stream_figures
 from bench.environments import last_words
 from bench.figures import Figures, Spread, difference, percentile, ratio
+from bench.peers.streaming import add_unshown
 from bench.plot import write_plot
 from bench.report import print_report
 from bench.targets import TARGETS, Target
@@ -82,6 +83,17 @@ def test_decode_rate_counts_only_while_every_sequence_runs() -> None:
     assert rate["tokens_per_s"] == pytest.approx(4 / 2)
     with pytest.raises(RuntimeError, match="ended before"):
         decode_rate([[(1.0, 1), (2.0, 1)], [(3.0, 1), (4.0, 1)]])
+
+
+def test_tokens_without_a_chunk_count_with_the_last_one() -> None:
+    arrivals = [(1.0, 1), (2.0, 1)]
+    add_unshown(arrivals, 2)
+    assert arrivals == [(1.0, 1), (2.0, 1)]
+    add_unshown(arrivals, 4)
+    assert arrivals == [(1.0, 1), (2.0, 3)]
+    nothing: list[tuple[float, int]] = []
+    add_unshown(nothing, 3)
+    assert nothing == [], "a stream of nothing is the caller's error to tell"
 
 
 def test_every_target_names_rows_that_exist() -> None:
