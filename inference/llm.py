@@ -204,6 +204,7 @@ class LLM:
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         dtype = choose_dtype(spec, options)
+        _check_dtype(options, dtype)
         plan = plan_states(spec, options)  # before the weights: too little memory shows at once
         with on_device(torch.device(options.device)), contextlib.ExitStack() as undo:
             text = TextLoading(tokenizer, plan.max_model_len)
@@ -613,6 +614,17 @@ def _check_device(options: LLMOptions) -> None:
         raise ModelLoadFailed(
             f"device is {options.device}, but this machine has {torch.cuda.device_count()} CUDA devices.",
             param="device",
+        )
+
+
+def _check_dtype(options: LLMOptions, dtype: Dtype) -> None:
+    if options.device_kind != "cuda" or dtype != "bfloat16":
+        return
+    major, minor = torch.cuda.get_device_capability(torch.device(options.device))
+    if major < 8:
+        raise ModelLoadFailed(
+            f"{options.device} has compute capability {major}.{minor}, bfloat16 needs 8.0; set the dtype to float16.",
+            param="dtype",
         )
 
 

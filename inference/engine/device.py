@@ -39,7 +39,9 @@ def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     The pinned copy is the allocator's, which doesn't give it away before the device has read it.
     """
     host = torch.from_numpy(np.ascontiguousarray(values))
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu" or not host.numel():
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def upload_ids(values: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -55,6 +57,11 @@ def fetch(*tensors: torch.Tensor) -> tuple[list[Any], ...]:
     """
     if len(tensors) == 1 or tensors[0].device.type == "cpu":
         return tuple(tensor.tolist() for tensor in tensors)
+    return fetch_together(tensors)
+
+
+def fetch_together(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], ...]:
+    """``fetch`` where there is something to wait for: as one tensor of float64, which holds all of them exactly."""
     flat = torch.cat([tensor.reshape(-1).double() for tensor in tensors]).cpu().numpy()
     parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return tuple(

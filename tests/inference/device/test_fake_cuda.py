@@ -17,6 +17,7 @@ from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
+from inference.errors import ModelLoadFailed
 from inference.llm import LLM, LLMOptions
 from inference.modelling import kernels
 from inference.modelling.weights.quantisation import Quant
@@ -203,7 +204,11 @@ def test_a_checkpoint_is_loaded_and_answers(traffic, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
-    options = LLMOptions(device=DEVICE, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64)
+    options = LLMOptions(device=DEVICE, dtype="bfloat16", max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ModelLoadFailed, match="float16"):
+        LLM.load(found.spec, found.tokenizer, found.weight_paths, options)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, options)
     assert all(parameter.is_cuda for parameter in llm._engine._runner._network.parameters())
     events = list(llm.generate("Once", SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)))
