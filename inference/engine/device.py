@@ -39,9 +39,9 @@ def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     The pinned copy is the allocator's, which doesn't give it away before the device has read it.
     """
     host = torch.from_numpy(np.ascontiguousarray(values))
-    if device.type == "cpu" or not host.numel():
-        return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True) if host.numel() else torch.empty_like(host, device=device)
 
 
 def upload_ids(values: Sequence[int], device: torch.device) -> torch.Tensor:

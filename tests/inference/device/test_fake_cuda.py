@@ -42,7 +42,7 @@ def make_engine(name: str, *, vocab_size: int = VOCAB, quant: Quant = "none", **
     """Prompts come in chunks of up to 16 tokens, beside the decodes of others."""
     spec = make_spec(name, vocab_size)
     sizes = {
-        "num_blocks": 64, "num_state_slots": 9, "num_snapshot_slots": 4, "block_size": 4, "max_num_seqs": 3,
+        "num_blocks": 64, "num_state_slots": 9, "num_snapshot_slots": 4, "block_size": 4, "max_num_seqs": 2,
         "max_num_batched_tokens": 16, "device": DEVICE, "dtype": "bfloat16", "invalid_token_ids": (3, 5),
     }  # fmt: skip
     network = quantise_network(empty_network(spec, DEVICE), quant)
