@@ -14,6 +14,7 @@ The default model is so small that its network hardly counts; ``--shape llama-13
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -208,18 +209,15 @@ STEPS = ("published", "taken", "token", "received")
 def timeline(site: Site, shape: LlamaShape, repeats: int) -> dict[str, float]:
     """Median milliseconds since the client sent its request, by step."""
     seen: list[tuple[float, str]] = []
-    stop = threading.Event()
     watching = threading.Event()
 
     def watch() -> None:
-        client = redis.Redis.from_url(site.redis_url, socket_timeout=0.5)
-        with client.monitor() as monitor:
+        # Without a time limit: redis-py closes a connection on which nothing came for so long.
+        client = redis.Redis.from_url(site.redis_url, socket_timeout=None)
+        with contextlib.suppress(redis.RedisError), client.monitor() as monitor:  # until the server ends
             watching.set()
-            while not stop.is_set():
-                try:
-                    found = monitor.next_command()
-                except redis.TimeoutError:
-                    continue
+            while True:
+                found = monitor.next_command()
                 seen.append((found["time"], found["command"]))
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -230,23 +228,28 @@ def timeline(site: Site, shape: LlamaShape, repeats: int) -> dict[str, float]:
         seen.clear()
         started = time.time()
         first_s, _ = run_clients(site, shape.name, [prompt], 2)[0]
-        time.sleep(0.05)
-        commands = list(seen)
-        marks = {
-            "published": _first(commands, started, lambda text: text.startswith("LPUSH m.")),
-            "taken": _first(commands, started, lambda text: text.startswith("HSET unacked ")),
-            "token": _first(commands, started, lambda text: text.startswith("XADD blazr:out:") and "delta" in text),
-        }
-        for name, at in marks.items():
+        for name, at in _marks(seen, started).items():
             samples[name].append(at - started)
         samples["received"].append(first_s)
-    stop.set()
-    watcher.join(2)
     return {name: 1000 * statistics.median(values) for name, values in samples.items()}
 
 
-def _first(commands: list[tuple[float, str]], since: float, matches: Callable[[str], bool]) -> float:
-    return next(at for at, text in commands if at >= since and matches(text))
+def _marks(seen: list[tuple[float, str]], since: float) -> dict[str, float]:
+    """When Redis saw each step for the first time; the watcher may be behind, so they are waited for."""
+    searched: dict[str, Callable[[str], bool]] = {
+        "published": lambda text: text.startswith("LPUSH m."),
+        "taken": lambda text: text.startswith("HSET unacked "),
+        "token": lambda text: text.startswith("XADD blazr:out:") and "delta" in text,
+    }
+    deadline = time.monotonic() + 5
+    while True:
+        commands = [(at, text) for at, text in list(seen) if at >= since]
+        found = {name: [at for at, text in commands if matches(text)] for name, matches in searched.items()}
+        if all(found.values()):
+            return {name: times[0] for name, times in found.items()}
+        if time.monotonic() > deadline:
+            raise SystemExit(f"Redis never showed some of {', '.join(found)}: {commands[:50]}")
+        time.sleep(0.01)
 
 
 # --- against the bare engine -----------------------------------------------------------------------

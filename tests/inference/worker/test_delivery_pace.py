@@ -267,7 +267,9 @@ def test_a_first_token_does_not_hold_up_the_engine_while_redis_is_away(sent, mon
         send_once(batch)
 
     monkeypatch.setattr(publisher, "_send_once", wait_for_redis)
-    for number in range(3):
+    _publish(publisher, [delta(0, 1)])
+    wait_until(lambda: publisher._sending)
+    for number in (1, 2):
         _publish(publisher, [delta(number, 1)])
     assert publisher._waiting.num_events == 2
     is_back.set()
