@@ -116,7 +116,7 @@ def test_an_exception_while_sampling_ends_only_its_request(error, monkeypatch):
 
 def test_an_exception_in_logprobs_ends_only_its_request(monkeypatch):
     reference = undisturbed()
-    original = sampler_module.Sampler.score
+    original = sampler_module.Sampler._score
 
     def failing(self, log_probs, token_ids, num_top):
         if reference["r3"].tokens[5] in token_ids.tolist() and engine.stats().num_steps == 5:
@@ -124,7 +124,7 @@ def test_an_exception_in_logprobs_ends_only_its_request(monkeypatch):
         return original(self, log_probs, token_ids, num_top)
 
     engine = make_engine("hybrid", **OPTIONS)
-    monkeypatch.setattr(sampler_module.Sampler, "score", failing)
+    monkeypatch.setattr(sampler_module.Sampler, "_score", failing)
     found = run(engine, *requests())
     failed = {name for name, entry in found.items() if entry.finish_reason is FinishReason.ERROR}
     assert "r3" in failed and len(failed) <= 2, "another request may have got the same token in that step"
