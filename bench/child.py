@@ -71,6 +71,19 @@ def stream_figures(started: float, arrivals: Sequence[Sequence[tuple[float, int]
     }
 
 
+def add_unshown(arrivals: list[tuple[float, int]], total: int) -> None:
+    """Count tokens that made no chunk of their own, such as a part of a character, as if they came with the last one.
+
+    Args:
+        arrivals: (time, tokens) of a request's chunks.
+        total: Tokens that there were by the server's own count.
+    """
+    missing = total - sum(count for _, count in arrivals)
+    if missing > 0 and arrivals:
+        at, count = arrivals[-1]
+        arrivals[-1] = (at, count + missing)
+
+
 def decode_rate(arrivals: Sequence[Sequence[tuple[float, int]]]) -> dict[str, float]:
     """Tokens per second from the moment when every sequence has its first token until the first one ends."""
     begin = max(stream[0][0] for stream in arrivals)

@@ -25,9 +25,11 @@ class Spread:
 
     def __str__(self) -> str:
         """The median, with both ends if they are others."""
-        if self.low == self.high:
-            return f"{self.median:.2f}"
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.median:.2f}" if self.low == self.high else self.whole()
+
+    def whole(self, digits: int = 2) -> str:
+        """The median and both ends."""
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
 
 @dataclass(slots=True)

@@ -67,13 +67,20 @@ def random_network(
 ) -> HybridForCausalLM:
     """A network of random weights that keeps activations near 1, made where it stays."""
     generator = torch.Generator(device).manual_seed(seed)
+    network = empty_network(spec, device, dtype)
+    for name, parameter in network.named_parameters():
+        _fill(parameter, name, generator)
+    return network
+
+
+def empty_network(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> HybridForCausalLM:
+    """A network whose parameters have their shapes and dtypes, and whatever the memory held."""
     with torch.device("meta"):
         network = HybridForCausalLM(spec)
-    for path, owner in network.named_modules():
+    for owner in network.modules():
+        kept = getattr(owner, "float32_parameters", ())
         for name, parameter in list(owner.named_parameters(recurse=False)):
-            kept = name in getattr(owner, "float32_parameters", ())
-            value = torch.empty(parameter.shape, dtype=torch.float32 if kept else dtype, device=device)
-            _fill(value, f"{path}.{name}", generator)
+            value = torch.empty(parameter.shape, dtype=torch.float32 if name in kept else dtype, device=device)
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
     return network.eval()
 

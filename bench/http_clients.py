@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bench.child import random_prompts, stream_figures
+from bench.child import add_unshown, random_prompts, stream_figures
 
 SILENCE_S = 120.0
 
@@ -154,8 +154,7 @@ def _arrivals(dialect: Dialect, lines: list[Line], new: int) -> Arrivals:
     arrivals = [(at, count) for at, chunk in chunks if (count := dialect.count(chunk))]
     shown = sum(count for _, count in arrivals)
     tokens = next((total for _, chunk in chunks if (total := dialect.total(chunk)) is not None), shown)
-    if arrivals and shown < tokens:  # parts of a character show nothing until it is whole
-        arrivals[-1] = (arrivals[-1][0], arrivals[-1][1] + tokens - shown)
+    add_unshown(arrivals, tokens)  # parts of a character show nothing until it is whole
     if tokens != new:
         raise RuntimeError(f"a stream had {tokens} tokens instead of {new}")
     return arrivals

@@ -14,7 +14,6 @@ The default model is so small that its network hardly counts; ``--shape llama-13
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import socket
@@ -26,7 +25,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.child import random_prompts
+from bench.figures import Spread
 from bench.http_clients import DIALECTS, exchange
 from bench.weights import SHAPES, LlamaShape, make_llama
 from blazr_site.embedded_redis import server_command, wait_until_ready
@@ -214,14 +214,12 @@ def timeline(site: Site, shape: LlamaShape, repeats: int) -> dict[str, float]:
     def watch() -> None:
         # Without a time limit: redis-py closes a connection on which nothing came for so long.
         client = redis.Redis.from_url(site.redis_url, socket_timeout=None)
-        with contextlib.suppress(redis.RedisError), client.monitor() as monitor:  # until the server ends
+        with suppress(redis.RedisError), client.monitor() as monitor:  # until the server ends
             watching.set()
-            while True:
-                found = monitor.next_command()
+            for found in monitor.listen():
                 seen.append((found["time"], found["command"]))
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    threading.Thread(target=watch, daemon=True).start()
     watching.wait(10)
     samples: dict[str, list[float]] = {name: [] for name in STEPS}
     for prompt in random_prompts(repeats, 16, shape.vocab_size, seed=11):
@@ -295,9 +293,7 @@ def report(found: dict[str, Any], console: Console) -> None:
     console.print(f"a lone request, ms since it was sent: {steps}")
     if "ratio" in found:
         for name, values in found["ratio"].items():
-            low, high = min(values), max(values)
-            shown = f"median {statistics.median(values):.2f} ({low:.2f} to {high:.2f}) of {len(values)}"
-            console.print(f"{name}: {shown}")
+            console.print(f"{name}: median {Spread.of(values).whole()} of {len(values)}")
 
 
 def main() -> None:

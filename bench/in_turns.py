@@ -17,6 +17,7 @@ from bench.__main__ import names, positive
 from bench.bounds import read_sizes
 from bench.disturbance import Disturbed, family, undisturbed
 from bench.environments import Environments
+from bench.figures import Spread
 from bench.implementations import IMPLEMENTATIONS, PEERS, Implementation, Job
 from bench.processes import Child
 from bench.weights import CHECKPOINTS, make_checkpoint
@@ -67,8 +68,7 @@ def measure(job: Job, peer: str, bits: int, rounds: int, new: int) -> list[tuple
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median (low to high)."""
-    middle, low, high = statistics.median(values), min(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    return Spread.of(values).whole(digits)
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import mistralrs
 
-from bench.peers.streaming import Arrivals, StreamingPeer, add_unshown
+from bench.child import add_unshown
+from bench.peers.streaming import Arrivals, StreamingPeer
 from bench.tokenizer_files import random_text
 
 

@@ -12,19 +12,6 @@ Arrivals = list[list[tuple[float, int]]]
 """Of each request (time, number of tokens that came with it), in order."""
 
 
-def add_unshown(arrivals: list[tuple[float, int]], total: int) -> None:
-    """Count tokens that made no chunk of their own, such as a part of a character, as if they came with the last one.
-
-    Args:
-        arrivals: (time, tokens) of a request's chunks.
-        total: Tokens that there were by the peer's own count.
-    """
-    missing = total - sum(count for _, count in arrivals)
-    if missing > 0 and arrivals:
-        at, count = arrivals[-1]
-        arrivals[-1] = (at, count + missing)
-
-
 class StreamingPeer(ABC, Generic[Prompt]):
     """Measures what ``_run`` does with prompts of any kind."""
 

@@ -100,8 +100,8 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if self._device.type == "cuda":
             choose_attention()
-        if self._device.type == "cuda" and self._reads_blocks:
-            warm_up(network, network.compute_logits, spec, self._layers, config)
+            if self._reads_blocks:
+                warm_up(network, network.compute_logits, spec, self._layers, config)
         if self._device.type == "cuda" and getattr(network, "can_capture", False):
             paged = states.has_paged_state
             static = StaticBatch(

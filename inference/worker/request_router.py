@@ -221,7 +221,7 @@ class RequestRouter:
 def _is_quick(message: GenerateMessage) -> bool:
     params = message["params"]
     return (
-        len(message["prompt"].get("token_ids", ())) in range(1, FEW_TOKENS + 1)
+        0 < len(message["prompt"].get("token_ids", ())) <= FEW_TOKENS
         and "echo" not in message
         and params.get("grammar") is None
         and params.get("n", 1) == 1

@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 
 from bench.__main__ import chosen, parse_arguments
-from bench.child import decode_rate, stream_figures
+from bench.child import add_unshown, decode_rate, stream_figures
 from bench.environments import last_words
 from bench.figures import Figures, Spread, difference, percentile, ratio
-from bench.peers.streaming import add_unshown
 from bench.plot import write_plot
 from bench.report import print_report
 from bench.targets import TARGETS, Target

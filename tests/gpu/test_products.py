@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layers.mlp import activate_reference
-from tests.gpu.compare import assert_close
+from tests.gpu.compare import assert_close, experts_reference
 
 
 @pytest.mark.parametrize("row_tile", [4, 16])
@@ -40,9 +39,5 @@ def test_experts(rows, experts, top_k, activation, gated, dtype, device):
     found = run_experts(
         *(part.to(device) for part in (hidden, weights, chosen, first, down)), gated=gated, activation=activation
     )
-    wanted = torch.zeros(rows, width, dtype=torch.float64)
-    for row in range(rows):
-        for weight, expert in zip(weights[row].tolist(), chosen[row].tolist(), strict=True):
-            inside = activate_reference(hidden[row].double() @ first[expert].double().t(), activation, gated=gated)
-            wanted[row] += weight * (inside @ down[expert].double().t())
+    wanted = experts_reference(hidden, weights, chosen, first, down, activation=activation, gated=gated)
     assert_close(found, wanted, dtype)

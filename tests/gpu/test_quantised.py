@@ -7,10 +7,9 @@ import torch
 from torch.nn import functional
 
 from inference.modelling import kernels
-from inference.modelling.layers.mlp import activate_reference
 from inference.modelling.layers.packed import quantise_plainly
 from inference.modelling.weights.quantisation import quantised_bytes
-from tests.gpu.compare import assert_close
+from tests.gpu.compare import assert_close, experts_reference
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -30,11 +29,7 @@ def test_quantised_experts(rows, experts, top_k, width, inner, activation, gated
     found = run_experts(
         *(part.to(device) for part in (hidden, weights, chosen)), first, down, gated=gated, activation=activation
     )
-    wanted = torch.zeros(rows, width, dtype=torch.float64)
-    for row in range(rows):
-        for weight, expert in zip(weights[row].tolist(), chosen[row].tolist(), strict=True):
-            inside = activate_reference(hidden[row].double() @ plain_first[expert].t(), activation, gated=gated)
-            wanted[row] += weight * (inside @ plain_down[expert].t())
+    wanted = experts_reference(hidden, weights, chosen, plain_first, plain_down, activation=activation, gated=gated)
     assert_close(found, wanted, dtype)
 
 
@@ -49,11 +44,7 @@ def test_one_stack_of_experts_may_stay_as_it_is(device):
         *(part.to(device) for part in (hidden, weights, chosen)), quantised, down.to(device),
         gated=True, activation="silu",
     )  # fmt: skip
-    inside = [
-        activate_reference(row @ plain[int(e)].t(), "silu", gated=True)
-        for row, e in zip(hidden.double(), chosen, strict=True)
-    ]
-    wanted = torch.stack([part @ down[int(e)].double().t() for part, e in zip(inside, chosen, strict=True)])
+    wanted = experts_reference(hidden, weights, chosen, plain, down, activation="silu", gated=True)
     assert_close(found, wanted, torch.float32)
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
-from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import (
     AttentionSpec,
     LayerSpec,
@@ -110,17 +106,3 @@ def make_spec(name: str, vocab_size: int = VOCAB) -> ModelSpec:
         logits_softcap=30.0 if softcapped else None, logits_multiplier=0.5 if name == "bamba" else 1.0,
         embedding_multiplier=2.0 if softcapped else 1.0,
     )  # fmt: skip
-
-
-def empty_network(spec: ModelSpec, device: str, dtype: torch.dtype = torch.bfloat16) -> HybridForCausalLM:
-    """Parameters of the right shapes and dtypes, with whatever the memory holds."""
-    with torch.device("meta"):
-        network = HybridForCausalLM(spec)
-    for owner in network.modules():
-        kept = getattr(owner, "float32_parameters", ())
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            kind = torch.float32 if name in kept else dtype
-            setattr(
-                owner, name, nn.Parameter(torch.empty(parameter.shape, dtype=kind, device=device), requires_grad=False)
-            )
-    return network.eval()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import inference.demo
-from bench.gpu_models import quantise_network
+from bench.gpu_models import empty_network, quantise_network
 from inference.engine.config import EngineConfig
 from inference.engine.constraint import TokenMask
 from inference.engine.engine import Engine
@@ -25,7 +25,7 @@ from inference.sampling_params import SamplingParams
 from inference.speculative_options import SpeculativeOptions
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.device.fake_cuda import DEVICE, fake_cuda
-from tests.inference.device.networks import STACKS, VOCAB, empty_network, make_spec
+from tests.inference.device.networks import STACKS, VOCAB, make_spec
 
 DEMO = Path(inference.demo.__file__).parent / "checkpoint"
 
@@ -45,7 +45,7 @@ def make_engine(name: str, *, vocab_size: int = VOCAB, quant: Quant = "none", **
         "num_blocks": 64, "num_state_slots": 9, "num_snapshot_slots": 4, "block_size": 4, "max_num_seqs": 2,
         "max_num_batched_tokens": 16, "device": DEVICE, "dtype": "bfloat16", "invalid_token_ids": (3, 5),
     }  # fmt: skip
-    network = quantise_network(empty_network(spec, DEVICE), quant)
+    network = quantise_network(empty_network(spec, DEVICE, torch.bfloat16), quant)
     return Engine(network, spec, EngineConfig(96, **(sizes | options)))
 
 
@@ -178,13 +178,13 @@ def test_guesses(name, method, traffic):
         spec = make_spec("llama")
         sizes = {"num_blocks": 64, "num_state_slots": 4, "max_num_seqs": 3, "block_size": 4}
         config = EngineConfig(96, device=DEVICE, dtype="bfloat16", **sizes)
-        draft = DraftModel(empty_network(spec, DEVICE), spec, config)
+        draft = DraftModel(empty_network(spec, DEVICE, torch.bfloat16), spec, config)
     spec = make_spec(name)
     config = EngineConfig(
         96, num_blocks=16, num_state_slots=4, num_snapshot_slots=4, num_spare_slots=3, block_size=4, max_num_seqs=3,
         max_num_batched_tokens=16, device=DEVICE, dtype="bfloat16",
     )  # fmt: skip
-    engine = Engine(empty_network(spec, DEVICE), spec, config, speculation=Speculation(options, draft))
+    engine = Engine(empty_network(spec, DEVICE, torch.bfloat16), spec, config, speculation=Speculation(options, draft))
     traffic.waits.clear()
     for number in range(4):
         engine.add_request(request(f"r{number}", 12, max_tokens=12))

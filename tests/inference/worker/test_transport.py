@@ -172,7 +172,7 @@ def generations(redis_urls_in_settings, client, monkeypatch):
         with Consumer(channel, [Queue(queue)], on_message=on_message, accept=["json"]):
             connection.drain_events(timeout=5)
 
-    read.channel, read.flight, read.queue = channel, redis_keys.flight(checkpoint_id), queue
+    read.flight = redis_keys.flight(checkpoint_id)
     yield read
     connection.release()
     client.delete(redis_keys.tags("transport-test"), redis_keys.flight(checkpoint_id), queue)
