@@ -3,7 +3,8 @@
 What a token costs on its way (Redis, the web process, the client) hardly depends on how many tokens one delivery has,
 and on a server that computes on its own processors the network waits meanwhile. So a worker with many streams whose
 steps are short sends what several steps made in one piece. A first token, the end of a choice and everything that
-isn't a delta is never kept, and neither is anything of a worker with few streams.
+isn't a delta is never kept, and neither is anything of a worker with few streams; they go out alone, and what other
+requests have waiting goes on waiting.
 """
 
 from __future__ import annotations
@@ -33,28 +34,27 @@ class DeliveryPace:
         self.interval_s = interval_s
         self._delivered_at = self._stepped_at = -1.0
 
-    def keep_until(self, events: Sequence[GenerationEvent], now: float) -> float:
-        """How long the events of a step may wait.
+    def keep_until(self, num_deltas: int, now: float) -> float:
+        """How long the deltas of a step may wait.
 
         Args:
-            events: Of one step.
+            num_deltas: Of one step, those that can wait.
             now: Seconds on the clock of all calls.
 
         Returns:
             When they have to go out at the latest; ``now``: they don't wait.
         """
         step_s, self._stepped_at = now - self._stepped_at, now
-        until = self._delivered_at + min(self.interval_s, WAIT_PER_STREAM_S * len(events))
-        if now + step_s > until or len(events) < MIN_STREAMS or not all(map(_can_wait, events)):
-            return now
-        return until
+        until = self._delivered_at + min(self.interval_s, WAIT_PER_STREAM_S * num_deltas)
+        return now if now + step_s > until or num_deltas < MIN_STREAMS else until
 
     def delivered(self, now: float) -> None:
-        """All events up to here have gone out."""
+        """Everything that waited up to here has gone out."""
         self._delivered_at = now
 
 
-def _can_wait(event: GenerationEvent) -> bool:
+def can_wait(event: GenerationEvent) -> bool:
+    """Whether nobody misses the event if it comes with those of the next steps."""
     return event["type"] == "delta" and event["index"] > FIRST_TOKEN and event.get("finish_reason") is None
 
 

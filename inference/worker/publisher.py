@@ -2,7 +2,8 @@
 
 Engine threads only append to a list; one thread here sends. Everything that waits goes out together:
 one ``XADD`` per web process, however many requests it has in the step, and with many streams of what several short
-steps made (``delivery_pace``). Only a first token goes out from its engine's thread, if nothing is on its way already:
+steps made (``delivery_pace``); until then deltas are kept by request, so that one which ends doesn't take along the
+others'. Only a first token goes out from its engine's thread, if nothing is on its way already:
 waking the thread here would take longer than writing it. A request's last event and the end of
 its message (out of Celery's unacknowledged set, out of the admission count) are one transaction, so that a
 worker that dies can neither lose an answer nor repeat a finished request.
@@ -14,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from redis.exceptions import RedisError
 
 from inference import redis_keys
 from inference.messages import GenerationEvent
-from inference.worker.delivery_pace import FIRST_TOKEN, DeliveryPace, merge_deltas
+from inference.worker.delivery_pace import FIRST_TOKEN, DeliveryPace, can_wait, merge_deltas
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ SMALL_BYTES = 1 << 15
 """What a socket with nothing in it takes without waiting for Redis."""
 
 _Command = tuple[Any, ...]
+_Addressed = tuple[str, GenerationEvent]
+"""The web process that an event is for, and the event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,14 @@ class _Waiting:
     events: dict[str, list[GenerationEvent]] = field(default_factory=dict)
     settlements: list[Settlement] = field(default_factory=list)
     num_events: int = 0
-    has_waited: bool = False  # for further steps
+    has_kept: bool = False  # some that were kept for further steps, and may follow each other
     is_written: bool = False  # by an engine's thread; its answer is still to be read
+
+    def add(self, events: Sequence[_Addressed]) -> None:
+        """Behind what is here already."""
+        for web_id, event in events:
+            self.events.setdefault(web_id, []).append(event)
+        self.num_events += len(events)
 
 
 class EventPublisher:
@@ -74,6 +83,8 @@ class EventPublisher:
         self._condition = threading.Condition()
         self._connection: Any = None
         self._waiting = _Waiting()
+        self._kept: dict[str, list[_Addressed]] = {}  # deltas that wait for further steps', by request
+        self._kept_until = math.inf
         self._written: _Waiting | None = None  # left to the thread by an engine's
         self._due_at = math.inf  # when the thread has something to send
         self._wakes_at = math.inf  # when it looks again by itself
@@ -85,7 +96,7 @@ class EventPublisher:
         """Start the thread; once."""
         self._thread.start()
 
-    def publish(self, events: Sequence[tuple[str, GenerationEvent]], settlements: Sequence[Settlement] = ()) -> None:
+    def publish(self, events: Sequence[_Addressed], settlements: Sequence[Settlement] = ()) -> None:
         """Send events of one step.
 
         Args:
@@ -96,24 +107,44 @@ class EventPublisher:
         with a first token that has to be left to the sending thread: that one needs Python's lock, and would get it
         only in the next forward pass.
         """
-        is_first = any(event["index"] == FIRST_TOKEN for _, event in events)
+        hasty = {event["request_id"] for _, event in events if not can_wait(event)}
+        is_first = bool(hasty) and any(event["index"] == FIRST_TOKEN for _, event in events)
+        hasty.update(settlement.request_id for settlement in settlements)
+        patient = [item for item in events if item[1]["request_id"] not in hasty] if hasty else events
         with self._condition:
             while self._waiting.num_events > MAX_WAITING_EVENTS and not self._stopping:
                 self._condition.wait()
-            for web_id, event in events:
-                self._waiting.events.setdefault(web_id, []).append(event)
-            self._waiting.settlements.extend(settlements)
-            self._waiting.num_events += len(events)
             now = time.monotonic()
-            until = now if settlements else self._pace.keep_until([event for _, event in events], now)
-            self._waiting.has_waited |= until > now
-            self._due_at = min(self._due_at, until)
+            until = self._pace.keep_until(len(patient), now)
+            if patient:
+                self._kept_until = until
+            if self._kept_until <= now:
+                self._give_out()
+                self._waiting.add(events)
+            else:
+                for item in patient:
+                    self._kept.setdefault(item[1]["request_id"], []).append(item)
+                if hasty:
+                    self._give_out(hasty)
+                    self._waiting.add([item for item in events if item[1]["request_id"] in hasty])
+            self._waiting.settlements.extend(settlements)
+            self._due_at = now if self._waiting.num_events or self._waiting.settlements else self._kept_until
             if is_first and self._write_here(now):
                 return
-            if until <= now or self._due_at < self._wakes_at:
+            if self._due_at <= now or self._due_at < self._wakes_at:
                 self._condition.notify_all()
             if is_first:
                 self._condition.wait_for(lambda: not self._waiting.num_events, HANDED_OVER_S)
+
+    def _give_out(self, requests: Iterable[str] | None = None) -> None:
+        """With the lock held: what is kept, of these requests or of all, waits for nothing any more."""
+        for request_id in list(self._kept) if requests is None else requests:
+            kept = self._kept.pop(request_id, None)
+            if kept:
+                self._waiting.add(kept)
+                self._waiting.has_kept = True
+        if not self._kept:
+            self._kept_until = math.inf
 
     def _write_here(self, now: float) -> bool:
         """With the lock held: write what waits to Redis, and leave its answer to the thread; False: that can't be."""
@@ -134,9 +165,12 @@ class EventPublisher:
 
     def _begin(self, now: float) -> _Waiting:
         """With the lock held: what waits is on its way from here on."""
+        if self._kept_until <= now:
+            self._give_out()
         batch, self._waiting = self._waiting, _Waiting()
-        self._due_at = math.inf
-        self._pace.delivered(now)
+        self._due_at = self._kept_until
+        if not self._kept:
+            self._pace.delivered(now)
         self._sending = True
         return batch
 
@@ -145,6 +179,7 @@ class EventPublisher:
         deadline = time.monotonic() + timeout_s
         with self._condition:
             if self._due_at < math.inf:
+                self._give_out()
                 self._due_at = 0.0
                 self._condition.notify_all()
             while self._sending or self._waiting.num_events or self._waiting.settlements:
@@ -251,5 +286,5 @@ def _commands(batch: _Waiting) -> list[_Command]:
     return [
         ("XADD", redis_keys.out(web_id), "MAXLEN", "~", redis_keys.OUT_MAX_ENTRIES, "*", *field)
         for web_id, events in batch.events.items()
-        for field in redis_keys.pack_events(merge_deltas(events) if batch.has_waited else events).items()
+        for field in redis_keys.pack_events(merge_deltas(events) if batch.has_kept else events).items()
     ]

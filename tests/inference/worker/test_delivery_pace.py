@@ -15,7 +15,7 @@ from inference.messages import GenerationEvent
 from inference.subscription import Subscription
 from inference.worker import delivery_pace
 from inference.worker import publisher as publisher_module
-from inference.worker.delivery_pace import MIN_STREAMS, DeliveryPace, merge_deltas
+from inference.worker.delivery_pace import MIN_STREAMS, DeliveryPace, can_wait, merge_deltas
 from inference.worker.publisher import EventPublisher, Settlement
 from tests.inference.worker.fakes import wait_until
 
@@ -47,7 +47,7 @@ def start(request: int) -> GenerationEvent:
 def delivered_at_1(interval_s: float) -> DeliveryPace:
     """One that has delivered a step's deltas at 1.0, the moment when they came."""
     pace = DeliveryPace(interval_s)
-    pace.keep_until(step(2), 1.0)
+    pace.keep_until(STREAMS, 1.0)
     pace.delivered(1.0)
     return pace
 
@@ -57,47 +57,49 @@ def delivered_at_1(interval_s: float) -> DeliveryPace:
 
 def test_steps_wait_while_another_fits_in_before_the_interval_is_over():
     pace = DeliveryPace(0.050)
-    pace.keep_until(step(2), 0.984)
+    pace.keep_until(STREAMS, 0.984)
     pace.delivered(1.0)
-    assert pace.keep_until(step(3), 1.0) == 1.05
-    assert pace.keep_until(step(4), 1.016) == 1.05
-    assert pace.keep_until(step(5), 1.032) == 1.05
-    assert pace.keep_until(step(6), 1.048) == 1.048
+    assert pace.keep_until(STREAMS, 1.0) == 1.05
+    assert pace.keep_until(STREAMS, 1.016) == 1.05
+    assert pace.keep_until(STREAMS, 1.032) == 1.05
+    assert pace.keep_until(STREAMS, 1.048) == 1.048
 
 
 @pytest.mark.parametrize(("streams", "wait_s"), [(MIN_STREAMS, 0.024), (16, 0.048), (32, 0.096), (64, 0.1)])
 def test_deltas_wait_three_milliseconds_for_each_stream_at_most(streams, wait_s):
     pace = DeliveryPace(0.1)
-    pace.keep_until(step(2, streams), 0.99)
+    pace.keep_until(streams, 0.99)
     pace.delivered(1.0)
-    assert pace.keep_until(step(3, streams), 1.0) == pytest.approx(1.0 + wait_s)
+    assert pace.keep_until(streams, 1.0) == pytest.approx(1.0 + wait_s)
 
 
 def test_steps_longer_than_half_the_interval_do_not_wait():
-    pace = delivered_at_1(0.050)
-    assert pace.keep_until(step(3), 1.026) == 1.026
+    assert delivered_at_1(0.050).keep_until(STREAMS, 1.026) == 1.026
 
 
-@pytest.mark.parametrize(
-    "events",
-    [
-        step(3, MIN_STREAMS - 1),
-        [*step(3), start(99)],
-        [*step(3), delta(99, 1)],
-        [*step(3), delta(99, 3, finish_reason="stop")],
-        [*step(3), {"request_id": "r99", "attempt": 0, "index": 9, "type": "error", "error": {}}],
-    ],
-    ids=["few streams", "start", "first token", "end of a choice", "error"],
-)
-def test_what_somebody_waits_for_goes_out_at_once(events):
+def test_deltas_of_few_streams_do_not_wait():
     pace = delivered_at_1(0.050)
-    assert pace.keep_until(events, 1.005) == 1.005
-    assert pace.keep_until(step(4), 1.010) == 1.05
+    assert pace.keep_until(MIN_STREAMS - 1, 1.005) == 1.005
+    assert pace.keep_until(STREAMS, 1.010) == 1.05
 
 
 def test_without_an_interval_nothing_waits():
-    pace = delivered_at_1(0.0)
-    assert pace.keep_until(step(3), 1.001) == 1.001
+    assert delivered_at_1(0.0).keep_until(STREAMS, 1.001) == 1.001
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        start(99),
+        delta(99, 1),
+        delta(99, 3, finish_reason="stop"),
+        {"request_id": "r99", "attempt": 0, "index": 9, "type": "error", "error": {}},
+    ],
+    ids=["start", "first token", "end of a choice", "error"],
+)
+def test_what_somebody_waits_for_can_not_wait(event):
+    assert not can_wait(event)
+    assert can_wait(delta(99, 3))
 
 
 # --- merging
@@ -227,17 +229,58 @@ def test_what_waits_goes_out_without_another_step(sent):
     assert deliveries()[2] == step(4)
 
 
-def test_an_end_takes_along_what_waits_and_settles_behind_it(sent):
+def test_an_end_takes_along_what_waits_of_its_request_and_settles_behind_it(sent):
     publisher, deliveries = sent(60.0)
     _publish(publisher, step(1))
     assert publisher.flush(5)
     settled = threading.Event()
     _publish(publisher, step(2))
     ends = [delta(0, 3, finish_reason="length"), {"request_id": "r0", "attempt": 0, "index": 4, "type": "done"}]
-    _publish(publisher, ends, [Settlement("r0", "a", then=settled.set)])
+    _publish(publisher, [*ends, *step(3)[1:]], [Settlement("r0", "a", then=settled.set)])
     assert settled.wait(5)
-    assert [len(delivery) for delivery in deliveries()] == [STREAMS, STREAMS + 1]
-    assert [event.get("span") for event in deliveries()[1] if event["request_id"] == "r0"] == [2, None]
+    assert [(event["request_id"], event["index"], event.get("span")) for event in deliveries()[1]] == [
+        ("r0", 2, 2),
+        ("r0", 4, None),
+    ]
+    assert publisher.flush(5)
+    assert [(event["request_id"], event["index"], event["span"]) for event in deliveries()[2]] == [
+        (f"r{number}", 2, 2) for number in range(1, STREAMS)
+    ]
+
+
+def test_a_settlement_without_events_takes_along_what_waits_of_its_request(sent):
+    publisher, deliveries = sent(60.0)
+    _publish(publisher, step(1))
+    assert publisher.flush(5)
+    settled = threading.Event()
+    _publish(publisher, step(2))
+    _publish(publisher, [], [Settlement("r3", "a", then=settled.set)])
+    assert settled.wait(5)
+    assert deliveries()[1:] == [[delta(3, 2)]]
+
+
+def test_what_waits_goes_out_in_time_although_others_end_meanwhile(sent):
+    publisher, deliveries = sent(0.2)
+    _publish(publisher, step(1))
+    assert publisher.flush(5)
+    before = time.monotonic()
+    _publish(publisher, step(2))
+    for number in range(3):
+        _publish(publisher, [delta(number, 3, finish_reason="length")])
+        time.sleep(0.03)
+    wait_until(lambda: len(deliveries()) == 5)
+    assert 0.1 < time.monotonic() - before < 2.0
+    assert [event["request_id"] for event in deliveries()[4]] == [f"r{number}" for number in range(3, STREAMS)]
+
+
+def test_deltas_of_fewer_streams_than_may_wait_take_along_what_waits(sent):
+    publisher, deliveries = sent(60.0)
+    _publish(publisher, step(1))
+    assert publisher.flush(5)
+    _publish(publisher, step(2))
+    _publish(publisher, step(3, MIN_STREAMS - 1))
+    wait_until(lambda: len(deliveries()) == 2)
+    assert sum(event.get("span", 1) for event in deliveries()[1]) == STREAMS + MIN_STREAMS - 1
 
 
 def test_a_flush_does_not_wait_for_the_interval(sent):
@@ -304,15 +347,16 @@ def test_a_first_token_is_written_by_its_engines_thread(writers):
     assert deliveries()[1:] == [[delta(1, 1)], [delta(2, 1)], [delta(3, 1)], [delta(1, 2)]]
 
 
-def test_a_first_token_goes_out_behind_what_waited_and_in_one_piece_with_it(sent):
+def test_a_first_token_goes_out_alone_while_others_wait(sent):
     publisher, deliveries = sent(60.0)
     _publish(publisher, step(1))
     assert publisher.flush(5)
     _publish(publisher, step(2))
-    _publish(publisher, step(3))
-    _publish(publisher, [delta(STREAMS, 1)])
+    _publish(publisher, [*step(3), start(STREAMS), delta(STREAMS, 1)])
+    wait_until(lambda: len(deliveries()) == 2)
+    assert deliveries()[1] == [start(STREAMS), delta(STREAMS, 1)]
     assert publisher.flush(5)
-    assert [(event["index"], event.get("span")) for event in deliveries()[1]] == [(2, 2)] * STREAMS + [(1, None)]
+    assert [(event["index"], event["span"]) for event in deliveries()[2]] == [(2, 2)] * STREAMS
 
 
 def test_a_first_token_that_ends_its_request_or_is_large_is_left_to_the_thread(writers):
