@@ -7,8 +7,9 @@ class, so that no value reaches a tensor unchecked. Standard library only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from inference.errors import InvalidSamplingParams
@@ -78,24 +79,10 @@ class SamplingParams:
     grammar_after: str | None = None
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT, optional=True)
-        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
-        _check_number("temperature", self.temperature, 0.0, 2.0)
-        _check_number("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_int("top_k", self.top_k, 0, MAX_TOKENS_LIMIT)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
-        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_int("seed", self.seed, -SEED_RANGE, SEED_RANGE - 1, optional=True)
-        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
-        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
-        _check_int("n", self.n, 1, MAX_CHOICES)
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidSamplingParams(
-                    f"{name} must be true or false, got {_show(getattr(self, name))}.", param=name
-                )
+        for name, check in _CHECKS.items():
+            # By identity: values that were left at their default are nearly all of them, and right.
+            if getattr(self, name) is not _DEFAULTS[name]:
+                check(name, getattr(self, name))
         self._check_collections()
         self._check_grammar()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -153,15 +140,12 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form; only the members that differ from their default."""
-        full = {item.name: getattr(self, item.name) for item in fields(self)}
-        full["logit_bias"] = {str(key): value for key, value in self.logit_bias.items()}
-        full["grammar"] = None if self.grammar is None else self.grammar.to_dict()
-        default = SamplingParams()
-        return {
-            item.name: full[item.name]
-            for item in fields(self)
-            if getattr(self, item.name) != getattr(default, item.name)
-        }
+        values = {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
+        if self.logit_bias:
+            values["logit_bias"] = {str(key): value for key, value in self.logit_bias.items()}
+        if self.grammar is not None:
+            values["grammar"] = self.grammar.to_dict()
+        return values
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> SamplingParams:
@@ -170,10 +154,9 @@ class SamplingParams:
         Raises:
             InvalidSamplingParams: A value is out of range, of the wrong type, or unknown.
         """
-        known = {item.name for item in fields(cls)}
         values = dict(payload)
         for name in values:
-            if name not in known:
+            if name not in _DEFAULTS:
                 raise InvalidSamplingParams(f"{name} is not a sampling parameter.", param=name)
         if "stop" in values:
             values["stop"] = _as_strings(values["stop"])
@@ -242,3 +225,33 @@ def _check_number(name: str, value: object, low: float, high: float, *, low_open
     ):
         border = "above" if low_open else "from"
         raise InvalidSamplingParams(f"{name} is {_show(value)}, it must be {border} {low:g} to {high:g}.", param=name)
+
+
+def _check_switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidSamplingParams(f"{name} must be true or false, got {_show(value)}.", param=name)
+
+
+_CHECKS: Mapping[str, Callable[[str, object], None]] = {
+    "max_tokens": partial(_check_int, low=0, high=MAX_TOKENS_LIMIT, optional=True),
+    "min_tokens": partial(_check_int, low=0, high=MAX_TOKENS_LIMIT),
+    "temperature": partial(_check_number, low=0.0, high=2.0),
+    "top_p": partial(_check_number, low=0.0, high=1.0, low_open=True),
+    "top_k": partial(_check_int, low=0, high=MAX_TOKENS_LIMIT),
+    "min_p": partial(_check_number, low=0.0, high=1.0),
+    "repetition_penalty": partial(_check_number, low=0.0, high=10.0, low_open=True),
+    "presence_penalty": partial(_check_number, low=-2.0, high=2.0),
+    "frequency_penalty": partial(_check_number, low=-2.0, high=2.0),
+    "seed": partial(_check_int, low=-SEED_RANGE, high=SEED_RANGE - 1, optional=True),
+    "logprobs": partial(_check_int, low=0, high=MAX_LOGPROBS, optional=True),
+    "prompt_logprobs": partial(_check_int, low=0, high=MAX_LOGPROBS, optional=True),
+    "n": partial(_check_int, low=1, high=MAX_CHOICES),
+    "ignore_eos": _check_switch,
+    "skip_special_tokens": _check_switch,
+    "include_stop_str_in_output": _check_switch,
+}
+"""Members with a range of their own; the others' rules are methods."""
+
+_DEFAULTS: Mapping[str, Any] = {
+    item.name: {} if item.name == "logit_bias" else item.default for item in fields(SamplingParams)
+}

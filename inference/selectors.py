@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.db import InterfaceError, OperationalError, connections
 
+from inference.coroutines import PerLoop
 from inference.errors import InvalidRequest, InvalidTokenIds, PromptTooLong, UnknownModel, UnsupportedFeature
 from inference.generation_plan import GenerationPlan
 from inference.messages import PromptMessage
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 CACHE_S = 3.0
 """How long a checkpoint's row may be believed: a renamed or deleted model answers so much longer."""
 MAX_CACHED_MODELS = 256
+CONNECTION_S = 10.0
+"""How long the connection that rows are read by is kept without a use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +138,42 @@ class ServedModel:
             )
 
 
+class _Rows:
+    """What an event loop reads of the served models: every row at most once at a time, however many ask for it.
+
+    In a thread of its own that keeps its connection for a while: a request's own thread would have to start, connect,
+    and end, which takes longer than all else that a short request costs this process.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="served-models")
+        self._reading: dict[tuple[int, str], asyncio.Future[ServedModel | None]] = {}
+        self._closing: asyncio.TimerHandle | None = None
+
+    async def read(self, name: str, known: ServedModel | None) -> ServedModel | None:
+        """The model under ``name`` as the database has it now; None: there is none."""
+        what = _version, name
+        reading = self._reading.get(what)
+        if reading is None:
+            loop = asyncio.get_running_loop()
+            reading = self._reading[what] = loop.run_in_executor(self._thread, _read_again, name, known)
+            reading.add_done_callback(lambda _: self._reading.pop(what))
+            if self._closing is not None:
+                self._closing.cancel()
+            self._closing = loop.call_later(CONNECTION_S, self._thread.submit, connections.close_all)
+        return await asyncio.shield(reading)  # others may wait for it, too
+
+
+_rows = PerLoop(_Rows)
 _cache: dict[str, tuple[float, ServedModel | None]] = {}
+_version = 0
+"""Of the cache: what was being read when it was cleared doesn't go into it."""
 
 
 def served_model_cache_clear() -> None:
     """Forget what this process read."""
+    global _version
+    _version += 1
     _cache.clear()
 
 
@@ -150,11 +187,13 @@ async def served_model_get(*, name: str) -> ServedModel:
     principal_current().check_model(name)
     read_at, served = _cache.get(name, (-CACHE_S, None))
     if time.monotonic() - read_at > CACHE_S:
-        served = await sync_to_async(_read)(name, served)
-        if len(_cache) >= MAX_CACHED_MODELS:
-            # Mostly names that nobody serves; the models in use come back with their next request.
-            _cache.clear()
-        _cache[name] = (time.monotonic(), served)
+        version, now = _version, time.monotonic()
+        served = await _rows().read(name, served)
+        if version == _version:
+            if len(_cache) >= MAX_CACHED_MODELS:
+                # Mostly names that nobody serves; the models in use come back with their next request.
+                _cache.clear()
+            _cache[name] = (now, served)
     if served is None:
         raise UnknownModel(
             f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
@@ -177,6 +216,15 @@ async def served_model_or_only(*, name: str | None) -> ServedModel:
             )
         (name,) = names
     return await served_model_get(name=name)
+
+
+def _read_again(name: str, known: ServedModel | None) -> ServedModel | None:
+    """``_read``, once more if the connection that was kept is of no use any more."""
+    try:
+        return _read(name, known)
+    except (InterfaceError, OperationalError):
+        connections.close_all()
+        return _read(name, known)
 
 
 def _read(name: str, known: ServedModel | None) -> ServedModel | None:

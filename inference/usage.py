@@ -107,12 +107,13 @@ class UsageWriter:
 
         while True:
             closing = self._wake.wait(FLUSH_INTERVAL_S)
+            keeps_connection = False
             try:
-                self.flush()
+                keeps_connection = bool(self.flush()) and not closing
             except Exception:
                 logger.warning("usage records could not be stored; they are kept", exc_info=not closing)
-            finally:
-                # The thread is idle for most of the second, and the server may have gone away meanwhile.
+            # Kept while every second has something to store: connecting takes longer than that.
+            if not keeps_connection:
                 connections.close_all()
             if closing:
                 return
