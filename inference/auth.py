@@ -245,8 +245,8 @@ async def principal_authenticate(request: HttpRequest, *, session_allowed: bool 
 
 def _authorization(request: HttpRequest) -> str | None:
     """The Authorization header, or what Anthropic's clients send in its place."""
-    found = request.headers.get("Authorization")
-    if found is None and (key := request.headers.get("x-api-key")) is not None:
+    found: str | None = request.META.get("HTTP_AUTHORIZATION")
+    if found is None and (key := request.META.get("HTTP_X_API_KEY")) is not None:
         return f"Bearer {key}"
     return found
 
@@ -372,7 +372,7 @@ def _check_origin(request: HttpRequest) -> None:
         host = request.get_host()
     except DisallowedHost as error:
         raise InvalidRequest("The Host header is not one of this server's names.", param="Host") from error
-    origin = request.headers.get("Origin")
+    origin = request.META.get("HTTP_ORIGIN")
     if origin is None or request.method in ("GET", "HEAD", "OPTIONS"):
         return
     if origin.partition("://")[2] != host:

@@ -115,9 +115,9 @@ class Generation:
         self._first_token_at: float | None = None
         self._last_token_at: dict[int, float] = {}
         self._is_closed = False
-        self._active = metrics.ACTIVE.labels(served.name)
-        self._itl = metrics.ITL.labels(served.name)
-        self._generated = metrics.GENERATED_TOKENS.labels(served.name)
+        self._active = metrics.child(metrics.ACTIVE, served.name)
+        self._itl = metrics.child(metrics.ITL, served.name)
+        self._generated = metrics.child(metrics.GENERATED_TOKENS, served.name)
         self._active.inc()
 
     # --- opening -------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Generation:
         now = time.monotonic()
         if self._first_token_at is None:
             self._first_token_at = now
-            metrics.TTFT.labels(self.served.name).observe(now - self._arrived)
+            metrics.child(metrics.TTFT, self.served.name).observe(now - self._arrived)
         last = self._last_token_at.get(number)
         if last is not None:
             self._itl.observe((now - last) / num_tokens)
@@ -354,8 +354,8 @@ class Generation:
         duration_s = time.monotonic() - self._arrived
         queue_s = duration_s if self._started is None else self._started - self._arrived
         self._active.dec()
-        metrics.REQUESTS.labels(name, endpoint, outcome).inc()
-        metrics.DURATION.labels(name, endpoint).observe(duration_s)
+        metrics.child(metrics.REQUESTS, name, endpoint, outcome).inc()
+        metrics.child(metrics.DURATION, name, endpoint).observe(duration_s)
         prompt_tokens, cached_tokens = self.builder.prompt_tokens, self.builder.cached_tokens
         completion_tokens = self.builder.completion_tokens
         self._admission.settle(tokens=prompt_tokens + completion_tokens)
@@ -376,8 +376,8 @@ class Generation:
         if settings.BLAZR_LOG_REQUESTS:
             log_request(self, outcome=outcome, duration_s=duration_s, queue_s=queue_s)
         if prompt_tokens:
-            metrics.PROMPT_TOKENS.labels(name).inc(prompt_tokens)
-            metrics.CACHED_TOKENS.labels(name).inc(cached_tokens)
+            metrics.child(metrics.PROMPT_TOKENS, name).inc(prompt_tokens)
+            metrics.child(metrics.CACHED_TOKENS, name).inc(cached_tokens)
         if not prompt_tokens and not self.builder.completion_tokens:
             return
         usage_writer().offer(

@@ -6,8 +6,10 @@ used as a label, so that a client can't fill the memory with them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -79,6 +81,12 @@ USAGE_DROPPED = Counter(
 )
 
 
+@functools.cache
+def child(metric: Any, *labels: str) -> Any:
+    """``metric.labels(*labels)``, which takes a lock and looks at every value, once for each combination."""
+    return metric.labels(*labels)
+
+
 def count_for_key(model: str, key_class: str, outcome: str, tokens: Mapping[str, int]) -> None:
     """A request of a class of callers has ended.
 
@@ -88,10 +96,10 @@ def count_for_key(model: str, key_class: str, outcome: str, tokens: Mapping[str,
         outcome: ``completed``, ``cancelled``, or an error's code.
         tokens: Kind to number.
     """
-    KEY_REQUESTS.labels(model, key_class, outcome).inc()
+    child(KEY_REQUESTS, model, key_class, outcome).inc()
     for kind, number in tokens.items():
         if number:
-            KEY_TOKENS.labels(model, key_class, kind).inc(number)
+            child(KEY_TOKENS, model, key_class, kind).inc(number)
 
 
 def _families(

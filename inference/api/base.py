@@ -20,7 +20,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType, error_response
-from inference.api.idempotent import HEADER, answer_once
+from inference.api.idempotent import META_KEY, answer_once
 from inference.auth import LOCAL, Principal, principal_authenticate
 from inference.errors import InvalidRequest, NotAuthenticated, RequestTooLarge
 from inference.limits.admission import headers_current, headers_reset
@@ -82,7 +82,7 @@ class ApiView(APIView):
                 self.principal = await principal_authenticate(request, session_allowed=self.session_allowed)
                 self.principal.check_scope(request.method or "", request.path)
                 principal_set(self.principal)
-            if request.method == "POST" and HEADER in request.headers and not self.public:
+            if request.method == "POST" and META_KEY in request.META and not self.public:
                 response = await answer_once(request, self.principal, lambda: handler(request, *args, **kwargs))
             else:
                 response = await handler(request, *args, **kwargs)
@@ -124,7 +124,7 @@ async def json_body(request: HttpRequest) -> Any:
         raise UnsupportedMediaType(
             f"The Content-Type is {(request.content_type or 'missing')[:80]!r}; send application/json."
         )
-    encoding = request.headers.get("Content-Encoding", "identity")
+    encoding = request.META.get("HTTP_CONTENT_ENCODING", "identity")
     if encoding != "identity":
         raise UnsupportedMediaType(f"The Content-Encoding is {encoding[:40]!r}; send the body uncompressed.")
     # Django has the body on disk when it is large: read in a thread then.

@@ -30,6 +30,8 @@ from inference.principal import Principal
 logger = logging.getLogger(__name__)
 
 HEADER = "Idempotency-Key"
+META_KEY = "HTTP_IDEMPOTENCY_KEY"
+"""Where Django has it; ``request.headers`` would be made for this alone."""
 REPLAYED = "Idempotent-Replayed"
 MAX_KEY_CHARS = 255
 _CHUNK_BYTES = 1 << 20
@@ -46,7 +48,7 @@ async def answer_once(
         InvalidRequest: The key is empty, too long, or not ASCII.
         IdempotencyKeyReused, IdempotencyKeyInUse, Conflict, Unavailable: See ``idempotency_claim``.
     """
-    key = request.headers[HEADER].strip()
+    key = request.META[META_KEY].strip()
     if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise InvalidRequest(f"{HEADER} must have 1 to {MAX_KEY_CHARS} printable ASCII characters.", param=HEADER)
     claim = await idempotency_claim(tenant=principal.tenant, key=key, digest=await _request_digest(request))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -37,16 +37,24 @@ class StrictSerializer(serializers.Serializer[Any]):
 
     @property
     def _writable_fields(self) -> list[serializers.Field[Any, Any, Any, Any]]:
-        return list(super()._writable_fields) if self._looked_at is None else self._looked_at
+        return self._all_writable if self._looked_at is None else self._looked_at
+
+    @functools.cached_property
+    def _all_writable(self) -> list[serializers.Field[Any, Any, Any, Any]]:
+        return list(super()._writable_fields)
+
+    def _read_only_defaults(self) -> dict[str, Any]:
+        return {}  # a request's body has no fields that are only read
 
     def to_internal_value(self, data: Any) -> Any:
         """As REST framework's, without a look at fields that may be left out and are: most of some forty."""
         if not isinstance(data, Mapping):
             return super().to_internal_value(data)
-        one_use = copy.copy(self)
+        one_use = object.__new__(type(self))  # a copy, without REST framework's record of how it was made
+        one_use.__dict__.update(self.__dict__)
         one_use._looked_at = [
             field
-            for field in super()._writable_fields
+            for field in self._all_writable
             if field.field_name in data or field.required or field.default is not empty
         ]
         return serializers.Serializer.to_internal_value(one_use, data)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from inference.errors import (
     CorruptCheckpoint,
@@ -145,6 +145,9 @@ class Tokenizer:
         Raises:
             InvalidTokenIds: One isn't an integer, or is out of range.
         """
+        ids = cast("tuple[int, ...]", tuple(token_ids))
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.vocab_size:
+            return ids  # without a look at each one in Python: a prompt may have a hundred thousand
         for position, token_id in enumerate(token_ids):
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < self.vocab_size:
                 raise InvalidTokenIds(

@@ -67,16 +67,16 @@ def merge_deltas(events: Sequence[GenerationEvent]) -> list[GenerationEvent]:
     Returns:
         New events where some were merged, with ``span``: how many numbers they stand for.
     """
-    merged: list[GenerationEvent] = []
-    last_of: dict[str, int] = {}
+    runs: list[list[GenerationEvent]] = []
+    last_of: dict[str, list[GenerationEvent]] = {}
     for event in events:
-        place = last_of.get(event["request_id"])
-        if place is not None and _continues(merged[place], event):
-            merged[place] = _joined(merged[place], event)
+        run = last_of.get(event["request_id"])
+        if run is not None and _continues(run[-1], event):
+            run.append(event)
         else:
-            last_of[event["request_id"]] = len(merged)
-            merged.append(event)
-    return merged
+            run = last_of[event["request_id"]] = [event]
+            runs.append(run)
+    return [run[0] if len(run) == 1 else _joined(run) for run in runs]
 
 
 def _continues(before: GenerationEvent, event: GenerationEvent) -> bool:
@@ -90,11 +90,11 @@ def _continues(before: GenerationEvent, event: GenerationEvent) -> bool:
     )
 
 
-def _joined(before: GenerationEvent, event: GenerationEvent) -> GenerationEvent:
-    joined: GenerationEvent = {**before, **event, "index": before["index"]}
-    joined["text"] = before["text"] + event["text"]
-    joined["token_ids"] = before.get("token_ids", []) + event.get("token_ids", [])
-    if "logprobs" in before or "logprobs" in event:
-        joined["logprobs"] = before.get("logprobs", []) + event.get("logprobs", [])
-    joined["span"] = before.get("span", 1) + event.get("span", 1)
+def _joined(run: Sequence[GenerationEvent]) -> GenerationEvent:
+    joined: GenerationEvent = {**run[0], **run[-1], "index": run[0]["index"]}
+    joined["text"] = "".join([event["text"] for event in run])
+    joined["token_ids"] = [token_id for event in run for token_id in event.get("token_ids", ())]
+    if any("logprobs" in event for event in run):
+        joined["logprobs"] = [entry for event in run for entry in event.get("logprobs", ())]
+    joined["span"] = sum(event.get("span", 1) for event in run)
     return joined

@@ -242,25 +242,16 @@ class EventPublisher:
     def _send_once(self, batch: _Waiting) -> None:
         if batch.is_written:
             batch.is_written = False  # should its answer not come, it is written again
-            self._exchange(None)
+            self._exchange((), 1)
             return
-        entries = _commands(batch)
-        if len(entries) == 1 and not batch.settlements:
-            # Most steps; a transaction around one command would be three commands and answers.
-            self._exchange(entries[0])
-            return
-        pipe: Any = self._client.pipeline(transaction=True)
-        for entry in entries:
-            pipe.execute_command(*entry)
-        for settlement in batch.settlements:
-            pipe.zrem(redis_keys.flight(settlement.checkpoint_id), settlement.request_id)
-            if settlement.tags:
-                pipe.zrem(redis_keys.UNACKED_INDEX, *settlement.tags)
-                pipe.hdel(redis_keys.UNACKED, *settlement.tags)
-        pipe.execute()
+        commands = [*_commands(batch), *_settling(batch.settlements)]
+        if len(commands) > 1:  # around one command, a transaction would be three commands and answers
+            commands = [("MULTI",), *commands, ("EXEC",)]
+        if commands:
+            self._exchange(commands, len(commands))
 
-    def _exchange(self, command: _Command | None) -> None:
-        """Send a command, if it isn't written yet, and read its answer.
+    def _exchange(self, commands: Sequence[_Command], num_answers: int) -> None:
+        """Send commands, and read these answers and those of commands that are written already.
 
         On a connection of the publisher's own: the client's way to one costs half of a call's processor time, while the
         engine's thread waits for Python's lock (docs/decisions/0037-deltas-in-one-piece.md).
@@ -268,9 +259,13 @@ class EventPublisher:
         if self._connection is None:
             self._connection = self._client.connection_pool.get_connection()
         try:
-            if command is not None:
-                self._connection.send_command(*command, check_health=False)
-            self._connection.read_response()
+            if commands:
+                self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
+            answers = [self._connection.read_response() for _ in range(num_answers)]
+            # A transaction's answer holds what its commands answered, errors too.
+            for answer in answers[-1] if isinstance(answers[-1], list) else ():
+                if isinstance(answer, RedisError):
+                    raise answer
         except (RedisError, OSError):
             self._drop_connection()
             raise
@@ -288,3 +283,14 @@ def _commands(batch: _Waiting) -> list[_Command]:
         for web_id, events in batch.events.items()
         for field in redis_keys.pack_events(merge_deltas(events) if batch.has_kept else events).items()
     ]
+
+
+def _settling(settlements: Sequence[Settlement]) -> list[_Command]:
+    """Their messages end: three commands for those of one model, however many they are."""
+    requests: dict[str, list[str]] = {}
+    for settlement in settlements:
+        requests.setdefault(settlement.checkpoint_id, []).append(settlement.request_id)
+    commands: list[_Command] = [("ZREM", redis_keys.flight(model), *ids) for model, ids in requests.items()]
+    if tags := [tag for settlement in settlements for tag in settlement.tags]:
+        commands += [("ZREM", redis_keys.UNACKED_INDEX, *tags), ("HDEL", redis_keys.UNACKED, *tags)]
+    return commands

@@ -326,13 +326,13 @@ def writers(sent, monkeypatch):
     publisher, deliveries = sent(0.0)
     _publish(publisher, [delta(0, 1)])
     assert publisher.flush(5)
-    found, send_command = [], publisher._connection.send_command
+    found, send = [], publisher._connection.send_packed_command
 
-    def note(*command, **options):
+    def note(command, **options):
         found.append(threading.current_thread().name)
-        send_command(*command, **options)
+        send(command, **options)
 
-    monkeypatch.setattr(publisher._connection, "send_command", note)
+    monkeypatch.setattr(publisher._connection, "send_packed_command", note)
     return publisher, deliveries, found
 
 
@@ -366,8 +366,48 @@ def test_a_first_token_that_ends_its_request_or_is_large_is_left_to_the_thread(w
     assert settled.wait(5)
     _publish(publisher, [delta(2, 1, text="w" * 100_000)])
     assert publisher.flush(5)
-    assert found == ["publisher"]  # the end is a transaction, on a connection of the client's
+    assert found == ["publisher"] * 2
     assert len(deliveries()) == 3
+
+
+def test_an_end_and_its_settlements_are_one_transaction(sent, client):
+    publisher, deliveries = sent(0.0)
+    settled = [threading.Event(), threading.Event()]
+    flight = redis_keys.flight("a")
+    try:
+        for number in range(3):
+            client.zadd(flight, {f"r{number}": 1})
+            client.zadd(redis_keys.UNACKED_INDEX, {f"t{number}": 1})
+            client.hset(redis_keys.UNACKED, f"t{number}", "message")
+        ends = [{"request_id": f"r{number}", "attempt": 0, "index": 2, "type": "done"} for number in range(2)]
+        _publish(publisher, ends, [Settlement(f"r{n}", "a", (f"t{n}",), settled[n].set) for n in range(2)])
+        assert all(event.wait(5) for event in settled)
+        assert deliveries() == [ends]
+        assert client.zrange(flight, 0, -1) == [b"r2"]
+        assert client.zrange(redis_keys.UNACKED_INDEX, 0, -1) == [b"t2"]
+        assert client.hkeys(redis_keys.UNACKED) == [b"t2"]
+    finally:
+        client.delete(flight, redis_keys.UNACKED_INDEX, redis_keys.UNACKED)
+
+
+def test_a_settlement_that_redis_refuses_is_tried_again(sent, client):
+    publisher, _ = sent(0.0)
+    settled = threading.Event()
+    flight = redis_keys.flight("a")
+    try:
+        client.set(flight, "not a sorted set")
+        _publish(
+            publisher,
+            [{"request_id": "r1", "attempt": 0, "index": 2, "type": "done"}],
+            [Settlement("r1", "a", (), settled.set)],
+        )
+        assert not settled.wait(0.3)
+        client.delete(flight)
+        client.zadd(flight, {"r1": 1})
+        assert settled.wait(5)
+        assert not client.exists(flight)
+    finally:
+        client.delete(flight)
 
 
 @pytest.mark.parametrize("is_lost_before", [True, False], ids=["the token", "the answer"])
