@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connections
 from django.utils import timezone
 
 from blazr_site.cli import main
@@ -99,6 +100,31 @@ def test_records_are_kept_while_the_database_is_away(db, writer, monkeypatch):
             store(writer, record("a"), record("b"))
     assert writer.flush() == 2
     assert UsageDay.objects.get().requests == 2
+
+
+def test_the_connection_is_kept_while_there_is_something_to_store(monkeypatch):
+    turns = [3, 2, 0, OperationalError("gone"), 1]
+    seen: list[str] = []
+    all_done = threading.Event()
+
+    def flush() -> int:
+        found = turns.pop(0)
+        seen.append("stored")
+        if not turns:
+            all_done.set()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    found = UsageWriter()
+    monkeypatch.setattr(usage, "FLUSH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(found, "flush", lambda: flush() if turns else 1)
+    monkeypatch.setattr(connections, "close_all", lambda: seen.append("closed"))
+    found.offer(record("a"))
+    assert all_done.wait(10)
+    found.close()
+    assert seen[:7] == ["stored", "stored", "stored", "closed", "stored", "closed", "stored"]
+    assert seen[-1] == "closed"
 
 
 # --- questions ---------------------------------------------------------------------------------
