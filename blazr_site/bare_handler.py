@@ -75,14 +75,12 @@ class BareHandler(ASGIHandler):
                 if response is not None:
                     await self._send_until_cancelled(response, send)
         finally:
+            finish = self._finish_without_response if response is None else response.close
+            # Both send Django's signal request_finished, which ends the database connections of its thread.
             if context in SyncToAsync.context_to_thread_executor:
-                # Both send Django's signal request_finished, which ends the database connections of its thread.
-                finish = self._finish_without_response if response is None else response.close
                 await sync_to_async(finish)()
-            elif isinstance(response, EventStream):
-                response.end()
-            elif response is not None:
-                response.close()
+            else:
+                finish()
             body.close()
 
     def _finish_without_response(self) -> None:

@@ -116,14 +116,8 @@ class EventStream(StreamingHttpResponse):
             "x-request-id": generation.request_id,
         }
         self._stream = stream or ChunkStream(generation)
-        self._body = _Body(generation, self._stream)
-        super().__init__(self._body, content_type="text/event-stream", headers=headers)
+        super().__init__(_Body(generation, self._stream), content_type="text/event-stream", headers=headers)
         self.generation = generation
-
-    def end(self) -> None:
-        """``close`` without Django's signal, for a request that had no thread: only a thread's things end with it."""
-        self._body.close()
-        self.closed = True
 
     def parts(self, writer: PartWriter | None = None) -> AsyncGenerator[bytes, None]:
         """The body's parts, for a server that takes them as they are; once, in place of iterating.
