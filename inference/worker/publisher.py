@@ -62,6 +62,11 @@ class _Waiting:
     has_kept: bool = False  # some that were kept for further steps, and may follow each other
     is_written: bool = False  # by an engine's thread; its answer is still to be read
 
+    @property
+    def has_something(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self.num_events or self.settlements)
+
     def add(self, events: Sequence[_Addressed]) -> None:
         """Behind what is here already."""
         for web_id, event in events:
@@ -86,7 +91,6 @@ class EventPublisher:
         self._kept: dict[str, list[_Addressed]] = {}  # deltas that wait for further steps', by request
         self._kept_until = math.inf
         self._written: _Waiting | None = None  # left to the thread by an engine's
-        self._due_at = math.inf  # when the thread has something to send
         self._wakes_at = math.inf  # when it looks again by itself
         self._sending = False
         self._stopping = False
@@ -128,13 +132,17 @@ class EventPublisher:
                     self._give_out(hasty)
                     self._waiting.add([item for item in events if item[1]["request_id"] in hasty])
             self._waiting.settlements.extend(settlements)
-            self._due_at = now if self._waiting.num_events or self._waiting.settlements else self._kept_until
             if is_first and self._write_here(now):
                 return
             if self._due_at <= now or self._due_at < self._wakes_at:
                 self._condition.notify_all()
             if is_first:
                 self._condition.wait_for(lambda: not self._waiting.num_events, HANDED_OVER_S)
+
+    @property
+    def _due_at(self) -> float:
+        """When the thread has something to send; infinity: when somebody says so."""
+        return 0.0 if self._waiting.has_something else self._kept_until
 
     def _give_out(self, requests: Iterable[str] | None = None) -> None:
         """With the lock held: what is kept, of these requests or of all, waits for nothing any more."""
@@ -168,7 +176,6 @@ class EventPublisher:
         if self._kept_until <= now:
             self._give_out()
         batch, self._waiting = self._waiting, _Waiting()
-        self._due_at = self._kept_until
         if not self._kept:
             self._pace.delivered(now)
         self._sending = True
@@ -180,9 +187,8 @@ class EventPublisher:
         with self._condition:
             if self._due_at < math.inf:
                 self._give_out()
-                self._due_at = 0.0
                 self._condition.notify_all()
-            while self._sending or self._waiting.num_events or self._waiting.settlements:
+            while self._sending or self._waiting.has_something:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False

@@ -213,10 +213,16 @@ def _publish(publisher: EventPublisher, events: list[GenerationEvent], settlemen
     publisher.publish([("pace", event) for event in events], settlements)
 
 
-def test_what_waits_goes_out_without_another_step(sent):
-    publisher, deliveries = sent(0.2)
+def _begun(sent, interval_s: float):
+    """A publisher that has delivered the first tokens of ``STREAMS`` requests, and its deliveries."""
+    publisher, deliveries = sent(interval_s)
     _publish(publisher, step(1))
     assert publisher.flush(5)
+    return publisher, deliveries
+
+
+def test_what_waits_goes_out_without_another_step(sent):
+    publisher, deliveries = _begun(sent, 0.2)
     _publish(publisher, step(2))
     _publish(publisher, step(3))
     assert len(deliveries()) == 1
@@ -230,9 +236,7 @@ def test_what_waits_goes_out_without_another_step(sent):
 
 
 def test_an_end_takes_along_what_waits_of_its_request_and_settles_behind_it(sent):
-    publisher, deliveries = sent(60.0)
-    _publish(publisher, step(1))
-    assert publisher.flush(5)
+    publisher, deliveries = _begun(sent, 60.0)
     settled = threading.Event()
     _publish(publisher, step(2))
     ends = [delta(0, 3, finish_reason="length"), {"request_id": "r0", "attempt": 0, "index": 4, "type": "done"}]
@@ -249,9 +253,7 @@ def test_an_end_takes_along_what_waits_of_its_request_and_settles_behind_it(sent
 
 
 def test_a_settlement_without_events_takes_along_what_waits_of_its_request(sent):
-    publisher, deliveries = sent(60.0)
-    _publish(publisher, step(1))
-    assert publisher.flush(5)
+    publisher, deliveries = _begun(sent, 60.0)
     settled = threading.Event()
     _publish(publisher, step(2))
     _publish(publisher, [], [Settlement("r3", "a", then=settled.set)])
@@ -260,9 +262,7 @@ def test_a_settlement_without_events_takes_along_what_waits_of_its_request(sent)
 
 
 def test_what_waits_goes_out_in_time_although_others_end_meanwhile(sent):
-    publisher, deliveries = sent(0.2)
-    _publish(publisher, step(1))
-    assert publisher.flush(5)
+    publisher, deliveries = _begun(sent, 0.2)
     before = time.monotonic()
     _publish(publisher, step(2))
     for number in range(3):
@@ -274,9 +274,7 @@ def test_what_waits_goes_out_in_time_although_others_end_meanwhile(sent):
 
 
 def test_deltas_of_fewer_streams_than_may_wait_take_along_what_waits(sent):
-    publisher, deliveries = sent(60.0)
-    _publish(publisher, step(1))
-    assert publisher.flush(5)
+    publisher, deliveries = _begun(sent, 60.0)
     _publish(publisher, step(2))
     _publish(publisher, step(3, MIN_STREAMS - 1))
     wait_until(lambda: len(deliveries()) == 2)
@@ -284,9 +282,7 @@ def test_deltas_of_fewer_streams_than_may_wait_take_along_what_waits(sent):
 
 
 def test_a_flush_does_not_wait_for_the_interval(sent):
-    publisher, deliveries = sent(60.0)
-    _publish(publisher, step(1))
-    assert publisher.flush(5)
+    publisher, deliveries = _begun(sent, 60.0)
     _publish(publisher, step(2))
     assert publisher.flush(5)
     assert [delivery[0]["index"] for delivery in deliveries()] == [1, 2]
@@ -348,9 +344,7 @@ def test_a_first_token_is_written_by_its_engines_thread(writers):
 
 
 def test_a_first_token_goes_out_alone_while_others_wait(sent):
-    publisher, deliveries = sent(60.0)
-    _publish(publisher, step(1))
-    assert publisher.flush(5)
+    publisher, deliveries = _begun(sent, 60.0)
     _publish(publisher, step(2))
     _publish(publisher, [*step(3), start(STREAMS), delta(STREAMS, 1)])
     wait_until(lambda: len(deliveries()) == 2)
