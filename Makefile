@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(make_environment)
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e . | grep -v "already satisfied" || true
 	@$(BIN)/python -c 'import django, torch, splintr'
-	@$(BIN)/python -m inference.native.build
+	@$(BIN)/python -m inference.modelling.backends.native.build
 	@touch $@
 
 # At once with the libraries themselves, which takes half as long as one after the other. Compiling all modules takes
@@ -34,14 +34,14 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(make_environment)
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -q --no-compile -c constraints.txt -e '.[dev]'
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import django, torch, splintr'
-	@$(BIN)/python -m inference.native.build
+	@$(BIN)/python -m inference.modelling.backends.native.build
 	@touch $(VENV)/.installed $@
 
 serve: $(VENV)/.installed native-if-missing  ## start everything; MODEL=directory|file|hub id, PORT=8080, HOST=127.0.0.1
 	@$(BIN)/blazr serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(ARGS)
 
 test: $(VENV)/.installed-dev  ## all checks and all tests, on two cores
-	@$(BIN)/python -m inference.native.build --quiet
+	@$(BIN)/python -m inference.modelling.backends.native.build --quiet
 	@$(BIN)/python -m tests.two_processes
 
 test-fast: $(VENV)/.installed-dev  ## the tests that start no servers
@@ -67,10 +67,10 @@ demo: $(VENV)/.installed  ## train the demo model afresh (about a minute)
 	@$(BIN)/blazr demo $(ARGS)
 
 native-if-missing: $(VENV)/.installed
-	@$(BIN)/python -m inference.native.build --quiet
+	@$(BIN)/python -m inference.modelling.backends.native.build --quiet
 
-native: $(VENV)/.installed  ## compile the CPU kernels again (after a change of inference/native/src)
-	@$(BIN)/python -m inference.native.build --strict
+native: $(VENV)/.installed  ## compile the CPU kernels again (after a change of inference/modelling/backends/native/src)
+	@$(BIN)/python -m inference.modelling.backends.native.build --strict
 
 bench: $(VENV)/.installed-dev  ## ours and the peers in turns, beside the targets; ARGS="--quick --models llama-135m"
 	@$(BIN)/python -m bench $(ARGS)

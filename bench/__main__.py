@@ -91,7 +91,7 @@ def parse_arguments(values: Sequence[str] | None = None) -> argparse.Namespace:
 def measure(given: argparse.Namespace, figures: Figures, lengths: Lengths, console: Console) -> None:
     """Run everything; implementations alternate within each round."""
     console.print("[dim]native kernels (built if their sources have changed)[/]")
-    subprocess.run([sys.executable, "-m", "inference.native.build"], check=False)
+    subprocess.run([sys.executable, "-m", "inference.modelling.backends.native.build"], check=False)
     environments = Environments(given.cache, lambda text: console.print(f"[dim]{text}[/]"))
     checkpoints = {}
     for model in given.models:

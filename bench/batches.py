@@ -99,9 +99,10 @@ def bare_seconds(directory: Path, lines: list[dict[str, Any]], max_num_seqs: int
     import django
 
     django.setup()
-    from inference.batches.requests import line_request
+    from inference.batches.line_requests import line_request
     from inference.engine.loop import EngineLoop
-    from inference.llm import LLM, LLMOptions
+    from inference.llm.llm import LLM
+    from inference.llm.options import LLMOptions
     from models_registry.detection.inspection import inspect_checkpoint
 
     found = inspect_checkpoint(directory)

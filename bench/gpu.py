@@ -24,12 +24,12 @@ from bench.gpu_models import hybrid_8b, llama_7b, llama_8b, quantise_network, ra
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
-from inference.modelling.kernels import PRESENT
+from inference.modelling.backends.backend import PRESENT
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.layers.moe import Experts
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import AttentionSpec, ModelSpec
-from inference.sampling_params import SamplingParams
+from inference.values.sampling_params import SamplingParams
 
 GIB = 1 << 30
 PROMPT, NEW, CLIENTS = 128, 128, 64

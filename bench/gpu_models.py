@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from inference.modelling.network import HybridForCausalLM
+from inference.modelling.quantisation import Quant, quantised_kind
 from inference.modelling.spec import (
     AttentionSpec,
     Dtype,
@@ -22,7 +23,6 @@ from inference.modelling.spec import (
     RopeSpec,
 )
 from inference.modelling.weights.loader import Quantisable
-from inference.modelling.weights.quantisation import Quant, quantised_kind
 
 NORM = NormSpec("rms", 1e-5)
 

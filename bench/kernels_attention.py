@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.spec import AttentionSpec, MLASpec, NormSpec, RopeSpec
-from inference.native import library
 
 BLOCK = 16
 ROPE = RopeSpec(1e4, 64)
@@ -176,7 +176,9 @@ def main() -> int:
     parser.add_argument("--without-tiles", action="store_true", help="time prefills without matrix tiles, too")
     options = parser.parse_args()
     if not library.is_available():
-        sys.stderr.write("There are no native kernels; build them with: python -m inference.native.build\n")
+        sys.stderr.write(
+            "There are no native kernels; build them with: python -m inference.modelling.backends.native.build\n"
+        )
         return 1
     if options.without_tiles and not torch.ops.blazr.use_amx():
         sys.stderr.write("There are no matrix tiles here\n")

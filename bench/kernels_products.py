@@ -21,9 +21,9 @@ import torch
 
 from bench.kernels_attention import median_ms
 from bench.machine import Machine
+from inference.modelling.backends.native import library
+from inference.modelling.backends.native.program import Program, record
 from inference.modelling.layers.packed import NativePacked, OneDnnPacked, pack_native, pack_onednn
-from inference.native import library
-from inference.native.program import Program, record
 
 SHAPES = {
     "135m": {"qkv": (960, 576), "o": (576, 576), "gate-up": (3072, 576), "down": (576, 1536)},
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--without-tiles", action="store_true", help="measure the vector instructions too")
     options = parser.parse_args()
     if not library.is_available():
-        sys.stderr.write("The native kernels are not built: python -m inference.native.build\n")
+        sys.stderr.write("The native kernels are not built: python -m inference.modelling.backends.native.build\n")
         return 1
     if options.without_tiles and not torch.ops.blazr.use_amx():
         sys.stderr.write("There are no matrix tiles here\n")

@@ -15,7 +15,8 @@ from functools import partial
 
 import torch
 
-from inference.host_memory import keep_freed_memory
+from inference.host.machine import keep_freed_memory
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection
@@ -23,7 +24,6 @@ from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.recurrent import RecurrentMixer
 from inference.modelling.spec import Mamba1Spec, Mamba2Spec, Mamba3Spec, NormSpec
-from inference.native import library
 
 RMS = NormSpec("rms", 1e-5)
 SPECS: dict[str, tuple[Mamba1Spec | Mamba2Spec | Mamba3Spec, int]] = {
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only the layers whose name contains this")
     given = parser.parse_args()
     if not library.is_available():
-        raise SystemExit("no native kernels here: python -m inference.native.build")
+        raise SystemExit("no native kernels here: python -m inference.modelling.backends.native.build")
     keep_freed_memory()  # as the engine does
     print(f"{torch.get_num_threads()} threads; ms per layer: PyTorch, native")
     for name in SPECS:

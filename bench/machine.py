@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from inference.native.build import find_compiler
+from inference.modelling.backends.native.build import find_compiler
 
 BUFFER_BYTES = 1 << 30
 WINDOW_BYTES = 32 << 10

@@ -39,7 +39,7 @@ from inference.modelling.spec import (
     NormSpec,
     RopeSpec,
 )
-from inference.sampling_params import SamplingParams
+from inference.values.sampling_params import SamplingParams
 
 PROMPT, QUESTION, VOCAB = 2000, 20, 49152
 

@@ -15,8 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.child import random_prompts
 from bench.step_clock import StepClock
-from inference.llm import LLM, LLMOptions
-from inference.sampling_params import SamplingParams
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.values.sampling_params import SamplingParams
 from models_registry.detection.inspection import inspect_checkpoint
 
 

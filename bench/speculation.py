@@ -39,8 +39,8 @@ from inference.engine.speculation.setup import Speculation
 from inference.modelling.layers.linear import Linear
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import ModelSpec
-from inference.sampling_params import SamplingParams
-from inference.speculative_options import SpeculativeOptions
+from inference.values.sampling_params import SamplingParams
+from inference.values.speculative_options import SpeculativeOptions
 
 TEXTS: dict[str, dict[str, Any]] = {
     "loop": {"temperature": 0.0},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from inference.llm import LLM
+from inference.llm.llm import LLM
 
 
 class StepClock:

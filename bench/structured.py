@@ -29,15 +29,15 @@ from bench.prefix_cache import MODELS as SMALL_MODELS
 from bench.prefix_cache import llama_135m, random_network
 from bench.speculation import spread
 from inference.engine.config import EngineConfig
-from inference.engine.constraint import TokenConstraint
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
-from inference.grammar import Grammar
 from inference.modelling.spec import MLPSpec, ModelSpec
-from inference.sampling_params import SamplingParams
-from inference.structured.compiler import GrammarCompiler
-from inference.tokenisation.spec import TokenizerSpec
-from inference.tokenisation.tokenizer import Tokenizer, load_tokenizer
+from inference.text.grammars.compiler import GrammarCompiler
+from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
+from inference.values.grammar import Grammar
+from inference.values.sampling_params import SamplingParams
+from inference.values.token_constraint import TokenConstraint
+from inference.values.tokenizer_spec import TokenizerSpec
 
 
 def llama_1b() -> ModelSpec:

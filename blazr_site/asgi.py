@@ -25,12 +25,12 @@ from django.core.asgi import get_asgi_application
 from django.urls import get_resolver, path
 
 from blazr_site.bare_handler import BareHandler
+from blazr_site.body_limit import BodyLimit
 from blazr_site.origin import SameOrigin
-from inference.api.body_limit import BodyLimit
 from inference.consumers import StreamConsumer
-from inference.host_memory import settle_objects
-from inference.streams import get_hub
-from inference.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
+from inference.host.machine import settle_objects
+from inference.records.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
+from inference.transport.hub import get_hub
 from models_registry.upload_rules import CHUNK_BYTES
 
 API_PREFIXES = ("/v1/", "/api/generate", "/api/chat", "/api/embed", "/api/tags", "/api/ps", "/api/show", "/api/version")

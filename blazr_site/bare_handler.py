@@ -23,8 +23,8 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, set_script_prefix
 
+from inference.api.event_stream import EventStream
 from inference.api.part_writer import PartWriter, Send
-from inference.api.sse import EventStream
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
-from inference import log_context, tracing
-from inference.principal import without_keys
+from inference.records import log_context, tracing
+from inference.values.principal import without_keys
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 

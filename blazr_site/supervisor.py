@@ -28,9 +28,9 @@ from rich.text import Text
 
 from blazr_site import embedded_redis
 from blazr_site.children import Child, Program
-from inference import redis_keys
 from inference.errors import BlazrError, Unavailable
-from inference.states import ModelState, WorkerState, merge_models
+from inference.transport import keys as redis_keys
+from inference.values.states import ModelState, WorkerState, merge_models
 
 READY_TIMEOUT_S = 120.0
 MAX_STARTS_UNREADY = 3

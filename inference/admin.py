@@ -9,13 +9,21 @@ from django import forms
 from django.contrib import admin, messages
 from django.http import StreamingHttpResponse
 
-from inference.auth import api_key_create, api_key_revoke, key_rules_check
-from inference.batches.models import Batch, BatchSchedule, StoredFile, WebhookDelivery
+from inference.access.api_keys import api_key_create, api_key_revoke, key_rules_check
 from inference.errors import BlazrError
-from inference.limits.rules import KeyLimits
-from inference.models import ApiKey, GenerationJob, UsageDay, UsageRecord
-from inference.principal import DEFAULT_SCOPES, SCOPES
-from inference.usage_report import CHUNK_ROWS, csv_text
+from inference.models import (
+    ApiKey,
+    Batch,
+    BatchSchedule,
+    GenerationJob,
+    StoredFile,
+    UsageDay,
+    UsageRecord,
+    WebhookDelivery,
+)
+from inference.records.usage_report import CHUNK_ROWS, csv_text
+from inference.values.limits import KeyLimits
+from inference.values.principal import DEFAULT_SCOPES, SCOPES
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

@@ -9,10 +9,3 @@ class InferenceConfig(AppConfig):
     name = "inference"
     verbose_name = "inference"
     default_auto_field = "django.db.models.BigAutoField"
-
-    def ready(self) -> None:
-        """Queued jobs wake the workers."""
-        from inference import broker
-        from inference.jobs.hints import set_hint
-
-        set_hint(broker.hint_jobs_sync)

@@ -34,10 +34,9 @@ import orjson
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
+from inference.access.authentication import principal_of_websocket
 from inference.api.exception_handler import as_blazr_error
-from inference.api.serializers import plan_from_body
-from inference.auth import Principal, principal_of_websocket
-from inference.coroutines import run_in_background
+from inference.dialects.openai.requests import plan_from_body
 from inference.errors import (
     BlazrError,
     InvalidRequest,
@@ -46,9 +45,10 @@ from inference.errors import (
     RequestTooLarge,
     UnsupportedFeature,
 )
-from inference.generation import Generation
-from inference.principal import principal_set
-from inference.services import generation_start
+from inference.host.coroutines import run_in_background
+from inference.serving.generation import Generation
+from inference.serving.services import generation_start
+from inference.values.principal import Principal, principal_set
 
 MAX_REQUESTS_PER_SOCKET = 64
 MAX_ID_CHARS = 64

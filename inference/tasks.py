@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from inference import redis_keys
 from inference.errors import EngineError
-from inference.messages import GenerateMessage
+from inference.transport import keys as redis_keys
+from inference.values.messages import GenerateMessage
 
 
 @shared_task(name=redis_keys.GENERATE_TASK, acks_late=True, ignore_result=True)  # type: ignore[untyped-decorator]
@@ -38,7 +38,7 @@ def sweep_jobs() -> None:
 @shared_task(name=redis_keys.SWEEP_RESPONSES_TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def sweep_responses() -> None:
     """Delete stored responses that are too old; by beat."""
-    from inference import stored_responses
+    from inference.records import stored_responses
 
     stored_responses.responses_sweep()
 
@@ -46,7 +46,7 @@ def sweep_responses() -> None:
 @shared_task(name=redis_keys.REQUEST_LOG_SWEEP_TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def sweep_request_log() -> None:
     """Remove requests from the log that are older than it is kept."""
-    from inference.request_log import request_log_sweep
+    from inference.records.request_log import request_log_sweep
 
     request_log_sweep()
 

@@ -20,7 +20,7 @@ from inference.errors import (
     RequestTooLarge,
     Unavailable,
 )
-from inference.units import format_bytes
+from inference.host.units import format_bytes
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z")
 _WANTED = (

@@ -12,10 +12,12 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 
-from inference import broker
 from inference.errors import BlazrError, Unavailable
-from inference.states import ModelState, WorkerState, departures_of
-from inference.worker_questions import fits_somewhere, model_fit
+from inference.transport import queue as broker
+from inference.transport.control import request_unload_sync
+from inference.transport.questions import fits_somewhere, model_fit
+from inference.transport.worker_states import model_states_sync, worker_states_sync
+from inference.values.states import ModelState, WorkerState, departures_of
 from models_registry.models import Checkpoint
 
 
@@ -62,7 +64,7 @@ class Live:
 def look() -> Live:
     """Ask once, with the broker's own time-outs."""
     try:
-        return Live(broker.model_states_sync(), tuple(broker.worker_states_sync().values()))
+        return Live(model_states_sync(), tuple(worker_states_sync().values()))
     except BlazrError as error:
         return Live({}, (), error.message)
 
@@ -101,7 +103,7 @@ def unload(checkpoint: Checkpoint) -> None:
     Raises:
         Unavailable: Redis can't be reached.
     """
-    broker.request_unload_sync(str(checkpoint.pk))
+    request_unload_sync(str(checkpoint.pk))
 
 
 def unload_before_delete(checkpoint: Checkpoint) -> None:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from inference.errors import InvalidRequest
-from inference.speculative_options import SpeculativeOptions
-from inference.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
+from inference.values.output_format import REASONING_FORMATS, TOOL_FORMATS
+from inference.values.speculative_options import SpeculativeOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from django.conf import settings
 
-from inference import disk
-from inference.disk import kernel_lock
+from inference.host import disk
+from inference.host.disk import kernel_lock
 
 _READ_BYTES = 1 << 20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}

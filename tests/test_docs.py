@@ -14,19 +14,19 @@ import pytest
 import blazr_site.settings  # noqa: F401 - reading them declares the variables
 from blazr_site.commands import serve
 from blazr_site.settings import env
-from inference import metrics
-from inference.api import refusals
-from inference.api.embeddings import EmbeddingRequestSerializer
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType
-from inference.api.infill import InfillRequestSerializer
-from inference.api.rerank import RerankRequestSerializer
-from inference.api.serializers import ChatRequestSerializer, CompletionRequestSerializer
-from inference.api.tokenize_serializers import (
+from inference.api.openai.rerank import RerankRequestSerializer
+from inference.api.platform.infill import InfillRequestSerializer
+from inference.api.platform.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
     DetokenizeRequestSerializer,
     TokenizeRequestSerializer,
 )
+from inference.dialects import refusals
+from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
+from inference.dialects.openai.requests import ChatRequestSerializer, CompletionRequestSerializer
 from inference.errors import BlazrError, _classes
+from inference.records import metrics
 from models_registry import uploads  # noqa: F401 - has errors of its own
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,7 +176,7 @@ def test_every_metric_is_in_the_table():
 
 
 def test_every_path_of_the_schema_is_in_the_reference(db):
-    from inference.api.docs import openapi_document
+    from blazr_site.api_docs import openapi_document
 
     for path in openapi_document()["paths"]:
         if path.startswith("/registry/"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from inference.api.anthropic import serializers as anthropic
-from inference.api.responses import serializers as responses
+from inference.dialects.anthropic import serializers as anthropic
+from inference.dialects.responses import serializers as responses
 from tests.test_docs import ROOT, first_cells, section
 
 MESSAGES = (ROOT / "docs" / "messages.md").read_text()

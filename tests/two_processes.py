@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 INFERENCE = "tests/inference"
-API = ("api", "batches", "jobs", "limits")
+API = ("access", "api", "batches", "files", "jobs", "records", "serving", "transport", "values")
 """Folders of ``tests/inference`` whose tests are about the platform. The lanes take about the same time."""
 OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
 NOTHING_COLLECTED = 5

@@ -13,9 +13,10 @@ from typing import Any
 from bench.peers.streaming import Arrivals, TokenPeer
 from bench.step_clock import StepClock
 from inference.engine.loop import EngineLoop
-from inference.llm import LLM, LLMOptions
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.modelling.backends.native import library as native_library
 from inference.modelling.spec import ModelSpec
-from inference.native import library as native_library
 from models_registry.detection.inspection import inspect_checkpoint
 
 Event = tuple[float, dict[str, Any]]

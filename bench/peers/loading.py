@@ -10,7 +10,7 @@ _STARTED = time.perf_counter()
 
 from bench.child import status_bytes  # noqa: E402 (importing is measured)
 from bench.peers.engine import EnginePeer  # noqa: E402
-from inference.host_memory import return_freed_memory  # noqa: E402
+from inference.host.machine import return_freed_memory  # noqa: E402
 
 _IMPORT_S = time.perf_counter() - _STARTED
 

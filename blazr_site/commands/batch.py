@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -21,9 +22,9 @@ from blazr_site.commands.models import (
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from inference.batches.requests import InputLine
-    from inference.llm import LLM
-    from inference.selectors import ServedModel
+    from inference.batches.line_requests import InputLine
+    from inference.llm.llm import LLM
+    from inference.values.served_model import ServedModel
     from models_registry.detection.inspection import Inspection
 
 HELP = "run a file of requests in this terminal"
@@ -98,6 +99,7 @@ def _run(
 ) -> int:
     """Returns how many lines ended with an error."""
     from inference.batches.local import run_lines
+    from inference.serving.served_models import plan_for_model
 
     served = _served(arguments.model, inspection, llm)
     num_failed = tokens = 0
@@ -106,7 +108,7 @@ def _run(
     window = WINDOW_FACTOR * arguments.max_num_seqs
     with step_bar("Lines", total) as (bar, task):
         bar.update(task, completed=len(done))
-        for result in run_lines(llm, lines, resolve=served.resolved, window=window):
+        for result in run_lines(llm, lines, resolve=partial(plan_for_model, model=served), window=window):
             file = refusals if result.is_error else answers
             file.write(result.payload.encode() + b"\n")
             # Not fsync: a killed process loses nothing of it, and a lost line is run again.
@@ -124,7 +126,7 @@ def _check(source: Path) -> int:
     Raises:
         InvalidRequest: It can't be read, or lines are wrong.
     """
-    from inference.batches.requests import ENDPOINT_KINDS, LineError, read_lines
+    from inference.batches.line_requests import ENDPOINT_KINDS, LineError, read_lines
 
     problems: list[str] = []
     seen: dict[str, int] = {}
@@ -178,7 +180,7 @@ def _answered(output: Path) -> set[str]:
 def _lines(source: Path, model: str) -> Iterator[InputLine]:
     from dataclasses import replace
 
-    from inference.batches.requests import ENDPOINT_KINDS, InputLine, read_lines
+    from inference.batches.line_requests import ENDPOINT_KINDS, InputLine, read_lines
 
     with source.open("rb") as file:
         for item in read_lines(file, *ENDPOINT_KINDS):
@@ -188,7 +190,7 @@ def _lines(source: Path, model: str) -> Iterator[InputLine]:
 
 def _served(name: str, inspection: Inspection, llm: LLM) -> ServedModel:
     """The model as the API's checks know it."""
-    from inference.selectors import ServedModel
+    from inference.values.served_model import ServedModel
 
     return ServedModel(
         checkpoint_id="",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from inference.errors import InvalidRequest, InvalidTokenIds
-from inference.tokenisation.spec import VOCABULARIES, TokenizerSpec
+from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 
 HELP = "turn token ids into text"
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the text, special tokens included."""
-    from inference.tokenisation.tokenizer import load_tokenizer
+    from inference.text.tokenisation.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary_spec(arguments.vocab))
     ids = _parse_ids(arguments.ids)

@@ -7,7 +7,7 @@ import sys
 
 from blazr_site.commands.models import add_model_arguments, inspect_to_run, load_to_run, stderr
 from inference.errors import BlazrError
-from inference.sampling_params import SamplingParams
+from inference.values.sampling_params import SamplingParams
 
 HELP = "continue a prompt in the terminal"
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from blazr_site.commands.models import add_model_arguments, inspect_model
 from blazr_site.commands.tables import output_console, table
-from inference.units import format_bytes, format_count
+from inference.host.units import format_bytes, format_count
 
 HELP = "show what a checkpoint is: layers, sizes, dtype, detected facts with evidence"
 CONFIDENCE_STYLES = {

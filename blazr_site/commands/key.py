@@ -12,7 +12,7 @@ from rich.text import Text
 from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
 from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
-from inference.principal import DEFAULT_SCOPES, SCOPES
+from inference.values.principal import DEFAULT_SCOPES, SCOPES
 
 if TYPE_CHECKING:
     from inference.models import ApiKey
@@ -67,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _create(arguments: argparse.Namespace) -> int:
     """Print the key to standard output and nothing else there, so that a script can take it."""
-    from inference.auth import api_key_create
-    from inference.limits.rules import KeyLimits
+    from inference.access.api_keys import api_key_create
+    from inference.values.limits import KeyLimits
 
     names = [name for name in (arguments.name, arguments.named) if name is not None]
     if len(names) != 1:
@@ -143,7 +143,8 @@ def _list() -> int:
 
 
 def _revoke(text: str) -> int:
-    from inference.auth import KEY_MARK, api_key_revoke
+    from inference.access.api_keys import api_key_revoke
+    from inference.values.principal import KEY_MARK
 
     # Of a whole key only the public part goes on: an error must not show the rest.
     prefix = text.removeprefix(f"{KEY_MARK}_").partition("_")[0]

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
 from blazr_site.commands.tables import output_console, table
-from inference.units import format_bytes, format_count
+from inference.host.units import format_bytes, format_count
 
 HELP = "list the registered checkpoints"
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressC
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from inference.llm import LLM
+    from inference.llm.llm import LLM
     from models_registry.detection.inspection import Inspection
 
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
@@ -124,9 +124,10 @@ def load_model(
         speculative: As ``SpeculativeOptions.parse`` reads it; a draft model is found as ``resolve_model`` does.
         max_num_seqs: Most sequences that are computed together.
     """
-    from inference.draft_loading import DraftCheckpoint
-    from inference.llm import LLM, LLMOptions
-    from inference.speculative_options import SpeculativeOptions
+    from inference.llm.draft_loading import DraftCheckpoint
+    from inference.llm.llm import LLM
+    from inference.llm.options import LLMOptions
+    from inference.values.speculative_options import SpeculativeOptions
     from models_registry.detection.inspection import inspect_checkpoint
 
     guessing = None if speculative is None else SpeculativeOptions.parse(speculative)

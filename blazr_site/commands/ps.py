@@ -10,7 +10,7 @@ from rich.text import Text
 
 from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
 from blazr_site.commands.tables import output_console, table
-from inference.units import format_bytes
+from inference.host.units import format_bytes
 
 HELP = "show the models that are in memory"
 
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print one row per model that is resident or loading."""
     set_up_django(arguments)
-    from inference.broker import worker_states_sync
     from inference.errors import Unavailable
+    from inference.transport.worker_states import worker_states_sync
     from models_registry.selectors import checkpoint_list
 
     console = output_console()

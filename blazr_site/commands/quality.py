@@ -14,7 +14,7 @@ from blazr_site.commands.models import add_model_arguments, choose_device, inspe
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from inference.quality import Quality
+    from inference.llm.quality import Quality
     from models_registry.detection.inspection import Inspection
 
 HELP = "show what quantisation costs: perplexity and changed predictions"
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print a table or JSON."""
-    from inference.llm import LLMOptions
-    from inference.modelling.weights.quantisation import QUANTS
-    from inference.quality import measure_quality
+    from inference.llm.options import LLMOptions
+    from inference.llm.quality import measure_quality
+    from inference.modelling.quantisation import QUANTS
 
     quants = [part.strip() for part in arguments.quant.split(",")]
     for quant in quants:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[list[int], str]:
     """Token ids to read, and what they are in words."""
-    from inference.tokenisation.tokenizer import load_tokenizer
+    from inference.text.tokenisation.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(inspection.tokenizer)
     try:
@@ -102,7 +102,7 @@ def _text(path: Path | None) -> tuple[str, str]:
 
 def _print(found: list[Quality]) -> None:
     from blazr_site.commands.tables import output_console, table
-    from inference.units import format_bytes
+    from inference.host.units import format_bytes
 
     numbers = ("weights", "perplexity", "change", "same first choice", "mean KL (nats)")
     shown = table("form", *numbers, right=numbers)

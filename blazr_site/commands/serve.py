@@ -192,7 +192,7 @@ def _register(models: list[str], console: Console) -> list[ServedModel]:
 def _register_one(text: str, console: Console) -> ServedModel:
     from blazr_site.commands.models import resolve_model
     from inference.demo.paths import PREBUILT_DIRECTORY, SERVED_MODEL_NAME
-    from inference.units import format_bytes, format_count
+    from inference.host.units import format_bytes, format_count
     from models_registry.models import Checkpoint
     from models_registry.services import checkpoint_register
 
@@ -251,9 +251,9 @@ def admin_password(data_dir: Path) -> str | None:
 def first_api_key(data_dir: Path) -> str | None:
     """The API key made at the first start that needed one, as long as it is valid."""
     from blazr_site.settings.storage import write_secret_once
-    from inference.auth import api_key_create, key_prefix
+    from inference.access.api_keys import api_key_create, key_prefix
     from inference.models import ApiKey
-    from inference.principal import SCOPES
+    from inference.values.principal import SCOPES
 
     file = data_dir / "api_key"
     if not ApiKey.objects.exists():

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the sums."""
     set_up_django(arguments)
-    from inference.usage_report import csv_chunks, csv_header, tenant_of_key, usage_objects, usage_question
+    from inference.records.usage_report import csv_chunks, csv_header, tenant_of_key, usage_objects, usage_question
 
     question = usage_question(
         first=arguments.first,

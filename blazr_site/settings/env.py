@@ -16,7 +16,7 @@ from pathlib import Path
 from django.core.exceptions import ImproperlyConfigured
 
 from inference.errors import InvalidRequest
-from inference.speculative_options import SpeculativeOptions
+from inference.values.speculative_options import SpeculativeOptions
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})

@@ -1,0 +1,1 @@
+"""HTTP: URLs, views and schemas, a folder per API."""

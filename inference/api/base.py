@@ -19,13 +19,13 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from inference.access.admission import headers_current, headers_reset
+from inference.access.authentication import principal_authenticate
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType, error_response
 from inference.api.idempotent import META_KEY, answer_once
-from inference.auth import LOCAL, Principal, principal_authenticate
 from inference.errors import InvalidRequest, NotAuthenticated, RequestTooLarge
-from inference.limits.admission import headers_current, headers_reset
-from inference.principal import principal_set
-from inference.tracing import is_tracing, route_set
+from inference.records.tracing import is_tracing, route_set
+from inference.values.principal import LOCAL, Principal, principal_set
 
 
 class ApiKeyAuthentication(BaseAuthentication):

@@ -63,7 +63,7 @@ def as_blazr_error(error: BaseException) -> BlazrError:
     if isinstance(error, exceptions.PermissionDenied | PermissionDenied):
         return PermissionRefused(str(getattr(error, "detail", error)) or "This isn't allowed.")
     if isinstance(error, exceptions.ValidationError):
-        from inference.api.strict_serializer import first_error
+        from inference.dialects.strict_serializer import first_error
 
         return first_error(error.detail)
     if isinstance(error, Http404 | exceptions.NotFound):

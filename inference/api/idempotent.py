@@ -20,12 +20,12 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
+from inference.api.event_stream import EventStream
 from inference.api.part_writer import PartWriter
-from inference.api.sse import EventStream
-from inference.coroutines import run_in_background
 from inference.errors import BlazrError, InvalidRequest
-from inference.idempotency import RENEW_S, Claim, StoredAnswer, idempotency_claim
-from inference.principal import Principal
+from inference.host.coroutines import run_in_background
+from inference.serving.idempotency import RENEW_S, Claim, StoredAnswer, idempotency_claim
+from inference.values.principal import Principal
 
 logger = logging.getLogger(__name__)
 

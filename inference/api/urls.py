@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from inference.api.alias_views import AliasRevisionsView, PromoteView, RollbackView
+from blazr_site.api_docs import DocsView, SchemaView
 from inference.api.anthropic.views import CountTokensView, MessagesView
-from inference.api.batch_views import (
+from inference.api.ollama import urls as ollama
+from inference.api.openai.batch_views import (
     BatchCancelOfPages,
     BatchCancelView,
     BatchesOfPages,
@@ -15,13 +16,15 @@ from inference.api.batch_views import (
     SchedulesView,
     ScheduleView,
 )
-from inference.api.docs import DocsView, SchemaView
-from inference.api.embeddings import EmbeddingsView
-from inference.api.file_views import FileContentOfPages, FileContentView, FilesView, FileView
-from inference.api.infill import InfillView
-from inference.api.job_views import JobCancelView, JobResultView, JobsView, JobView
-from inference.api.key_views import KeysView, KeyView
-from inference.api.lifecycle_views import (
+from inference.api.openai.embeddings import EmbeddingsView
+from inference.api.openai.file_views import FileContentOfPages, FileContentView, FilesView, FileView
+from inference.api.openai.rerank import RerankView
+from inference.api.openai.views import ChatCompletionsView, CompletionsView, ModelsView, ModelView, UnknownEndpointView
+from inference.api.platform.alias_views import AliasRevisionsView, PromoteView, RollbackView
+from inference.api.platform.infill import InfillView
+from inference.api.platform.job_views import JobCancelView, JobResultView, JobsView, JobView
+from inference.api.platform.key_views import KeysView, KeyView
+from inference.api.platform.lifecycle_views import (
     ModelFitView,
     ModelLoadView,
     ModelPinView,
@@ -30,9 +33,9 @@ from inference.api.lifecycle_views import (
     RequestCancelView,
     RequestsView,
 )
-from inference.api.ollama import urls as ollama
-from inference.api.probe_views import HealthView, LivezView, MetricsView, ReadyzView
-from inference.api.rerank import RerankView
+from inference.api.platform.probe_views import HealthView, LivezView, MetricsView, ReadyzView
+from inference.api.platform.tokenize_views import ApplyTemplateView, DetokenizeView, TokenizerInfoView, TokenizeView
+from inference.api.platform.usage_views import UsageView
 from inference.api.responses.views import (
     InputTokensView,
     ResponseCancelView,
@@ -40,9 +43,6 @@ from inference.api.responses.views import (
     ResponsesView,
     ResponseView,
 )
-from inference.api.tokenize_views import ApplyTemplateView, DetokenizeView, TokenizerInfoView, TokenizeView
-from inference.api.usage_views import UsageView
-from inference.api.views import ChatCompletionsView, CompletionsView, ModelsView, ModelView, UnknownEndpointView
 
 app_name = "api"
 urlpatterns = [

@@ -1,0 +1,1 @@
+"""Files of requests, run line by line."""

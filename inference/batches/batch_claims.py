@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
-from inference.batches.models import Batch
+from inference.models import Batch
 
 LEASE_S = 30.0
 

@@ -18,15 +18,15 @@ from django.utils import timezone
 
 from inference.batches import policy
 from inference.batches.lines import MAX_ATTEMPTS, SUSPECTS_TOGETHER, ClaimedLine, has_suspects, lines_claim
-from inference.batches.models import Batch, BatchLine, BatchState, LineState
 from inference.batches.services import OPEN_BATCHES, open_batches
-from inference.states import ResidentModel
+from inference.models import Batch, BatchLine, BatchState, LineState
+from inference.values.states import ResidentModel
 
 RATE_WINDOW_S = 30.0
 
 
 class Manager(Protocol):
-    """What the claimer needs of ``inference.worker.residency.ModelManager``."""
+    """What the claimer needs of ``inference.worker.model_manager.ModelManager``."""
 
     def describe(self) -> tuple[ResidentModel, ...]:
         """The models that are here."""

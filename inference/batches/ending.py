@@ -12,11 +12,11 @@ from django.utils import timezone
 
 from inference.batches import webhooks
 from inference.batches.batch_claims import BatchClaim
-from inference.batches.models import Batch, BatchLine, BatchResult, BatchState
 from inference.batches.unrun_lines import fail_queued
-from inference.file_store import FileWriter, store_lock
-from inference.files import file_store_row
-from inference.usage import Usage, usage_store
+from inference.files.services import file_store_row
+from inference.files.store import FileWriter, store_lock
+from inference.models import Batch, BatchLine, BatchResult, BatchState
+from inference.records.usage import Usage, usage_store
 
 READ_BATCH = 500
 

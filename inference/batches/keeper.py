@@ -8,8 +8,8 @@ from inference.batches.lines import RUNNING_LINES, lines_sweep
 from inference.batches.schedules import DUE_SCHEDULES, schedules_run
 from inference.batches.services import OPEN_BATCHES
 from inference.batches.upkeep import batches_sweep, batches_turn
-from inference.files import files_sweep
-from inference.worker.turn_thread import TurnThread
+from inference.files.services import files_sweep
+from inference.jobs.turn_thread import TurnThread
 
 POLL_S = 1.0
 HOUSEKEEPING_S = 60.0

@@ -15,14 +15,14 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F, Q, Sum
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from inference.batches.models import Batch, BatchLine, BatchResult, BatchState, LineState
-from inference.batches.requests import line_id, refusal_line
+from inference.batches.line_requests import line_id, refusal_line
 from inference.batches.results import ID_BATCH, result_without_answer, results_write, rows_locked
 from inference.errors import GenerationFailed
-from inference.row_watch import RowWatch
+from inference.jobs.row_watch import RowWatch
+from inference.models import Batch, BatchLine, BatchResult, BatchState, LineState
 
 LEASE_S = 10.0
 MAX_ATTEMPTS = 3
@@ -171,14 +171,6 @@ def lines_heartbeat(*, owner: str, lease_s: float = LEASE_S) -> LineHeartbeat:
         frozenset((key, fence) for key, fence, _ in found),
         {(key, fence): ending for key, fence, ending in found if ending},
     )
-
-
-def num_open_lines(tenant: str) -> int:
-    """Lines of a tenant's batches that wait or run; those of a file that isn't validated yet included."""
-    sums = Batch.objects.filter(tenant=tenant, ended_at=None).aggregate(
-        lines=Sum("num_lines"), done=Sum(F("num_completed") + F("num_failed"))
-    )
-    return max(0, (sums["lines"] or 0) - (sums["done"] or 0))
 
 
 def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:

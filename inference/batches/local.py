@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inference.answers.builder import AnswerBuilder
+from inference.batches.line_requests import InputLine, LineRequest, line_request, refusal_line
 from inference.batches.outcomes import ended_line
-from inference.batches.requests import InputLine, LineRequest, line_request, refusal_line
 from inference.errors import BlazrError
-from inference.generation_plan import GenerationPlan
-from inference.messages import GenerateMessage, GenerationEvent
+from inference.values.messages import GenerateMessage, GenerationEvent
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import GenerationPlan
 
 DEADLINE_S = 10 * 365 * 86_400.0
 
 
 class Engine(Protocol):
-    """What is needed of ``inference.llm.LLM``."""
+    """What is needed of ``inference.llm.llm.LLM``."""
 
     def prepare(self, message: GenerateMessage, /) -> Any:
         """Tokenise and check."""

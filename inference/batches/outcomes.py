@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from inference.answers.builder import AnswerBuilder
-from inference.answers.formats import answer_format
-from inference.batches.requests import LineRequest, answer_line, refusal_line
+from inference.batches.line_requests import LineRequest, answer_line, refusal_line
+from inference.dialects.openai.outputs.formats import answer_format
 from inference.errors import BlazrError, GenerationFailed
-from inference.generation_plan import Endpoint
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def ended_line(
 def _body(request: LineRequest, builder: AnswerBuilder, name: str) -> dict[str, Any]:
     plan = request.plan
     if request.response is not None:
-        from inference.api.responses.lines import whole_response
+        from inference.dialects.responses.lines import whole_response
 
         return whole_response(request.response, plan, builder, response_id=f"resp_{name}")
     answer = answer_format(

@@ -13,8 +13,8 @@ from typing import Any
 from django.db.models import Count, Sum
 from django.utils import timezone
 
-from inference.batches.models import Batch, BatchResult
 from inference.batches.services import open_batches
+from inference.models import Batch, BatchResult
 
 RATE_WINDOW_S = 60.0
 

@@ -8,7 +8,7 @@ from django.db import connection
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from inference.batches.models import Batch, BatchLine, BatchResult, LineState
+from inference.models import Batch, BatchLine, BatchResult, LineState
 
 ID_BATCH = 900
 

@@ -13,14 +13,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import orjson
 from django.db import DatabaseError, InterfaceError
 
-from inference.answers.builder import AnswerBuilder
 from inference.batches import claiming
 from inference.batches.claiming import LineClaimer
+from inference.batches.line_requests import LineRequest, line_request, refusal_line, unanswered_line
 from inference.batches.lines import (
     LEASE_S,
     MAX_ATTEMPTS,
@@ -32,14 +33,15 @@ from inference.batches.lines import (
     lines_release,
 )
 from inference.batches.outcomes import ended_line
-from inference.batches.requests import LineRequest, line_request, refusal_line, unanswered_line
 from inference.batches.unrun_lines import unanswered
 from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, Unavailable
-from inference.generation_plan import JOB_PRIORITY
-from inference.messages import GenerationEvent
-from inference.selectors import ServedModel, served_model_read
-from inference.worker import claim_runner
-from inference.worker.claim_runner import ClaimRunner, counts_as_attempt, nothing
+from inference.jobs import claim_runner
+from inference.jobs.claim_runner import ClaimRunner, counts_as_attempt, nothing
+from inference.serving.served_models import plan_for_model, served_model_read
+from inference.values.messages import GenerationEvent
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import JOB_PRIORITY
+from inference.values.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -57,7 +59,7 @@ WEB_ID = "batches"
 
 
 class Manager(claim_runner.Manager, claiming.Manager, Protocol):
-    """What the runner needs of ``inference.worker.residency.ModelManager``."""
+    """What the runner needs of ``inference.worker.model_manager.ModelManager``."""
 
 
 @dataclass(eq=False, slots=True)
@@ -300,7 +302,7 @@ class BatchRunner(ClaimRunner):
                 model = request.plan.model
                 if model not in served:
                     served[model] = served_model_read(model)
-                self._submit(line, request.resolved(served[model].resolved))
+                self._submit(line, request.resolved(partial(plan_for_model, model=served[model])))
             except BlazrError as error:
                 self._refuse(line, error)
             except (DatabaseError, InterfaceError):

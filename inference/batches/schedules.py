@@ -17,17 +17,18 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference.auth import Principal, principal_of_tenant
+from inference.access.api_keys import principal_of_tenant
 from inference.batches import webhooks
-from inference.batches.models import BatchSchedule
-from inference.batches.requests import check_metadata
+from inference.batches.line_requests import check_metadata
 from inference.batches.services import batch_create, window_seconds
 from inference.errors import BlazrError, InvalidRequest, NotFound, QueueFull
-from inference.files import expiry_seconds, file_get
-from inference.row_watch import RowWatch
+from inference.files.services import expiry_seconds, file_get
+from inference.jobs.row_watch import RowWatch
+from inference.models import BatchSchedule
+from inference.values.principal import Principal
 
 if TYPE_CHECKING:
-    from inference.batches.models import Batch
+    from inference.models import Batch
 
 logger = logging.getLogger(__name__)
 

@@ -23,19 +23,19 @@ from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from inference.access.line_limits import lines_reserved
 from inference.batches import webhooks
-from inference.batches.models import TERMINAL_BATCH_STATES, Batch, BatchState
-from inference.batches.requests import MAX_LINE_BYTES, check_metadata
+from inference.batches.line_requests import MAX_LINE_BYTES, check_metadata
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull
-from inference.file_store import open_file
-from inference.files import expiry_seconds, file_get
+from inference.files.services import expiry_seconds, file_get
+from inference.files.store import open_file
 from inference.jobs import hints
+from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import num_open
-from inference.limits.lines import lines_reserved
-from inference.row_watch import RowWatch
+from inference.models import TERMINAL_BATCH_STATES, Batch, BatchState
 
 if TYPE_CHECKING:
-    from inference.auth import Principal
+    from inference.values.principal import Principal
 
 MIN_WINDOW_S, MAX_WINDOW_S = 60, 14 * 86_400
 _WINDOW = re.compile(r"([1-9][0-9]{0,4})([mhd])")
@@ -96,7 +96,7 @@ def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id
             created_at=now,
             expires_at=now + timedelta(seconds=window_s),
         )
-        transaction.on_commit(hints.give_hint, robust=True)
+        transaction.on_commit(hints.wake_workers, robust=True)
     return batch
 
 
@@ -176,7 +176,7 @@ def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:
             lease_until=None,
         )
         if changed:
-            transaction.on_commit(hints.give_hint, robust=True)
+            transaction.on_commit(hints.wake_workers, robust=True)
     row.refresh_from_db()
     if not changed and row.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
         raise Conflict(f"The batch is {row.state}; it can't be cancelled any more.", param="batch_id")

@@ -9,10 +9,10 @@ import orjson
 from django.db import transaction
 from django.db.models import QuerySet
 
-from inference.batches.models import Batch, BatchLine, BatchState, LineState
-from inference.batches.requests import line_id, refusal_line, unanswered_line
+from inference.batches.line_requests import line_id, refusal_line, unanswered_line
 from inference.batches.results import ID_BATCH, result_without_answer, results_write, rows_locked
 from inference.errors import BlazrError, InvalidRequest, PermissionRefused, UnknownModel
+from inference.models import Batch, BatchLine, BatchState, LineState
 
 NO_CHECKPOINT, NOT_ALLOWED = UUID(int=0), UUID(int=1)
 """Stand for a model that doesn't exist, or isn't for the key; such lines end once the file is validated."""

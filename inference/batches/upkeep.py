@@ -13,14 +13,14 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference.auth import void_tenants
+from inference.access.api_keys import void_tenants
 from inference.batches.batch_claims import FenceLost, batch_claim
 from inference.batches.ending import batch_finalise
-from inference.batches.models import TERMINAL_BATCH_STATES, Batch, BatchLine, BatchState, LineState
-from inference.batches.requests import LineError, errors_text
+from inference.batches.line_requests import LineError, errors_text
 from inference.batches.unrun_lines import fail_queued, unanswered
 from inference.batches.validation import batch_validate
 from inference.jobs import hints
+from inference.models import TERMINAL_BATCH_STATES, Batch, BatchLine, BatchState, LineState
 
 LINES_KEPT = timedelta(days=1)
 """After the end of a batch its lines stay so long, to look at; the files hold all of them."""
@@ -76,7 +76,7 @@ def _end_due() -> int:
         reason = errors_text([LineError(code, message, None)])
         done += _begin_end(open_ones.filter(tenant__in=tenants), BatchState.FAILED, errors=reason)
     if done:
-        hints.give_hint()
+        hints.wake_workers()
     for batch in Batch.objects.filter(state=BatchState.IN_PROGRESS).exclude(ending=""):
         fail_queued(batch)
     return done

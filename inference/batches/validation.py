@@ -10,16 +10,16 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
-from inference.auth import principal_of_tenant
+from inference.access.api_keys import principal_of_tenant
 from inference.batches.batch_claims import BatchClaim
 from inference.batches.ending import batch_end
-from inference.batches.models import BatchLine, BatchState
-from inference.batches.requests import InputLine, LineError, errors_text, read_lines
+from inference.batches.line_requests import InputLine, LineError, errors_text, read_lines
 from inference.batches.unrun_lines import NO_CHECKPOINT, NOT_ALLOWED, fail_unservable
 from inference.errors import NotAuthenticated, UnknownModel
-from inference.file_store import open_file
+from inference.files.store import open_file
 from inference.jobs import hints
-from inference.selectors import served_model_read
+from inference.models import BatchLine, BatchState
+from inference.serving.served_models import served_model_read
 
 MAX_ERRORS = 100
 INSERT_BATCH = 500
@@ -54,7 +54,7 @@ def batch_validate(claim: BatchClaim) -> None:
         checkpoints=orjson.dumps(names).decode(),
     )
     fail_unservable(batch)
-    hints.give_hint()
+    hints.wake_workers()
 
 
 def _errors(claim: BatchClaim, lines: Iterator[InputLine | LineError]) -> Iterator[LineError]:

@@ -32,8 +32,8 @@ import orjson
 from django.conf import settings
 from django.utils import timezone
 
-from inference.batches.models import Batch, WebhookDelivery
 from inference.errors import InvalidRequest, UnsupportedFeature
+from inference.models import Batch, WebhookDelivery
 
 logger = logging.getLogger(__name__)
 

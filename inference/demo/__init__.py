@@ -1,0 +1,1 @@
+"""A small demo model and how it is trained."""

@@ -27,8 +27,8 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.stats import PrefixCacheStats
 from inference.engine.request import EngineOutput, EngineRequest, FinishReason
 from inference.engine.running_request import Request, RequestStatus
-from inference.engine.sampler import SampledToken, Sampler, likeliest
-from inference.engine.sampling_state import SamplingState
+from inference.engine.sampling.sampler import SampledToken, Sampler, likeliest
+from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from inference.engine.speculation.acceptance import Answer, agreed_run, states_along
 from inference.engine.speculation.setup import Speculation, make_speculator

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from inference.compute_threads import release_compute_threads
 from inference.errors import BlazrError, EngineDead, GenerationFailed, Unavailable
+from inference.host.compute_threads import release_compute_threads
 
 logger = logging.getLogger(__name__)
 

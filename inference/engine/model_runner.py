@@ -15,15 +15,15 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.config import EngineConfig
-from inference.engine.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch
-from inference.engine.decode_programs import DecodePrograms
 from inference.engine.device import choose_attention, upload, upload_ids
-from inference.engine.logits_processors import InvalidTokens
 from inference.engine.request import TokenLogprobs
-from inference.engine.sampler import Sampler, numerical_error, row_maxima
+from inference.engine.sampling.logits_processors import InvalidTokens
+from inference.engine.sampling.sampler import Sampler, numerical_error, row_maxima
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import SequenceState, StateManager
 from inference.engine.warm_up import warm_up
+from inference.modelling.backends.native.decode_programs import DecodePrograms
+from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PagedSequences, PrefillChunk
 from inference.modelling.layers.packed import output_bits
 from inference.modelling.mapped import mapped_zeros

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from inference.engine.constraint import TokenConstraint
 from inference.engine.pooling import Float32Array, Pooling
 from inference.errors import BlazrError
-from inference.sampling_params import SamplingParams
+from inference.values.sampling_params import SamplingParams
+from inference.values.token_constraint import TokenConstraint
 
 
 class FinishReason(StrEnum):

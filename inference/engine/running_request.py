@@ -8,7 +8,7 @@ from enum import StrEnum
 from inference.engine.pooling import Pooler
 from inference.engine.prefix_cache.cache import Fetched
 from inference.engine.request import EngineRequest, FinishReason, TokenLogprobs
-from inference.engine.sampling_state import SamplingState
+from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.state_manager import SequenceState
 
 

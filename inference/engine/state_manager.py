@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inference.engine.config import EngineConfig, blocks_for
-from inference.engine.kv_cache_manager import KVCacheManager
 from inference.engine.prefix_cache.cache import CachedSequence, Fetched, Match, PrefixCache
-from inference.engine.state_cache import StateCache
+from inference.engine.state.kv_cache_manager import KVCacheManager
+from inference.engine.state.state_cache import StateCache
 from inference.errors import OutOfCacheBlocks
 from inference.modelling.spec import ModelSpec
 

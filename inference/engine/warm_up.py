@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from inference.engine.config import EngineConfig
+from inference.modelling.backends.backend import PRODUCT_ROWS
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.kernels import PRODUCT_ROWS
 from inference.modelling.spec import ModelSpec
 
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]

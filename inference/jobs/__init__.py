@@ -1,0 +1,1 @@
+"""Generations that wait as database rows, and the runner that takes them."""

@@ -25,10 +25,10 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
 from inference.errors import BlazrError
-from inference.generation_plan import GenerationPlan
 from inference.jobs.selectors import unkept_chunks
-from inference.messages import GenerationEvent
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
+from inference.values.messages import GenerationEvent
+from inference.values.plan import GenerationPlan
 
 LEASE_S = 10.0
 """A worker that says nothing for so long has lost its jobs; it speaks every quarter of this."""

@@ -1,31 +1,23 @@
-"""Hints about new jobs: the row is the job, a message about it only wakes the workers sooner."""
+"""Wake the workers after jobs were queued: the row is the job, the message only shortens the wait."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 
 from inference.errors import BlazrError
+from inference.transport.control import hint_jobs_sync
 
 logger = logging.getLogger(__name__)
 
-_hint: list[Callable[[], None]] = []
 
-
-def set_hint(call: Callable[[], None]) -> None:
-    """Let ``call`` run, in a thread, after each commit that queued jobs: it wakes the workers, or fails."""
-    _hint[:] = [call]
-
-
-def give_hint() -> None:
-    """Wake the workers without waiting for it: the rows are stored, a worker's next look finds them."""
+def wake_workers() -> None:
+    """Send the hint from a thread; without it the workers find the rows at their next look."""
     threading.Thread(target=_send_hint, name="job-hint", daemon=True).start()
 
 
 def _send_hint() -> None:
-    for call in _hint:
-        try:
-            call()
-        except BlazrError as error:
-            logger.info("the hint about new jobs was not sent: %s", error.message)
+    try:
+        hint_jobs_sync()
+    except BlazrError as error:
+        logger.info("the hint about new jobs was not sent: %s", error.message)

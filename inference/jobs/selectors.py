@@ -6,14 +6,13 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from django.db.models import Count, QuerySet, Sum
+from django.db.models import Count, F, QuerySet, Sum
 
-from inference.batches.lines import num_open_lines
 from inference.errors import BlazrError, Conflict, InvalidRequest, UnknownRequest
-from inference.models import GenerationJob, JobChunk, JobState
+from inference.models import Batch, GenerationJob, JobChunk, JobState
 
 if TYPE_CHECKING:
-    from inference.auth import Principal
+    from inference.values.principal import Principal
 
 
 def jobs_of(principal: Principal) -> QuerySet[GenerationJob]:
@@ -121,3 +120,11 @@ def open_jobs() -> QuerySet[GenerationJob]:
 def unkept_chunks() -> QuerySet[JobChunk]:
     """Events that nobody needs once their job has ended."""
     return JobChunk.objects.filter(job__keep_events=False)
+
+
+def num_open_lines(tenant: str) -> int:
+    """Lines of a tenant's batches that wait or run; those of a file that isn't validated yet included."""
+    sums = Batch.objects.filter(tenant=tenant, ended_at=None).aggregate(
+        lines=Sum("num_lines"), done=Sum(F("num_completed") + F("num_failed"))
+    )
+    return max(0, (sums["lines"] or 0) - (sums["done"] or 0))

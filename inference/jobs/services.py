@@ -17,16 +17,17 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from inference.access.line_limits import lines_reserved
 from inference.errors import BlazrError, Conflict, InvalidRequest, RequestTooLarge, UnsupportedFeature
-from inference.generation_plan import GenerationPlan
 from inference.jobs import hints
 from inference.jobs.selectors import job_get, num_open, unkept_chunks
-from inference.limits.lines import lines_reserved
 from inference.models import GenerationJob, JobState
-from inference.selectors import ServedModel, served_model_read
+from inference.serving.served_models import plan_for_model, served_model_read
+from inference.values.plan import GenerationPlan
+from inference.values.served_model import ServedModel
 
 if TYPE_CHECKING:
-    from inference.auth import Principal
+    from inference.values.principal import Principal
 
 MAX_JOBS_PER_SUBMIT = 50_000
 MAX_PLAN_BYTES = 4 << 20
@@ -108,7 +109,7 @@ def _new_row(
             )
         if plan.model not in models:
             models[plan.model] = served_model_read(plan.model)
-        resolved = models[plan.model].resolved(plan)
+        resolved = plan_for_model(plan, models[plan.model])
         if request.idempotency_key is not None and "\0" in request.idempotency_key:
             raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
         # The digest is of what was asked for, the row has the seed that was drawn for it.
@@ -164,7 +165,7 @@ def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[Generati
             answer.append(earlier)
     if fresh:
         GenerationJob.objects.bulk_create(fresh, batch_size=INSERT_BATCH)
-        transaction.on_commit(hints.give_hint, robust=True)
+        transaction.on_commit(hints.wake_workers, robust=True)
     return answer
 
 
@@ -186,5 +187,5 @@ def job_cancel(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJo
             same.filter(state=JobState.RUNNING).update(cancel_requested=True)
         row.refresh_from_db()
     if row.state == JobState.RUNNING:
-        hints.give_hint()
+        hints.wake_workers()
     return row

@@ -9,13 +9,13 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from inference.auth import void_tenants
+from inference.access.api_keys import void_tenants
 from inference.errors import GenerationFailed
 from inference.jobs import hints
 from inference.jobs.claims import MAX_ATTEMPTS, seconds_from_now
+from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import open_jobs, unkept_chunks
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState
-from inference.row_watch import RowWatch
 
 OPEN_JOBS = RowWatch(open_jobs)
 """Whether there is something to claim, or to put right."""
@@ -63,7 +63,7 @@ def jobs_sweep() -> SweepReport:
         if cancelled or failed:
             unkept_chunks().filter(job__state__in=TERMINAL_JOB_STATES).delete()
         if requeued:
-            transaction.on_commit(hints.give_hint, robust=True)
+            transaction.on_commit(hints.wake_workers, robust=True)
     return SweepReport(requeued, failed, cancelled)
 
 
@@ -71,4 +71,4 @@ def _give_up_void_keys() -> None:
     going_on = open_jobs().filter(cancel_requested=False)
     tenants = void_tenants(going_on.order_by().values_list("tenant", flat=True).distinct())
     if tenants and going_on.filter(tenant__in=tenants).update(cancel_requested=True):
-        hints.give_hint()
+        hints.wake_workers()

@@ -34,7 +34,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='apikey',
             name='scopes',
-            field=models.JSONField(default=inference.models.default_scopes, help_text='What it may do; names of inference.principal.SCOPES.'),
+            field=models.JSONField(default=inference.models.default_scopes, help_text='What it may do; names of inference.values.principal.SCOPES.'),
         ),
         migrations.AddField(
             model_name='apikey',

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inference.host_memory import zeroed_memory
+from inference.host.machine import zeroed_memory
 
 LEAST_BYTES = 2 << 20
 """Smaller ones would not have a huge page to themselves."""

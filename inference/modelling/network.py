@@ -9,13 +9,13 @@ from typing import cast
 import torch
 from torch import nn
 
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.kernels import use_triton
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.norm import Norm, add_scaled
 from inference.modelling.spec import LayerSpec, ModelSpec, NormSpec
-from inference.native import library
 
 MIXERS: dict[str, str] = {
     "attention": "attention:Attention",

@@ -1,0 +1,1 @@
+"""Engines behind the queue: take messages, keep models, hand on requests, acknowledge."""

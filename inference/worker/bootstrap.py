@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from celery.signals import worker_ready
 
-from inference.host_memory import settle_objects
-from inference.tracing import tracing_start
-from inference.worker.residency import ModelManager
+from inference.host.machine import machine_memory_bytes, settle_objects
+from inference.records.tracing import tracing_start
+from inference.worker.model_manager import ModelManager
 from inference.worker.runtime import Background, WorkerConfig, WorkerRuntime, current
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MEMORY_SHARE = 0.7
-"""Of the machine's memory, for models. Of a CUDA device's see ``inference.llm.CUDA_SHARE``."""
+"""Of the machine's memory, for models. Of a CUDA device's see ``inference.llm.sizes.CUDA_SHARE``."""
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
@@ -32,7 +31,7 @@ def make_runtime() -> WorkerRuntime:
     """The runtime that the settings describe."""
     from django.conf import settings
 
-    from inference.worker.loading import plan_load
+    from inference.worker.load_plan import plan_load
 
     if settings.BLAZR_TRACES_ENDPOINT:
         tracing_start(service="blazr-worker")
@@ -63,7 +62,7 @@ def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
 
     from inference.batches.keeper import BatchKeeper
     from inference.batches.runner import BatchRunner
-    from inference.worker.job_runner import JobRunner
+    from inference.jobs.runner import JobRunner
 
     keeper = BatchKeeper(owner=worker_id)
     jobs = JobRunner(manager, owner=worker_id)
@@ -105,21 +104,8 @@ def resolve_device(wanted: str) -> str:
 def default_budget_bytes(device: str) -> int:
     """Memory for models: of a CUDA device a share of what is free now, at the start, of the machine one of all."""
     if device.startswith("cuda"):
-        from inference.llm import CUDA_SHARE, LLMOptions, free_memory_bytes
+        from inference.llm.options import LLMOptions
+        from inference.llm.sizes import CUDA_SHARE, free_memory_bytes
 
         return int(CUDA_SHARE * free_memory_bytes(LLMOptions(device=device)))
     return int(DEFAULT_MEMORY_SHARE * machine_memory_bytes())
-
-
-def machine_memory_bytes() -> int:
-    """What the control group leaves of the machine's memory."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(path) as file:  # noqa: PTH123 - not a file of ours
-                limit = file.read().strip()
-        except OSError:
-            continue
-        if limit.isdigit():
-            total = min(total, int(limit))
-    return total

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inference.worker.interfaces import LoadPlan
-from inference.worker.resident import Resident
+from inference.worker.resident_models import Resident
 
 
 @dataclass(frozen=True, slots=True)

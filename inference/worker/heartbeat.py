@@ -11,8 +11,8 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
-from inference import redis_keys
-from inference.states import WorkerState
+from inference.transport import keys as redis_keys
+from inference.values.states import WorkerState
 
 logger = logging.getLogger(__name__)
 

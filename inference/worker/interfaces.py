@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inference.errors import BlazrError
-from inference.messages import GenerateMessage, GenerationEvent
+from inference.values.messages import GenerateMessage, GenerationEvent
 
 OnEvents = Callable[[list[GenerationEvent]], None]
 OnFinished = Callable[[], None]
@@ -15,7 +15,7 @@ Progress = Callable[[float, str], None]
 
 
 class ServedLLM(Protocol):
-    """What the manager needs of ``inference.llm.LLM``."""
+    """What the manager needs of ``inference.llm.llm.LLM``."""
 
     @property
     def max_model_len(self) -> int:

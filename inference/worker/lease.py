@@ -17,7 +17,7 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
-from inference import redis_keys
+from inference.transport import keys as redis_keys
 
 logger = logging.getLogger(__name__)
 

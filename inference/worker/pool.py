@@ -16,11 +16,11 @@ from typing import Any
 
 from celery.concurrency.base import BasePool, apply_target
 
-from inference import redis_keys
+from inference.transport import keys as redis_keys
+from inference.transport.kombu_transport import EngineChannel, use_in_this_process
 from inference.worker import runtime as worker_runtime
 from inference.worker.bootstrap import make_runtime
 from inference.worker.runtime import WorkerRuntime
-from inference.worker.transport import EngineChannel, use_in_this_process
 
 logger = logging.getLogger(__name__)
 

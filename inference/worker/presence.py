@@ -12,8 +12,8 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
-from inference import redis_keys
 from inference.errors import BlazrError
+from inference.transport import keys as redis_keys
 
 logger = logging.getLogger(__name__)
 

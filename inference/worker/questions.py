@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import redis
 from redis.exceptions import RedisError
 
-from inference import redis_keys
 from inference.errors import BlazrError
+from inference.transport import keys as redis_keys
 
 logger = logging.getLogger(__name__)
 
 
 class Manager(Protocol):
-    """What is needed of ``inference.worker.residency.ModelManager``."""
+    """What is needed of ``inference.worker.model_manager.ModelManager``."""
 
     def requests(self) -> list[dict[str, Any]]:
         """The requests that are here."""

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from inference.errors import BlazrError, EngineError, GenerationFailed
-from inference.messages import GenerateMessage, GenerationEvent
+from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.worker.interfaces import OnEvents, OnFinished, Presence
-from inference.worker.resident import Resident, Route
+from inference.worker.resident_models import Resident, Route
 
 logger = logging.getLogger(__name__)
 

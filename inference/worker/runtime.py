@@ -18,20 +18,20 @@ from typing import Any, Protocol
 import redis
 from redis.exceptions import RedisError
 
-from inference import redis_keys
 from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, Unavailable
-from inference.messages import GenerateMessage, GenerationEvent
-from inference.states import WorkerState
-from inference.tracing import is_tracing, worker_trace
-from inference.worker.control import CancelledRequests, ControlReader
+from inference.records.tracing import is_tracing, worker_trace
+from inference.transport import keys as redis_keys
+from inference.transport.control import CancelledRequests, ControlReader
+from inference.transport.kombu_transport import settled
+from inference.transport.publisher import EventPublisher, Settlement
+from inference.values.messages import GenerateMessage, GenerationEvent
+from inference.values.states import WorkerState
 from inference.worker.heartbeat import Heartbeat
 from inference.worker.interfaces import LoadPlan
 from inference.worker.lease import LeaseKeeper, hand_back, release_dead_workers, release_worker
+from inference.worker.model_manager import ModelManager
 from inference.worker.presence import QueueSelector, RedisPresence
-from inference.worker.publisher import EventPublisher, Settlement
 from inference.worker.questions import Questions
-from inference.worker.residency import ModelManager
-from inference.worker.transport import settled
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from inference.api.lifecycle_schemas import LiveModelSerializer, WorkerFitSerializer
+from inference.api.platform.lifecycle_schemas import LiveModelSerializer, WorkerFitSerializer
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Upload, UploadFile
 from models_registry.upload_rules import MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS

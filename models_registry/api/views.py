@@ -76,8 +76,8 @@ class OverviewView(StaffView):
 
 def overview() -> dict[str, Any]:
     """Plain values of the dashboard."""
-    from inference.auth import LOCAL
     from inference.jobs.selectors import job_counts
+    from inference.values.principal import LOCAL
 
     seen = live.look()
     rows = live.with_live(selectors.checkpoint_list(), seen)

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from inference.errors import UnsupportedArchitecture, UnsupportedFormat
-from inference.modelling.config import CheckpointConfig, Confidence, Facts
-from inference.modelling.registry import FAMILIES
+from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
+from inference.modelling.families.registry import FAMILIES
 
 Format = Literal["oxidizr", "huggingface"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inference.errors import InvalidRequest
-from inference.modelling.config import MAX_SIZE
-from inference.modelling.registry import FAMILIES
-from inference.tokenisation.spec import VOCABULARIES
+from inference.modelling.families.config import MAX_SIZE
+from inference.modelling.families.registry import FAMILIES
+from inference.values.tokenizer_spec import VOCABULARIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from inference.errors import (
     UnsupportedArchitecture,
     UnsupportedFormat,
 )
-from inference.modelling.config import (
+from inference.modelling.families.checks import source_shape
+from inference.modelling.families.config import (
     CheckpointConfig,
     CheckpointView,
     Confidence,
@@ -31,11 +32,10 @@ from inference.modelling.config import (
     TensorInfo,
     TensorTable,
 )
-from inference.modelling.families.checks import source_shape
 from inference.modelling.families.headers import STORED_DTYPES
-from inference.modelling.registry import family_builder
+from inference.modelling.families.registry import family_builder
 from inference.modelling.spec import AttentionSpec, Mamba2Spec, Mamba3Spec, MLASpec, ModelSpec, MoESpec
-from inference.tokenisation.spec import TokenizerSpec
+from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.architecture import detect_format, detect_model_type, refuse_quantised
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
 from models_registry.detection.facts import check_overrides

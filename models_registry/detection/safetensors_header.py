@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from inference.errors import CorruptCheckpoint, UnsupportedFormat
-from inference.modelling.config import TensorInfo
+from inference.modelling.families.config import TensorInfo
 
 MAX_HEADER_BYTES = 8 << 20
 MAX_HEADER_SHARE = 10

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 from inference.errors import CorruptCheckpoint
-from inference.modelling.config import TensorInfo
+from inference.modelling.families.config import TensorInfo
 
 MAX_VALUES = 1 << 16
 

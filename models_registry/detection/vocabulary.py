@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.errors import InvalidRequest, UnsupportedFormat
-from inference.modelling.config import CheckpointConfig, Confidence, Facts
+from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
 from inference.modelling.spec import ModelSpec
-from inference.tokenisation.spec import VOCABULARIES, TokenizerSpec
+from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import CheckpointDirectory
 from models_registry.detection.json_file import read_bytes
 from models_registry.detection.tokenizer_files import (

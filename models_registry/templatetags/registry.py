@@ -7,7 +7,7 @@ from typing import Any
 
 from django import template
 
-from inference.units import format_bytes, format_count
+from inference.host.units import format_bytes, format_count
 
 register = template.Library()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling import kernels
+from inference.modelling.backends import backend as kernels
 
 
 def pytest_configure(config):
@@ -51,7 +51,7 @@ def dtype(request) -> torch.dtype:
 def few_parts(monkeypatch):
     """The interpreter runs one program after the other: a context is cut into 4 parts there instead of 64."""
     if kernels.INTERPRETED:
-        from inference.modelling.triton import attention
+        from inference.modelling.backends.triton import attention
 
         monkeypatch.setattr(attention, "MAX_PARTS", 4)
 

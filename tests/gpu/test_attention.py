@@ -37,7 +37,7 @@ def garbage(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     [(4, 2, 16, None, None), (6, 1, 24, None, None), (3, 3, 20, 7, None), (34, 2, 16, None, 5.0), (4, 4, 64, 33, 2.0)],
 )
 def test_grouped_query(heads, kv_heads, width, window, softcap, dtype, device):
-    from inference.modelling.triton.attention import decode_attention
+    from inference.modelling.backends.triton.attention import decode_attention
 
     lengths = [1, 37, 130]
     tables, slots, num_slots = make_tables(lengths, device)
@@ -64,7 +64,7 @@ def test_grouped_query(heads, kv_heads, width, window, softcap, dtype, device):
 
 
 def test_a_context_is_summed_alike_alone_and_in_company(device):
-    from inference.modelling.triton.attention import decode_attention
+    from inference.modelling.backends.triton.attention import decode_attention
 
     lengths = [70, 9, 128]
     tables, _, num_slots = make_tables(lengths, device)
@@ -78,7 +78,7 @@ def test_a_context_is_summed_alike_alone_and_in_company(device):
 
 
 def test_a_padding_row_gets_zeros_and_reads_nothing(device):
-    from inference.modelling.triton.attention import decode_attention
+    from inference.modelling.backends.triton.attention import decode_attention
 
     cache = garbage(8, 1, 16, dtype=torch.float32).to(device)
     tables = DecodeTables(
@@ -93,7 +93,7 @@ def test_a_padding_row_gets_zeros_and_reads_nothing(device):
 
 @pytest.mark.parametrize(("heads", "rank", "rope"), [(2, 16, 8), (20, 48, 4)])
 def test_latent(heads, rank, rope, dtype, device):
-    from inference.modelling.triton.attention import decode_latent_attention
+    from inference.modelling.backends.triton.attention import decode_latent_attention
 
     tables, slots, num_slots = make_tables([5, 90], device)
     cache = garbage(num_slots, rank + rope, dtype=dtype)

@@ -31,7 +31,7 @@ def batch_of(num_decodes: int, slots: list[int], prefills: tuple[PrefillChunk, .
 
 @pytest.mark.parametrize(("taps", "bias", "activation"), [(4, True, "silu"), (2, False, "gelu"), (1, True, "relu")])
 def test_conv_step(taps, bias, activation, dtype, device):
-    from inference.modelling.triton.mamba2 import conv_step
+    from inference.modelling.backends.triton.mamba2 import conv_step
 
     width = 300
     conv = make_conv(width, taps, bias, activation)
@@ -52,7 +52,7 @@ def test_conv_step(taps, bias, activation, dtype, device):
 @pytest.mark.parametrize("length", [1, 2, 3, 40])
 @pytest.mark.parametrize("fresh", [False, True])
 def test_conv_chunk(taps, length, fresh, device):
-    from inference.modelling.triton.mamba2 import conv_chunk
+    from inference.modelling.backends.triton.mamba2 import conv_chunk
 
     width = 10
     conv = make_conv(width, taps, True, "silu")
@@ -104,7 +104,7 @@ SHAPES = [(4, 8, 16, 2), (2, 20, 12, 1), (3, 64, 128, 3)]
 @pytest.mark.parametrize("dt_range", RANGES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_state_step(shape, dt_range, device):
-    from inference.modelling.triton.mamba2 import state_step
+    from inference.modelling.backends.triton.mamba2 import state_step
 
     heads, width, size, groups = shape
     case = Case(3, *shape, dt_range)
@@ -128,7 +128,7 @@ def test_state_step(shape, dt_range, device):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("length", "fresh"), [(1, True), (64, False), (150, True), (70, False)])
 def test_chunk_scan(shape, length, fresh, dt_range, device):
-    from inference.modelling.triton.mamba2 import chunk_scan
+    from inference.modelling.backends.triton.mamba2 import chunk_scan
 
     heads, width, size, groups = shape
     case = Case(length, *shape, dt_range)
@@ -146,7 +146,7 @@ def test_chunk_scan(shape, length, fresh, dt_range, device):
 
 def test_step_sizes_keep_their_digits(device):
     """softplus of very negative values is e^x; a plain log(1 + e^x) would lose it."""
-    from inference.modelling.triton.mamba2 import state_step
+    from inference.modelling.backends.triton.mamba2 import state_step
 
     dt = torch.tensor([[-16.0], [-8.0], [-1.0], [0.0], [19.0], [30.0]])
     xbc = torch.ones(6, 3)  # one channel of x, B and C each

@@ -7,10 +7,10 @@ import torch
 
 from bench.gpu_models import NORM, random_network
 from inference.engine.config import EngineConfig
-from inference.engine.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch, padded_sizes
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
-from inference.modelling import kernels
+from inference.modelling.backends import backend as kernels
+from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch, padded_sizes
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import (
     AttentionSpec,
@@ -24,7 +24,7 @@ from inference.modelling.spec import (
     NormSpec,
     RopeSpec,
 )
-from inference.sampling_params import SamplingParams
+from inference.values.sampling_params import SamplingParams
 
 HIDDEN, VOCAB = 32, 61
 MAX_TOKENS = 3 if kernels.INTERPRETED else 4  # the interpreter takes seconds for a step

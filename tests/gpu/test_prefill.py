@@ -15,7 +15,7 @@ from tests.gpu.compare import assert_close
 )
 @pytest.mark.parametrize(("count", "context"), [(5, 0), (1, 40), (70, 0), (40, 90)])
 def test_later_chunks(count, context, heads, kv_heads, width, window, softcap, dtype, device):
-    from inference.modelling.triton.prefill import chunk_attention
+    from inference.modelling.backends.triton.prefill import chunk_attention
 
     total = count + context
     slots = 4 + torch.randperm(total + 9)[:total]

@@ -11,7 +11,7 @@ from tests.gpu.compare import assert_close, experts_reference
 @pytest.mark.parametrize("row_tile", [4, 16])
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 8, 2), (13, 4, 2), (40, 7, 3), (3, 1, 1)])
 def test_tiles_cover_every_pair_once(rows, experts, top_k, row_tile, device):
-    from inference.modelling.triton.moe import group_pairs
+    from inference.modelling.backends.triton.moe import group_pairs
 
     chosen = torch.stack([torch.randperm(experts)[:top_k] for _ in range(rows)])
     order, expert, start, stop = (part.cpu() for part in group_pairs(chosen.to(device), experts, row_tile))
@@ -28,7 +28,7 @@ def test_tiles_cover_every_pair_once(rows, experts, top_k, row_tile, device):
 @pytest.mark.parametrize(("activation", "gated"), [("silu", True), ("gelu_tanh", True), ("relu2", False)])
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 8, 3), (30, 4, 2), (70, 2, 2)])
 def test_experts(rows, experts, top_k, activation, gated, dtype, device):
-    from inference.modelling.triton.moe import run_experts
+    from inference.modelling.backends.triton.moe import run_experts
 
     width, inner = 40, 72
     hidden = torch.randn(rows, width).to(dtype)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from inference.modelling import kernels
+from inference.modelling.backends import backend as kernels
 from inference.modelling.layers.packed import quantise_plainly
-from inference.modelling.weights.quantisation import quantised_bytes
+from inference.modelling.quantisation import quantised_bytes
 from tests.gpu.compare import assert_close, experts_reference
 
 
@@ -18,7 +18,7 @@ from tests.gpu.compare import assert_close, experts_reference
     [(1, 3, 2, 160, 40, "silu", True), (30, 4, 2, 40, 72, "relu2", False), (40, 1, 1, 33, 45, "silu", True)],
 )
 def test_quantised_experts(rows, experts, top_k, width, inner, activation, gated, kind, dtype, device):
-    from inference.modelling.triton.moe import run_experts
+    from inference.modelling.backends.triton.moe import run_experts
 
     hidden = torch.randn(rows, width).to(dtype)
     first = torch.randn(experts, (2 if gated else 1) * inner, width) * width**-0.5
@@ -35,7 +35,7 @@ def test_quantised_experts(rows, experts, top_k, width, inner, activation, gated
 
 def test_one_stack_of_experts_may_stay_as_it_is(device):
     """A side below 32 keeps one of the two matrices plain."""
-    from inference.modelling.triton.moe import run_experts
+    from inference.modelling.backends.triton.moe import run_experts
 
     hidden, first, down = torch.randn(3, 64), torch.randn(4, 40, 64), torch.randn(4, 64, 20)
     quantised, plain = both_forms(first, "int8", device)
@@ -50,7 +50,7 @@ def test_one_stack_of_experts_may_stay_as_it_is(device):
 
 def both_forms(weight, kind, device):
     """The device's form, and the values of the reference in float64."""
-    from inference.modelling.triton.quantised import quantise_for_device
+    from inference.modelling.backends.triton.quantised import quantise_for_device
 
     return quantise_for_device(weight.to(device), kind), quantise_plainly(weight, kind).dense(torch.float64)
 
@@ -65,7 +65,7 @@ SHAPES = [(40, 512), (1, 32), (33, 96), (7, 160), (16, 45), (130, 384)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_quantised_values_are_those_of_the_reference(kind, shape, stored, dtype, device, monkeypatch):
     """To the bit, whatever the pieces that a matrix is quantised in."""
-    from inference.modelling.triton import quantised
+    from inference.modelling.backends.triton import quantised
 
     weight = torch.randn(shape).to(stored)
     weight[..., 0, : shape[-1] // 2] = 0
@@ -88,7 +88,7 @@ def test_quantised_values_are_those_of_the_reference(kind, shape, stored, dtype,
 
 @pytest.mark.parametrize(("kind", "columns"), [("int8", 640), ("int4", 640), ("int8", 400), ("int4", 416)])
 def test_the_bytes_are_the_planned_ones(kind, columns, device):
-    from inference.modelling.triton.quantised import quantise_for_device
+    from inference.modelling.backends.triton.quantised import quantise_for_device
 
     assert quantise_for_device(torch.randn(5, columns, device=device), kind).nbytes == quantised_bytes(
         (5, columns), kind

@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 
 from bench.gpu_models import NORM, quantise_network, random_network
 from inference.engine.engine import Engine
-from inference.modelling import kernels
+from inference.modelling.backends import backend as kernels
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.layers.packed import PlainQuantised
+from inference.modelling.quantisation import quantised_kind, weights_bytes
 from inference.modelling.spec import LayerSpec, MLPSpec, ModelSpec, MoESpec, tensor
 from inference.modelling.weights.loader import load_network
-from inference.modelling.weights.quantisation import quantised_kind, weights_bytes
 from tests.gpu.test_networks import MIXERS, VOCAB, assert_padding_changes_nothing, config, generate
 
 MLP = MLPSpec(40)
@@ -36,7 +36,7 @@ def make_spec(name: str, *, tied: bool) -> ModelSpec:
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "INTERPRETED", False)
-    monkeypatch.setattr("inference.native.library.is_available", lambda: False)
+    monkeypatch.setattr("inference.modelling.backends.native.library.is_available", lambda: False)
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])
@@ -78,7 +78,7 @@ def test_replayed_decodes_are_the_eager_ones(name, quant, device, monkeypatch):
 @pytest.mark.parametrize("name", STACKS)
 def test_a_load_gives_the_device_form(name, quant, device, tmp_path, monkeypatch):
     """Every matrix that is planned to be quantised, with the values that a load without kernels has."""
-    from inference.modelling.triton.quantised import DeviceQuantised
+    from inference.modelling.backends.triton.quantised import DeviceQuantised
 
     spec = make_spec(name, tied=False)
     stored = random_network(spec, device, torch.float32, 5).state_dict()

@@ -31,7 +31,7 @@ def make_norm(spec: NormSpec, width: int, dtype: torch.dtype) -> Norm:
 @pytest.mark.parametrize("spec", NORMS, ids=str)
 @pytest.mark.parametrize("width", [64, 100])
 def test_norm(spec, width, dtype, device):
-    from inference.modelling.triton.norm import add_norm
+    from inference.modelling.backends.triton.norm import add_norm
 
     norm = make_norm(spec, width, dtype)
     hidden = torch.randn(3, 2 * width).to(dtype)[:, :width] + 0.5
@@ -42,7 +42,7 @@ def test_norm(spec, width, dtype, device):
 
 @pytest.mark.parametrize("spec", NORMS, ids=str)
 def test_norm_after_an_addition(spec, dtype, device):
-    from inference.modelling.triton.norm import add_norm
+    from inference.modelling.backends.triton.norm import add_norm
 
     norm = make_norm(spec, 48, dtype)
     hidden, mixed = torch.randn(5, 48).to(dtype), torch.randn(5, 48).to(dtype)
@@ -56,7 +56,7 @@ def test_norm_after_an_addition(spec, dtype, device):
 @pytest.mark.parametrize("norm_before_gate", [False, True])
 @pytest.mark.parametrize(("spec", "group_size"), [(NORMS[0], 24), (NORMS[1], 8), (NORMS[2], 24), (None, 24)])
 def test_gated_norm(spec, group_size, norm_before_gate, dtype, device):
-    from inference.modelling.triton.norm import gated_norm
+    from inference.modelling.backends.triton.norm import gated_norm
 
     norm = GatedNorm(spec, 24, group_size, norm_before_gate=norm_before_gate)
     if norm.weight is not None:
@@ -77,7 +77,7 @@ def test_gated_norm(spec, group_size, norm_before_gate, dtype, device):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gated_activation(activation, dtype, device):
-    from inference.modelling.triton.activations import gated_activation
+    from inference.modelling.backends.triton.activations import gated_activation
 
     values = torch.randn(3, 90).to(dtype) * 4
     wanted = activate_reference(values.float(), activation, gated=True)
@@ -88,7 +88,7 @@ def test_gated_activation(activation, dtype, device):
 @pytest.mark.parametrize("rotary_dim", [16, 12, 0])
 @pytest.mark.parametrize("norm", [None, NORMS[0], NORMS[1], NORMS[2]], ids=str)
 def test_rotation_and_write(norm, rotary_dim, interleaved, dtype, device):
-    from inference.modelling.triton.rotary import rope_and_write
+    from inference.modelling.backends.triton.rotary import rope_and_write
 
     heads, kv_heads, width = 3, 2, 16
     slots = torch.tensor([5, 0, 2])
@@ -128,7 +128,7 @@ def test_rotation_and_write(norm, rotary_dim, interleaved, dtype, device):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("norm", [None, NORMS[0], NORMS[2]], ids=str)
 def test_latent_rotation_and_write(norm, interleaved, dtype, device):
-    from inference.modelling.triton.rotary import latent_rope_and_write
+    from inference.modelling.backends.triton.rotary import latent_rope_and_write
 
     heads, rank, rope = 3, 20, 8
     slots = torch.tensor([4, 0])

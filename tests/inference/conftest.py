@@ -9,8 +9,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def fresh_caches() -> Iterator[None]:
-    from inference.auth import key_cache_clear
-    from inference.selectors import served_model_cache_clear
+    from inference.access.api_keys import key_cache_clear
+    from inference.serving.served_models import served_model_cache_clear
 
     served_model_cache_clear()
     key_cache_clear()

@@ -12,7 +12,7 @@ TEMPLATE = (
 
 def make_checkpoint(name: str = "tiny", *, kind: str = "builtin", template: str | None = TEMPLATE, **columns: Any):
     """A checkpoint's row, as the registry would write it; there are no files behind it."""
-    from inference.tokenisation.spec import TokenizerSpec
+    from inference.values.tokenizer_spec import TokenizerSpec
     from models_registry.models import Checkpoint
 
     vocabulary = {"builtin": "cl100k_base"}.get(kind)

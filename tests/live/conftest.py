@@ -17,8 +17,8 @@ import pytest
 import redis
 
 from blazr_site.settings.redis import runtime_dir
-from inference import redis_keys
-from inference.states import ModelState, WorkerState, merge_models
+from inference.transport import keys as redis_keys
+from inference.values.states import ModelState, WorkerState, merge_models
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"ready after ([\d.]+) s")

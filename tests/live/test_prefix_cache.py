@@ -71,7 +71,7 @@ def test_keys_are_kept_apart_whatever_salt_is_asked_for(tmp_path):
     server = LiveServer(tmp_path / "data", "--cpu")
     try:
         server.wait_ready()
-        code = "from inference.auth import api_key_create as make"
+        code = "from inference.access.api_keys import api_key_create as make"
         code += "; row, key = make(name='a'); print(row.pk, key, make(name='b')[1])"
         number, first_key, second_key = server.manage(code).split()
 

@@ -78,8 +78,8 @@ def test_overview_without_redis_says_so(browser: Client, hybrid: Path) -> None:
 def test_live_state_comes_from_the_workers(browser: Client, hybrid: Path, redis_urls_in_settings) -> None:
     import redis
 
-    from inference import redis_keys
-    from inference.states import ResidentModel, WorkerState
+    from inference.transport import keys as redis_keys
+    from inference.values.states import ResidentModel, WorkerState
 
     row = services.checkpoint_register(path=hybrid)
     model = ResidentModel(str(row.pk), "loading", progress=0.25, stage="reading weights")

@@ -1,0 +1,1 @@
+"""HTTP endpoints of Anthropic's Messages API."""

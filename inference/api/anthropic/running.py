@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from inference.api.anthropic.events import Event, MessageEvents, message_error
-from inference.api.anthropic.serializers import CHAT_NAMES
-from inference.api.chat_bridge import event_pieces, renamed
-from inference.api.sse import sse_event
-from inference.auth import Principal
+from inference.api.event_stream import sse_event
+from inference.dialects.anthropic.events import Event, MessageEvents, message_error
+from inference.dialects.anthropic.serializers import CHAT_NAMES
+from inference.dialects.chat_bridge import event_pieces, renamed
 from inference.errors import BlazrError
-from inference.generation import Generation, Surface
-from inference.generation_plan import GenerationPlan
-from inference.messages import GenerationEvent
-from inference.services import generation_start
+from inference.serving.generation import Generation, Surface
+from inference.serving.services import generation_start
+from inference.values.messages import GenerationEvent
+from inference.values.plan import GenerationPlan
+from inference.values.principal import Principal
 
 SURFACE = Surface("messages", "msg_")
 

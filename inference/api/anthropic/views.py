@@ -7,20 +7,20 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
-from inference.api.anthropic.events import message_error
 from inference.api.anthropic.running import RunningMessage, running_message
 from inference.api.anthropic.schemas import MessageAnswerSerializer, TokenCountSerializer, documented_message
-from inference.api.anthropic.serializers import (
+from inference.api.base import ApiView, json_body, json_response
+from inference.api.event_stream import EventStream
+from inference.api.exception_handler import as_blazr_error, error_response
+from inference.dialects.anthropic.events import message_error
+from inference.dialects.anthropic.serializers import (
     CHAT_NAMES,
     CountTokensRequestSerializer,
     MessageRequestSerializer,
 )
-from inference.api.base import ApiView, json_body, json_response
-from inference.api.chat_bridge import chat_plan, renamed
-from inference.api.exception_handler import as_blazr_error, error_response
-from inference.api.prompt_length import prompt_tokens
-from inference.api.sse import EventStream
+from inference.dialects.chat_bridge import chat_plan, renamed
 from inference.errors import InvalidRequest
+from inference.serving.prompt_length import prompt_tokens
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """What is different between them (https://platform.claude.com/docs/en/api/versioning) is refused or taken in both."""

@@ -10,11 +10,12 @@ from asgiref.sync import sync_to_async
 from django.http import HttpResponse
 
 from inference.api.base import ApiView
+from inference.api.event_stream import EventStream, StreamFormat
 from inference.api.exception_handler import as_blazr_error, error_response
-from inference.api.sse import EventStream, StreamFormat
 from inference.errors import InvalidRequest, UnknownModel
-from inference.generation import Generation, Surface
-from inference.selectors import ServedModel, served_model_get
+from inference.serving.generation import Generation, Surface
+from inference.serving.served_models import served_model_get
+from inference.values.served_model import ServedModel
 from models_registry.hub import is_hub_id
 
 SURFACE = Surface("ollama", "ollama-")

@@ -11,11 +11,12 @@ from django.http.response import HttpResponseBase
 from inference.api.base import json_body, json_response
 from inference.api.ollama import models, schemas
 from inference.api.ollama.base import LATEST, OllamaView, served_by_ollama_name
-from inference.api.ollama.serializers import OllamaCopyRequestSerializer, OllamaModelNameSerializer
-from inference.api.probe_views import VERSION
-from inference.broker import request_unload, worker_states
+from inference.api.platform.probe_views import VERSION
+from inference.dialects.ollama.serializers import OllamaCopyRequestSerializer, OllamaModelNameSerializer
 from inference.errors import Unavailable
-from inference.selectors import served_model_cache_clear
+from inference.serving.served_models import served_model_cache_clear
+from inference.transport.control import request_unload
+from inference.transport.worker_states import worker_states
 
 
 class TagsView(OllamaView):

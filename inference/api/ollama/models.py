@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from inference.principal import principal_current
-from inference.selectors import max_model_len
-from inference.states import WorkerState
+from inference.serving.served_models import max_model_len
+from inference.values.principal import principal_current
+from inference.values.states import WorkerState
 
 if TYPE_CHECKING:
     from models_registry.models import Checkpoint

@@ -19,9 +19,9 @@ from inference.api.base import json_body, json_response
 from inference.api.exception_handler import as_blazr_error
 from inference.api.ollama import schemas
 from inference.api.ollama.base import OllamaView, hub_id, line
-from inference.api.ollama.serializers import OllamaPullRequestSerializer
 from inference.api.schemas import GENERATION_ERRORS
-from inference.selectors import served_model_cache_clear
+from inference.dialects.ollama.serializers import OllamaPullRequestSerializer
+from inference.serving.served_models import served_model_cache_clear
 from models_registry.hub import PullProgress
 from models_registry.pulls import Pull
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from inference.api.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece, TextPiece, pieces
 from inference.api.ollama.base import line, nanoseconds, now
+from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece, TextPiece, pieces
 from inference.errors import BlazrError
-from inference.generation import Generation
-from inference.messages import GenerationEvent
+from inference.serving.generation import Generation
+from inference.values.messages import GenerationEvent
 
 
 class RunningAnswer:

@@ -10,24 +10,24 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
-from inference.answers.embedding import EmbeddingFormat
 from inference.api.base import json_body, json_response
 from inference.api.ollama import schemas
 from inference.api.ollama.base import SURFACE, LineStream, OllamaView, nanoseconds, now, served_by_ollama_name
 from inference.api.ollama.running import RunningAnswer
-from inference.api.ollama.serializers import (
+from inference.api.schemas import GENERATION_ERRORS
+from inference.dialects.ollama.serializers import (
     OllamaChatRequestSerializer,
     OllamaEmbedRequestSerializer,
     OllamaGenerateRequestSerializer,
     OllamaLegacyEmbeddingRequestSerializer,
 )
-from inference.api.schemas import GENERATION_ERRORS
-from inference.broker import model_states
-from inference.generation import Generation
-from inference.generation_plan import GenerationPlan
-from inference.sampling_params import SamplingParams
-from inference.selectors import ServedModel
-from inference.services import generation_start
+from inference.dialects.openai.outputs.embedding import EmbeddingFormat
+from inference.serving.generation import Generation
+from inference.serving.services import generation_start
+from inference.transport.worker_states import model_states
+from inference.values.plan import GenerationPlan
+from inference.values.sampling_params import SamplingParams
+from inference.values.served_model import ServedModel
 
 _STREAM = "A stream of JSON lines unless stream is false. Fields that aren't listed are refused."
 

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from django.db import transaction
 
-from inference.answers.base import AnswerFormat
-from inference.answers.builder import AnswerBuilder
-from inference.answers.formats import answer_format
-from inference.api.chat_bridge import pieces, renamed
-from inference.api.responses.events import Event, ResponseEvents
-from inference.api.responses.items import Item
-from inference.api.responses.serializers import CHAT_NAMES, ResponseRequest
+from inference.dialects.chat_bridge import pieces, renamed
+from inference.dialects.openai.outputs.base import AnswerFormat
+from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.responses.events import Event, ResponseEvents
+from inference.dialects.responses.items import Item
+from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import GenerationFailed, InvalidRequest, NotFound
-from inference.generation_plan import GenerationPlan
 from inference.jobs.selectors import job_error
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
-from inference.messages import GenerationEvent
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
-from inference.stored_responses import response_finish, response_get, response_store
+from inference.records.stored_responses import response_finish, response_get, response_store
+from inference.values.messages import GenerationEvent
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import GenerationPlan
 
 if TYPE_CHECKING:
-    from inference.auth import Principal
+    from inference.values.principal import Principal
 
 MAX_CONVERSATION_ITEMS = 4096
 OPEN_STATES = ("queued", "in_progress")

@@ -10,12 +10,12 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.http import StreamingHttpResponse
 
+from inference.api.event_stream import HEARTBEAT_S, sse_event
 from inference.api.exception_handler import as_blazr_error
 from inference.api.responses.background import BackgroundResponse
-from inference.api.sse import HEARTBEAT_S, sse_event
 from inference.errors import QueueFull
 from inference.models import StoredResponse
-from inference.stored_responses import response_finish
+from inference.records.stored_responses import response_finish
 
 POLL_S = 0.25
 """Between two looks at the database; workers store what they have as often."""

@@ -9,18 +9,18 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from inference.api.chat_bridge import event_pieces, renamed
+from inference.api.event_stream import sse_event
 from inference.api.exception_handler import as_blazr_error
-from inference.api.responses.events import Event, ResponseEvents, response_error
-from inference.api.responses.serializers import CHAT_NAMES, ResponseRequest
-from inference.api.sse import sse_event
-from inference.auth import Principal
+from inference.dialects.chat_bridge import event_pieces, renamed
+from inference.dialects.responses.events import Event, ResponseEvents, response_error
+from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import BlazrError
-from inference.generation import Generation, Surface
-from inference.generation_plan import GenerationPlan
-from inference.messages import GenerationEvent
-from inference.services import generation_start
-from inference.stored_responses import response_store
+from inference.records.stored_responses import response_store
+from inference.serving.generation import Generation, Surface
+from inference.serving.services import generation_start
+from inference.values.messages import GenerationEvent
+from inference.values.plan import GenerationPlan
+from inference.values.principal import Principal
 
 SURFACE = Surface("responses", "resp_")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.api.prompt_length import prompt_tokens
-from inference.api.responses.items import Item
-from inference.api.responses.serializers import ResponseRequest
+from inference.dialects.responses.items import Item
+from inference.dialects.responses.serializers import ResponseRequest
 from inference.errors import InvalidRequest
-from inference.generation_plan import GenerationPlan
+from inference.serving.prompt_length import prompt_tokens
+from inference.values.plan import GenerationPlan
 
 RESERVED_SHARE = 4
 """Without max_output_tokens, one such part of the context is kept free for the answer."""

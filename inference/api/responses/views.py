@@ -15,8 +15,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
 from inference.api.base import ApiView, json_body, json_response
-from inference.api.chat_bridge import renamed
-from inference.api.prompt_length import prompt_tokens
+from inference.api.event_stream import EventStream
 from inference.api.responses.background import (
     OPEN_STATES,
     background_submit,
@@ -25,7 +24,6 @@ from inference.api.responses.background import (
     response_cancel,
 )
 from inference.api.responses.following import FollowingStream
-from inference.api.responses.items import Item
 from inference.api.responses.running import RunningResponse, running_response
 from inference.api.responses.schemas import (
     InputTokensSerializer,
@@ -33,20 +31,22 @@ from inference.api.responses.schemas import (
     ResponseItemListSerializer,
     ResponseSerializer,
 )
-from inference.api.responses.serializers import (
+from inference.api.responses.truncation import fitted_plan
+from inference.api.schemas import GENERATION_ERRORS, documented
+from inference.dialects.chat_bridge import renamed
+from inference.dialects.responses.items import Item
+from inference.dialects.responses.serializers import (
     CHAT_NAMES,
     InputTokensRequestSerializer,
     ResponseRequest,
     ResponseRequestSerializer,
 )
-from inference.api.responses.truncation import fitted_plan
-from inference.api.schemas import GENERATION_ERRORS, documented
-from inference.api.sse import EventStream
-from inference.auth import Principal
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
-from inference.generation_plan import GenerationPlan
-from inference.grammar_checks import grammar_checks
-from inference.stored_responses import response_delete, response_get
+from inference.records.stored_responses import response_delete, response_get
+from inference.serving.grammar_checks import grammar_checks
+from inference.serving.prompt_length import prompt_tokens
+from inference.values.plan import GenerationPlan
+from inference.values.principal import Principal
 
 MAX_PAGE = 100
 DEFAULT_PAGE = 20

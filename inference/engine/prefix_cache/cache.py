@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from inference.engine.config import EngineConfig
-from inference.engine.kv_cache_manager import KVCacheManager
 from inference.engine.prefix_cache.disk import DiskTier, Key
 from inference.engine.prefix_cache.namespace import Namespaces
 from inference.engine.prefix_cache.policy import STRETCH, aligned, is_worth_keeping, snapshot_positions
@@ -26,6 +25,7 @@ from inference.engine.prefix_cache.snapshots import SnapshotStore
 from inference.engine.prefix_cache.state_access import Payload, StateAccess
 from inference.engine.prefix_cache.stats import MissReason, PrefixCacheStats, PrefixCounts
 from inference.engine.prefix_cache.tree import Node, PrefixTree
+from inference.engine.state.kv_cache_manager import KVCacheManager
 from inference.modelling.spec import ModelSpec
 
 MAX_BARE_NODES = 1 << 14

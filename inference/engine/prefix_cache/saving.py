@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from inference.engine.kv_cache_manager import KVCacheManager
 from inference.engine.prefix_cache.disk import DiskTier, Entry, Key, Kind
 from inference.engine.prefix_cache.snapshots import Snapshot
 from inference.engine.prefix_cache.state_access import Payload, StateAccess
 from inference.engine.prefix_cache.tree import Node, PrefixTree
+from inference.engine.state.kv_cache_manager import KVCacheManager
 
 
 class DiskIndex:

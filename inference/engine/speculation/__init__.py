@@ -1,0 +1,1 @@
+"""Draft tokens ahead and verify them in one forward pass."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.engine.sampler import SampledToken
-from inference.engine.sampling_state import SamplingState
+from inference.engine.sampling.sampler import SampledToken
+from inference.engine.sampling.sampling_state import SamplingState
 from inference.errors import BlazrError
 
 Answer = SampledToken | BlazrError

@@ -17,8 +17,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.model_runner import ModelRunner, Network
 from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.running_request import Request
-from inference.engine.sampler import Sampler
-from inference.engine.sampling_state import SamplingState
+from inference.engine.sampling.sampler import Sampler
+from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.speculation.proposer import Guesses, Hindsight
 from inference.engine.speculation.rollback import Rollback

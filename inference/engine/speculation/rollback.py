@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from inference.engine.running_request import Request
-from inference.engine.state_cache import StateCache
+from inference.engine.state.state_cache import StateCache
 
 
 class CopySlot(Protocol):

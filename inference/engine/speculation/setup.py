@@ -11,7 +11,7 @@ from inference.engine.speculation.rollback import CopySlot, Rollback
 from inference.engine.speculation.speculator import Speculator
 from inference.engine.state_manager import StateManager
 from inference.errors import InvalidRequest
-from inference.speculative_options import SpeculativeOptions
+from inference.values.speculative_options import SpeculativeOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from inference.engine.speculation.odds import Record
 from inference.engine.speculation.proposer import Guesses, Proposer
 from inference.engine.speculation.rollback import Rollback
 from inference.engine.speculation.stats import SpeculationStats
-from inference.speculative_options import SpeculativeOptions
+from inference.values.speculative_options import SpeculativeOptions
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from inference.auth import api_key_create, api_key_revoke
+from inference.access.api_keys import api_key_create, api_key_revoke
 from inference.errors import BlazrError
 from inference.models import ApiKey
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.modelling.config import CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.head_sizes import HeadSizes
 from inference.modelling.spec import AttentionSpec, NormSpec, RopeSpec, Source, concatenated, tensor
 

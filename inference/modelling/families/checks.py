@@ -6,7 +6,7 @@ import math
 import re
 
 from inference.errors import TensorShapeMismatch, UnsupportedFormat
-from inference.modelling.config import CheckpointView, TensorTable
+from inference.modelling.families.config import CheckpointView, TensorTable
 from inference.modelling.families.headers import STORED_DTYPES, sample_of
 from inference.modelling.spec import ModelSpec, Piece, Shape, Source
 

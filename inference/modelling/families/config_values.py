@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
-from inference.modelling.config import MAX_SIZE, CheckpointConfig, CheckpointView, Confidence
+from inference.modelling.families.config import MAX_SIZE, CheckpointConfig, CheckpointView, Confidence
 from inference.modelling.spec import NormSpec
 
 ACTIVATION_NAMES: Mapping[str, str] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inference.modelling.config import CheckpointView
 from inference.modelling.families.checks import finish
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.frame import Frame
 from inference.modelling.spec import (
     ChannelMixerSpec,

@@ -7,7 +7,7 @@ are those of the published files and of transformers' ``deepseek_v2`` and ``deep
 from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
-from inference.modelling.config import CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, noted_integer, noted_number, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.frame import Frame, read_frame

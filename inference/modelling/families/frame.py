@@ -13,7 +13,7 @@ from inference.errors import (
     UnsupportedArchitecture,
     UnsupportedFormat,
 )
-from inference.modelling.config import MAX_LAYERS, CheckpointView, Confidence, TensorTable
+from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence, TensorTable
 from inference.modelling.families.config_values import noted_integer
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
 from inference.modelling.spec import Dtype

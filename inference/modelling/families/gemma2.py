@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from inference.errors import UnsupportedArchitecture
-from inference.modelling.config import CheckpointView
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, noted_number, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.frame import read_frame

@@ -8,8 +8,8 @@ Source: the published ibm-granite/granite-4.0 files and transformers' ``granitem
 
 from __future__ import annotations
 
-from inference.modelling.config import CheckpointView, Confidence
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.config_values import activation, noted_integer, noted_number, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer_sources
 from inference.modelling.families.frame import Frame, read_frame

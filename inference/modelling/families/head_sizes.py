@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
-from inference.modelling.config import CheckpointView, Confidence
+from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.config_values import override_checked
 from inference.modelling.families.headers import matrix_shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from inference.errors import TensorShapeMismatch
-from inference.modelling.config import MAX_SIZE, TensorTable
+from inference.modelling.families.config import MAX_SIZE, TensorTable
 from inference.modelling.spec import Dtype
 
 STORED_DTYPES: Mapping[str, Dtype] = {"F32": "float32", "F64": "float32", "BF16": "bfloat16", "F16": "float16"}

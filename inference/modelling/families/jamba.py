@@ -5,8 +5,8 @@ Source: Lieber et al. 2024, https://arxiv.org/abs/2403.19887; transformers' ``ja
 
 from __future__ import annotations
 
-from inference.modelling.config import CheckpointView
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, noted_integer, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.frame import read_frame

@@ -8,7 +8,7 @@ Source: the published state-spaces/mamba-*-hf and tiiuae/falcon-mamba-7b files, 
 
 from __future__ import annotations
 
-from inference.modelling.config import CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, noted_number, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.frame import read_frame

@@ -5,7 +5,7 @@ Source: the published mistralai/Mamba-Codestral-7B-v0.1 file and transformers' `
 
 from __future__ import annotations
 
-from inference.modelling.config import CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.frame import read_frame

@@ -10,8 +10,8 @@ Source: https://arxiv.org/abs/2401.04088.
 from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch
-from inference.modelling.config import CheckpointView
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, noted_integer, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.frame import read_frame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.modelling.config import CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.spec import MLPSpec, Source, concatenated, tensor
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch
-from inference.modelling.config import CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.frame import Frame
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources

@@ -24,8 +24,8 @@ from inference.errors import (
     UnsupportedArchitecture,
     UnsupportedFormat,
 )
-from inference.modelling.config import MAX_LAYERS, CheckpointView, Confidence
 from inference.modelling.families.checks import finish
+from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence
 from inference.modelling.families.config_values import noted_number
 from inference.modelling.families.frame import layer_numbers
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of, vector_length

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
-from inference.modelling.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_values import noted_number
 from inference.modelling.spec import RopeScaling, RopeSpec
 

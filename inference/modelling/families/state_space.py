@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
-from inference.modelling.config import CheckpointView, Confidence
+from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.spec import LayerSpec, Mamba1Spec, Mamba2Spec, NormSpec, Source, tensor
 

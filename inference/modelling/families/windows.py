@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
-from inference.modelling.config import CheckpointView, Confidence
+from inference.modelling.families.config import CheckpointView, Confidence
 
 DEFAULT_WINDOW = 4096
 """transformers' window for a config that has windows but doesn't mention their width; null says: none."""

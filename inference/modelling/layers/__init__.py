@@ -1,0 +1,1 @@
+"""Layer types: a module each with its parameters and its readable PyTorch."""

@@ -1,10 +1,10 @@
 """Grouped-query attention over the paged KV cache.
 
 On a CPU one native call does everything between the projections for all rows of a step
-(``inference/native/src/attention.cpp``); it reads the cache in place. What follows is its definition, and what runs
-elsewhere: the rows of a step come in two kinds, and each has one path: all decoding sequences together in one
-gather and one attention call; prefill chunks one by one, a fresh chunk over its own keys without any
-gather. Masks and flat indices depend on the step only and are shared by the layers.
+(``inference/modelling/backends/native/src/attention.cpp``); it reads the cache in place. What follows is its
+definition, and what runs elsewhere: the rows of a step come in two kinds, and each has one path: all decoding
+sequences together in one gather and one attention call; prefill chunks one by one, a fresh chunk over its own keys
+without any gather. Masks and flat indices depend on the step only and are shared by the layers.
 
 Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, N tokens
 up to its end, H query heads, V key/value heads, P head width.
@@ -15,14 +15,14 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.kernels import use_triton
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate_first
 from inference.modelling.spec import AttentionSpec
-from inference.native import library
 
 _NORM_PER_HEAD, _NORM_OVER_ALL = 1, 2
 """How ``gqa_attention`` norms queries and keys; 0: not."""
@@ -52,7 +52,7 @@ class Attention(Layer):
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
         joint = self.qkv_proj(hidden)
         if use_triton(joint):
-            from inference.modelling.triton import mixers
+            from inference.modelling.backends.triton import forms as mixers
 
             mixed = mixers.attention(self, joint, batch, state)
         elif library.serves(joint):

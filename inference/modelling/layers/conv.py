@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS, NATIVE_ACTIVATIONS
 from inference.modelling.layers.recurrent import batch_runs
-from inference.native import library
 
 
 class CausalConv1d(Layer):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from inference.modelling.backends.native import library
 from inference.modelling.layers.layer import Layer, settle
 from inference.modelling.layers.packed import (
     NATIVE_DTYPES,
@@ -19,8 +20,7 @@ from inference.modelling.layers.packed import (
     pack_onednn,
     quantise,
 )
-from inference.modelling.weights.quantisation import Kind
-from inference.native import library
+from inference.modelling.quantisation import Kind
 
 
 @runtime_checkable

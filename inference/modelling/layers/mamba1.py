@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.layer import Layer
@@ -21,7 +22,6 @@ from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import RecurrentMixer, batch_runs, run_batch, slot_state
 from inference.modelling.layers.scan import selective_scan, selective_step
 from inference.modelling.spec import Mamba1Spec
-from inference.native import library
 
 
 class StepProjection(Layer):

@@ -10,8 +10,9 @@ from typing import cast
 import torch
 from torch import nn
 
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.kernels import use_triton
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.recurrent import (
@@ -25,7 +26,6 @@ from inference.modelling.layers.recurrent import (
 )
 from inference.modelling.layers.scan import ssd_scan, ssd_step
 from inference.modelling.spec import Mamba2Spec
-from inference.native import library
 
 
 class Mamba2Mixer(RecurrentMixer):
@@ -56,7 +56,7 @@ class Mamba2Mixer(RecurrentMixer):
         """(T, h) to (T, h); the convolution tails and states of the batch's sequences advance."""
         projected = self.in_proj(hidden)
         if use_triton(projected):
-            from inference.modelling.triton import mixers
+            from inference.modelling.backends.triton import forms as mixers
 
             return cast("torch.Tensor", self.out_proj(mixers.mamba2(self, projected, batch, state)))
         mixed = self._mix_natively if library.serves(projected) else self.mix

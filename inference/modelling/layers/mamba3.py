@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
@@ -31,7 +32,6 @@ from inference.modelling.layers.recurrent import (
 )
 from inference.modelling.layers.scan import trapezoidal_scan, trapezoidal_step
 from inference.modelling.spec import Mamba3Spec
-from inference.native import library
 
 
 class Mamba3Mixer(RecurrentMixer):

@@ -20,15 +20,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.kernels import use_triton
 from inference.modelling.layers.attention import attend, chunk_bias, decode_bias, decode_slots
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate
 from inference.modelling.spec import MLASpec
-from inference.native import library
 
 
 class HeadExpansion(Layer):
@@ -94,7 +94,7 @@ class MultiHeadLatentAttention(Layer):
         q_nope, q_rope = self._queries(hidden)
         rows = self.kv_a_proj(hidden)
         if use_triton(hidden):
-            from inference.modelling.triton import mixers
+            from inference.modelling.backends.triton import forms as mixers
 
             mixed = mixers.latent_attention(self, q_nope, q_rope, rows, batch, state).flatten(1)
         elif library.serves(hidden):

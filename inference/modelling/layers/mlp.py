@@ -8,11 +8,11 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from inference.modelling.kernels import use_triton
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.spec import MLPSpec
-from inference.native import library
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -48,7 +48,7 @@ def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Ten
         gated: Whether there is a gate.
     """
     if gated and use_triton(values):
-        from inference.modelling.triton.activations import gated_activation
+        from inference.modelling.backends.triton.activations import gated_activation
 
         return gated_activation(values, activation)
     if gated and library.serves(values):

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.kernels import use_triton
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mlp import MLP, NATIVE_ACTIVATIONS, activate
@@ -27,12 +28,11 @@ from inference.modelling.layers.packed import (
     pack_native,
     quantise,
 )
+from inference.modelling.quantisation import Kind
 from inference.modelling.spec import MLPSpec, MoESpec
-from inference.modelling.weights.quantisation import Kind
-from inference.native import library
 
 if TYPE_CHECKING:
-    from inference.modelling.triton.quantised import DeviceQuantised
+    from inference.modelling.backends.triton.quantised import DeviceQuantised
 
 
 def choose_experts(
@@ -198,7 +198,7 @@ class Experts(Layer):
         """
         stacks = [self.packed.get(leaf, getattr(self, leaf)) for leaf in (self._first, "down_proj")]
         if use_triton(hidden) and not any(isinstance(stack, NativePacked | PlainQuantised) for stack in stacks):
-            from inference.modelling.triton.moe import run_experts
+            from inference.modelling.backends.triton.moe import run_experts
 
             return run_experts(hidden, weights, chosen, *stacks, gated=self.gated, activation=self._activation)
         first, second = self.packed.get(self._first), self.packed.get("down_proj")

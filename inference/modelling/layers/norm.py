@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.kernels import use_triton
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
 from inference.modelling.layers.layer import Layer
 from inference.modelling.spec import NormSpec
-from inference.native import library
 
 
 class Norm(Layer):
@@ -33,7 +33,7 @@ class Norm(Layer):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, width) to the same shape and dtype."""
         if use_triton(hidden):
-            from inference.modelling.triton.norm import add_norm
+            from inference.modelling.backends.triton.norm import add_norm
 
             return add_norm(hidden, None, 1.0, self.spec, self.weight, self.bias)
         if library.serves(hidden):
@@ -53,7 +53,7 @@ class Norm(Layer):
             (T, width), the norm of the sum.
         """
         if use_triton(hidden):
-            from inference.modelling.triton.norm import add_norm
+            from inference.modelling.backends.triton.norm import add_norm
 
             return add_norm(hidden, mixed, multiplier, self.spec, self.weight, self.bias)
         if library.serves(hidden):

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from inference.modelling.kernels import use_triton
-from inference.modelling.weights.quantisation import GROUP_SIZES, Kind
-from inference.native import library
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
+from inference.modelling.quantisation import GROUP_SIZES, Kind
 
 if TYPE_CHECKING:
-    from inference.modelling.triton.quantised import DeviceQuantised
+    from inference.modelling.backends.triton.quantised import DeviceQuantised
 
 _FORMATS = {"int8": 0, "int4": 1, "bfloat16": 2, "float32": 3}
-"""The numbers that ``inference/native/src/gemm_layout.h`` gives its layouts."""
+"""The numbers that ``inference/modelling/backends/native/src/gemm_layout.h`` gives its layouts."""
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 """What the native products compute in."""
 BLOCK_ROWS = 32
@@ -219,7 +219,7 @@ def quantise(
         dtype: What the network computes in.
     """
     if use_triton(weight):
-        from inference.modelling.triton.quantised import quantise_for_device
+        from inference.modelling.backends.triton.quantised import quantise_for_device
 
         return quantise_for_device(weight, kind)
     if weight.device.type == "cpu" and dtype in NATIVE_DTYPES and library.is_available():

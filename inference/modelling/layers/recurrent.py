@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.layer import Layer
 from inference.modelling.spec import NormSpec
-from inference.native import library
 
 Decode = Callable[[slice, torch.Tensor], torch.Tensor]
 Prefill = Callable[[slice, PrefillChunk], torch.Tensor]

@@ -1,1 +1,1 @@
-"""Weights: from files into networks. Import ``load_network`` from ``inference.modelling.weights.loader``."""
+"""Load the tensors of checkpoint files into a network."""

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from inference.errors import MissingTensor, TensorShapeMismatch
-from inference.modelling.kernels import use_triton
+from inference.modelling.backends.backend import use_triton
+from inference.modelling.backends.native import library
 from inference.modelling.layers.linear import Packable
 from inference.modelling.layers.packed import NATIVE_DTYPES, NativePacked, PackedRows, can_stream, native_form
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
+from inference.modelling.quantisation import GROUP_SIZES, Kind, Quant, quantised_kind
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.files import TensorFiles
-from inference.modelling.weights.quantisation import GROUP_SIZES, Kind, Quant, quantised_kind
-from inference.native import library
 
 _STORED = (torch.bfloat16, torch.float32)
 """What is quantised as it is stored."""
@@ -67,7 +67,7 @@ def load_network(
         weight_files: The checkpoint's safetensors files.
         dtype: dtype of the parameters, except those that a layer keeps in float32 (``float32_parameters``).
         device: Where they go.
-        quant: What the matrices become (``inference.modelling.weights.quantisation``).
+        quant: What the matrices become (``inference.modelling.quantisation``).
         pack: Pack matrices as soon as they are there; ``pack_weights`` finds what is left.
         progress: Called once per parameter.
 

@@ -34,9 +34,10 @@ def live_url(redis_server: RedisUrls, django_db_setup: None, data_dir: Path) -> 
 
     from blazr_site.asgi import Http
     from blazr_site.bare_handler import BareHandler
-    from inference import streams, usage
-    from inference.api.body_limit import BodyLimit
+    from blazr_site.body_limit import BodyLimit
     from inference.consumers import StreamConsumer
+    from inference.records import usage
+    from inference.transport import hub as streams
 
     old_url = django_settings.BLAZR_REDIS_URL
     django_settings.BLAZR_REDIS_URL = redis_server.client

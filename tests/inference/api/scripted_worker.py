@@ -11,9 +11,9 @@ from typing import Any
 
 import redis
 
-from inference import redis_keys
 from inference.errors import BlazrError
-from inference.states import ResidentModel, WorkerState
+from inference.transport import keys as redis_keys
+from inference.values.states import ResidentModel, WorkerState
 
 Event = dict[str, Any]
 

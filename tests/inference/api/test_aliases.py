@@ -60,7 +60,7 @@ def test_promote_roll_back_delete(document, http, second):  # noqa: F811
 
 
 def test_a_change_reaches_the_cache_of_another_process(http, second, monkeypatch):
-    from inference import selectors
+    from inference.serving import served_models as selectors
 
     aliases.alias_promote(name="prod", checkpoint=second)
     assert answered_by(http, "prod") == "second"
@@ -132,7 +132,7 @@ def test_ollama_copies_by_alias(live_url, http):
 
 
 def test_a_key_for_an_alias_needs_no_more(http, checkpoint, settings):
-    from inference.auth import api_key_create
+    from inference.access.api_keys import api_key_create
 
     aliases.alias_promote(name="prod", checkpoint=checkpoint)
     settings.BLAZR_API_KEY_REQUIRED = True

@@ -8,10 +8,10 @@ import anthropic
 import httpx
 import pytest
 
-from inference.api.anthropic.events import MessageEvents, message_error
-from inference.api.anthropic.serializers import CountTokensRequestSerializer, MessageRequestSerializer
-from inference.api.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
-from inference.auth import api_key_create
+from inference.access.api_keys import api_key_create
+from inference.dialects.anthropic.events import MessageEvents, message_error
+from inference.dialects.anthropic.serializers import CountTokensRequestSerializer, MessageRequestSerializer
+from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
 from inference.errors import GenerationFailed, InvalidRequest, QueueFull
 from tests.inference.api.scripted_worker import Reply, say
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.api.anthropic.serializers import CountTokensRequestSerializer, MessageRequestSerializer
-from inference.api.responses.serializers import InputTokensRequestSerializer, ResponseRequestSerializer
+from inference.dialects.anthropic.serializers import CountTokensRequestSerializer, MessageRequestSerializer
+from inference.dialects.responses.serializers import InputTokensRequestSerializer, ResponseRequestSerializer
 from inference.errors import BlazrError
 
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "string"}}}

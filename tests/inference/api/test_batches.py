@@ -11,12 +11,13 @@ import orjson
 import pytest
 from django.utils import timezone
 
-from inference.auth import LOCAL, api_key_create, principal_of_tenant
+from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.batches import runner, schedules, upkeep
-from inference.batches.models import Batch, BatchSchedule
 from inference.batches.services import batch_get
 from inference.jobs import hints
-from inference.limits.rules import KeyLimits
+from inference.models import Batch, BatchSchedule
+from inference.values.limits import KeyLimits
+from inference.values.principal import LOCAL
 from tests.inference.api.test_endpoints import document, matches  # noqa: F401 (a fixture)
 from tests.inference.batches.fakes import EchoManager, line, make_batch, store_file
 from tests.inference.batches.test_runner import make_runner, work
@@ -31,7 +32,7 @@ def own_store(settings, tmp_path):
 def no_waiting(monkeypatch):
     for name in ("POLL_S", "FLUSH_S", "HEARTBEAT_S", "RETRY_DELAY_S"):
         monkeypatch.setattr(runner, name, 0.0)
-    monkeypatch.setattr(hints, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import numpy as np
 import openai
 import pytest
 
-from inference.api.embeddings import INPUTS_PER_MESSAGE, EmbeddingRequestSerializer
+from inference.dialects.openai.embeddings import INPUTS_PER_MESSAGE, EmbeddingRequestSerializer
 from inference.errors import GenerationFailed, InvalidRequest
-from inference.generation_plan import GenerationPlan
-from inference.tokenisation.spec import TokenizerSpec
+from inference.values.plan import GenerationPlan
+from inference.values.tokenizer_spec import TokenizerSpec
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.test_endpoints import document, documented_answer  # noqa: F401 - a fixture
 from tests.inference.api.test_http_rules import is_error

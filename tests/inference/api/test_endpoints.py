@@ -26,7 +26,7 @@ def http(live_url, worker):
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    from inference.api.docs import openapi_document
+    from blazr_site.api_docs import openapi_document
 
     return openapi_document()
 
@@ -57,7 +57,7 @@ def test_ready_with_a_worker(http):
 def test_not_ready_without_redis_or_database(http, settings, monkeypatch):
     from django.db import OperationalError
 
-    from inference.api import probe_views
+    from inference.api.platform import probe_views
 
     def down() -> None:
         raise OperationalError("gone")

@@ -14,10 +14,10 @@ from django.urls import get_resolver
 from django.urls.resolvers import URLPattern, URLResolver
 from rest_framework.views import APIView
 
-from inference import worker_questions
+from inference.access.api_keys import api_key_create
 from inference.api.base import ApiView
-from inference.auth import api_key_create
-from inference.principal import SCOPES
+from inference.transport import questions as worker_questions
+from inference.values.principal import SCOPES
 
 # A new route has to be put here: into the block of the scope that lets a key in.
 NEEDED: dict[str, str] = {

@@ -12,9 +12,9 @@ import pytest
 from django.conf import settings as django_settings
 from django.utils import timezone
 
-from inference import files
-from inference.auth import api_key_create
-from inference.batches.models import StoredFile
+from inference.access.api_keys import api_key_create
+from inference.files import services as files
+from inference.models import StoredFile
 from tests.inference.api.test_endpoints import document, matches  # noqa: F401 (a fixture)
 
 CONTENT = b'{"custom_id": "a"}\n'
@@ -172,7 +172,7 @@ def test_only_callers_who_may_call_may_send_large_bodies(settings):
     """Strangers get the ordinary limit: the door is before the disk."""
     import asyncio
 
-    from inference.api.body_limit import BodyLimit
+    from blazr_site.body_limit import BodyLimit
 
     seen: list[int] = []
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from django.utils import timezone
 
-from inference import auth
-from inference.auth import api_key_create, api_key_revoke, key_prefix
+from inference.access import api_keys as auth
+from inference.access.api_keys import api_key_create, api_key_revoke, key_prefix
 from inference.errors import InvalidRequest, NotFound
 from inference.models import ApiKey
 from tests.inference.api.scripted_worker import say
@@ -263,7 +263,7 @@ def test_wrong_methods(http):
 
 
 def test_internal_errors_say_nothing_of_the_inside(http, monkeypatch):
-    from inference.api import views
+    from inference.api.openai import views
 
     def broken(*args, **kwargs):
         raise RuntimeError("the secret")
@@ -285,7 +285,7 @@ def test_text_of_every_kind_comes_back_as_it_was(http, worker):
 
 def test_usage_is_recorded_in_bulk_once_per_request(http, settings):
     from inference.models import UsageRecord
-    from inference.usage import usage_writer
+    from inference.records.usage import usage_writer
 
     settings.BLAZR_API_KEY_REQUIRED = True
     row, key = api_key_create(name="ci")

@@ -11,12 +11,13 @@ import httpx
 import pytest
 import redis
 
-from inference import idempotency, redis_keys
+from inference.access.api_keys import api_key_create
 from inference.api.idempotent import _stream_digest
-from inference.auth import api_key_create
 from inference.errors import GenerationFailed
-from inference.limits.rules import KeyLimits
 from inference.models import GenerationJob
+from inference.serving import idempotency
+from inference.transport import keys as redis_keys
+from inference.values.limits import KeyLimits
 from tests.inference.api.scripted_worker import say
 from tests.inference.api.test_http_rules import CHAT, is_error
 
@@ -230,7 +231,7 @@ def test_a_forms_random_boundary_is_no_part_of_the_request(monkeypatch):
 
 
 def test_the_document_names_header_and_refusals():
-    from inference.api.docs import openapi_document
+    from blazr_site.api_docs import openapi_document
 
     paths = openapi_document()["paths"]
     operation = paths[PATH]["post"]

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
-from inference.auth import key_prefix
+from inference.access.api_keys import key_prefix
 from inference.models import ApiKey, GenerationJob
 
 

@@ -14,10 +14,12 @@ from django.db import connections
 from django.urls import reverse
 from django.utils import timezone
 
-from inference import auth, key_watch, redis_keys
-from inference.auth import api_key_create, key_prefix
-from inference.limits.rules import KeyLimits
+from inference.access import api_keys as auth
+from inference.access import key_watch
+from inference.access.api_keys import api_key_create, key_prefix
 from inference.models import ApiKey, GenerationJob
+from inference.transport import keys as redis_keys
+from inference.values.limits import KeyLimits
 from tests.inference.api.scripted_worker import say
 from tests.inference.api.test_http_rules import CHAT, is_error
 from tests.inference.rows import make_checkpoint

@@ -9,10 +9,10 @@ import httpx
 import pytest
 import redis
 
-from inference.auth import api_key_create
-from inference.worker.control import CancelledRequests, ControlReader
+from inference.access.api_keys import api_key_create
+from inference.transport.control import CancelledRequests, ControlReader
+from inference.worker.model_manager import ModelManager
 from inference.worker.questions import Questions
-from inference.worker.residency import ModelManager
 from models_registry.models import Checkpoint
 from tests.inference.api.test_endpoints import document, documented_answer, wait_for  # noqa: F401 - a fixture
 from tests.inference.api.test_http_rules import is_error

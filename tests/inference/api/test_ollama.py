@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inference.api.ollama.serializers import OptionsSerializer
+from inference.dialects.ollama.serializers import OptionsSerializer
 from tests.inference.api.scripted_worker import Reply, say
 from tests.inference.api.test_embeddings import embed
 from tests.inference.api.test_endpoints import document, documented_answer, wait_for  # noqa: F401 - a fixture
@@ -261,8 +261,8 @@ def test_delete(ollama, http):
 def test_every_option_is_known_or_refused():
     import ollama
 
-    from inference.api.ollama.serializers import REFUSED_OPTIONS
-    from inference.api.refusals import REFUSED_ANYWHERE
+    from inference.dialects.ollama.serializers import REFUSED_OPTIONS
+    from inference.dialects.refusals import REFUSED_ANYWHERE
 
     known = {*OptionsSerializer().fields, *REFUSED_OPTIONS, *REFUSED_ANYWHERE}
     assert set(ollama.Options.model_fields) <= known

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.api.job_serializers import JobSubmissionSerializer
-from inference.api.refusals import HINTS, REFUSED_ANYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
-from inference.api.serializers import ChatRequestSerializer, CompletionRequestSerializer, plan_from_body
+from inference.api.platform.job_serializers import JobSubmissionSerializer
+from inference.dialects.openai.requests import ChatRequestSerializer, CompletionRequestSerializer, plan_from_body
+from inference.dialects.refusals import HINTS, REFUSED_ANYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 from inference.errors import BlazrError, InvalidRequest
-from inference.generation_plan import GenerationPlan
+from inference.values.plan import GenerationPlan
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "m", "prompt": "Hi"}

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.answers.builder import AnswerBuilder
-from inference.answers.formats import answer_format
-from inference.api import sse
+from inference.api import event_stream as sse
 from inference.api.part_writer import PartWriter
-from inference.generation_plan import GenerationPlan
-from inference.sampling_params import SamplingParams
+from inference.dialects.openai.outputs.formats import answer_format
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import GenerationPlan
+from inference.values.sampling_params import SamplingParams
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.slow_reader import slow_chat
 from tests.inference.api.test_openai_client import wait_for

@@ -9,12 +9,11 @@ import httpx
 import pytest
 import redis
 
-from inference import redis_keys
-from inference.auth import api_key_create
-from inference.batches.models import Batch, StoredFile
-from inference.limits.rules import KeyLimits
-from inference.models import ApiKey, UsageRecord
-from inference.usage import usage_writer
+from inference.access.api_keys import api_key_create
+from inference.models import ApiKey, Batch, StoredFile, UsageRecord
+from inference.records.usage import usage_writer
+from inference.transport import keys as redis_keys
+from inference.values.limits import KeyLimits
 from tests.inference.api.test_embeddings import embed
 from tests.inference.rows import make_checkpoint
 

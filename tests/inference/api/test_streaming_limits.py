@@ -7,8 +7,8 @@ import time
 import httpx
 import pytest
 
-from inference import metrics
-from inference.api import sse
+from inference.api import event_stream as sse
+from inference.records import metrics
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.slow_reader import slow_chat
 from tests.inference.api.test_openai_client import wait_for

@@ -8,9 +8,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from inference.api.serializers import plan_from_body
+from inference.dialects.openai.requests import plan_from_body
 from inference.errors import InvalidRequest
-from inference.grammar import Grammar
+from inference.values.grammar import Grammar
 from tests.inference.api.scripted_worker import ScriptedWorker, say
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

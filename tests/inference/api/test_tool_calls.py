@@ -9,11 +9,11 @@ import httpx
 import openai
 import pytest
 
-from inference.answers.builder import AnswerBuilder
-from inference.answers.formats import answer_format
-from inference.api.serializers import plan_from_body
-from inference.generation_plan import GenerationPlan
-from inference.selectors import served_model_read
+from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.openai.requests import plan_from_body
+from inference.serving.served_models import plan_for_model, served_model_read
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import GenerationPlan
 from tests.inference.api.scripted_worker import say
 from tests.inference.rows import make_checkpoint
 
@@ -353,7 +353,7 @@ def test_template_values_have_a_limit(worker, client):
 
 def test_a_queued_job_answers_with_calls(worker, checkpoint):
     """What the job runner stores of a run is parsed like an answer over HTTP."""
-    plan = served_model_read("tiny").resolved(plan_from_body("chat", ASK | {"tools": [WEATHER]}))
+    plan = plan_for_model(plan_from_body("chat", ASK | {"tools": [WEATHER]}), served_model_read("tiny"))
     again = GenerationPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert again == plan
     builder = AnswerBuilder(again)

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from inference import tracing
 from inference.errors import GenerationFailed
+from inference.records import tracing
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -47,7 +47,7 @@ def test_nothing_is_traced_and_nothing_imported_unless_it_is_switched_on():
     assert not tracing.is_tracing()
     assert tracing.generation_trace(model="m", endpoint="chat", request_id="r") is None
     assert tracing.trace_id_current() is None
-    code = "import sys, inference.tracing; print(any(name.startswith('opentelemetry') for name in sys.modules))"
+    code = "import sys, inference.records.tracing; print(any(name.startswith('opentelemetry') for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from django.urls import reverse
 
-from inference.auth import api_key_create
+from inference.access.api_keys import api_key_create
 from inference.models import UsageDay, UsageRecord
-from inference.usage import usage_writer
+from inference.records.usage import usage_writer
 from tests.inference.api.test_http_rules import CHAT, is_error
 
 
@@ -99,7 +99,7 @@ def test_the_admin_shows_log_and_sums_and_exports_them(http, admin_client):
 
 
 def test_requests_are_logged_with_their_figures_when_asked_for(http, settings, caplog):
-    caplog.set_level("INFO", logger="inference.request_log")
+    caplog.set_level("INFO", logger="inference.records.request_log")
     http.post("/v1/chat/completions", json=CHAT)
     assert not caplog.records
     settings.BLAZR_LOG_REQUESTS = True

@@ -10,7 +10,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from inference.auth import api_key_create
+from inference.access.api_keys import api_key_create
 from inference.errors import GenerationFailed, PromptTooLong
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.test_openai_client import endless, wait_for

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from inference.auth import LOCAL, Principal
-from inference.batches.models import Batch, StoredFile
 from inference.batches.services import batch_create
 from inference.errors import BlazrError, GenerationFailed
-from inference.file_store import FileWriter
-from inference.files import file_create
-from inference.states import ResidentModel
+from inference.files.services import file_create
+from inference.files.store import FileWriter
+from inference.models import Batch, StoredFile
+from inference.values.principal import LOCAL, Principal
+from inference.values.states import ResidentModel
 
 
 class EchoManager:
@@ -126,7 +126,7 @@ def make_batch(lines: Iterable[dict[str, Any] | bytes], principal: Principal = L
 
 
 def contents(file_id: str) -> list[dict[str, Any]]:
-    from inference.file_store import open_file
+    from inference.files.store import open_file
 
     if not file_id:
         return []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from inference.batches.models import BatchSchedule
 from inference.batches.schedules import schedule_create
 from inference.jobs import hints
-from inference.principal import LOCAL
+from inference.models import BatchSchedule
+from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import EchoManager, line, make_batch, store_file
 from tests.inference.batches.test_runner import make_runner, work
 from tests.inference.rows import make_checkpoint
@@ -18,7 +18,7 @@ from tests.inference.rows import make_checkpoint
 def own_store(settings, tmp_path, monkeypatch):
     settings.BLAZR_FILES_DIR = tmp_path / "files"
     settings.BLAZR_WEBHOOKS = "public"
-    monkeypatch.setattr(hints, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from inference.auth import LOCAL, api_key_create
+from inference.access.api_keys import api_key_create
 from inference.batches import upkeep
-from inference.batches.models import Batch, BatchLine, BatchResult
 from inference.batches.progress import batch_progress
 from inference.jobs import hints
+from inference.models import Batch, BatchLine, BatchResult
+from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import EchoManager, contents, line, make_batch
 from tests.inference.batches.test_runner import make_runner, work
 from tests.inference.rows import make_checkpoint
@@ -20,7 +21,7 @@ from tests.inference.rows import make_checkpoint
 @pytest.fixture(autouse=True)
 def own_store(settings, tmp_path, monkeypatch):
     settings.BLAZR_FILES_DIR = tmp_path / "files"
-    monkeypatch.setattr(hints, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_nothing_to_judge_by_gives_no_estimate(model):
 def test_keys_share_a_worker_and_models_of_others_are_refused_by_line(model):
     row, _ = api_key_create(name="mine", models=["tiny"])
     make_checkpoint("other")
-    from inference.auth import principal_of_tenant
+    from inference.access.api_keys import principal_of_tenant
 
     principal = principal_of_tenant(f"key:{row.pk}")
     long, short = make_batch(line(str(number)) for number in range(30)), None

@@ -10,14 +10,14 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from inference.auth import LOCAL, api_key_create, api_key_revoke, principal_of_tenant
+from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.batches import lines, outcomes, runner, upkeep, validation
-from inference.batches.models import Batch, BatchLine, BatchResult, LineState
 from inference.batches.services import batch_cancel
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoading
-from inference.generation_plan import JOB_PRIORITY
 from inference.jobs import hints
-from inference.models import ApiKey, UsageRecord
+from inference.models import ApiKey, Batch, BatchLine, BatchResult, LineState, UsageRecord
+from inference.values.plan import JOB_PRIORITY
+from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import EchoManager, contents, line, make_batch
 from tests.inference.rows import make_checkpoint
 
@@ -32,7 +32,7 @@ def no_waiting(monkeypatch):
     """Turns are taken by hand, without a thread: everything that is due happens at once."""
     for name in ("POLL_S", "FLUSH_S", "HEARTBEAT_S", "RETRY_DELAY_S"):
         monkeypatch.setattr(runner, name, 0.0)
-    monkeypatch.setattr(hints, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
 
 
 @pytest.fixture
@@ -565,8 +565,8 @@ def test_a_key_that_is_void_ends_its_running_batches_and_what_is_done_stays(mana
 
 
 def test_lines_and_expired_outputs_are_removed_in_time(manager):
-    from inference.batches.models import StoredFile
-    from inference.files import files_sweep
+    from inference.files.services import files_sweep
+    from inference.models import StoredFile
 
     batch = work(make_batch([line("a")]), make_runner(manager))
     assert upkeep.batches_sweep() == 0

@@ -13,9 +13,9 @@ import pytest
 from django.utils import timezone
 
 from inference.batches import webhooks
-from inference.batches.models import WebhookDelivery
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.jobs import hints
+from inference.models import WebhookDelivery
 from tests.inference.batches.fakes import EchoManager, line, make_batch
 from tests.inference.batches.test_runner import make_runner, work
 from tests.inference.rows import make_checkpoint
@@ -66,7 +66,7 @@ def receiver():
 def setting(settings, tmp_path, monkeypatch):
     settings.BLAZR_FILES_DIR = tmp_path / "files"
     settings.BLAZR_WEBHOOKS = "any"
-    monkeypatch.setattr(hints, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
 
 
 def ended(url: str, **values: Any) -> WebhookDelivery:

@@ -170,7 +170,7 @@ def fake_cuda(monkeypatch) -> Iterator[Traffic]:
     """Within it, ``cuda:0`` is there."""
     from triton.runtime.jit import JITFunction
 
-    from inference.engine import cuda_graphs
+    from inference.modelling.backends.triton import cuda_graphs
 
     traffic = Traffic()
 

@@ -12,17 +12,18 @@ import torch
 import inference.demo
 from bench.gpu_models import empty_network, quantise_network
 from inference.engine.config import EngineConfig
-from inference.engine.constraint import TokenMask
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
 from inference.errors import ModelLoadFailed
-from inference.llm import LLM, LLMOptions
-from inference.modelling import kernels
-from inference.modelling.weights.quantisation import Quant
-from inference.sampling_params import SamplingParams
-from inference.speculative_options import SpeculativeOptions
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.modelling.backends import backend as kernels
+from inference.modelling.quantisation import Quant
+from inference.values.sampling_params import SamplingParams
+from inference.values.speculative_options import SpeculativeOptions
+from inference.values.token_constraint import TokenMask
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.device.fake_cuda import DEVICE, fake_cuda
 from tests.inference.device.networks import STACKS, VOCAB, make_spec

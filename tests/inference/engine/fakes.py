@@ -19,7 +19,7 @@ from inference.engine.engine import Engine
 from inference.engine.request import EngineOutput, EngineRequest, FinishReason
 from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.spec import AttentionSpec, LayerSpec, Mamba2Spec, ModelSpec, NormSpec
-from inference.sampling_params import SamplingParams
+from inference.values.sampling_params import SamplingParams
 
 VOCAB_SIZE = 97
 MODULUS = 4093  # products of two residues stay exact in float32 (below 2^24)

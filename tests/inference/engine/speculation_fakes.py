@@ -9,7 +9,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
-from inference.speculative_options import SpeculativeOptions
+from inference.values.speculative_options import SpeculativeOptions
 from tests.inference.engine.fakes import FakeNetwork, Kind, make_spec
 
 VALUES = {

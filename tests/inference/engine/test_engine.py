@@ -17,7 +17,7 @@ from inference.errors import (
     OutOfCacheBlocks,
     PromptTooLong,
 )
-from inference.sampling_params import SamplingParams
+from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.fakes import (
     VOCAB_SIZE,
     FakeNetwork,

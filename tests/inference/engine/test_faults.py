@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from inference.engine import sampler as sampler_module
 from inference.engine.engine import MAX_MEMORY_ERRORS
 from inference.engine.request import FinishReason
+from inference.engine.sampling import sampler as sampler_module
 from inference.errors import EngineDead, GenerationFailed
 from tests.inference.engine.fakes import (
     FakeNetwork,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.engine.sampler import Sampler, draw
-from inference.engine.sampling_state import SamplingState
-from inference.sampling_params import SamplingParams
+from inference.engine.sampling.sampler import Sampler, draw
+from inference.engine.sampling.sampling_state import SamplingState
+from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.fakes import expected_tokens, make_engine, make_spec, request, run
 
 pytestmark = [

@@ -16,7 +16,7 @@ from inference.engine.request import FinishReason
 from inference.engine.speculation.draft_runner import LONG_READING, DraftModel, DraftRunner
 from inference.engine.speculation.setup import Speculation
 from inference.errors import InvalidRequest
-from inference.speculative_options import SpeculativeOptions
+from inference.values.speculative_options import SpeculativeOptions
 from tests.inference.engine.fakes import (
     VOCAB_SIZE,
     FakeNetwork,

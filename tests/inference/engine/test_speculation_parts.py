@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.running_request import Request
-from inference.engine.sampler import SampledToken, Sampler
-from inference.engine.sampling_state import SamplingState
+from inference.engine.sampling.sampler import SampledToken, Sampler
+from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.speculation.acceptance import agreed_run, states_along
 from inference.engine.speculation.ngram import MAX_CANDIDATES, MAX_MATCH, NgramIndex
 from inference.engine.speculation.proposer import Hindsight, NgramProposer
 from inference.errors import GenerationFailed, InvalidRequest
-from inference.sampling_params import SamplingParams
-from inference.speculative_options import SpeculativeOptions
+from inference.values.sampling_params import SamplingParams
+from inference.values.speculative_options import SpeculativeOptions
 from tests.inference.engine.fakes import request
 
 # --- options -----------------------------------------------------------------------------------

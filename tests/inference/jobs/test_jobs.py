@@ -9,8 +9,8 @@ import pytest
 from django.db import connection, connections
 from django.utils import timezone
 
-from inference.api.serializers import plan_from_body
-from inference.auth import LOCAL, Principal, api_key_create, api_key_revoke, principal_of_tenant
+from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
+from inference.dialects.openai.requests import plan_from_body
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, QueueFull, UnknownModel, UnknownRequest
 from inference.jobs import hints
 from inference.jobs.claims import (
@@ -27,6 +27,7 @@ from inference.jobs.selectors import job_counts, job_error, job_get, job_list, j
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.jobs.sweep import jobs_abandon, jobs_sweep
 from inference.models import GenerationJob, JobChunk, JobState
+from inference.values.principal import LOCAL, Principal
 from tests.inference.rows import make_checkpoint
 
 KEY_A = Principal("key", "key:1", "a", 1)
@@ -320,7 +321,7 @@ def test_a_hint_is_given_after_the_commit(model, monkeypatch):
         seen.append(connection.in_atomic_block)
         given.set()
 
-    monkeypatch.setattr(hints, "_hint", [hint])
+    monkeypatch.setattr(hints, "hint_jobs_sync", hint)
     submit()
     assert given.wait(5)
     assert seen == [False]

@@ -21,8 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inference.api.serializers import plan_from_body
-from inference.auth import LOCAL
+from inference.dialects.openai.requests import plan_from_body
 from inference.errors import GenerationFailed, QueueFull
 from inference.jobs import hints
 from inference.jobs.claims import (
@@ -38,6 +37,7 @@ from inference.jobs.claims import (
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.jobs.sweep import jobs_abandon, jobs_sweep
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
+from inference.values.principal import LOCAL
 from tests.inference.rows import make_checkpoint
 
 WORKERS = st.sampled_from(["w1", "w2"])
@@ -204,7 +204,7 @@ class Jobs(RuleBasedStateMachine):
 
 def test_jobs_hold_their_promises(db, monkeypatch):
     make_checkpoint()
-    monkeypatch.setattr(hints, "give_hint", lambda: None)
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
     run_state_machine_as_test(
         Jobs,
         settings=settings(

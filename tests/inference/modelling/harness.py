@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from inference.modelling.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
+from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
+from inference.modelling.families.registry import family_builder
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.registry import family_builder
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
 

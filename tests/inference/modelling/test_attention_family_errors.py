@@ -23,8 +23,15 @@ from inference.errors import (
     UnsupportedArchitecture,
     UnsupportedFormat,
 )
-from inference.modelling.config import CheckpointConfig, CheckpointView, Confidence, Facts, TensorInfo, TensorTable
-from inference.modelling.registry import family_builder
+from inference.modelling.families.config import (
+    CheckpointConfig,
+    CheckpointView,
+    Confidence,
+    Facts,
+    TensorInfo,
+    TensorTable,
+)
+from inference.modelling.families.registry import family_builder
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import make_checkpoint, old_naming, read_config

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from inference.errors import CheckpointError
-from inference.modelling.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
 from inference.modelling.families.checks import source_shape
-from inference.modelling.registry import family_builder
+from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
+from inference.modelling.families.registry import family_builder
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.files import TensorFiles
 from inference.modelling.weights.loader import _assemble, _stored_names

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from inference.modelling.layers.linear import network_bytes
-from inference.modelling.registry import family_builder
+from inference.modelling.families.registry import family_builder
 from inference.modelling.weights.loader import load_network
-from inference.native import library
+from inference.modelling.backends.native import library
 from tests.inference.modelling.harness import read_view
 
 def peak():

@@ -12,7 +12,7 @@ import json
 import pytest
 import torch
 
-from inference.modelling.registry import family_builder
+from inference.modelling.families.registry import family_builder
 from inference.modelling.spec import Mamba2Spec, Mamba3Spec
 from inference.modelling.weights.loader import load_network
 from tests.inference.modelling import reference_oxidizr as reference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inference.modelling.backends.native import library
 from inference.modelling.layers.linear import Embedding, Linear, can_pack, pack_weights
-from inference.native import library
 
 packable = pytest.mark.skipif(
     not can_pack(torch.empty(8, 8, dtype=torch.bfloat16)), reason="this processor has no bfloat16 products"

@@ -10,15 +10,16 @@ import transformers
 
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
-from inference.llm import LLM, LLMOptions
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.modelling.families.registry import family_builder
 from inference.modelling.layers import packed
 from inference.modelling.layers.linear import network_bytes, pack_weights
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.registry import family_builder
+from inference.modelling.quantisation import Quant, quantised_kind, weights_bytes
 from inference.modelling.weights import loader
 from inference.modelling.weights.loader import load_network
-from inference.modelling.weights.quantisation import Quant, quantised_kind, weights_bytes
-from inference.sampling_params import SamplingParams
+from inference.values.sampling_params import SamplingParams
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.modelling import huggingface
 from tests.inference.modelling.harness import SequenceRunner, read_view
@@ -140,7 +141,7 @@ def test_weights_packed_as_they_are_read_are_the_same(
 def test_without_kernels_only_weights_are_quantised(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = logits(load(checkpoint, "none"), PROMPT)
     with monkeypatch.context() as patch:
-        patch.setattr("inference.native.library.is_available", lambda: False)
+        patch.setattr("inference.modelling.backends.native.library.is_available", lambda: False)
         found = logits(load(checkpoint, "int8"), PROMPT)
     assert similarity(found, exact) > LEAST_SIMILARITY["int8"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.errors import BlazrError, EngineDead, InvalidRequest
-from inference.messages import GenerateMessage, GenerationEvent
+from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.worker.interfaces import LoadPlan
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inference.errors import BlazrError, GenerationFailed
-from inference.states import ResidentModel
+from inference.values.states import ResidentModel
 
 
 class ScriptedManager:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.worker.eviction import Room, room_for
-from inference.worker.resident import MAX_RESIDENCE_S, Resident
+from inference.worker.resident_models import MAX_RESIDENCE_S, Resident
 
 
 def resident(name: str, size: int = 10, *, status: str = "ready", used: float = 0.0, **values: object) -> Resident:

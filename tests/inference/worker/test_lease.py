@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from inference import redis_keys
+from inference.transport import keys as redis_keys
 from inference.worker.lease import LeaseKeeper, note, noted
 
 WORKER = "lease-test"

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from inference import redis_keys
 from inference.errors import BlazrError, InvalidRequest
-from inference.messages import GenerationEvent
-from inference.streams import StreamHub
-from inference.subscription import Subscription
-from inference.worker import control
+from inference.transport import control
+from inference.transport import keys as redis_keys
+from inference.transport.hub import StreamHub
+from inference.transport.subscription import Subscription
+from inference.transport.worker_states import model_states, model_states_sync, worker_states
+from inference.values.messages import GenerationEvent
 from inference.worker.lease import hand_back, release_worker
 from inference.worker.runtime import WorkerConfig, WorkerRuntime
 from tests.inference.worker.fakes import FakeLLM, FakePlans, message, wait_until
@@ -310,19 +311,18 @@ async def test_connections_that_are_cut_lose_nothing(hub, worker, client):
 
 
 async def test_heartbeat_tells_what_the_worker_does(worker, client, redis_urls_in_settings):
-    from inference import broker
 
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
     w.deliver(message("r", max_tokens=500))
     await asyncio.to_thread(wait_until, lambda: "a" in w.plans.llms and w.plans.llms["a"].running)
     async with asyncio.timeout(15):
-        while (models := await broker.model_states()).get("a") is None or not models["a"].tokens_per_s:
+        while (models := await model_states()).get("a") is None or not models["a"].tokens_per_s:
             await asyncio.sleep(0.05)
     state = models["a"]
     assert (state.status, state.num_running, state.workers, state.max_model_len) == ("ready", 1, ("w1",), 1000)
-    (found,) = (await broker.worker_states()).values()
+    (found,) = (await worker_states()).values()
     assert (found.num_active, found.device, found.draining) == (1, "cpu", False)
-    assert broker.model_states_sync()["a"].status == "ready"
+    assert model_states_sync()["a"].status == "ready"
 
 
 async def test_dead_engine_hands_its_requests_over_and_leaves(hub, worker, client, monkeypatch):

@@ -24,8 +24,8 @@ from inference.errors import (
     UnsupportedArchitecture,
     UnsupportedFormat,
 )
-from inference.modelling.config import Confidence
-from inference.modelling.registry import FAMILIES
+from inference.modelling.families.config import Confidence
+from inference.modelling.families.registry import FAMILIES
 from models_registry.detection.architecture import ARCHITECTURE_NAMES
 from models_registry.detection.describe import describe
 from models_registry.detection.facts import ALIASES, FACTS

@@ -18,7 +18,14 @@ from inference.errors import (
     UnsupportedArchitecture,
     UnsupportedFormat,
 )
-from inference.modelling.config import CheckpointConfig, CheckpointView, Confidence, Facts, TensorInfo, TensorTable
+from inference.modelling.families.config import (
+    CheckpointConfig,
+    CheckpointView,
+    Confidence,
+    Facts,
+    TensorInfo,
+    TensorTable,
+)
 from inference.modelling.families.oxidizr import build_spec
 from inference.modelling.spec import (
     AttentionSpec,

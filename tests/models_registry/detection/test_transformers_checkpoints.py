@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.errors import CheckpointError
-from inference.modelling.config import Confidence
+from inference.modelling.families.config import Confidence
 from inference.modelling.spec import ModelSpec
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 

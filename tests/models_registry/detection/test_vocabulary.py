@@ -11,11 +11,11 @@ import pytest
 import splintr
 
 from inference.errors import CheckpointError, CorruptCheckpoint, InvalidRequest, UnsupportedFormat
-from inference.modelling.config import CheckpointConfig, Confidence, Facts
+from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
 from inference.modelling.spec import ModelSpec, NormSpec
-from inference.tokenisation.children.template import make_environment
-from inference.tokenisation.spec import VOCABULARIES, TokenizerSpec
-from inference.tool_calls.formats import tool_format_of, uses_tools
+from inference.text.tokenisation.children.template import make_environment
+from inference.values.output_format import tool_format_of, uses_tools
+from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import resolve
 from models_registry.detection.vocabulary import BUILTIN, OXIDIZR_TEMPLATE, choose_tokenizer
 from tests.models_registry.detection.builders import write_json

@@ -11,10 +11,10 @@ import pytest
 
 from inference.api.responses import following
 from inference.errors import InvalidRequest, PromptTooLong
+from inference.jobs import runner as job_runner
+from inference.jobs.runner import JobRunner
 from inference.models import GenerationJob, JobChunk, StoredResponse
-from inference.stored_responses import responses_sweep
-from inference.worker import job_runner
-from inference.worker.job_runner import JobRunner
+from inference.records.stored_responses import responses_sweep
 from tests.inference.worker.scripted_manager import ScriptedManager
 
 
@@ -214,7 +214,7 @@ def test_what_can_not_be_done(live_url, client, worker, runner):
 
 
 def test_background_needs_store():
-    from inference.api.responses.serializers import ResponseRequestSerializer
+    from inference.dialects.responses.serializers import ResponseRequestSerializer
 
     with pytest.raises(InvalidRequest, match="store"):
         ResponseRequestSerializer.shared().read({"model": "m", "input": "x", "background": True, "store": False})

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from inference.api.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
-from inference.api.responses.events import ResponseEvents
+from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
+from inference.dialects.responses.events import ResponseEvents
 from inference.errors import GenerationFailed
 from tests.inference.api.scripted_worker import Reply, say
 from tests.inference.api.test_openai_client import wait_for

@@ -8,11 +8,11 @@ import httpx
 import openai
 import pytest
 
-from inference.api.responses.serializers import ResponseRequestSerializer
-from inference.auth import api_key_create
+from inference.access.api_keys import api_key_create
+from inference.dialects.responses.serializers import ResponseRequestSerializer
 from inference.errors import GenerationFailed, InvalidRequest, PromptTooLong
 from inference.models import StoredResponse
-from inference.stored_responses import responses_sweep
+from inference.records.stored_responses import responses_sweep
 from tests.inference.api.scripted_worker import Reply, say
 from tests.inference.api.test_openai_client import entry, wait_for
 

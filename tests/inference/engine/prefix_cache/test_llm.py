@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from inference.errors import InvalidRequest
-from inference.llm import LLM, LLMOptions, plan_states, with_fixed_states
-from inference.sampling_params import SamplingParams
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.llm.sizes import plan_states, with_fixed_states
+from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.fakes import make_spec
-from tests.inference.test_llm import Checkpoint
+from tests.inference.llm.test_llm import Checkpoint
 
 OPTIONS = LLMOptions(max_num_seqs=4, cache_bytes=1 << 22, num_threads=1)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

@@ -1,0 +1,1 @@
+"""Who is calling, what it may do, and how much."""

@@ -1,0 +1,205 @@
+"""Admission: a request that a key's limits let in, until it ends.
+
+    admission = await admit(principal, tokens=estimate)     429 when a limit is reached
+    …
+    admission.settle(tokens=used)                           once, however it ended; returns at once
+
+``generation_start`` does both for everything that generates. Other endpoints that compute use ``admitted``. Callers
+without limits cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from contextvars import ContextVar
+from typing import Any
+
+from inference.access.limit_store import RENEW_S, Count, count_request, renew_leases, settle_request
+from inference.errors import BlazrError, RateLimitExceeded
+from inference.host.coroutines import PerLoop
+from inference.records import metrics
+from inference.values.limits import UNLIMITED, KeyLimits, budget, budget_headers
+from inference.values.principal import Principal
+
+logger = logging.getLogger(__name__)
+
+_PROCESS = secrets.token_hex(8)
+_numbers = itertools.count()
+_headers: ContextVar[dict[str, str] | None] = ContextVar("limit_headers", default=None)
+
+
+class Admission:
+    """One counted request.
+
+    Attributes:
+        tokens: What was reserved for it.
+    """
+
+    __slots__ = ("_is_settled", "_keeper", "lease", "limits", "tenant", "tokens")
+
+    def __init__(self, tenant: str, limits: KeyLimits, lease: str, tokens: int, keeper: _Keeper | None) -> None:
+        self.tenant = tenant
+        self.limits = limits
+        self.lease = lease
+        self.tokens = tokens
+        self._keeper = keeper
+        self._is_settled = keeper is None
+
+    def settle(self, *, tokens: int) -> None:
+        """The request has ended with ``tokens`` used; the first call counts, Redis is told in the background."""
+        if self._is_settled or self._keeper is None:
+            return
+        self._is_settled = True
+        self._keeper.release(self, refund=self.tokens - tokens)
+
+
+FREE = Admission("", UNLIMITED, "", 0, None)
+"""Of callers without limits."""
+
+
+async def admit(principal: Principal, *, tokens: int) -> Admission:
+    """Count a request of ``principal``.
+
+    Args:
+        principal: Who asks.
+        tokens: Estimate of prompt and answer together.
+
+    Raises:
+        RateLimitExceeded: A limit is reached; says which one and when to come back.
+        Unavailable: Redis can't be reached.
+    """
+    limits = principal.limits
+    if not limits.is_metered:
+        return FREE
+    if limits.tokens is not None and tokens > limits.tokens:
+        metrics.RATE_LIMITED.labels(principal.kind, "tokens").inc()
+        raise RequestExceedsLimit(
+            f"The request asks for about {tokens:,} tokens (prompt and max_tokens together), this API key's limit is "
+            f"{limits.tokens:,} a minute; shorten the prompt or lower max_tokens.",
+        )
+    lease = f"{_PROCESS}:{next(_numbers)}"
+    keeper = _keeper()
+    keeper.hold(principal.tenant, lease)
+    try:
+        count = await count_request(tenant=principal.tenant, limits=limits, lease=lease, tokens=tokens)
+    except BaseException:
+        # The script may have run: a client that left or a lost answer must keep neither place nor tokens.
+        keeper.release(Admission(principal.tenant, limits, lease, tokens, keeper), refund=tokens, was_admitted=False)
+        raise
+    _headers.set(_count_headers(limits, count))
+    if count.verdict != "ok":
+        keeper.forget(lease)
+        metrics.RATE_LIMITED.labels(principal.kind, count.verdict).inc()
+        raise _refusal(limits, count)
+    return Admission(principal.tenant, limits, lease, tokens, keeper)
+
+
+@contextlib.asynccontextmanager
+async def admitted(principal: Principal, *, tokens: int) -> AsyncIterator[Admission]:
+    """``admit`` for a block; what it used is ``tokens`` unless it calls ``settle`` with something else."""
+    admission = await admit(principal, tokens=tokens)
+    try:
+        yield admission
+    finally:
+        admission.settle(tokens=tokens)
+
+
+def headers_reset() -> None:
+    """Forget the headers of an earlier request in this context."""
+    _headers.set(None)
+
+
+def headers_current() -> dict[str, str]:
+    """``x-ratelimit-*`` of the request that this task answers; none for callers without limits."""
+    return _headers.get() or {}
+
+
+class RequestExceedsLimit(RateLimitExceeded):
+    """The request alone is more than a minute's tokens: waiting doesn't help."""
+
+    retryable = False
+
+
+def _count_headers(limits: KeyLimits, count: Count) -> dict[str, str]:
+    return budget_headers(
+        None if limits.requests is None else budget(limits.requests, count.requests),
+        None if limits.tokens is None else budget(limits.tokens, count.tokens),
+    )
+
+
+def _refusal(limits: KeyLimits, count: Count) -> RateLimitExceeded:
+    wait_s = max(1, math.ceil(count.wait_s))
+    if count.verdict == "concurrent":
+        text = f"{count.running} requests of this API key are open, its limit is {limits.concurrent}"
+    elif count.verdict == "requests":
+        text = f"This API key's limit of {limits.requests:,} requests a minute is reached"
+    else:
+        left = max(0, math.floor(count.tokens))
+        text = f"This API key's limit of {limits.tokens:,} tokens a minute is reached, {left:,} are left at the moment"
+    return RateLimitExceeded(f"{text}; try again in {wait_s} s.", retry_after_s=wait_s)
+
+
+# --- leases ------------------------------------------------------------------------------------
+
+
+class _Keeper:
+    """Leases that an event loop's requests hold: renewed together, for as long as there are any."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, str] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def hold(self, tenant: str, lease: str) -> None:
+        """Renew it from now on."""
+        self._held[lease] = tenant
+        if self._renewing is None:
+            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+
+    def forget(self, lease: str) -> None:
+        """It was never given."""
+        self._held.pop(lease, None)
+
+    def release(self, admission: Admission, *, refund: int, was_admitted: bool = True) -> None:
+        """End it, in a task of its own."""
+        self.forget(admission.lease)
+        self._background(self._settle(admission, refund, was_admitted))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _settle(self, admission: Admission, refund: int, was_admitted: bool) -> None:
+        try:
+            await settle_request(
+                tenant=admission.tenant,
+                limits=admission.limits,
+                lease=admission.lease,
+                refund=refund,
+                was_admitted=was_admitted,
+            )
+        except BlazrError as error:
+            logger.warning("a request of %s could not be settled: %s", admission.tenant, error.message)
+
+    async def _renew(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(RENEW_S)
+                if not self._held:
+                    return
+                try:
+                    await renew_leases([(tenant, lease) for lease, tenant in self._held.items()])
+                except BlazrError as error:
+                    logger.warning("leases of open requests could not be renewed: %s", error.message)
+        finally:
+            self._renewing = None
+
+
+_keeper = PerLoop(_Keeper)

@@ -1,0 +1,139 @@
+"""Authenticate the sender of a request from its headers, session or WebSocket handshake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+
+from inference.access.api_keys import principal_of_key
+from inference.errors import InvalidRequest, NotAuthenticated, PermissionRefused
+from inference.values.principal import LOCAL, Principal
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+
+def key_required() -> bool:
+    """Whether callers without a key are turned away; decided by the address that the server is bound to."""
+    return bool(settings.BLAZR_API_KEY_REQUIRED)
+
+
+async def principal_from_headers(authorization: str | None) -> Principal | None:
+    """The caller that an Authorization header names; None if there is none to speak of.
+
+    Where no key is required a wrong one is no error (clients insist on sending something).
+
+    Raises:
+        NotAuthenticated: A key is required and missing, wrong, expired or revoked.
+    """
+    required = key_required()
+    principal = await principal_of_key(authorization) if authorization else None
+    if principal is not None:
+        return principal
+    if not required:
+        return LOCAL
+    if not authorization:
+        return None
+    raise NotAuthenticated(
+        "The API key is wrong, expired or revoked; make one on the admin pages or with blazr key create."
+    )
+
+
+async def principal_authenticate(request: HttpRequest, *, session_allowed: bool = False) -> Principal:
+    """The caller of an HTTP request.
+
+    Args:
+        request: Django's request.
+        session_allowed: Take a staff member's session too (pages of this site); then unsafe methods need
+            the CSRF token.
+
+    Raises:
+        NotAuthenticated: No key, or one that isn't valid.
+        PermissionRefused: A browser on a foreign page sent this.
+        InvalidRequest: The Host header isn't one of this site's.
+    """
+    principal = await principal_from_headers(_authorization(request))
+    if principal is not None and principal.kind == "key":
+        return principal
+    if session_allowed:
+        user = await _staff_user(request)
+        if user is not None:
+            await _check_csrf(request)
+            return Principal("user", f"user:{user.pk}", user.get_username())
+    if principal is None:
+        raise NotAuthenticated("An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+    _check_origin(request)
+    return principal
+
+
+def _authorization(request: HttpRequest) -> str | None:
+    """The Authorization header, or what Anthropic's clients send in its place."""
+    found: str | None = request.META.get("HTTP_AUTHORIZATION")
+    if found is None and (key := request.META.get("HTTP_X_API_KEY")) is not None:
+        return f"Bearer {key}"
+    return found
+
+
+async def _staff_user(request: HttpRequest) -> Any:
+    get_user = getattr(request, "auser", None)
+    if get_user is None:
+        return None
+    user = await get_user()
+    return user if user.is_authenticated and user.is_active and user.is_staff else None
+
+
+async def _check_csrf(request: HttpRequest) -> None:
+    from rest_framework.authentication import CSRFCheck
+
+    def reason() -> Any:
+        check = CSRFCheck(lambda _: None)  # type: ignore[arg-type]
+        check.process_request(request)
+        return check.process_view(request, lambda: None, (), {})  # type: ignore[arg-type,return-value]
+
+    failed = await sync_to_async(reason)()
+    if failed:
+        raise PermissionRefused(f"The CSRF check failed: {failed}")
+
+
+def _check_origin(request: HttpRequest) -> None:
+    """Keep web pages of other sites from using a server that asks for no key.
+
+    A page can send a form to 127.0.0.1, or rebind its own name to it; both show in Origin and Host.
+    """
+    from django.core.exceptions import DisallowedHost
+
+    try:
+        host = request.get_host()
+    except DisallowedHost as error:
+        raise InvalidRequest("The Host header is not one of this server's names.", param="Host") from error
+    origin = request.META.get("HTTP_ORIGIN")
+    if origin is None or request.method in ("GET", "HEAD", "OPTIONS"):
+        return
+    if origin.partition("://")[2] != host:
+        raise PermissionRefused("Requests from pages of another origin need an API key.")
+
+
+async def principal_of_websocket(scope: Mapping[str, Any]) -> Principal | None:
+    """The caller behind a WebSocket: a key in its headers, or a staff member's session; None: turn it away."""
+    headers = dict(scope.get("headers", []))
+    authorization = headers.get(b"authorization")
+    try:
+        principal = await principal_from_headers(authorization.decode("latin1") if authorization else None)
+    except NotAuthenticated:
+        return None
+    if principal is not None and principal.kind == "key":
+        return principal
+    user = scope.get("user")
+    if user is not None:
+        # Channels' lazy user reads the session's row when it is touched.
+        is_staff = await sync_to_async(lambda: bool(user.is_authenticated and user.is_active and user.is_staff))()
+        if is_staff:
+            return Principal("user", f"user:{user.pk}", user.get_username())
+    # A WebSocket has no preflight: a foreign page could open one to a server that asks for no key.
+    origin, host = headers.get(b"origin"), headers.get(b"host")
+    if origin is not None and origin.partition(b"://")[2] != host:
+        return None
+    return principal

@@ -1,0 +1,177 @@
+"""The counters in Redis: one script admits a request, one settles it.
+
+Per tenant one hash with two token buckets (levels and the time they were right) and one sorted set of open requests,
+each a lease that its web process renews: what a killed process held is free again after ``LEASE_S``. Time is Redis's
+own, so web machines needn't agree on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from inference.transport import keys as redis_keys
+from inference.values.limits import WINDOW_S, KeyLimits
+
+LEASE_S = 30.0
+RENEW_S = 10.0
+COUNTER_EXPIRE_S = 600
+"""A tenant's counters are forgotten after so long without a request: full buckets, unless it is in debt longer."""
+
+# Limits are -1 where there is none. A level may go below zero at settlement: the debt is paid by waiting.
+# A lease that is open already was admitted by a call whose answer was lost.
+_ADMIT = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1e6
+local rpm, tpm, open = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local cost, window = tonumber(ARGV[4]), tonumber(ARGV[5])
+local found = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'at')
+local passed = math.max(0, now - (tonumber(found[3]) or now))
+local requests = math.min(rpm, (tonumber(found[1]) or rpm) + passed * rpm / window)
+local tokens = math.min(tpm, (tonumber(found[2]) or tpm) + passed * tpm / window)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+local running = redis.call('ZCARD', KEYS[2])
+local verdict, wait = 'ok', 0
+if redis.call('ZSCORE', KEYS[2], ARGV[7]) then
+  return {verdict, '0', tostring(requests), tostring(tokens), running}
+end
+if rpm >= 0 and requests < 1 then
+  verdict, wait = 'requests', (1 - requests) * window / rpm
+end
+if tpm >= 0 and tokens < math.max(1, cost) then
+  local missing = (math.max(1, cost) - tokens) * window / tpm
+  if missing > wait then verdict, wait = 'tokens', missing end
+end
+if open >= 0 and running >= open then
+  if verdict == 'ok' then verdict, wait = 'concurrent', 1 end
+end
+if verdict == 'ok' then
+  requests, tokens = requests - 1, tokens - cost
+  -- No level is kept without a limit: one that is set later starts full.
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], 'at', tostring(now))
+  if rpm >= 0 then redis.call('HSET', KEYS[1], 'requests', tostring(requests)) end
+  if tpm >= 0 then redis.call('HSET', KEYS[1], 'tokens', tostring(tokens)) end
+  local debt = 0
+  if tpm > 0 and tokens < 0 then debt = -tokens * window / tpm end
+  redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[8]) + debt))
+  redis.call('ZADD', KEYS[2], now + tonumber(ARGV[6]), ARGV[7])
+  redis.call('EXPIRE', KEYS[2], math.ceil(tonumber(ARGV[6])) + 1)
+end
+return {verdict, tostring(wait), tostring(requests), tostring(tokens), running}
+"""
+
+# A reservation that is known is settled even if its lease has lapsed meanwhile; of one that may never have been made
+# the lease tells.
+_SETTLE = """
+local was_open = redis.call('ZREM', KEYS[2], ARGV[1])
+if ARGV[6] == '0' and was_open == 0 then return 0 end
+local refund, tpm, window = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+if tpm < 0 or refund == 0 then return 0 end
+local found = redis.call('HMGET', KEYS[1], 'tokens', 'at')
+if not found[1] then return 0 end
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1e6
+local level = tonumber(found[1]) + math.max(0, now - tonumber(found[2])) * tpm / window
+level = math.min(tpm, math.min(tpm, level) + refund)
+-- Written for the time of the other bucket: both go by the same clock.
+redis.call('HSET', KEYS[1], 'tokens', tostring(level - math.max(0, now - tonumber(found[2])) * tpm / window))
+if level < 0 then redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[5]) - level * window / tpm)) end
+return 1
+"""
+
+Verdict = Literal["ok", "requests", "tokens", "concurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What Redis said.
+
+    Attributes:
+        verdict: ``ok``, or the limit that was reached.
+        wait_s: Seconds until a retry can pass.
+        requests, tokens: Levels of the buckets now; meaningless without the limit.
+        running: Requests of the tenant that were open before this one.
+    """
+
+    verdict: Verdict
+    wait_s: float
+    requests: float
+    tokens: float
+    running: int
+
+
+async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: int) -> Count:
+    """Admit a request, or say which limit it has reached; one round trip.
+
+    Args:
+        tenant: Whose counters.
+        limits: Its limits.
+        lease: Names the request among the tenant's open ones.
+        tokens: Estimated tokens, reserved until the settlement.
+
+    Raises:
+        Unavailable: Redis can't be reached.
+    """
+    from inference.transport.clients import redis_repeatable
+
+    answer = await redis_repeatable(
+        lambda client: client.eval(
+            _ADMIT,
+            2,
+            redis_keys.limit_counters(tenant),
+            redis_keys.limit_open(tenant),
+            *(-1 if limit is None else limit for limit in (limits.requests, limits.tokens, limits.concurrent)),
+            tokens,
+            WINDOW_S,
+            LEASE_S,
+            lease,
+            COUNTER_EXPIRE_S,
+        )
+    )
+    verdict, wait_s, requests, level, running = answer
+    return Count(verdict.decode(), float(wait_s), float(requests), float(level), int(running))
+
+
+async def settle_request(*, tenant: str, limits: KeyLimits, lease: str, refund: int, was_admitted: bool = True) -> None:
+    """Close a request and give back what it didn't use; a negative ``refund`` is taken on top.
+
+    Without knowing that it was admitted, tokens come back only if it is found open.
+
+    Raises:
+        Unavailable: Redis can't be reached; the lease lapses then.
+    """
+    from inference.transport.clients import redis_client
+
+    async with redis_client() as client:
+        await client.eval(
+            _SETTLE,
+            2,
+            redis_keys.limit_counters(tenant),
+            redis_keys.limit_open(tenant),
+            lease,
+            refund,
+            -1 if limits.tokens is None else limits.tokens,
+            WINDOW_S,
+            COUNTER_EXPIRE_S,
+            int(was_admitted),
+        )
+
+
+async def renew_leases(leases: Sequence[tuple[str, str]]) -> None:
+    """Keep open requests counted: (tenant, lease) each.
+
+    Raises:
+        Unavailable: Redis can't be reached.
+    """
+    from inference.transport.clients import redis_client
+
+    async with redis_client() as client:
+        seconds, micros = await client.time()
+        until = seconds + micros / 1e6 + LEASE_S
+        pipe: Any = client.pipeline(transaction=False)
+        for tenant, lease in leases:
+            pipe.zadd(redis_keys.limit_open(tenant), {lease: until}, xx=True)
+            pipe.expire(redis_keys.limit_open(tenant), int(LEASE_S) + 1)
+        await pipe.execute()

@@ -1,0 +1,211 @@
+"""OpenAI's batches: create, list, look, cancel; and schedules that make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiParameter
+
+from inference.api.base import ApiView, json_body, json_response
+from inference.api.openai.batch_schemas import (
+    BatchListSerializer,
+    BatchRequestSerializer,
+    BatchSerializer,
+    ScheduleDeletedSerializer,
+    ScheduleListSerializer,
+    ScheduleRequestSerializer,
+    ScheduleSerializer,
+)
+from inference.api.openai.file_views import page_of
+from inference.api.paging import check_parameters, page_size
+from inference.api.schemas import documented
+from inference.batches.progress import batch_progress, batches_progress
+from inference.batches.schedules import (
+    schedule_create,
+    schedule_delete,
+    schedule_get,
+    schedule_object,
+    schedules_of,
+)
+from inference.batches.services import batch_cancel, batch_create, batch_get, batch_list, batch_object
+
+MAX_PAGE = 100
+
+
+class BatchesView(ApiView):
+    """/v1/batches."""
+
+    @documented(
+        operation_id="batches_create",
+        summary="Run a file of requests",
+        description=(
+            "Once answered, the batch is stored and isn't lost. Its file is validated first; its requests run when "
+            "interactive ones leave room, each to one line of the output or the error file."
+        ),
+        request=BatchRequestSerializer,
+        answers={200: BatchSerializer},
+        errors=(400, 401, 403, 404, 413, 415, 429, 503),
+        tags=["batches"],
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Store a batch."""
+        values = BatchRequestSerializer.shared().parse(await json_body(request))
+        is_drawn = "webhook" in values and "secret" not in values["webhook"]
+
+        def store() -> dict[str, Any]:
+            row = batch_create(values=values, principal=self.principal)
+            return batch_object(row, batch_progress(row), secret=row.webhook_secret if is_drawn else None)
+
+        return json_response(await sync_to_async(store)())
+
+    @documented(
+        operation_id="batches_list",
+        summary="List batches, newest first",
+        parameters=[
+            OpenApiParameter("after", str, description="Continue after the batch with this id (the last one seen)."),
+            OpenApiParameter("limit", int, description=f"1 to {MAX_PAGE}, default 20."),
+        ],
+        answers={200: BatchListSerializer},
+        errors=(400, 401, 404, 503),
+        tags=["batches"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """A page of the caller's batches."""
+        check_parameters(request, "after", "limit")
+        limit = page_size(request, default=20, largest=MAX_PAGE)
+
+        def read() -> dict[str, Any]:
+            rows = batch_list(principal=self.principal, after=request.GET.get("after"), limit=limit + 1)
+            progress = batches_progress(rows)
+            return page_of([batch_object(row, progress[row.pk]) for row in rows], limit)
+
+        return json_response(await sync_to_async(read)())
+
+
+class BatchView(ApiView):
+    """/v1/batches/{id}."""
+
+    @documented(
+        operation_id="batches_retrieve",
+        summary="One batch",
+        answers={200: BatchSerializer},
+        errors=(401, 404, 503),
+        tags=["batches"],
+    )
+    async def get(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
+        """State, counts, progress."""
+
+        def read() -> dict[str, Any]:
+            row = batch_get(batch_id=batch_id, principal=self.principal)
+            return batch_object(row, batch_progress(row))
+
+        return json_response(await sync_to_async(read)())
+
+
+class BatchCancelView(ApiView):
+    """/v1/batches/{id}/cancel."""
+
+    @documented(
+        operation_id="batches_cancel",
+        summary="Stop a batch",
+        description="Nothing more starts, what runs is stopped within seconds; what is done stays in the output file.",
+        answers={200: BatchSerializer},
+        errors=(401, 403, 404, 409, 503),
+        tags=["batches"],
+    )
+    async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
+        """Ask for the end of a batch."""
+
+        def cancel() -> dict[str, Any]:
+            row = batch_cancel(batch_id=batch_id, principal=self.principal)
+            return batch_object(row, batch_progress(row))
+
+        return json_response(await sync_to_async(cancel)())
+
+
+class SchedulesView(ApiView):
+    """/v1/batches/schedules."""
+
+    @documented(
+        operation_id="batch_schedules_create",
+        summary="Make a batch again and again",
+        request=ScheduleRequestSerializer,
+        answers={200: ScheduleSerializer},
+        errors=(400, 401, 403, 404, 413, 415, 429, 503),
+        tags=["batches"],
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Store a schedule."""
+        values = ScheduleRequestSerializer.shared().parse(await json_body(request))
+        is_drawn = "webhook" in values and "secret" not in values["webhook"]
+
+        def store() -> dict[str, Any]:
+            import orjson
+
+            row = schedule_create(values=values, principal=self.principal)
+            secret = orjson.loads(row.request)["webhook"]["secret"] if is_drawn else None
+            return schedule_object(row, secret=secret)
+
+        return json_response(await sync_to_async(store)())
+
+    @documented(
+        operation_id="batch_schedules_list",
+        summary="List schedules",
+        answers={200: ScheduleListSerializer},
+        errors=(400, 401, 503),
+        tags=["batches"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """All of the caller's schedules (there are few)."""
+        check_parameters(request)
+
+        def read() -> dict[str, Any]:
+            return page_of([schedule_object(row) for row in schedules_of(self.principal)[:1000]], 1000)
+
+        return json_response(await sync_to_async(read)())
+
+
+class ScheduleView(ApiView):
+    """/v1/batches/schedules/{id}."""
+
+    @documented(
+        operation_id="batch_schedules_retrieve",
+        summary="One schedule",
+        answers={200: ScheduleSerializer},
+        errors=(401, 404, 503),
+        tags=["batches"],
+    )
+    async def get(self, request: HttpRequest, schedule_id: str) -> HttpResponseBase:
+        """When it ran and will run."""
+        row = await sync_to_async(schedule_get)(schedule_id=schedule_id, principal=self.principal)
+        return json_response(schedule_object(row))
+
+    @documented(
+        operation_id="batch_schedules_delete",
+        summary="Delete a schedule",
+        description="Its batches stay.",
+        answers={200: ScheduleDeletedSerializer},
+        errors=(401, 403, 404, 503),
+        tags=["batches"],
+    )
+    async def delete(self, request: HttpRequest, schedule_id: str) -> HttpResponseBase:
+        """Remove it."""
+        found = await sync_to_async(schedule_delete)(schedule_id=schedule_id, principal=self.principal)
+        return json_response({"id": found, "object": "batch.schedule", "deleted": True})
+
+
+class BatchesOfPages(BatchesView):
+    """/api/batches: the same for pages, which come with a session."""
+
+    schema = None
+    session_allowed = True
+
+
+class BatchCancelOfPages(BatchCancelView):
+    """/api/batches/{id}/cancel."""
+
+    schema = None
+    session_allowed = True

@@ -1,0 +1,77 @@
+"""Describe served models as OpenAI's model objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+
+from inference.errors import UnknownModel
+from inference.serving.served_models import available_checkpoints, max_model_len
+from inference.values.principal import principal_current
+
+if TYPE_CHECKING:
+    from models_registry.models import Checkpoint
+
+
+async def model_objects() -> list[dict[str, Any]]:
+    """OpenAI's model objects of all checkpoints that can be served, by name."""
+    return await sync_to_async(lambda: [*(_model_object(row) for row in available_checkpoints()), *_alias_objects()])()
+
+
+async def model_object(*, name: str) -> dict[str, Any]:
+    """One of them.
+
+    Raises:
+        UnknownModel: There is none.
+    """
+
+    def read() -> dict[str, Any]:
+        row = next(iter(available_checkpoints().filter(served_model_name=name)), None) if "\0" not in name else None
+        alias = next((item for item in _alias_objects() if item["id"] == name), None) if row is None else None
+        if alias is not None:
+            return alias
+        if row is None:
+            raise UnknownModel(
+                f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
+            )
+        return _model_object(row)
+
+    return await sync_to_async(read)()
+
+
+def _alias_objects() -> list[dict[str, Any]]:
+    """Aliases as models of their own, with the checkpoint and the revision that they mean."""
+    from models_registry.aliases import aliases_of
+    from models_registry.models import Checkpoint
+    from models_registry.selectors import checkpoint_list
+
+    allowed = principal_current().models
+    rows = {row.pk: row for row in checkpoint_list().filter(state=Checkpoint.State.AVAILABLE)}
+    found = []
+    for alias in aliases_of():
+        if alias.current is None or alias.current.checkpoint_id is None:
+            continue
+        row = rows.get(alias.current.checkpoint_id)
+        if row is None or (allowed is not None and alias.name not in allowed):
+            continue
+        found.append(
+            {
+                **_model_object(row),
+                "id": alias.name,
+                "created": int(alias.created_at.timestamp()),
+                "root": row.served_model_name,
+                "revision": alias.current.number,
+            }
+        )
+    return found
+
+
+def _model_object(row: Checkpoint) -> dict[str, Any]:
+    return {
+        "id": row.served_model_name,
+        "object": "model",
+        "created": int(row.created_at.timestamp()),
+        "owned_by": "local",
+        "max_model_len": max_model_len(row),
+    }

@@ -1,0 +1,158 @@
+"""OpenAI's endpoints: models, completions, chat completions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+
+from inference.api.base import ApiView, json_body, json_response
+from inference.api.event_stream import EventStream
+from inference.api.openai.model_objects import model_object, model_objects
+from inference.api.schemas import (
+    GENERATION_ERRORS,
+    ChatCompletionSerializer,
+    CompletionSerializer,
+    ModelDeletedSerializer,
+    ModelListSerializer,
+    ModelSerializer,
+    documented,
+)
+from inference.dialects.openai.requests import ChatRequestSerializer, CompletionRequestSerializer, plan_from_body
+from inference.errors import Conflict, NotFound
+from inference.serving.served_models import served_model_cache_clear
+from inference.serving.services import generation_start
+from inference.values.plan import Endpoint
+
+_STREAM = (
+    "With stream: true the answer is text/event-stream: one chunk per data line, data: [DONE] at the end. "
+    "Parameters that aren't listed are refused."
+)
+
+
+class GenerationView(ApiView):
+    """What both generation endpoints do."""
+
+    endpoint: ClassVar[Endpoint]
+
+    async def generate(self, request: HttpRequest) -> HttpResponseBase:
+        """Read, check, start; then stream or wait for the whole answer.
+
+        Django cancels this task when the client goes away, and with it the generation.
+        """
+        plan = plan_from_body(self.endpoint, await json_body(request))
+        generation = await generation_start(plan=plan, principal=self.principal)
+        if plan.stream:
+            return EventStream(generation)
+        return json_response(await generation.answer(), headers={"x-request-id": generation.request_id})
+
+
+class CompletionsView(GenerationView):
+    """POST /v1/completions."""
+
+    endpoint = "completion"
+
+    @documented(
+        operation_id="completions_create",
+        summary="Complete a prompt",
+        description=_STREAM,
+        request=CompletionRequestSerializer,
+        answers={(200, "application/json"): CompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        errors=GENERATION_ERRORS,
+        tags=["v1"],
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Complete one or several prompts."""
+        return await self.generate(request)
+
+
+class ChatCompletionsView(GenerationView):
+    """POST /v1/chat/completions."""
+
+    endpoint = "chat"
+
+    @documented(
+        operation_id="chat_completions_create",
+        summary="Answer a conversation",
+        description=_STREAM,
+        request=ChatRequestSerializer,
+        answers={(200, "application/json"): ChatCompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        errors=GENERATION_ERRORS,
+        tags=["v1"],
+    )
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Write the next message of a conversation."""
+        return await self.generate(request)
+
+
+class ModelsView(ApiView):
+    """GET /v1/models."""
+
+    @documented(
+        operation_id="models_list",
+        summary="List the served models",
+        answers={200: ModelListSerializer},
+        errors=(401, 503),
+        tags=["v1"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """All models, by name."""
+        return json_response({"object": "list", "data": await model_objects()})
+
+
+class ModelView(ApiView):
+    """GET /v1/models/{id}."""
+
+    @documented(
+        operation_id="models_retrieve",
+        summary="One served model",
+        answers={200: ModelSerializer},
+        errors=(401, 404, 503),
+        tags=["v1"],
+    )
+    async def get(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
+        """The model with this name."""
+        return json_response(await model_object(name=model_id))
+
+    @documented(
+        operation_id="models_delete",
+        summary="Delete an alias",
+        description="The checkpoints that it meant stay; a checkpoint is deleted on its page or with /api/delete.",
+        answers={200: ModelDeletedSerializer},
+        errors=(401, 403, 404, 409, 503),
+        tags=["v1"],
+    )
+    async def delete(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
+        """Forget a name and what it meant before."""
+        await sync_to_async(_alias_delete)(model_id)
+        served_model_cache_clear()
+        return json_response({"id": model_id, "object": "model", "deleted": True})
+
+
+def _alias_delete(name: str) -> None:
+    from models_registry.aliases import alias_delete
+    from models_registry.selectors import checkpoint_get_by_name
+
+    if not alias_delete(name=name):
+        checkpoint_get_by_name(name)
+        raise Conflict(f"{name!r} is a checkpoint, not an alias; delete it on its page or with /api/delete.")
+
+
+class UnknownEndpointView(ApiView):
+    """Any other path below /v1: an error object in place of a page."""
+
+    schema = None
+    public = True
+
+    async def get(self, request: HttpRequest, rest: str) -> HttpResponseBase:
+        """404.
+
+        Raises:
+            NotFound: Always.
+        """
+        raise NotFound(f"There is no endpoint {request.method} {request.path[:200]}.")
+
+    post = put = patch = delete = head = get

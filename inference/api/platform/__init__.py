@@ -1,0 +1,1 @@
+"""HTTP endpoints of our own: keys, usage, jobs, aliases, lifecycle, tokenising, probes."""

@@ -1,0 +1,174 @@
+"""Probes and metrics: for orchestrators and Prometheus, without a key, never cached, never optimistic."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import PackageNotFoundError, version
+
+from asgiref.sync import sync_to_async
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+
+from inference.api.base import ApiView, json_response
+from inference.api.schemas import HealthSerializer, ProbeSerializer, documented
+from inference.errors import BlazrError
+from inference.jobs.selectors import job_counts
+from inference.records import metrics
+from inference.values.principal import LOCAL
+from inference.values.states import ModelState, WorkerState
+
+PROBE_TIMEOUT_S = 3.0
+MAX_STEP_AGE_S = 30.0
+"""An engine that has work and hasn't moved for so long counts as hung."""
+
+_NO_STORE = {"Cache-Control": "no-store"}
+
+try:
+    VERSION = version("blazr")
+except PackageNotFoundError:
+    VERSION = "unknown"
+
+
+def _query_database() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        cursor.fetchone()
+
+
+def _names() -> dict[str, str]:
+    from models_registry.selectors import checkpoint_list
+
+    return {str(key): name for key, name in checkpoint_list().values_list("pk", "served_model_name")}
+
+
+async def _bounded(work: object) -> object:
+    async with asyncio.timeout(PROBE_TIMEOUT_S):
+        return await work  # type: ignore[misc]
+
+
+async def missing() -> list[str]:
+    """What keeps this server from serving, in words; empty: ready."""
+    from inference.transport.worker_states import worker_states
+
+    reasons: list[str] = []
+    try:
+        await _bounded(sync_to_async(_query_database)())
+    except Exception as error:
+        reasons.append(f"the database can't be reached ({type(error).__name__})")
+    try:
+        workers = await _bounded(worker_states())
+    except (BlazrError, TimeoutError):
+        return [*reasons, "Redis can't be reached"]
+    assert isinstance(workers, dict)
+    alive = [item for item in workers.values() if not item.draining]
+    if not alive:
+        reasons.append("no worker has a fresh heartbeat")
+    elif all(item.step_age_s > MAX_STEP_AGE_S for item in alive):
+        reasons.append("the engines of all workers hang")
+    return reasons
+
+
+class LivezView(ApiView):
+    """GET /livez."""
+
+    public = True
+
+    @documented(
+        operation_id="livez",
+        summary="Whether this process answers",
+        answers={200: ProbeSerializer},
+        auth=[],
+        tags=["probes"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """The event loop turns: that is all it says."""
+        return json_response({"status": "ok"}, headers=_NO_STORE)
+
+
+class ReadyzView(ApiView):
+    """GET /readyz."""
+
+    public = True
+
+    @documented(
+        operation_id="readyz",
+        summary="Whether requests can be served now",
+        answers={200: ProbeSerializer, 503: ProbeSerializer},
+        auth=[],
+        tags=["probes"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """The database answers and at least one worker is alive and moving."""
+        reasons = await missing()
+        if reasons:
+            payload = {"status": "unavailable", "reasons": reasons}
+            return json_response(payload, status=503, headers={**_NO_STORE, "Retry-After": "5"})
+        return json_response({"status": "ok"}, headers=_NO_STORE)
+
+
+class HealthView(ApiView):
+    """GET /health."""
+
+    public = True
+
+    @documented(
+        operation_id="health",
+        summary="Status, version, loaded models",
+        answers={200: HealthSerializer},
+        auth=[],
+        tags=["probes"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """Always 200 while the process answers; ``status`` says whether it can serve."""
+        loaded: list[str] = []
+        status = "degraded" if await missing() else "ok"
+        if status == "ok":
+            models, names = await _models(), await sync_to_async(_names)()
+            loaded = sorted(names[key] for key, state in models.items() if state.status == "ready" and key in names)
+        return json_response({"status": status, "version": VERSION, "loaded_models": loaded}, headers=_NO_STORE)
+
+
+async def _models() -> dict[str, ModelState]:
+    from inference.transport.worker_states import model_states
+
+    found = await _bounded(model_states())
+    assert isinstance(found, dict)
+    return found
+
+
+class MetricsView(ApiView):
+    """GET /metrics."""
+
+    public = True
+
+    @documented(
+        operation_id="metrics",
+        summary="Prometheus metrics of this process and of the workers",
+        answers={(200, "text/plain"): OpenApiTypes.STR},
+        auth=[],
+        tags=["probes"],
+    )
+    async def get(self, request: HttpRequest) -> HttpResponseBase:
+        """This process's counters always; the workers' gauges as far as Redis and the database answer."""
+        models: dict[str, ModelState] = {}
+        workers: dict[str, WorkerState] = {}
+        names: dict[str, str] = {}
+        jobs: dict[str, int] = {}
+        try:
+            from inference.transport.worker_states import worker_states
+
+            found = await _bounded(worker_states())
+            assert isinstance(found, dict)
+            workers, models = found, await _models()
+        except (BlazrError, TimeoutError):
+            pass  # blazr_workers is 0 then, which is what an alert looks at
+        try:
+            names = await sync_to_async(_names)()
+            jobs = await sync_to_async(job_counts)(principal=LOCAL)
+            jobs.pop("completion_tokens")
+        except Exception:
+            names, jobs = {}, {}
+        body = metrics.exposition(models=models, workers=workers, names=names, jobs=jobs)
+        return HttpResponse(body, content_type=metrics.CONTENT_TYPE, headers=_NO_STORE)

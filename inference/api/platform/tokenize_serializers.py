@@ -1,0 +1,49 @@
+"""Bodies of /tokenize, /detokenize and /apply-template."""
+
+from __future__ import annotations
+
+from inference.dialects.fields import JSONObjectField, StrictBooleanField, StrictCharField, TokenIdsField
+from inference.dialects.openai.chat_fields import ReasoningEffortField, ToolsField
+from inference.dialects.openai.message_fields import MessagesField
+from inference.dialects.strict_serializer import StrictSerializer
+
+
+class TokenizeRequestSerializer(StrictSerializer):
+    """Body of POST /tokenize; one of prompt, content and messages."""
+
+    model = StrictCharField(required=False, max_length=256, help_text="May be left out where one model only is served.")
+    prompt = StrictCharField(required=False, allow_blank=True, help_text="Text (vLLM's name).")
+    content = StrictCharField(required=False, allow_blank=True, help_text="Text (blazr's older name).")
+    messages = MessagesField(required=False, help_text="A conversation; rendered with the model's template.")
+    add_special_tokens = StrictBooleanField(
+        required=False, allow_null=True, help_text="Default: true for text, false for messages."
+    )
+    parse_special = StrictBooleanField(
+        required=False, default=False, help_text="Read control tokens in the text as such."
+    )
+    add_generation_prompt = StrictBooleanField(required=False, allow_null=True)
+    continue_final_message = StrictBooleanField(required=False, allow_null=True)
+    chat_template_kwargs = JSONObjectField(required=False, allow_null=True)
+    tools = ToolsField(required=False, allow_null=True, help_text="As in chat; the prompt tells the model of them.")
+    reasoning_effort = ReasoningEffortField(required=False, allow_null=True)
+    return_token_strs = StrictBooleanField(required=False, default=False, help_text="Each token's text as well.")
+
+
+class ApplyTemplateRequestSerializer(StrictSerializer):
+    """Body of POST /apply-template."""
+
+    model = StrictCharField(max_length=256)
+    messages = MessagesField()
+    add_generation_prompt = StrictBooleanField(required=False, allow_null=True)
+    continue_final_message = StrictBooleanField(required=False, allow_null=True)
+    chat_template_kwargs = JSONObjectField(required=False, allow_null=True)
+    tools = ToolsField(required=False, allow_null=True, help_text="As in chat; the prompt tells the model of them.")
+    reasoning_effort = ReasoningEffortField(required=False, allow_null=True)
+
+
+class DetokenizeRequestSerializer(StrictSerializer):
+    """Body of POST /detokenize."""
+
+    model = StrictCharField(required=False, max_length=256, help_text="May be left out where one model only is served.")
+    tokens = TokenIdsField()
+    skip_special_tokens = StrictBooleanField(required=False, default=False)

@@ -1,0 +1,229 @@
+"""The lines of batch files: what goes in, and what comes out.
+
+Input: ``{"custom_id": …, "method": "POST", "url": <the batch's endpoint>, "body": {…}}``. Output and error files:
+https://platform.openai.com/docs/guides/batch and …/api-reference/batch/request-output. Knows no rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any
+
+import orjson
+
+from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
+from inference.values.plan import Endpoint, GenerationPlan
+
+if TYPE_CHECKING:
+    from inference.dialects.responses.serializers import ResponseRequest
+
+ENDPOINT_KINDS: dict[str, Endpoint] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/embeddings": "embedding",
+    "/v1/responses": "chat",
+}
+MAX_LINE_BYTES = 4 << 20
+MAX_CUSTOM_ID = 512
+_MEMBERS = frozenset({"custom_id", "method", "url", "body"})
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """One request of a file.
+
+    Attributes:
+        number: Line of the file, from 1.
+        custom_id: The client's name for it.
+        url: Path of its endpoint.
+        body: The request, as the endpoint takes it.
+    """
+
+    number: int
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The served model name; empty when the body has none."""
+        found = self.body.get("model")
+        return found if isinstance(found, str) else ""
+
+    @property
+    def num_inputs(self) -> int:
+        """Texts to embed; 0 for other endpoints."""
+        if ENDPOINT_KINDS[self.url] != "embedding":
+            return 0
+        given = self.body.get("input")
+        return len(given) if isinstance(given, list) and given and isinstance(given[0], str | list) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    """Why a line keeps its file from running; OpenAI's error object of a batch."""
+
+    code: str
+    message: str
+    line: int | None
+    param: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"code": self.code, "message": self.message, "line": self.line, "param": self.param}
+
+
+def errors_text(errors: Iterable[LineError]) -> str:
+    """As a batch's row keeps them, JSON."""
+    return orjson.dumps([error.to_dict() for error in errors]).decode()
+
+
+def read_lines(file: IO[bytes], *endpoints: str) -> Iterator[InputLine | LineError]:
+    """The requests of a file, one after the other; memory for one line. Blank lines are passed over.
+
+    Args:
+        file: JSON lines.
+        endpoints: What each line's ``url`` may be.
+    """
+    number = 0
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            yield LineError("line_too_long", f"This line has more than {MAX_LINE_BYTES} bytes.", number)
+            return
+        if raw.strip():
+            yield parse_line(raw, number, endpoints)
+
+
+def parse_line(raw: bytes, number: int, endpoints: Sequence[str]) -> InputLine | LineError:
+    """One line."""
+    if number == 1:
+        raw = raw.removeprefix(b"\xef\xbb\xbf")
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        return LineError("invalid_json_line", f"This line isn't valid JSON: {error}.", number)
+    if not isinstance(value, dict):
+        return LineError("invalid_json_line", "This line must be a JSON object.", number)
+    unknown = next((name for name in value if name not in _MEMBERS), None)
+    if unknown is not None:
+        return LineError("unknown_parameter", f"{unknown[:60]!r} is not a member of a line.", number, unknown[:60])
+    for name in ("custom_id", "url", "body"):
+        if value.get(name) is None:
+            return LineError("missing_required_parameter", f"{name} is required.", number, name)
+    custom_id, body = value["custom_id"], value["body"]
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID or "\0" in custom_id:
+        return LineError(
+            "invalid_custom_id", f"custom_id must be a string of 1 to {MAX_CUSTOM_ID} characters.", number, "custom_id"
+        )
+    if value.get("method", "POST") != "POST":
+        return LineError("invalid_method", "method must be 'POST'.", number, "method")
+    if value["url"] not in endpoints:
+        shown, wanted = str(value["url"])[:60], " or ".join(endpoints)
+        return LineError("mismatched_url", f"url is {shown!r}, it must be {wanted}.", number, "url")
+    if not isinstance(body, dict):
+        return LineError("invalid_type", "body must be an object.", number, "body")
+    return InputLine(number, custom_id, value["url"], body)
+
+
+@dataclass(frozen=True, slots=True)
+class LineRequest:
+    """The checked request of a line.
+
+    Attributes:
+        plan: What is to be generated.
+        response: Of /v1/responses, which goes through chat completions: how the client said it.
+    """
+
+    plan: GenerationPlan
+    response: ResponseRequest | None = None
+
+    def resolved(self, resolve: Callable[[GenerationPlan], GenerationPlan]) -> LineRequest:
+        """With the plan in terms of a model.
+
+        Raises:
+            BlazrError: As ``resolve`` does.
+        """
+        try:
+            return replace(self, plan=resolve(self.plan))
+        except BlazrError as error:
+            raise self.worded(error) from None
+
+    def worded(self, error: BlazrError) -> BlazrError:
+        """``error`` with the field's name as the client knows it."""
+        if self.response is None:
+            return error
+        from inference.dialects.chat_bridge import renamed
+        from inference.dialects.responses.serializers import CHAT_NAMES
+
+        return renamed(error, CHAT_NAMES)
+
+
+def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineRequest:
+    """The checked request of a line.
+
+    Args:
+        endpoint: Path of the batch's endpoint.
+        body: The line's.
+        key: Names the line for ever: without a seed of its own, a second attempt draws what the first one drew.
+
+    Raises:
+        InvalidRequest: With the field in ``param``.
+    """
+    from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
+    from inference.dialects.openai.requests import plan_from_body
+    from inference.dialects.responses.lines import response_request
+
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 2
+    kind = ENDPOINT_KINDS[endpoint]
+    if kind == "embedding":
+        return LineRequest(EmbeddingRequestSerializer.shared().plan(body))
+    if endpoint == "/v1/responses":
+        response = response_request(body)
+        return LineRequest(response.plan().with_seed(seed), response)
+    plan = plan_from_body(kind, body)
+    if plan.stream:
+        raise UnsupportedFeature("a line of a batch has no stream; leave stream out.", param="stream")
+    return LineRequest(plan.with_seed(seed))
+
+
+def line_id(batch_id: str, number: int) -> str:
+    """A line's name in output and error files."""
+    return f"batch_req_{batch_id.removeprefix('batch_')}{number:06x}"
+
+
+def answer_line(*, line_id: str, custom_id: str, request_id: str, body: dict[str, Any]) -> str:
+    """A line of the output file."""
+    response = {"status_code": 200, "request_id": request_id, "body": body}
+    return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": response, "error": None}).decode()
+
+
+def refusal_line(*, line_id: str, custom_id: str, request_id: str, error: BlazrError) -> str:
+    """A line of the error file: the endpoint answered with an error."""
+    response = {"status_code": error.http_status, "request_id": request_id, "body": error.to_openai()}
+    return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": response, "error": None}).decode()
+
+
+def unanswered_line(*, line_id: str, custom_id: str, code: str, message: str) -> str:
+    """A line of the error file: the request got no answer at all."""
+    error = {"code": code, "message": message}
+    return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": None, "error": error}).decode()
+
+
+def check_metadata(metadata: dict[str, Any]) -> None:
+    """OpenAI's limits: 16 pairs, names of 64 and values of 512 characters.
+
+    Raises:
+        InvalidRequest: Over them.
+    """
+    if len(metadata) > 16:
+        raise InvalidRequest(f"metadata has {len(metadata)} pairs, at most 16 are allowed.", param="metadata")
+    for name, value in metadata.items():
+        if len(name) > 64:
+            raise InvalidRequest(f"metadata has a name of {len(name)} characters, at most 64.", param="metadata")
+        if not isinstance(value, str) or len(value) > 512:
+            raise InvalidRequest(
+                f"metadata.{name[:64]} must be a string of at most 512 characters.", param=f"metadata.{name[:64]}"
+            )

@@ -1,0 +1,166 @@
+"""From a chat's chunks to Anthropic's message: its events, its content blocks, why it stopped.
+
+One machine makes the stream and the whole answer. Shapes: https://docs.anthropic.com/en/api/messages-streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece
+from inference.errors import BlazrError
+
+Event = dict[str, Any]
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class MessageEvents:
+    """One message as it comes into being.
+
+    Args:
+        message_id, model: Of the message.
+    """
+
+    def __init__(self, *, message_id: str, model: str) -> None:
+        self.message: dict[str, Any] = {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": None,
+        }
+        self._blocks: list[dict[str, Any]] = []
+        self._texts: list[str] = []
+        self._call_index = -1
+        self._is_open = False
+        self._end: EndPiece | None = None
+
+    def started(self, *, prompt_tokens: int) -> list[Event]:
+        """The prompt was accepted; how much of it was cached is told at the end."""
+        usage = {"input_tokens": prompt_tokens, "cache_read_input_tokens": 0, "output_tokens": 0}
+        return [
+            {"type": "message_start", "message": self.message | {"content": [], "usage": usage}},
+            {"type": "ping"},
+        ]
+
+    def take(self, piece: Piece) -> list[Event]:
+        """The next piece."""
+        if isinstance(piece, EndPiece):
+            self._end = piece
+            return []
+        if isinstance(piece, CallPiece):
+            return self._call(piece)
+        if isinstance(piece, ReasoningPiece):
+            events = self._continue("thinking")
+            delta = {"type": "thinking_delta", "thinking": piece.text}
+        else:
+            events = self._continue("text")
+            delta = {"type": "text_delta", "text": piece.text}
+        self._texts.append(piece.text)
+        return [*events, self._delta(delta)]
+
+    def finished(self, usage: Mapping[str, Any]) -> list[Event]:
+        """The model is done.
+
+        Args:
+            usage: Chat completions' usage object.
+        """
+        events = self._close()
+        reason = self._end.finish_reason if self._end else "stop"
+        stop_reason, stop_sequence = _STOP_REASONS.get(reason, "end_turn"), None
+        if reason == "stop" and self._end is not None and isinstance(self._end.stop_reason, str):
+            stop_reason, stop_sequence = "stop_sequence", self._end.stop_reason
+        counts = message_usage(usage)
+        self.message |= {
+            "content": self._blocks,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+            "usage": counts,
+        }
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        return [*events, {"type": "message_delta", "delta": delta, "usage": counts}, {"type": "message_stop"}]
+
+    # --- blocks --------------------------------------------------------------------------------
+
+    def _continue(self, kind: str) -> list[Event]:
+        if self._is_open and self._blocks[-1]["type"] == kind:
+            return []
+        if kind == "text":
+            return self._open({"type": "text", "text": ""})
+        # Signed thinking is Anthropic's own; clients want the member.
+        return self._open({"type": "thinking", "thinking": "", "signature": ""})
+
+    def _call(self, piece: CallPiece) -> list[Event]:
+        events: list[Event] = []
+        if not self._is_open or self._blocks[-1]["type"] != "tool_use" or piece.index != self._call_index:
+            self._call_index = piece.index
+            events = self._open({"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": {}})
+        if piece.arguments:
+            self._texts.append(piece.arguments)
+            events.append(self._delta({"type": "input_json_delta", "partial_json": piece.arguments}))
+        return events
+
+    def _open(self, block: dict[str, Any]) -> list[Event]:
+        events = self._close()
+        self._blocks.append(block)
+        self._is_open = True
+        start = {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
+        return [*events, start]
+
+    def _close(self) -> list[Event]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        block, text = self._blocks[-1], "".join(self._texts)
+        self._texts = []
+        if block["type"] == "tool_use":
+            block["input"] = _object(text)
+        else:
+            block[block["type"]] = text
+        return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+
+def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Anthropic's usage object from chat completions': cached tokens are counted apart from the other input."""
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage["completion_tokens"],
+    }
+
+
+def message_error(error: BlazrError) -> dict[str, Any]:
+    """Anthropic's error object."""
+    default = "invalid_request_error" if error.http_status < 500 else "api_error"
+    kind = _ERROR_TYPES.get(error.http_status, default)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The arguments of a call as an object; the model may have written something else, which is kept as a text."""
+    if not text.strip():
+        return {}
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        found = text
+    return found if isinstance(found, dict) else {"arguments": found}

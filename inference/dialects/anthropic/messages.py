@@ -1,0 +1,188 @@
+"""Anthropic's messages as the messages of a chat.
+
+Shapes: https://docs.anthropic.com/en/api/messages. Blocks of text join; a ``tool_use`` block is a call of the
+assistant's message, a ``tool_result`` block a message of the role tool. ``cache_control`` is a hint (prefixes are
+cached without it) and may stand wherever Anthropic's API takes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from inference.dialects.fields import shown
+from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
+from inference.errors import InvalidRequest, UnsupportedFeature
+
+_ROLES = ("user", "assistant", "system")
+
+
+def chat_messages(system: Any, messages: Any) -> list[dict[str, Any]]:
+    """The conversation behind ``system`` and ``messages``.
+
+    Thinking goes with its message; how much of it is read again is the template's decision.
+
+    Raises:
+        InvalidRequest: Something in it is wrong; ``param`` is its path.
+    """
+    found: list[dict[str, Any]] = []
+    if system is not None:
+        found.append({"role": "system", "content": _text("system", system)})
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list with at least one message.", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"messages has {len(messages)} messages, at most {MAX_MESSAGES} are allowed.", param="messages"
+        )
+    for number, message in enumerate(messages):
+        found += _message(f"messages.{number}", message)
+    return found
+
+
+def _message(where: str, message: Any) -> list[dict[str, Any]]:
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{where} must be an object, got {shown(message)}.", param=where)
+    _only(where, message, {"role", "content"})
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise InvalidRequest(f"{where}.role is {shown(role)}; known are {', '.join(_ROLES)}.", param=f"{where}.role")
+    where = f"{where}.content"
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if role == "system":
+        return [{"role": role, "content": _text(where, content)}]
+    blocks = _blocks(where, content)
+    return _user(where, blocks) if role == "user" else _assistant(where, blocks)
+
+
+def _user(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
+    """Results come first, each as a message of its own, as the API demands of its callers."""
+    found: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for number, block in enumerate(blocks):
+        place = f"{where}.{number}"
+        kind = _kind(place, block)
+        if kind == "text":
+            texts.append(_text_of(place, block))
+        elif kind == "tool_result":
+            if texts:
+                raise InvalidRequest(f"{place}: tool_result blocks come before text blocks.", param=place)
+            found.append(_tool_result(place, block))
+        else:
+            raise _unknown(place, kind, ("text", "tool_result"))
+    if texts or not found:
+        found.append({"role": "user", "content": _joined(texts)})
+    return found
+
+
+def _tool_result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    _only(where, block, {"type", "tool_use_id", "content", "is_error", "cache_control"})
+    content = block.get("content")
+    text = "" if content is None else _text(f"{where}.content", content)
+    if block.get("is_error", False) is True:
+        # No chat template knows a failed call; the model reads it.
+        text = f"Error: {text}" if isinstance(text, str) else [{"type": "text", "text": "Error:"}, *text]
+    return {"role": "tool", "tool_call_id": _string(where, block, "tool_use_id"), "content": text}
+
+
+def _assistant(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for number, block in enumerate(blocks):
+        place = f"{where}.{number}"
+        kind = _kind(place, block)
+        if kind == "text":
+            texts.append(_text_of(place, block))
+        elif kind == "tool_use":
+            _only(place, block, {"type", "id", "name", "input", "cache_control", "caller"})
+            if not isinstance(block.get("input"), dict):
+                raise InvalidRequest(
+                    f"{place}.input must be an object, got {shown(block.get('input'))}.", param=f"{place}.input"
+                )
+            arguments = json.dumps(block["input"], ensure_ascii=False)
+            function = {"name": _string(place, block, "name"), "arguments": arguments}
+            calls.append({"id": _string(place, block, "id"), "type": "function", "function": function})
+        elif kind == "thinking":
+            _only(place, block, {"type", "thinking", "signature"})
+            thoughts.append(_string(place, block, "thinking"))
+        else:
+            raise _unknown(place, kind, ("text", "tool_use", "thinking"))
+    message: dict[str, Any] = {"role": "assistant", "content": _joined(texts) if texts or not calls else None}
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return [message]
+
+
+# --- blocks ------------------------------------------------------------------------------------
+
+
+def _blocks(where: str, content: Any) -> list[Any]:
+    if not isinstance(content, list) or len(content) > MAX_CONTENT_PARTS:
+        raise InvalidRequest(
+            f"{where} must be a string or a list of at most {MAX_CONTENT_PARTS} blocks, got {shown(content)}.",
+            param=where,
+        )
+    return content
+
+
+def _text(where: str, content: Any) -> str | list[dict[str, str]]:
+    """A string or blocks of text."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, block in enumerate(_blocks(where, content)):
+        place = f"{where}.{number}"
+        kind = _kind(place, block)
+        if kind != "text":
+            raise _unknown(place, kind, ("text",))
+        texts.append(_text_of(place, block))
+    return _joined(texts)
+
+
+def _joined(texts: Iterable[str]) -> str | list[dict[str, str]]:
+    found = list(texts)
+    if len(found) == 1:
+        return found[0]
+    return [{"type": "text", "text": text} for text in found]
+
+
+def _text_of(where: str, block: Mapping[str, Any]) -> str:
+    _only(where, block, {"type", "text", "cache_control", "citations"})
+    if block.get("citations"):
+        raise UnsupportedFeature(f"{where}.citations is not supported; remove it.", param=f"{where}.citations")
+    return _string(where, block, "text")
+
+
+def _kind(where: str, block: Any) -> str:
+    if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+        raise InvalidRequest(f"{where} must be an object with a type, got {shown(block)}.", param=where)
+    return str(block["type"])
+
+
+def _unknown(where: str, kind: str, known: Iterable[str]) -> InvalidRequest:
+    return UnsupportedFeature(
+        f"{where} has the type {shown(kind)}; supported here are {', '.join(known)}.", param=f"{where}.type"
+    )
+
+
+def _only(where: str, value: Mapping[str, Any], known: set[str]) -> None:
+    for name in value:
+        if name not in known:
+            raise UnsupportedFeature(f"{where}.{name[:80]} is not supported; remove it.", param=f"{where}.{name[:80]}")
+    control = value.get("cache_control")
+    if control is not None and (not isinstance(control, dict) or control.get("type") != "ephemeral"):
+        raise InvalidRequest(
+            f"{where}.cache_control is {shown(control)}, it must be {{'type': 'ephemeral'}}.",
+            param=f"{where}.cache_control",
+        )
+
+
+def _string(where: str, value: Mapping[str, Any], name: str) -> str:
+    found = value.get(name)
+    if not isinstance(found, str):
+        raise InvalidRequest(f"{where}.{name} must be a string, got {shown(found)}.", param=f"{where}.{name}")
+    return found

@@ -1,0 +1,273 @@
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens: from a JSON object to a chat body, or to an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from inference.dialects.anthropic.messages import chat_messages
+from inference.dialects.chat_bridge import chat_plan
+from inference.dialects.fields import (
+    JSONObjectField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictIntegerField,
+    StrictNumberField,
+    shown,
+)
+from inference.dialects.openai.message_fields import MAX_MESSAGES
+from inference.dialects.refusals import Refused
+from inference.dialects.strict_serializer import StrictSerializer
+from inference.errors import InvalidRequest, UnsupportedFeature
+from inference.values import sampling_params as limits
+from inference.values.plan import GenerationPlan
+
+REFUSED_IN_MESSAGES: Mapping[str, Refused] = {
+    "container": Refused("no code is run here"),
+    "context_management": Refused("conversations aren't edited"),
+    "mcp_servers": Refused("the server makes no outbound requests", ([],)),
+    "diagnostics": Refused("there are none"),
+    "inference_geo": Refused("the server is where it is"),
+    "speed": Refused("there is one speed", ("standard",)),
+    "stop": Refused("its name here is stop_sequences"),
+    "max_completion_tokens": Refused("its name here is max_tokens"),
+    "response_format": Refused("its name here is output_config.format"),
+    "reasoning_effort": Refused("its name here is output_config.effort"),
+    "n": Refused("a message has one answer; send several requests", (1,)),
+}
+
+CHAT_NAMES: Mapping[str, str] = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "chat_template_kwargs": "thinking",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Chat completions' fields as they are called here."""
+
+_TOOL_MEMBERS = {"name", "description", "input_schema", "type", "strict", "cache_control"}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+@extend_schema_field(
+    {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_MESSAGES,
+        "items": {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {
+                "role": {"type": "string", "enum": ["user", "assistant", "system"]},
+                "content": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+            },
+        },
+    }
+)
+class AnthropicMessagesField(serializers.Field[Any, Any, Any, Any]):
+    """A conversation, which ``chat_messages`` looks at."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field({"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
+class SystemField(AnthropicMessagesField):
+    """The system's text, or blocks of it."""
+
+
+@extend_schema_field({"type": "array", "items": {"type": "object", "additionalProperties": {}}})
+class AnthropicToolsField(AnthropicMessagesField):
+    """Definitions of tools, which ``_tools`` looks at."""
+
+
+class CountTokensRequestSerializer(StrictSerializer):
+    """Body of POST /v1/messages/count_tokens: what decides about the prompt."""
+
+    takes_hints = True
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_MESSAGES
+
+    model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
+    messages = AnthropicMessagesField(help_text="Blocks of text, tool_use, tool_result and thinking.")
+    system = SystemField(required=False, allow_null=True, help_text="A text or blocks of text.")
+    tools = AnthropicToolsField(required=False, allow_null=True, help_text="Tools the model may call.")
+    tool_choice = JSONObjectField(required=False, allow_null=True, help_text="type: auto, any, tool (with name), none.")
+    thinking = JSONObjectField(
+        required=False, allow_null=True, help_text="type: adaptive or disabled, for templates with enable_thinking."
+    )
+    output_config = JSONObjectField(required=False, allow_null=True, help_text="format (json_schema), effort.")
+    cache_control = JSONObjectField(required=False, allow_null=True, help_text="A hint.")
+
+    def chat_body(self, body: object) -> dict[str, Any]:
+        """The chat request behind ``body``, without sampling.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        return self._chat_body(self.parse(body))
+
+    def _chat_body(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        messages = chat_messages(values.get("system"), values["messages"])
+        chat: dict[str, Any] = {"model": values["model"], "messages": messages}
+        if messages[-1]["role"] == "assistant":
+            # The answer goes on with the words that the caller put into its mouth.
+            chat |= {"continue_final_message": True, "add_generation_prompt": False}
+        return chat | _tools(values.get("tools")) | _tool_choice(values) | _thinking(values) | _output_config(values)
+
+
+class MessageRequestSerializer(CountTokensRequestSerializer):
+    """Body of POST /v1/messages."""
+
+    max_tokens = StrictIntegerField(min_value=0, max_value=limits.MAX_TOKENS_LIMIT)
+    metadata = JSONObjectField(required=False, allow_null=True, help_text="user_id, a hint.")
+    service_tier = StrictCharField(required=False, allow_null=True, help_text="auto or standard_only: there is one.")
+    stop_sequences = serializers.ListField(
+        child=StrictCharField(max_length=limits.MAX_STOP_STRING_CHARS),
+        max_length=limits.MAX_STOP_STRINGS,
+        required=False,
+        allow_null=True,
+    )
+    stream = StrictBooleanField(required=False, allow_null=True)
+    temperature = StrictNumberField(required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy.")
+    top_k = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True)
+    top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
+
+    def plan(self, body: object) -> tuple[GenerationPlan, bool]:
+        """The checked request, and whether its answer is to be streamed.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        values = self.parse(body)
+        _check_hints(values)
+        chat = self._chat_body(values) | {"max_completion_tokens": values["max_tokens"]}
+        for name in ("temperature", "top_k", "top_p"):
+            if name in values:
+                chat[name] = values[name]
+        if values.get("stop_sequences"):
+            chat["stop"] = values["stop_sequences"]
+        return chat_plan(chat, CHAT_NAMES), values.get("stream", False)
+
+
+def _check_hints(values: Mapping[str, Any]) -> None:
+    for name, value in values.get("metadata", {}).items():
+        if name != "user_id" or not (value is None or (isinstance(value, str) and len(value) <= 512)):
+            raise InvalidRequest(
+                f"metadata has the member {shown(name)}: {shown(value)}; it holds user_id, a string of at most 512 "
+                "characters.",
+                param="metadata",
+            )
+    tier = values.get("service_tier", "auto")
+    if tier not in ("auto", "standard_only"):
+        raise UnsupportedFeature(
+            f"service_tier is {shown(tier)}; there is one tier, which is what auto and standard_only choose.",
+            param="service_tier",
+        )
+
+
+def _tools(tools: Any) -> dict[str, Any]:
+    if tools is None or tools == []:
+        return {}
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise InvalidRequest(f"tools must be a list of objects, got {shown(tools)}.", param="tools")
+    found = []
+    for number, tool in enumerate(tools):
+        where = f"tools.{number}"
+        if tool.get("type", "custom") not in (None, "custom"):
+            raise UnsupportedFeature(
+                f"{where}.type is {shown(tool['type'])}; there are no built-in tools.", param=f"{where}.type"
+            )
+        for name, value in tool.items():
+            if name not in _TOOL_MEMBERS and value is not None:
+                raise UnsupportedFeature(
+                    f"{where}.{name[:80]} is not supported; remove it.", param=f"{where}.{name[:80]}"
+                )
+        if not isinstance(tool.get("input_schema"), dict):
+            raise InvalidRequest(
+                f"{where}.input_schema must be an object, got {shown(tool.get('input_schema'))}.",
+                param=f"{where}.input_schema",
+            )
+        function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
+        function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
+        found.append({"type": "function", "function": function})
+    return {"tools": found}
+
+
+def _tool_choice(values: Mapping[str, Any]) -> dict[str, Any]:
+    choice = values.get("tool_choice")
+    if choice is None:
+        return {}
+    kind = choice.get("type")
+    members = {"type", "disable_parallel_tool_use"} | ({"name"} if kind == "tool" else set())
+    if not isinstance(kind, str) or (kind not in _CHOICES and kind != "tool") or set(choice) - members:
+        raise InvalidRequest(
+            f"tool_choice is {shown(choice)}; its type is auto, any, tool (with name) or none, beside it may stand "
+            "disable_parallel_tool_use.",
+            param="tool_choice",
+        )
+    if kind == "auto" and not values.get("tools"):
+        return {}
+    chat: dict[str, Any] = {}
+    if choice.get("disable_parallel_tool_use") is not None:
+        parallel = choice["disable_parallel_tool_use"]
+        if not isinstance(parallel, bool):
+            raise InvalidRequest(
+                f"tool_choice.disable_parallel_tool_use must be true or false, got {shown(parallel)}.",
+                param="tool_choice.disable_parallel_tool_use",
+            )
+        chat["parallel_tool_calls"] = not parallel
+    if kind == "tool":
+        return chat | {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+    return chat | {"tool_choice": _CHOICES[kind]}
+
+
+def _thinking(values: Mapping[str, Any]) -> dict[str, Any]:
+    thinking = values.get("thinking")
+    if thinking is None:
+        return {}
+    kind = thinking.get("type")
+    if kind == "enabled":
+        raise UnsupportedFeature(
+            "thinking.type is 'enabled': a budget for thinking isn't enforced; use 'adaptive'.", param="thinking.type"
+        )
+    if kind not in ("adaptive", "disabled"):
+        raise InvalidRequest(
+            f"thinking.type is {shown(kind)}; supported are adaptive and disabled.", param="thinking.type"
+        )
+    for name in thinking:
+        if name != "type":
+            raise UnsupportedFeature(
+                f"thinking.{name[:80]} is not supported: thinking comes whole.", param=f"thinking.{name[:80]}"
+            )
+    return {"chat_template_kwargs": {"enable_thinking": kind == "adaptive"}}
+
+
+def _output_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    config = values.get("output_config", {})
+    chat: dict[str, Any] = {}
+    for name, value in config.items():
+        if value is None:
+            continue
+        if name == "effort":
+            chat["reasoning_effort"] = value
+        elif name == "format":
+            if not isinstance(value, dict) or value.get("type") != "json_schema" or set(value) != {"type", "schema"}:
+                raise InvalidRequest(
+                    f"output_config.format is {shown(value)}; it must be {{'type': 'json_schema', 'schema': …}}.",
+                    param="output_config.format",
+                )
+            schema = {"name": "output", "schema": value["schema"], "strict": True}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        else:
+            raise UnsupportedFeature(
+                f"output_config.{name[:80]} is not supported; remove it.", param=f"output_config.{name[:80]}"
+            )
+    return chat

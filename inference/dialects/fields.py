@@ -1,0 +1,283 @@
+"""Serializer fields that take JSON's types as they are: a string is no number, a number is no boolean.
+
+DRF's own fields convert ("7" becomes 7, 1 becomes True); an API that says which value it used can't.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from inference.values import sampling_params as limits
+
+MAX_PROMPTS = 1024
+MAX_INPUTS = 2048
+MAX_TOKEN_ID = 1 << 31
+MAX_KEEP_ALIVE_S = 31_536_000
+
+_DURATION = re.compile(r"([+-]?)((\d{1,9}(?:\.\d{1,9})?)|(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h))+)")
+_PART = re.compile(r"([\d.]+)(ms|s|m|h)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def shown(value: object) -> str:
+    """``value`` as an error message may show it: short, one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_range(field: serializers.IntegerField | serializers.FloatField, value: float) -> None:
+    """DRF's own validators name the limit only; this names the value as well.
+
+    Raises:
+        ValidationError: ``value`` is outside the field's limits.
+    """
+    low, high = field.min_value, field.max_value
+    if (low is None or value >= low) and (high is None or value <= high):
+        return
+    if low is not None and high is not None:
+        wanted = f"from {low} to {high}"
+    else:
+        wanted = f"{low} or more" if high is None else f"{high} or less"
+    raise serializers.ValidationError(f"is {shown(value)}, it must be {wanted}.")
+
+
+class _CheckedRange:
+    """Of fields whose ``to_internal_value`` has checked the range: REST framework's validators would do it again."""
+
+    def run_validators(self, value: Any) -> None:
+        """Nothing is left to check; the validators stay for the schema."""
+
+
+class StrictIntegerField(_CheckedRange, serializers.IntegerField):
+    """A JSON integer; 7.0 and "7" are refused."""
+
+    def to_internal_value(self, data: Any) -> int:
+        if type(data) is not int:
+            raise serializers.ValidationError(f"must be an integer, got {shown(data)}.")
+        check_range(self, data)
+        return data
+
+
+class StrictNumberField(_CheckedRange, serializers.FloatField):
+    """A finite JSON number."""
+
+    def to_internal_value(self, data: Any) -> float:
+        if type(data) not in (int, float):
+            raise serializers.ValidationError(f"must be a number, got {shown(data)}.")
+        try:
+            number = float(data)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise serializers.ValidationError("must be a finite number.")
+        check_range(self, number)
+        return number
+
+
+class StrictBooleanField(serializers.BooleanField):
+    """true or false."""
+
+    def to_internal_value(self, data: Any) -> bool:
+        if type(data) is not bool:
+            raise serializers.ValidationError(f"must be true or false, got {shown(data)}.")
+        return data
+
+
+class StrictCharField(serializers.CharField):
+    """A JSON string, kept as it is: nothing is trimmed."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("trim_whitespace", False)
+        super().__init__(**kwargs)
+        # NUL is a character like others for a tokenizer; what can't take it (a database) says so itself.
+        self.validators = [item for item in self.validators if "Prohibit" not in type(item).__name__]
+
+    def run_validation(self, data: Any = serializers.empty) -> Any:
+        if data is not serializers.empty and data is not None and not isinstance(data, str):
+            raise serializers.ValidationError(f"must be a string, got {shown(data)}.")
+        return super().run_validation(data)
+
+
+@extend_schema_field(
+    {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "maxItems": limits.MAX_STOP_STRINGS},
+        ]
+    }
+)
+class StopField(serializers.Field[Any, Any, Any, Any]):
+    """A string or a list of strings; SamplingParams checks number and lengths."""
+
+    def to_internal_value(self, data: Any) -> list[str]:
+        strings = [data] if isinstance(data, str) else data
+        if not isinstance(strings, list):
+            raise serializers.ValidationError(f"must be a string or a list of strings, got {shown(data)}.")
+        if len(strings) > limits.MAX_STOP_STRINGS:
+            raise serializers.ValidationError(
+                f"has {len(strings)} strings, at most {limits.MAX_STOP_STRINGS} are allowed."
+            )
+        if not all(isinstance(item, str) for item in strings):
+            raise serializers.ValidationError("must be a string or a list of strings.")
+        return strings
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+def checked_token_ids(data: list[Any]) -> list[int]:
+    """``data`` if it is a list of plausible token ids; the model's own limit is checked once it is known.
+
+    Written for long lists: two passes at C speed instead of a field call per id.
+    """
+    if not all(map(int.__instancecheck__, data)) or bool in set(map(type, data)):
+        raise serializers.ValidationError("must hold integers only: a list of token ids.")
+    if data and (min(data) < 0 or max(data) >= MAX_TOKEN_ID):
+        wrong = next(item for item in data if not 0 <= item < MAX_TOKEN_ID)
+        raise serializers.ValidationError(f"has the token id {shown(wrong)}, which no vocabulary has.")
+    return data
+
+
+@extend_schema_field({"type": "array", "items": {"type": "integer", "minimum": 0}})
+class TokenIdsField(serializers.Field[Any, Any, Any, Any]):
+    """A list of token ids."""
+
+    def __init__(self, *, max_length: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.max_length = max_length
+
+    def to_internal_value(self, data: Any) -> list[int]:
+        if not isinstance(data, list):
+            raise serializers.ValidationError(f"must be a list of token ids, got {shown(data)}.")
+        if self.max_length is not None and len(data) > self.max_length:
+            raise serializers.ValidationError(f"has {len(data)} ids, at most {self.max_length} are allowed.")
+        return checked_token_ids(data)
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
+class LogitBiasField(serializers.Field[Any, Any, Any, Any]):
+    """An object of token ids (as strings) to numbers; SamplingParams checks both."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise serializers.ValidationError(f"must map token ids to numbers, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+def _prompts_schema(most: int) -> dict[str, Any]:
+    return {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": most},
+            {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": most,
+                "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            },
+        ]
+    }
+
+
+@extend_schema_field(_prompts_schema(MAX_PROMPTS))
+class PromptField(serializers.Field[Any, Any, Any, Any]):
+    """One prompt or several, each as text or token ids; gives a list of str or list[int]."""
+
+    most, noun = MAX_PROMPTS, "prompts"
+
+    def to_internal_value(self, data: Any) -> list[str] | list[list[int]]:
+        if isinstance(data, str):
+            return [data]
+        if not isinstance(data, list):
+            raise serializers.ValidationError(
+                f"must be a string, a list of strings, a list of token ids or a list of those, got {shown(data)}."
+            )
+        if not data:
+            raise serializers.ValidationError("must not be an empty list.")
+        first = data[0]
+        if isinstance(first, int):
+            return [checked_token_ids(data)]
+        if len(data) > self.most:
+            raise serializers.ValidationError(f"has {len(data)} {self.noun}, at most {self.most} go into one request.")
+        if isinstance(first, str):
+            if not all(isinstance(item, str) for item in data):
+                raise serializers.ValidationError("mixes strings with other values.")
+            return data
+        if not all(isinstance(item, list) for item in data):
+            raise serializers.ValidationError("must be a list of strings or a list of lists of token ids.")
+        if not all(data):
+            raise serializers.ValidationError("has an empty list of token ids.")
+        return [checked_token_ids(item) for item in data]
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field(_prompts_schema(MAX_INPUTS))
+class InputField(PromptField):
+    """One input of an embedding or several; as many as OpenAI takes."""
+
+    most, noun = MAX_INPUTS, "inputs"
+
+
+@extend_schema_field({"oneOf": [{"type": "number", "minimum": -1}, {"type": "string"}]})
+class KeepAliveField(serializers.Field[Any, Any, Any, Any]):
+    """How long a model stays: seconds, or a duration as Ollama and Go write it; below 0 is for ever. Gives seconds."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("help_text", 'Keep the model so long after this request: seconds, "10m"; -1: for ever.')
+        super().__init__(**kwargs)
+
+    def to_internal_value(self, data: Any) -> float:
+        seconds: float | None = None
+        if type(data) in (int, float) and math.isfinite(data):
+            seconds = float(data)
+        elif isinstance(data, str):
+            seconds = _duration_s(data)
+        if seconds is None or seconds > MAX_KEEP_ALIVE_S:
+            raise serializers.ValidationError(
+                f'must be seconds up to {MAX_KEEP_ALIVE_S:,}, a duration such as "10m" or "1h30m", or -1, '
+                f"got {shown(data)}."
+            )
+        return seconds if seconds >= 0 else -1.0
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+def _duration_s(text: str) -> float | None:
+    """Seconds of Go's durations: ``1h30m``, ``-1m``, ``300ms``; a bare number counts seconds."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        return None
+    body = found[2]
+    if found[3] is not None:
+        seconds = float(body)
+    else:
+        seconds = sum(float(number) * _UNIT_S[unit] for number, unit in _PART.findall(body))
+    return -seconds if found[1] == "-" and seconds else seconds
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {}})
+class JSONObjectField(serializers.Field[Any, Any, Any, Any]):
+    """Any JSON object."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise serializers.ValidationError(f"must be an object, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value

@@ -1,0 +1,421 @@
+"""Bodies of Ollama's endpoints, and the completion, chat and embedding requests that they become.
+
+Names, ranges and defaults: https://github.com/ollama/ollama/blob/main/docs/api.md and …/docs/modelfile.mdx.
+What isn't given has blazr's default, not Ollama's: a temperature of 1, no top_k, no repeat_penalty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import orjson
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from inference.dialects.chat_bridge import Names, chat_plan, renamed
+from inference.dialects.fields import (
+    MAX_INPUTS,
+    JSONObjectField,
+    KeepAliveField,
+    StopField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictIntegerField,
+    StrictNumberField,
+    shown,
+)
+from inference.dialects.openai.embeddings import MAX_DIMENSIONS, embedding_plan
+from inference.dialects.openai.requests import plan_from_body
+from inference.dialects.refusals import Refused
+from inference.dialects.strict_serializer import StrictSerializer
+from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
+from inference.values import sampling_params as limits
+from inference.values.messages import PromptMessage
+from inference.values.plan import GenerationPlan
+from inference.values.served_model import ServedModel
+
+_BY_LOADING = "it is a setting of the server or the model, made before the model is loaded"
+
+REFUSED_OPTIONS: Mapping[str, Refused] = {
+    **{
+        name: Refused(_BY_LOADING)
+        for name in (
+            "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "numa", "low_vram", "f16_kv",
+            "logits_all", "vocab_only", "embedding_only",
+        )
+    },
+    "num_keep": Refused("prompts are never cut"),
+    "tfs_z": Refused("use top_p or min_p", (1, 1.0)),
+    "penalize_newline": Refused("repeat_penalty counts every token", (True,)),
+    "mirostat_tau": Refused("there is no mirostat"),
+    "mirostat_eta": Refused("there is no mirostat"),
+    "draft_num_predict": Refused(_BY_LOADING),
+}  # fmt: skip
+_RENAMED_OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+_NAMES: Names = {
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+    "chat_template_kwargs": "think",
+}
+
+
+class OptionsSerializer(StrictSerializer):
+    """``options`` of a generation."""
+
+    takes_hints = True
+    refused = REFUSED_OPTIONS
+
+    num_predict = StrictIntegerField(
+        required=False, min_value=-2, max_value=limits.MAX_TOKENS_LIMIT, help_text="Below 0: what the context leaves."
+    )
+    num_ctx = StrictIntegerField(
+        required=False, min_value=1, max_value=limits.MAX_TOKENS_LIMIT, help_text="At most the model's own context."
+    )
+    temperature = StrictNumberField(required=False, min_value=0, max_value=2)
+    top_k = StrictIntegerField(required=False, min_value=-1, max_value=limits.MAX_TOKENS_LIMIT)
+    top_p = StrictNumberField(required=False, min_value=0, max_value=1)
+    min_p = StrictNumberField(required=False, min_value=0, max_value=1)
+    repeat_penalty = StrictNumberField(required=False, min_value=0, max_value=10, help_text="Over prompt and output.")
+    repeat_last_n = StrictIntegerField(
+        required=False, min_value=-1, max_value=-1, help_text="Only -1: the whole sequence."
+    )
+    presence_penalty = StrictNumberField(required=False, min_value=-2, max_value=2)
+    frequency_penalty = StrictNumberField(required=False, min_value=-2, max_value=2)
+    seed = StrictIntegerField(required=False, min_value=-limits.SEED_RANGE, max_value=limits.SEED_RANGE - 1)
+    stop = StopField(required=False)
+
+    def sampling(self, options: object, served: ServedModel) -> dict[str, Any]:
+        """OpenAI's and vLLM's names for the options.
+
+        Raises:
+            InvalidRequest: With ``options.NAME`` in ``param``.
+        """
+        try:
+            values = self.parse(options)
+        except BlazrError as error:
+            param = "options" if error.param is None else f"options.{error.param}"
+            raise type(error)(error.message, param=param) from None
+        wanted = values.pop("num_ctx", 0)
+        if wanted > served.max_model_len:
+            raise InvalidRequest(
+                f"options.num_ctx is {wanted}; the context of {served.name!r} has {served.max_model_len} tokens, ask "
+                "for at most that.",
+                param="options.num_ctx",
+            )
+        values.pop("repeat_last_n", None)
+        if values.get("num_predict", 0) < 0:
+            del values["num_predict"]
+        return {_RENAMED_OPTIONS.get(name, name): value for name, value in values.items()}
+
+
+@extend_schema_field({"oneOf": [{"type": "string", "enum": ["", "json"]}, {"type": "object"}]})
+class FormatField(serializers.Field[Any, Any, Any, Any]):
+    """``json`` or a JSON schema; gives OpenAI's response_format, None for the empty text."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any] | None:
+        if data == "":
+            return None
+        if data == "json":
+            return {"type": "json_object"}
+        if isinstance(data, dict):
+            return {"type": "json_schema", "json_schema": {"name": "format", "schema": data, "strict": True}}
+        raise serializers.ValidationError(f'must be "json" or a JSON schema, got {shown(data)}.')
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field({"oneOf": [{"type": "boolean"}, {"type": "string", "enum": ["low", "medium", "high"]}]})
+class ThinkField(serializers.Field[Any, Any, Any, Any]):
+    """Whether, or how hard, to think."""
+
+    def to_internal_value(self, data: Any) -> bool | str:
+        if isinstance(data, bool):
+            return data
+        if data in ("low", "medium", "high"):
+            return str(data)
+        raise serializers.ValidationError(f"must be true, false, low, medium or high, got {shown(data)}.")
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+class OllamaRequestSerializer(StrictSerializer):
+    """What /api/generate and /api/chat have in common."""
+
+    takes_hints = True
+
+    model = StrictCharField(max_length=256, help_text="A name from GET /api/tags; :latest may be added.")
+    stream = StrictBooleanField(required=False, allow_null=True, help_text="Default: true.")
+    options = JSONObjectField(required=False, allow_null=True, help_text="Sampling; see the reference.")
+    format = FormatField(required=False, allow_null=True, help_text='"json" or a JSON schema.')
+    keep_alive = KeepAliveField(required=False, allow_null=True)
+    think = ThinkField(required=False, allow_null=True, help_text="For models whose template can switch it.")
+
+    def _common(self, values: Mapping[str, Any], served: ServedModel) -> dict[str, Any]:
+        body = OptionsSerializer.shared().sampling(values.get("options", {}), served)
+        body["model"] = served.name
+        if values.get("format") is not None:
+            body["response_format"] = values["format"]
+        if "keep_alive" in values:
+            body["keep_alive"] = values["keep_alive"]
+        return body
+
+    def _chat(self, values: Mapping[str, Any], served: ServedModel, messages: list[Any]) -> GenerationPlan:
+        body = self._common(values, served) | {"messages": messages}
+        think = values.get("think")
+        if think is not None:
+            body |= _thinking(think, served)
+        if values.get("tools"):
+            body["tools"] = values["tools"]
+        return chat_plan(body, _NAMES)
+
+
+class OllamaGenerateRequestSerializer(OllamaRequestSerializer):
+    """Body of POST /api/generate."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "images": Refused("only text is read", ([],)),
+        "template": Refused(
+            "a template in a request would be a program from a stranger; the model's own is used", ("",)
+        ),
+        "context": Refused("send the conversation to /api/chat", ([],)),
+        "logprobs": Refused("use logprobs of /v1/completions", (False,)),
+        "top_logprobs": Refused("use logprobs of /v1/completions", (0,)),
+    }
+
+    prompt = StrictCharField(required=False, allow_blank=True, help_text="Empty: only load the model.")
+    suffix = StrictCharField(
+        required=False, allow_null=True, allow_blank=True, help_text="The text goes between prompt and suffix."
+    )
+    system = StrictCharField(required=False, allow_null=True, allow_blank=True, help_text="System message.")
+    raw = StrictBooleanField(
+        required=False, allow_null=True, help_text="Continue the prompt as it is, without the model's template."
+    )
+
+    def plan(self, values: Mapping[str, Any], served: ServedModel) -> GenerationPlan:
+        """A chat with one message, or a completion: raw, with a suffix, or for models without a template.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        prompt, system, suffix = values.get("prompt", ""), values.get("system"), values.get("suffix")
+        is_raw = values.get("raw", False) or bool(suffix)
+        if not is_raw and served.tokenizer.chat_template is not None:
+            messages = [{"role": "system", "content": system}] if system else []
+            return self._chat(values, served, [*messages, {"role": "user", "content": prompt}])
+        for name in ("system", "think"):
+            if values.get(name):
+                raise UnsupportedFeature(
+                    f"{name} needs the model's chat template, which isn't used here; leave it out.", param=name
+                )
+        body = {**self._common(values, served), "prompt": prompt, "stream": True}
+        if suffix:
+            body["suffix"] = suffix
+        has_limit = "max_tokens" in body
+        try:
+            plan = plan_from_body("completion", body)
+        except BlazrError as error:
+            raise renamed(error, _NAMES) from None
+        return plan if has_limit else plan.without_limit()
+
+
+class OllamaChatRequestSerializer(OllamaRequestSerializer):
+    """Body of POST /api/chat."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "logprobs": Refused("use logprobs of /v1/chat/completions", (False,)),
+        "top_logprobs": Refused("use logprobs of /v1/chat/completions", (0,)),
+    }
+
+    messages = serializers.ListField(
+        child=JSONObjectField(), required=False, help_text="Ollama's messages; empty: only load the model."
+    )
+    tools = serializers.ListField(child=JSONObjectField(), required=False, allow_null=True)
+
+    def plan(self, values: Mapping[str, Any], served: ServedModel) -> GenerationPlan:
+        """The chat.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        return self._chat(values, served, _messages(values["messages"]))
+
+
+class OllamaEmbedRequestSerializer(StrictSerializer):
+    """Body of POST /api/embed."""
+
+    takes_hints = True
+
+    model = StrictCharField(max_length=256)
+    input = serializers.JSONField(help_text="A text or a list of texts.")
+    truncate = StrictBooleanField(
+        required=False, allow_null=True, help_text="Cut what is longer than the context (the default), or refuse it."
+    )
+    dimensions = StrictIntegerField(required=False, min_value=1, max_value=MAX_DIMENSIONS, allow_null=True)
+    keep_alive = KeepAliveField(required=False, allow_null=True)
+    options = JSONObjectField(required=False, allow_null=True, help_text="Only num_ctx.")
+
+    def validate_input(self, value: Any) -> list[str]:
+        """A list of texts."""
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not texts or not all(isinstance(item, str) for item in texts):
+            raise serializers.ValidationError("must be a text or a list of texts.")
+        if len(texts) > MAX_INPUTS:
+            raise serializers.ValidationError(f"has {len(texts)} texts, at most {MAX_INPUTS} go into one request.")
+        return texts
+
+    def plan(self, values: Mapping[str, Any], served: ServedModel, *, normalize: bool = True) -> GenerationPlan:
+        """The embedding request.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        for name in OptionsSerializer.shared().sampling(values.get("options", {}), served):
+            raise UnsupportedFeature(
+                f"options.{name} is not supported: nothing is generated here; leave it out.", param=f"options.{name}"
+            )
+        truncate = values.get("truncate", True)
+        inputs: list[PromptMessage] = [{"text": text, "truncate": truncate} for text in values["input"]]
+        plan = embedding_plan(
+            served.name,
+            inputs,
+            {
+                "pooling": None,
+                "dimensions": values.get("dimensions"),
+                "normalize": normalize,
+                "encoding_format": "float",
+            },
+        )
+        return replace(plan, keep_alive_s=values.get("keep_alive"))
+
+
+class OllamaLegacyEmbeddingRequestSerializer(StrictSerializer):
+    """Body of POST /api/embeddings, the older endpoint."""
+
+    model = StrictCharField(max_length=256)
+    prompt = StrictCharField(allow_blank=True)
+    keep_alive = KeepAliveField(required=False, allow_null=True)
+    options = JSONObjectField(required=False, allow_null=True, help_text="Only num_ctx.")
+
+
+class OllamaModelNameSerializer(StrictSerializer):
+    """A body that names a model; ``name`` is the older spelling."""
+
+    model = StrictCharField(required=False, max_length=256)
+    name = StrictCharField(required=False, max_length=256, help_text="The older name of model.")
+    verbose = StrictBooleanField(required=False, allow_null=True, help_text="Accepted: everything is shown anyway.")
+
+    def model_name(self, body: object) -> str:
+        """The name.
+
+        Raises:
+            InvalidRequest: There is none.
+        """
+        values = self.parse(body)
+        found = values.get("model") or values.get("name")
+        if not found:
+            raise InvalidRequest("model is required.", param="model")
+        return str(found)
+
+
+class OllamaPullRequestSerializer(StrictSerializer):
+    """Body of POST /api/pull."""
+
+    model = StrictCharField(required=False, max_length=256, help_text="hf.co/ORG/NAME, or ORG/NAME.")
+    name = StrictCharField(required=False, max_length=256, help_text="The older name of model.")
+    stream = StrictBooleanField(required=False, allow_null=True, help_text="Progress as JSON lines; default true.")
+    insecure = StrictBooleanField(required=False, allow_null=True, help_text="Only false: certificates are checked.")
+
+    def model_name(self, values: Mapping[str, Any]) -> str:
+        """The name.
+
+        Raises:
+            InvalidRequest: There is none.
+            UnsupportedFeature: Certificates aren't to be checked.
+        """
+        if values.get("insecure"):
+            raise UnsupportedFeature("insecure is not supported; certificates are always checked.", param="insecure")
+        found = values.get("model") or values.get("name")
+        if not found:
+            raise InvalidRequest("model is required.", param="model")
+        return str(found)
+
+
+class OllamaCopyRequestSerializer(StrictSerializer):
+    """Body of POST /api/copy."""
+
+    source = StrictCharField(max_length=256)  # type: ignore[assignment]
+    destination = StrictCharField(max_length=256, help_text="The new name; an alias, no files are copied.")
+
+
+def _thinking(think: bool | str, served: ServedModel) -> dict[str, Any]:
+    """What switches it in the model's template.
+
+    Raises:
+        UnsupportedFeature: The template has no such switch.
+    """
+    template = served.tokenizer.chat_template or ""
+    if isinstance(think, str) and "reasoning_effort" in template:
+        return {"chat_template_kwargs": {"reasoning_effort": think}}
+    if "enable_thinking" in template:
+        return {"chat_template_kwargs": {"enable_thinking": bool(think)}}
+    if think is False:
+        return {}
+    raise UnsupportedFeature(
+        f"The model {served.name!r} has no switch for thinking in its template; leave think out.", param="think"
+    )
+
+
+def _messages(items: list[Any]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's shape. Ollama's answers of tools have no ids: they belong to the calls before them, by name
+    or in order."""
+    messages: list[dict[str, Any]] = []
+    unanswered: list[dict[str, Any]] = []
+    for number, item in enumerate(items):
+        message = _message(number, item)
+        if message.get("role") == "tool" and "tool_call_id" not in message and unanswered:
+            named = [call for call in unanswered if call["function"]["name"] == message.get("name")]
+            call = (named or unanswered)[0]
+            unanswered.remove(call)
+            message["tool_call_id"] = call["id"]
+        elif message.get("tool_calls"):
+            unanswered = list(message["tool_calls"])
+        messages.append(message)
+    return messages
+
+
+def _message(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    """An Ollama message in OpenAI's shape."""
+    message = {name: value for name, value in item.items() if value is not None}
+    if message.pop("images", None):
+        raise UnsupportedFeature(f"message {number}: images is not supported: only text is read.", param="messages")
+    thinking = message.pop("thinking", None)
+    if thinking:
+        message["reasoning_content"] = thinking
+    if "tool_name" in message:
+        message["name"] = message.pop("tool_name")
+    calls = message.get("tool_calls")
+    if not calls:
+        message.pop("tool_calls", None)
+        return message
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise InvalidRequest(f"message {number}: tool_calls must be a list of objects.", param="messages")
+    message["tool_calls"] = [_tool_call(number, position, call) for position, call in enumerate(calls)]
+    return message
+
+
+def _tool_call(number: int, position: int, call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"message {number}: a tool call has a function with a name.", param="messages")
+    arguments = function.get("arguments", {})
+    written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    return {
+        "id": str(call.get("id") or f"call_{number}_{position}"),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": written},
+    }

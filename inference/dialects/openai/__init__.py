@@ -1,0 +1,1 @@
+"""OpenAI's completions, chat and embeddings: requests and their fields."""

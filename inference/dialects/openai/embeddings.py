@@ -1,0 +1,127 @@
+"""Turn the body of an embedding request into a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rest_framework import serializers
+
+from inference.dialects.fields import (
+    InputField,
+    KeepAliveField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictIntegerField,
+)
+from inference.dialects.openai.sampling_fields import QueueFieldsMixin
+from inference.dialects.refusals import Refused
+from inference.dialects.strict_serializer import StrictSerializer
+from inference.values.messages import PromptMessage
+from inference.values.plan import EmbeddingOptions, GenerationPlan
+from inference.values.sampling_params import SamplingParams
+
+INPUTS_PER_MESSAGE = 64
+"""So many inputs travel to one worker together; the messages of a large request may go to several workers."""
+
+
+MAX_DIMENSIONS = 1 << 20
+
+
+POOLINGS = ("mean", "last", "cls")
+
+
+REFUSED_IN_EMBEDDINGS: Mapping[str, Refused] = {
+    "messages": Refused("send text or token ids as input; POST /apply-template makes text of a conversation"),
+    "stream": Refused("vectors come in one answer", (False,)),
+    "prompt": Refused("its name here is input"),
+}
+
+
+class PoolingFieldMixin(serializers.Serializer[Any]):
+    """The field of everything that pools hidden rows."""
+
+    pooling = serializers.ChoiceField(
+        choices=POOLINGS, required=False, allow_null=True, help_text="Default: the model's setting, mean without one."
+    )
+
+
+class EmbeddingRequestSerializer(QueueFieldsMixin, PoolingFieldMixin, StrictSerializer):
+    """Body of POST /v1/embeddings."""
+
+    takes_hints = True
+    refused = REFUSED_IN_EMBEDDINGS
+
+    model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
+    input = InputField(help_text="Text, token ids, or a list of either.")
+    encoding_format = serializers.RegexField(
+        "^(float|base64)$",
+        required=False,
+        allow_null=True,
+        help_text="float (a list of numbers; the default) or base64 (float32, little-endian).",
+        error_messages={"invalid": "must be float or base64."},
+    )
+    dimensions = StrictIntegerField(
+        required=False,
+        min_value=1,
+        max_value=MAX_DIMENSIONS,
+        allow_null=True,
+        help_text="Keep so many of the first numbers; sensible for models that were trained for it.",
+    )
+    normalize = StrictBooleanField(
+        required=False, allow_null=True, help_text="Bring each vector to length 1. Default: true."
+    )
+    add_special_tokens = StrictBooleanField(
+        required=False, allow_null=True, help_text="Put the begin-of-sequence token before a text. Default: true."
+    )
+    keep_alive = KeepAliveField(required=False, allow_null=True)
+
+    def plan(self, body: object) -> GenerationPlan:
+        """The checked request.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        values = self.parse(body)
+        special = values.get("add_special_tokens", True)
+        inputs: list[PromptMessage] = [
+            {"text": item, "add_special_tokens": special} if isinstance(item, str) else {"token_ids": item}
+            for item in values["input"]
+        ]
+        return embedding_plan(
+            values["model"],
+            inputs,
+            {
+                "pooling": values.get("pooling"),
+                "dimensions": values.get("dimensions"),
+                "normalize": values.get("normalize", True),
+                "encoding_format": values.get("encoding_format", "float"),
+            },
+            priority=values.get("priority", 0),
+            cache_salt=values.get("cache_salt") or None,
+            keep_alive_s=values.get("keep_alive"),
+        )
+
+
+def embedding_plan(
+    model: str, inputs: Sequence[PromptMessage], options: EmbeddingOptions, **values: Any
+) -> GenerationPlan:
+    """A plan whose prompts are groups of inputs.
+
+    Args:
+        model: The served name.
+        inputs: Each of text or token ids.
+        options: How the vectors are made and shown.
+        values: Further members of the plan.
+    """
+    return GenerationPlan(
+        endpoint="embedding",
+        model=model,
+        prompts=tuple(
+            {"inputs": list(inputs[start : start + INPUTS_PER_MESSAGE])}
+            for start in range(0, len(inputs), INPUTS_PER_MESSAGE)
+        ),
+        params=SamplingParams(max_tokens=0, temperature=0.0, seed=0),
+        embedding=options,
+        **values,
+    )

@@ -1,0 +1,232 @@
+"""Structured output in request bodies: OpenAI's ``response_format``, vLLM's ``guided_*`` and ``structured_outputs``,
+llama.cpp's ``grammar``.
+
+https://platform.openai.com/docs/api-reference/chat/create#chat-create-response_format and
+https://docs.vllm.ai/en/latest/features/structured_outputs.html.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from inference.dialects.fields import JSONObjectField, StrictCharField, shown
+from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedFeature
+from inference.values.grammar import MAX_CHOICES, Grammar
+
+_SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+@extend_schema_field(
+    {
+        "type": "object",
+        "required": ["type"],
+        "properties": {
+            "type": {"type": "string", "enum": list(_FORMATS)},
+            "json_schema": {
+                "type": "object",
+                "required": ["name", "schema"],
+                "properties": {
+                    "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                    "description": {"type": "string"},
+                    "schema": {"type": "object", "additionalProperties": {}},
+                    "strict": {"type": "boolean", "nullable": True},
+                },
+                "additionalProperties": False,
+            },
+        },
+        "additionalProperties": False,
+    }
+)
+class ResponseFormatField(JSONObjectField):
+    """OpenAI's ``response_format``."""
+
+
+@extend_schema_field(
+    {"oneOf": [{"type": "object", "additionalProperties": {}}, {"type": "boolean"}, {"type": "string"}]}
+)
+class SchemaField(serializers.Field[Any, Any, Any, Any]):
+    """A JSON schema, or its text."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, dict | bool | str):
+            raise serializers.ValidationError(f"must be a JSON schema, or the text of one, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field(
+    {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES}
+)
+class ChoicesField(serializers.Field[Any, Any, Any, Any]):
+    """A list of texts."""
+
+    def to_internal_value(self, data: Any) -> list[Any]:
+        if not isinstance(data, list):
+            raise serializers.ValidationError(f"must be a list of strings, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field(
+    {
+        "type": "object",
+        "properties": {
+            "json": {"oneOf": [{"type": "object", "additionalProperties": {}}, {"type": "string"}]},
+            "regex": {"type": "string"},
+            "choice": {"type": "array", "items": {"type": "string"}},
+            "grammar": {"type": "string"},
+            "json_object": {"type": "boolean"},
+        },
+        "additionalProperties": False,
+    }
+)
+class StructuredOutputsField(JSONObjectField):
+    """vLLM's ``structured_outputs``: one of its members."""
+
+
+class GrammarFieldsMixin(serializers.Serializer[Any]):
+    """The fields of all endpoints that generate."""
+
+    response_format = ResponseFormatField(
+        required=False, allow_null=True, help_text="json_schema: the output is JSON that is valid under the schema."
+    )
+    guided_json = SchemaField(required=False, allow_null=True, help_text="As json_schema.")
+    guided_regex = StrictCharField(
+        required=False, allow_null=True, help_text="A regular expression that the whole output matches."
+    )
+    guided_grammar = StrictCharField(required=False, allow_null=True, help_text="A Lark grammar with the rule start.")
+    grammar = StrictCharField(
+        required=False, allow_null=True, help_text="A grammar in llama.cpp's notation (GBNF) with the rule root."
+    )
+    guided_choice = ChoicesField(required=False, allow_null=True, help_text="The output is one of these texts.")
+    structured_outputs = StructuredOutputsField(
+        required=False, allow_null=True, help_text="One of json, regex, choice, grammar, json_object."
+    )
+
+
+def grammar_of(values: Mapping[str, Any]) -> Grammar | None:
+    """The grammar that a request's validated members ask for; None: free text.
+
+    Raises:
+        InvalidRequest: A member is wrong, or two contradict each other.
+    """
+    found = [grammar for name in _READERS if name in values for grammar in [_read(name, values[name])] if grammar]
+    for other in found[1:]:
+        if other != found[0]:
+            raise InvalidRequest(
+                f"{found[0].param} and {other.param} ask for different outputs; give one of them.", param=other.param
+            )
+    return found[0] if found else None
+
+
+def _read(name: str, value: Any) -> Grammar | None:
+    return _READERS[name](name, value)
+
+
+def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
+    kind = value.get("type")
+    if kind not in _FORMATS:
+        raise InvalidRequest(f"{name}.type is {shown(kind)}; known are {', '.join(_FORMATS)}.", param=f"{name}.type")
+    _check_members(name, value, {"type", "json_schema"} if kind == "json_schema" else {"type"})
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_object", param=name)
+    inner, path = value.get("json_schema"), f"{name}.json_schema"
+    if not isinstance(inner, dict):
+        raise InvalidRequest(f"{path} must be an object with name and schema, got {shown(inner)}.", param=path)
+    _check_members(path, inner, {"name", "description", "schema", "strict"})
+    label = inner.get("name")
+    if not isinstance(label, str) or not _SCHEMA_NAME.match(label):
+        raise InvalidRequest(
+            f"{path}.name is {shown(label)}; it must have 1 to 64 letters, digits, _ or -.", param=f"{path}.name"
+        )
+    if not isinstance(inner.get("description"), str | None):
+        raise InvalidRequest(f"{path}.description must be a string.", param=f"{path}.description")
+    if not isinstance(inner.get("strict"), bool | None):
+        raise InvalidRequest(f"{path}.strict must be true or false.", param=f"{path}.strict")
+    if not isinstance(inner.get("schema"), dict):
+        raise InvalidRequest(
+            f"{path}.schema must be a JSON schema (an object), got {shown(inner.get('schema'))}.",
+            param=f"{path}.schema",
+        )
+    return Grammar("json_schema", inner["schema"], param=f"{path}.schema")
+
+
+def _schema(name: str, value: Any) -> Grammar:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{name} is not JSON: {str(error)[:200]}.", param=name) from None
+    return Grammar("json_schema", value, param=name)
+
+
+def _regex(name: str, value: str) -> Grammar:
+    return Grammar("regex", value, param=name)
+
+
+def _lark(name: str, value: str) -> Grammar:
+    return Grammar("lark", value, param=name)
+
+
+def _gbnf(name: str, value: str) -> Grammar:
+    return Grammar("gbnf", value, param=name)
+
+
+def _choice(name: str, value: list[Any]) -> Grammar:
+    return Grammar("choice", tuple(value), param=name)
+
+
+def _structured_outputs(name: str, value: dict[str, Any]) -> Grammar | None:
+    given = {key: item for key, item in value.items() if item is not None and item is not False}
+    _check_members(name, given, {"json", "regex", "choice", "grammar", "json_object"})
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"{name} must have exactly one of json, regex, choice, grammar and json_object, got {len(given)} of them.",
+            param=name,
+        )
+    ((key, item),) = given.items()
+    path = f"{name}.{key}"
+    if key == "json_object":
+        if item is not True:
+            raise InvalidRequest(f"{path} must be true or false, got {shown(item)}.", param=path)
+        return Grammar("json_object", param=path)
+    if key == "choice":
+        return _choice(path, ChoicesField().to_internal_value(item)) if isinstance(item, list) else _wrong(path, item)
+    readers: Mapping[str, Callable[[str, Any], Grammar]] = {"json": _schema, "regex": _regex, "grammar": _lark}
+    return readers[key](path, item)
+
+
+def _wrong(path: str, value: object) -> Grammar:
+    raise InvalidSamplingParams(f"{path} must be a list of strings, got {shown(value)}.", param=path)
+
+
+def _check_members(path: str, value: Mapping[str, Any], known: set[str]) -> None:
+    for member in value:
+        if member not in known:
+            raise UnsupportedFeature(
+                f"{path}.{member[:80]} is not supported; remove it.", param=f"{path}.{member[:80]}"
+            )
+
+
+_READERS: Mapping[str, Callable[[str, Any], Grammar | None]] = {
+    "response_format": _response_format,
+    "guided_json": _schema,
+    "guided_regex": _regex,
+    "guided_grammar": _lark,
+    "grammar": _gbnf,
+    "guided_choice": _choice,
+    "structured_outputs": _structured_outputs,
+}

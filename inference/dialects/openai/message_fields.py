@@ -1,0 +1,176 @@
+"""The messages of a chat request: checks roles, contents and calls, and names the message that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from inference.dialects.fields import shown
+
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 256
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+# Members that clients copy from an earlier answer into the next request. They mean nothing when empty.
+_EMPTY_MESSAGE_MEMBERS = frozenset({"refusal", "audio", "function_call", "annotations"})
+_FUNCTION_MEMBERS = frozenset({"name", "arguments"})
+
+
+@extend_schema_field(
+    {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_MESSAGES,
+        "items": {
+            "type": "object",
+            "required": ["role"],
+            "properties": {
+                "role": {"type": "string", "enum": list(ROLES)},
+                "content": {
+                    "oneOf": [
+                        {"type": "string"},
+                        {
+                            "type": "array",
+                            "maxItems": MAX_CONTENT_PARTS,
+                            "items": {
+                                "type": "object",
+                                "required": ["type", "text"],
+                                "properties": {
+                                    "type": {"type": "string", "enum": ["text"]},
+                                    "text": {"type": "string"},
+                                },
+                                "additionalProperties": False,
+                            },
+                        },
+                    ],
+                    "nullable": True,
+                },
+                "name": {"type": "string"},
+                "reasoning_content": {"type": "string"},
+                "tool_calls": {
+                    "type": "array",
+                    "maxItems": MAX_CONTENT_PARTS,
+                    "items": {
+                        "type": "object",
+                        "required": ["id", "function"],
+                        "properties": {
+                            "id": {"type": "string"},
+                            "type": {"type": "string", "enum": ["function"]},
+                            "function": {
+                                "type": "object",
+                                "required": ["name", "arguments"],
+                                "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+                            },
+                        },
+                    },
+                },
+                "tool_call_id": {"type": "string"},
+            },
+        },
+    }
+)
+class MessagesField(serializers.Field[Any, Any, Any, Any]):
+    """A conversation. ``developer`` becomes ``system``, its older name, which is what templates know."""
+
+    def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
+        if not isinstance(data, list) or not data:
+            raise serializers.ValidationError("must be a list with at least one message.")
+        if len(data) > MAX_MESSAGES:
+            raise serializers.ValidationError(f"has {len(data)} messages, at most {MAX_MESSAGES} are allowed.")
+        return [self._message(number, item) for number, item in enumerate(data)]
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+    def _message(self, number: int, item: Any) -> dict[str, Any]:
+        where = f"message {number}"
+        if not isinstance(item, dict):
+            raise serializers.ValidationError(f"{where} must be an object, got {shown(item)}.")
+        role = item.get("role")
+        if role not in ROLES:
+            raise serializers.ValidationError(f"{where} has the role {shown(role)}; known are {', '.join(ROLES)}.")
+        message: dict[str, Any] = {"role": "system" if role == "developer" else role}
+        for name, value in item.items():
+            if name == "role":
+                continue
+            if name == "content":
+                message["content"] = self._content(where, value)
+            elif name in ("name", "tool_call_id"):
+                if value is None:
+                    continue
+                if not isinstance(value, str):
+                    raise serializers.ValidationError(f"{where}: {name} must be a string, got {shown(value)}.")
+                message[name] = value
+            elif name == "tool_calls":
+                if value:
+                    if role != "assistant":
+                        raise serializers.ValidationError(f"{where}: tool_calls belong to the role assistant.")
+                    message["tool_calls"] = self._tool_calls(where, value)
+            elif name in ("reasoning_content", "reasoning"):
+                if not value:
+                    continue
+                if role != "assistant" or not isinstance(value, str):
+                    raise serializers.ValidationError(f"{where}: {name} is a string of the role assistant.")
+                message["reasoning_content"] = value
+            elif name in _EMPTY_MESSAGE_MEMBERS:
+                if value:
+                    raise serializers.ValidationError(f"{where}: {name} is not supported; remove it.")
+            else:
+                raise serializers.ValidationError(f"{where} has the unknown member {name[:80]!r}; remove it.")
+        if message.get("content") is None:
+            if "tool_calls" not in message and "reasoning_content" not in message:
+                raise serializers.ValidationError(f"{where} has no content.")
+            message["content"] = ""
+        if role == "tool" and "tool_call_id" not in message:
+            raise serializers.ValidationError(f"{where} needs tool_call_id, the id of the call that it answers.")
+        return message
+
+    @staticmethod
+    def _content(where: str, value: Any) -> str | list[dict[str, str]] | None:
+        if value is None or isinstance(value, str):
+            return value
+        if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
+            raise serializers.ValidationError(
+                f"{where}: content must be a string or a list of at most {MAX_CONTENT_PARTS} text parts."
+            )
+        parts: list[dict[str, str]] = []
+        for part in value:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind != "text":
+                raise serializers.ValidationError(
+                    f"{where}: content parts of type {shown(kind)} are not supported, only 'text'."
+                )
+            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+                raise serializers.ValidationError(f"{where}: a text part has the members type and text (a string).")
+            parts.append({"type": "text", "text": part["text"]})
+        return parts
+
+    @staticmethod
+    def _tool_calls(where: str, value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
+            raise serializers.ValidationError(
+                f"{where}: tool_calls must be a list of at most {MAX_CONTENT_PARTS} objects."
+            )
+        calls: list[dict[str, Any]] = []
+        for call in value:
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict) or call.get("type", "function") != "function":
+                raise serializers.ValidationError(
+                    f"{where}: a tool call is an object of id, type ('function') and function, got {shown(call)}."
+                )
+            # Clients that collect a stream keep the index of its deltas.
+            for name in (*(call.keys() - {"id", "type", "function", "index"}), *(function.keys() - _FUNCTION_MEMBERS)):
+                raise serializers.ValidationError(f"{where}: a tool call has the unknown member {name[:80]!r}.")
+            texts = {"id": call.get("id"), "function.name": function.get("name")}
+            texts["function.arguments"] = function.get("arguments")
+            for name, text in texts.items():
+                if not isinstance(text, str):
+                    raise serializers.ValidationError(
+                        f"{where}: {name} of a tool call must be a string, got {shown(text)}."
+                    )
+            kept = {"name": function["name"], "arguments": function["arguments"]}
+            calls.append({"id": call["id"], "type": "function", "function": kept})
+        return calls

@@ -1,0 +1,1 @@
+"""Word outputs as OpenAI's responses and chunks."""

@@ -1,0 +1,20 @@
+"""Which shape the answer of a request has."""
+
+from __future__ import annotations
+
+from inference.dialects.openai.outputs.base import AnswerFormat
+from inference.dialects.openai.outputs.chat import ChatFormat
+from inference.dialects.openai.outputs.completion import CompletionFormat
+from inference.dialects.openai.outputs.embedding import EmbeddingFormat
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import GenerationPlan
+
+
+def answer_format(
+    plan: GenerationPlan, builder: AnswerBuilder, *, request_id: str, created: int, model: str
+) -> AnswerFormat:
+    """The format of the plan's endpoint."""
+    if plan.endpoint == "embedding":
+        return EmbeddingFormat(plan, builder, request_id, model)
+    kind = ChatFormat if plan.endpoint == "chat" else CompletionFormat
+    return kind(plan, builder, request_id, created, model)

@@ -1,0 +1,240 @@
+"""Items of the Responses API: read from requests, given ids, turned into the messages of a chat.
+
+Shapes: https://platform.openai.com/docs/api-reference/responses/create#responses-create-input. An item is kept as
+it will be listed later; what a client copies from an earlier answer (ids, states, annotations) may come back.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from inference.dialects.fields import shown
+from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
+from inference.errors import InvalidRequest, UnsupportedFeature
+
+Item = dict[str, Any]
+
+ROLES = ("user", "assistant", "system", "developer")
+_STATUSES = ("in_progress", "completed", "incomplete")
+_ID_CHARS = 80
+
+
+def items_read(value: str | list[Any]) -> list[Item]:
+    """The items of ``input``.
+
+    Args:
+        value: A text (one message of the user), or a list of items.
+
+    Raises:
+        InvalidRequest: An item is wrong; ``param`` is its path.
+    """
+    if isinstance(value, str):
+        return [_message_item("user", [{"type": "input_text", "text": value}])]
+    if len(value) > MAX_MESSAGES:
+        raise InvalidRequest(f"input has {len(value)} items, at most {MAX_MESSAGES} are allowed.", param="input")
+    return [_read(f"input.{number}", item) for number, item in enumerate(value)]
+
+
+def _read(where: str, item: Any) -> Item:
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{where} must be an object, got {shown(item)}.", param=where)
+    kind = item.get("type") or ("message" if "role" in item else None)
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        raise UnsupportedFeature(
+            f"{where} has the type {shown(kind)}; known are {', '.join(_READERS)}.", param=f"{where}.type"
+        )
+    return reader(where, {name: value for name, value in item.items() if value is not None})
+
+
+# --- one type each -----------------------------------------------------------------------------
+
+
+def _message(where: str, item: Item) -> Item:
+    _only(where, item, {"type", "role", "content", "id", "status", "phase"})
+    role = item.get("role")
+    if role not in ROLES:
+        raise InvalidRequest(f"{where}.role is {shown(role)}; known are {', '.join(ROLES)}.", param=f"{where}.role")
+    if "phase" in item:
+        raise UnsupportedFeature(f"{where}.phase is not supported; remove it.", param=f"{where}.phase")
+    part_type = "output_text" if role == "assistant" else "input_text"
+    content = item.get("content")
+    if isinstance(content, str):
+        parts = [_text_part(part_type, content)]
+    elif isinstance(content, list) and len(content) <= MAX_CONTENT_PARTS:
+        parts = [_part(f"{where}.content.{number}", part_type, part) for number, part in enumerate(content)]
+    else:
+        raise InvalidRequest(
+            f"{where}.content must be a string or a list of at most {MAX_CONTENT_PARTS} text parts.",
+            param=f"{where}.content",
+        )
+    return _message_item(role, parts, _id(where, item, "msg"))
+
+
+def _part(where: str, part_type: str, part: Any) -> Item:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal":
+        raise UnsupportedFeature(f"{where} is a refusal, which models here don't make; remove it.", param=where)
+    if kind not in ("input_text", "output_text", "text"):
+        raise UnsupportedFeature(
+            f"{where} has the type {shown(kind)}; only texts are supported, as {part_type!r}.", param=f"{where}.type"
+        )
+    _only(where, part, {"type", "text", "annotations", "logprobs"})
+    if part.get("annotations"):
+        raise UnsupportedFeature(
+            f"{where}.annotations is not supported: texts here have no citations.", param=f"{where}.annotations"
+        )
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{where}.text must be a string, got {shown(part.get('text'))}.", param=f"{where}.text")
+    return _text_part(part_type, part["text"])
+
+
+def _reasoning(where: str, item: Item) -> Item:
+    _only(where, item, {"type", "id", "summary", "content", "encrypted_content", "status"})
+    if "encrypted_content" in item:
+        raise UnsupportedFeature(
+            f"{where}.encrypted_content is not supported: reasoning is kept as text.",
+            param=f"{where}.encrypted_content",
+        )
+    content = item.get("content", [])
+    for name, value, kind in (("content", content, "reasoning_text"), ("summary", item.get("summary", []), "")):
+        good = isinstance(value, list) and all(
+            isinstance(part, dict) and part.get("type") == kind and isinstance(part.get("text"), str) for part in value
+        )
+        if not good or (value and not kind):
+            raise InvalidRequest(
+                f"{where}.{name} must be " + (f"a list of {kind} parts." if kind else "an empty list."),
+                param=f"{where}.{name}",
+            )
+    return {
+        "id": _id(where, item, "rs"),
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": part["text"]} for part in content],
+        "status": "completed",
+    }
+
+
+def _function_call(where: str, item: Item) -> Item:
+    _only(where, item, {"type", "id", "call_id", "name", "arguments", "status"})
+    return {
+        "id": _id(where, item, "fc"),
+        "type": "function_call",
+        "call_id": _text(where, item, "call_id"),
+        "name": _text(where, item, "name"),
+        "arguments": _text(where, item, "arguments"),
+        "status": "completed",
+    }
+
+
+def _function_call_output(where: str, item: Item) -> Item:
+    _only(where, item, {"type", "id", "call_id", "output", "status"})
+    output = item.get("output")
+    if isinstance(output, list) and len(output) <= MAX_CONTENT_PARTS:
+        output = [_part(f"{where}.output.{number}", "input_text", part) for number, part in enumerate(output)]
+    elif not isinstance(output, str):
+        raise InvalidRequest(
+            f"{where}.output must be a string or a list of at most {MAX_CONTENT_PARTS} text parts.",
+            param=f"{where}.output",
+        )
+    return {
+        "id": _id(where, item, "fco"),
+        "type": "function_call_output",
+        "call_id": _text(where, item, "call_id"),
+        "output": output,
+        "status": "completed",
+    }
+
+
+_READERS: Mapping[str, Callable[[str, Item], Item]] = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _function_call,
+    "function_call_output": _function_call_output,
+}
+
+
+def _message_item(role: str, parts: list[Item], item_id: str | None = None) -> Item:
+    return {
+        "id": item_id or f"msg_{secrets.token_hex(16)}",
+        "type": "message",
+        "role": role,
+        "status": "completed",
+        "content": parts,
+    }
+
+
+def _text_part(kind: str, text: str) -> Item:
+    part: Item = {"type": kind, "text": text}
+    return {**part, "annotations": []} if kind == "output_text" else part
+
+
+def _only(where: str, item: Item, known: set[str]) -> None:
+    for name in item:
+        if name not in known:
+            raise UnsupportedFeature(f"{where}.{name[:80]} is not supported; remove it.", param=f"{where}.{name[:80]}")
+    if "status" in item and item["status"] not in _STATUSES:
+        raise InvalidRequest(
+            f"{where}.status is {shown(item['status'])}; known are {', '.join(_STATUSES)}.", param=f"{where}.status"
+        )
+
+
+def _id(where: str, item: Item, prefix: str) -> str:
+    value = item.get("id")
+    if value is None:
+        return f"{prefix}_{secrets.token_hex(16)}"
+    if not isinstance(value, str) or not 0 < len(value) <= _ID_CHARS:
+        raise InvalidRequest(f"{where}.id must be a string of 1 to {_ID_CHARS} characters.", param=f"{where}.id")
+    return value
+
+
+def _text(where: str, item: Item, name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}.{name} must be a string, got {shown(value)}.", param=f"{where}.{name}")
+    return value
+
+
+# --- the conversation --------------------------------------------------------------------------
+
+
+def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
+    """The messages of a chat that ``items`` make, behind ``instructions`` as the system's.
+
+    Calls belong to the assistant's message before them, or to one of their own. Reasoning goes with the message or
+    call behind it; how much of it is read again is the template's decision.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    reasoning = ""
+    for item in items:
+        kind = item["type"]
+        if kind == "reasoning":
+            reasoning += "".join(part["text"] for part in item["content"])
+            continue
+        if kind == "function_call_output":
+            output = item["output"]
+            text = output if isinstance(output, str) else _joined(output)
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
+        elif kind == "message":
+            messages.append({"role": item["role"], "content": _joined(item["content"])})
+        else:
+            if reasoning or not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        if reasoning and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = reasoning
+        reasoning = ""
+    return messages
+
+
+def _joined(parts: Iterable[Item]) -> str | list[dict[str, str]]:
+    texts = [part["text"] for part in parts]
+    if len(texts) == 1:
+        return str(texts[0])
+    return [{"type": "text", "text": text} for text in texts]

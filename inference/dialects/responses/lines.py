@@ -1,0 +1,73 @@
+"""/v1/responses in lines of batches: a request that stands alone, and its response once the generation has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from inference.dialects.chat_bridge import pieces
+from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.responses.events import ResponseEvents
+from inference.dialects.responses.serializers import ResponseRequest, ResponseRequestSerializer
+from inference.errors import UnsupportedFeature
+from inference.values.messages import GenerationEvent
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import GenerationPlan
+
+_WHY_NOT = {
+    "stream": "a line of a batch has no stream",
+    "background": "a batch runs in the background as a whole",
+    "store": "the response of a line is in the output file and is not stored",
+    "previous_response_id": "a line of a batch stands alone; put the earlier items into input",
+}
+
+
+def response_request(body: object) -> ResponseRequest:
+    """The checked body of a line.
+
+    Raises:
+        UnsupportedFeature: It asks for something that only a request of its own can have.
+        InvalidRequest: With the field in ``param``.
+    """
+    request = ResponseRequestSerializer.shared().read(body)
+    for name, why in _WHY_NOT.items():
+        if request.values.get(name):
+            raise UnsupportedFeature(f"{name}: {why}; leave it out.", param=name)
+    if request.values.get("truncation", "disabled") != "disabled":
+        raise UnsupportedFeature("truncation: a line of a batch is not cut; shorten its input.", param="truncation")
+    return ResponseRequest({**request.values, "store": False}, request.items, request.chat)
+
+
+def whole_response(
+    request: ResponseRequest, plan: GenerationPlan, builder: AnswerBuilder, *, response_id: str
+) -> dict[str, Any]:
+    """The response, told from what the builder holds.
+
+    Args:
+        request: What was asked for.
+        plan: Resolved.
+        builder: Has all events of the one choice, text included.
+        response_id: Names it.
+    """
+    now = int(time.time())
+    made = ResponseEvents(request.skeleton(plan, response_id=response_id, created=now, model=plan.model))
+    made.started()
+    choice = builder.prompts[0].choices[0]
+    told: GenerationEvent = {
+        "request_id": response_id,
+        "attempt": 0,
+        "index": 0,
+        "type": "delta",
+        "choice": 0,
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "logprobs": choice.logprobs,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    chat = answer_format(plan, builder, request_id=response_id, created=now, model=plan.model)
+    for chunk in chat.chunks(0, told):
+        for piece in pieces(chunk):
+            made.take(piece)
+    made.finished(usage=builder.usage(), now=now)
+    return made.response

@@ -1,0 +1,281 @@
+"""Body of POST /v1/responses: from a JSON object to a ``ResponseRequest``, or to an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from inference.dialects.chat_bridge import chat_plan
+from inference.dialects.fields import JSONObjectField, StrictBooleanField, StrictCharField, StrictIntegerField, shown
+from inference.dialects.openai.message_fields import MAX_MESSAGES
+from inference.dialects.openai.sampling_fields import SamplingFieldsMixin
+from inference.dialects.refusals import Refused
+from inference.dialects.responses.conversion import (
+    NO_BUILT_IN_TOOLS,
+    check_stream_options,
+    format_in_chat,
+    logprobs_in_chat,
+    reasoning_in_chat,
+    tools_in_chat,
+)
+from inference.dialects.responses.items import Item, chat_messages, items_read
+from inference.dialects.strict_serializer import StrictSerializer
+from inference.errors import InvalidRequest
+from inference.values import sampling_params as limits
+from inference.values.plan import GenerationPlan
+
+MAX_METADATA = 16
+
+REFUSED_IN_RESPONSES: Mapping[str, Refused] = {
+    "conversation": Refused("there are no conversation objects; use previous_response_id"),
+    "prompt": Refused("there are no stored prompts; send input and instructions"),
+    "max_tool_calls": Refused(NO_BUILT_IN_TOOLS),
+    "prompt_cache_retention": Refused("cached prefixes are kept as long as there is room"),
+    "prompt_cache_options": Refused("prefixes are cached without being asked"),
+    "context_management": Refused("conversations aren't compacted", ([],)),
+    "moderation": Refused("texts aren't moderated"),
+    "access_programs": Refused("there are none"),
+    "image": Refused("only text is read and generated"),
+    "messages": Refused("its name here is input"),
+    "max_tokens": Refused("its name here is max_output_tokens"),
+    "max_completion_tokens": Refused("its name here is max_output_tokens"),
+    "response_format": Refused("its name here is text.format"),
+    "reasoning_effort": Refused("its name here is reasoning.effort"),
+    "n": Refused("a response has one answer; send several requests", (1,)),
+}
+
+CHAT_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Chat completions' fields as they are called here."""
+
+_AS_IN_CHAT = (
+    "model", "temperature", "top_p", "parallel_tool_calls", "stop", "seed", "presence_penalty", "frequency_penalty",
+    "logit_bias", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
+    "skip_special_tokens", "chat_template_kwargs", "priority", "cache_salt",
+)  # fmt: skip
+
+
+@extend_schema_field(
+    {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "array", "maxItems": MAX_MESSAGES, "items": {"type": "object", "additionalProperties": {}}},
+        ]
+    }
+)
+class InputField(serializers.Field[Any, Any, Any, Any]):
+    """A text or a list of items, which ``items_read`` looks at."""
+
+    def to_internal_value(self, data: Any) -> str | list[Any]:
+        if not isinstance(data, str | list):
+            raise serializers.ValidationError(f"must be a string or a list of items, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA})
+class MetadataField(JSONObjectField):
+    """At most 16 labels: keys of 64 characters, values of 512."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        found = super().to_internal_value(data)
+        for key, value in found.items():
+            if len(key) > 64 or not isinstance(value, str) or len(value) > 512:
+                raise serializers.ValidationError(
+                    f"has the pair {shown(key)}: {shown(value)}; keys have at most 64 characters, values are strings "
+                    "of at most 512."
+                )
+        if len(found) > MAX_METADATA:
+            raise serializers.ValidationError(f"has {len(found)} pairs, at most {MAX_METADATA} are allowed.")
+        return found
+
+
+@extend_schema_field({"type": "array", "items": {"type": "object", "additionalProperties": {}}})
+class ToolsField(serializers.Field[Any, Any, Any, Any]):
+    """Definitions of functions."""
+
+    def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
+        if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
+            raise serializers.ValidationError(f"must be a list of objects, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field({"oneOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]})
+class ToolChoiceField(serializers.Field[Any, Any, Any, Any]):
+    """A word, or an object that names a function."""
+
+    def to_internal_value(self, data: Any) -> str | dict[str, Any]:
+        if not isinstance(data, str | dict):
+            raise serializers.ValidationError(f"must be a string or an object, got {shown(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """A checked body.
+
+    Attributes:
+        values: Its validated members.
+        items: What its input holds.
+        chat: Members of the chat body that it makes, without the messages.
+    """
+
+    values: Mapping[str, Any]
+    items: Sequence[Item]
+    chat: Mapping[str, Any]
+
+    def plan(self, history: Sequence[Item] = ()) -> GenerationPlan:
+        """The generation behind it.
+
+        Args:
+            history: Items of the responses before this one.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        return self.plan_of([*history, *self.items])
+
+    def plan_of(self, items: Sequence[Item]) -> GenerationPlan:
+        """The generation with these items as its conversation.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        messages = chat_messages(self.values.get("instructions"), items)
+        if not messages:
+            raise InvalidRequest("input holds no message.", param="input")
+        return chat_plan({**self.chat, "messages": messages}, CHAT_NAMES)
+
+    def skeleton(self, plan: GenerationPlan, *, response_id: str, created: int, model: str) -> dict[str, Any]:
+        """The response object before anything was generated."""
+        values = self.values
+        reasoning = values.get("reasoning", {})
+        return {
+            "id": response_id,
+            "object": "response",
+            "created_at": created,
+            "status": "in_progress",
+            "background": values.get("background", False),
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": values.get("instructions"),
+            "max_output_tokens": values.get("max_output_tokens"),
+            "max_tool_calls": None,
+            "metadata": values.get("metadata", {}),
+            "model": model,
+            "output": [],
+            "parallel_tool_calls": values.get("parallel_tool_calls", True),
+            "previous_response_id": values.get("previous_response_id"),
+            "prompt_cache_key": values.get("prompt_cache_key"),
+            "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+            "safety_identifier": values.get("safety_identifier"),
+            "service_tier": "default",
+            "store": values.get("store", True),
+            "temperature": plan.params.temperature,
+            "text": {"format": values.get("text", {}).get("format") or {"type": "text"}},
+            "tool_choice": values.get("tool_choice", "auto"),
+            "tools": values.get("tools", []),
+            "top_logprobs": values.get("top_logprobs", 0),
+            "top_p": plan.params.top_p,
+            "truncation": values.get("truncation", "disabled"),
+            "usage": None,
+            "user": values.get("user"),
+        }
+
+
+class InputTokensRequestSerializer(StrictSerializer):
+    """Body of POST /v1/responses/input_tokens: what decides about the prompt."""
+
+    takes_hints = True
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_RESPONSES
+
+    model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
+    input = InputField(help_text="A text, or items: messages, reasoning, function calls and their outputs.")
+    instructions = StrictCharField(
+        required=False, allow_null=True, allow_blank=True, help_text="The system's message; not carried over."
+    )
+    text = JSONObjectField(required=False, allow_null=True, help_text="format: text, json_object or json_schema.")
+    tools = ToolsField(required=False, allow_null=True, help_text="Functions the model may call.")
+    tool_choice = ToolChoiceField(required=False, allow_null=True)
+    parallel_tool_calls = StrictBooleanField(required=False, allow_null=True)
+    reasoning = JSONObjectField(required=False, allow_null=True, help_text="effort, as the model's template knows it.")
+    previous_response_id = StrictCharField(
+        required=False, max_length=64, allow_null=True, help_text="The conversation goes on behind that response."
+    )
+    chat_template_kwargs = JSONObjectField(
+        required=False, allow_null=True, help_text="Values for the model's template, such as enable_thinking."
+    )
+
+    def read(self, body: object) -> ResponseRequest:
+        """The checked request.
+
+        Raises:
+            InvalidRequest: With the field in ``param``.
+        """
+        values = self.parse(body)
+        self._check(values)
+        assert isinstance(body, dict)  # or parse would have refused it
+        chat = {name: body[name] for name in _AS_IN_CHAT if body.get(name) is not None}
+        if "max_output_tokens" in values:
+            chat["max_completion_tokens"] = values["max_output_tokens"]
+        chat |= logprobs_in_chat(values) | format_in_chat(values) | reasoning_in_chat(values) | tools_in_chat(values)
+        return ResponseRequest(values, items_read(values["input"]), chat)
+
+    def _check(self, values: Mapping[str, Any]) -> None:
+        """Rules between members."""
+
+
+class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerializer):
+    """Body of POST /v1/responses."""
+
+    max_output_tokens = StrictIntegerField(
+        required=False, min_value=1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True
+    )
+    include = serializers.ListField(
+        child=StrictCharField(max_length=64),
+        required=False,
+        allow_null=True,
+        help_text="message.output_text.logprobs, or nothing.",
+    )
+    top_logprobs = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_LOGPROBS, allow_null=True)
+    metadata = MetadataField(required=False, allow_null=True)
+    store = StrictBooleanField(required=False, allow_null=True, help_text="Keep the response; default true.")
+    background = StrictBooleanField(
+        required=False, allow_null=True, help_text="Answer at once, run as a queued job; needs store."
+    )
+    stream = StrictBooleanField(required=False, allow_null=True)
+    stream_options = JSONObjectField(required=False, allow_null=True, help_text="include_obfuscation: false.")
+    truncation = StrictCharField(
+        required=False, allow_null=True, help_text="auto: leave out the oldest turns; disabled: refuse."
+    )
+    user = StrictCharField(required=False, max_length=512, allow_null=True, help_text="A hint.")
+    safety_identifier = StrictCharField(required=False, max_length=512, allow_null=True, help_text="A hint.")
+    prompt_cache_key = StrictCharField(required=False, max_length=512, allow_null=True, help_text="A hint.")
+
+    def _check(self, values: Mapping[str, Any]) -> None:
+        if values.get("background", False) and not values.get("store", True):
+            raise InvalidRequest("background: true needs store: true.", param="background")
+        if values.get("truncation", "disabled") not in ("auto", "disabled"):
+            raise InvalidRequest(
+                f"truncation is {shown(values['truncation'])}, it must be auto or disabled.", param="truncation"
+            )
+        check_stream_options(values)

@@ -1,0 +1,152 @@
+"""SamplingState: what the sampler knows about one request; tokens and parameters, no tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from inference.values.sampling_params import SamplingParams
+from inference.values.token_constraint import TokenConstraint
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy; dividing by them says nothing more. vLLM's limit too."""
+
+_EMPTY_IDS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+class TokenCounts:
+    """Each distinct token of a request once, with how often it was generated.
+
+    Grows by one token per step without touching the rest, so that a long history costs nothing per step.
+    """
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        output_ids, output_counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
+        prompt_ids = np.setdiff1d(np.asarray(prompt, dtype=np.int64), output_ids)
+        self._size = len(output_ids) + len(prompt_ids)
+        self._ids = np.zeros(max(64, 2 * self._size), dtype=np.int64)
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._ids[: self._size] = np.concatenate([output_ids, prompt_ids])
+        self._counts[: len(output_ids)] = output_counts
+        self._index = {token: at for at, token in enumerate(self._ids[: self._size].tolist())}
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """(u,) distinct tokens."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float32]:
+        """(u,) occurrences in the output; 0: in the prompt only."""
+        return self._counts[: self._size]
+
+    def copy(self) -> TokenCounts:
+        """The same counts, to go on with separately."""
+        other = TokenCounts.__new__(TokenCounts)
+        other._size, other._index = self._size, self._index.copy()
+        other._ids, other._counts = self._ids.copy(), self._counts.copy()
+        return other
+
+    def add(self, token_id: int) -> None:
+        """Count a generated token."""
+        at = self._index.get(token_id)
+        if at is None:
+            at = self._size
+            if at == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[at] = token_id
+            self._index[token_id] = at
+            self._size += 1
+        self._counts[at] += 1
+
+
+class SamplingState:
+    """One request's parameters and history, in the form that the batch-wise sampler reads.
+
+    Attributes:
+        params: As asked for.
+        num_output_tokens: Tokens generated so far, earlier attempts included: the position of the next draw.
+        greedy: Take the likeliest token.
+        stop_ids: Ids that end the sequence; masked until ``min_tokens``.
+        bias_ids, biases: ``logit_bias`` as arrays.
+        counts: For penalties; None without any.
+        constraint: Says which tokens may follow; None: all.
+        is_plain: Nothing but the likeliest token is ever asked for.
+    """
+
+    __slots__ = (
+        "bias_ids",
+        "biases",
+        "constraint",
+        "counts",
+        "greedy",
+        "is_penalised",
+        "is_plain",
+        "num_output_tokens",
+        "params",
+        "stop_ids",
+    )
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        stop_ids: Iterable[int],
+        prompt: Sequence[int],
+        output: Sequence[int],
+        constraint: TokenConstraint | None = None,
+    ) -> None:
+        self.params = params
+        self.constraint = constraint
+        self.num_output_tokens = len(output)
+        self.greedy = params.temperature < GREEDY_BELOW
+        self.stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
+        self.bias_ids = np.fromiter(params.logit_bias.keys(), np.int64) if params.logit_bias else _EMPTY_IDS
+        self.biases = np.fromiter(params.logit_bias.values(), np.float32, len(self.bias_ids))
+        repeats = params.repetition_penalty != 1.0
+        self.is_penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        # Presence and frequency look at the output only.
+        self.counts = TokenCounts(prompt if repeats else (), output) if self.is_penalised else None
+
+        self.is_plain = (
+            self.greedy
+            and params.logprobs is None
+            and params.min_tokens == 0
+            and constraint is None
+            and not self.is_penalised
+            and len(self.bias_ids) == 0
+        )
+
+    @property
+    def is_below_min_tokens(self) -> bool:
+        """Whether the sequence must not end yet."""
+        return self.num_output_tokens < self.params.min_tokens
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a processor has work for this request in this step."""
+        return self.is_penalised or len(self.bias_ids) > 0 or self.is_below_min_tokens or self.constraint is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the constraint lets nothing follow."""
+        return self.constraint is not None and self.constraint.is_finished
+
+    def copy(self) -> SamplingState:
+        """The same state, for tokens that may not hold; not for a request with a constraint, which advances."""
+        assert self.constraint is None
+        other = copy.copy(self)
+        if self.counts is not None:
+            other.counts = self.counts.copy()
+        return other
+
+    def append(self, token_id: int) -> None:
+        """Note a generated token."""
+        self.num_output_tokens += 1
+        if self.counts is not None:
+            self.counts.add(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)

@@ -1,0 +1,1 @@
+"""Memory of sequences: blocks of paged state and slots of recurrent state."""

@@ -1,0 +1,1 @@
+"""Files of the API: bytes by digest and the rows that name them."""

@@ -1,0 +1,174 @@
+"""Files of the API: rows over the bytes of ``inference.files.store``.
+
+Every read of a caller starts at ``files_of``: a key sees its own files only. Everything here is synchronous and hits
+the database and the disk: call it off the event loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from inference.errors import InvalidRequest, NotFound, QueueFull
+from inference.files import store as file_store
+from inference.models import StoredFile
+
+if TYPE_CHECKING:
+    from inference.values.principal import Principal
+
+UPLOAD_PURPOSES = ("batch",)
+MIN_EXPIRY_S = 3600
+MAX_EXPIRY_S = 30 * 24 * 3600
+"""OpenAI's limits of expires_after.seconds."""
+MAX_FILES_PER_TENANT = 10_000
+
+
+def file_create(
+    *, writer: file_store.FileWriter, filename: str, purpose: str, tenant: str, expires_s: int | None
+) -> StoredFile:
+    """Publish what ``writer`` has received, with its row.
+
+    Args:
+        writer: Complete; ended here.
+        filename: For people; no path.
+        purpose: What it is for.
+        tenant: Whose it is.
+        expires_s: Seconds until it is removed; None: the server's default.
+
+    Raises:
+        QueueFull: The tenant has too many files.
+        StorageFull: The disk is full.
+    """
+    try:
+        if StoredFile.objects.filter(tenant=tenant).count() >= MAX_FILES_PER_TENANT:
+            raise QueueFull(
+                f"{MAX_FILES_PER_TENANT} files are stored already; delete some first.", param="file", retry_after_s=60
+            )
+        with file_store.store_lock():
+            return file_store_row(writer=writer, filename=filename, purpose=purpose, tenant=tenant, expires_s=expires_s)
+    finally:
+        writer.discard()
+
+
+def file_store_row(
+    *, writer: file_store.FileWriter, filename: str, purpose: str, tenant: str, expires_s: int | None
+) -> StoredFile:
+    """``file_create`` for callers that hold ``store_lock`` (taken before any transaction), without the limit."""
+    now = timezone.now()
+    seconds = expires_s if expires_s is not None else int(settings.BLAZR_FILE_EXPIRE_DAYS) * 86_400
+    return StoredFile.objects.create(
+        file_id=f"file-{secrets.token_hex(12)}",
+        tenant=tenant,
+        filename=filename,
+        purpose=purpose,
+        size_bytes=writer.size_bytes,
+        sha256=writer.publish(),
+        created_at=now,
+        expires_at=now + timedelta(seconds=seconds) if seconds else None,
+    )
+
+
+def files_of(principal: Principal) -> QuerySet[StoredFile]:
+    """The files that ``principal`` may see; an expired one is gone, swept or not."""
+    rows = StoredFile.objects.exclude(expires_at__lte=timezone.now())
+    return rows if principal.sees_everything else rows.filter(tenant=principal.tenant)
+
+
+def file_get(*, file_id: str, principal: Principal, param: str = "file_id") -> StoredFile:
+    """One file.
+
+    Raises:
+        NotFound: There is none, or it is somebody else's.
+    """
+    row = None if "\0" in file_id else files_of(principal).filter(file_id=file_id[:40]).first()
+    if row is None:
+        raise NotFound(f"There is no file with the id {file_id[:60]!r}.", param=param)
+    return row
+
+
+def file_list(
+    *, principal: Principal, purpose: str | None, after: str | None, limit: int, oldest_first: bool
+) -> list[StoredFile]:
+    """Files by creation, from behind the file ``after``.
+
+    Raises:
+        NotFound: There is no file ``after``.
+    """
+    rows = files_of(principal).order_by("id" if oldest_first else "-id")
+    if purpose is not None:
+        rows = rows.filter(purpose=purpose.replace("\0", ""))
+    if after is not None:
+        key = file_get(file_id=after, principal=principal, param="after").pk
+        rows = rows.filter(pk__gt=key) if oldest_first else rows.filter(pk__lt=key)
+    return list(rows[:limit])
+
+
+def file_delete(*, file_id: str, principal: Principal) -> str:
+    """Remove a file; returns its id. A batch that is being validated loses its input and fails.
+
+    Raises:
+        NotFound: There is none, or it is somebody else's.
+    """
+    row = file_get(file_id=file_id, principal=principal)
+    _remove(StoredFile.objects.filter(pk=row.pk))
+    return row.file_id
+
+
+def files_sweep() -> int:
+    """Remove expired files; returns how many. Safe anywhere, several at once."""
+    keys = list(StoredFile.objects.filter(expires_at__lte=timezone.now()).values_list("pk", flat=True)[:1000])
+    file_store.sweep_strays()
+    return _remove(StoredFile.objects.filter(pk__in=keys)) if keys else 0
+
+
+def _remove(rows: QuerySet[StoredFile]) -> int:
+    with file_store.store_lock():
+        digests = set(rows.values_list("sha256", flat=True))
+        with transaction.atomic():
+            removed, _ = rows.delete()
+        for sha256 in digests:
+            if not StoredFile.objects.filter(sha256=sha256).exists():
+                file_store.remove(sha256)
+    return removed
+
+
+def expiry_seconds(values: dict[str, Any] | None, *, param: str) -> int | None:
+    """OpenAI's ``expires_after``: ``{"anchor": "created_at", "seconds": 3600 … 2592000}``.
+
+    Raises:
+        InvalidRequest: Something else.
+    """
+    if values is None:
+        return None
+    for name in values:
+        if name not in ("anchor", "seconds"):
+            raise InvalidRequest(f"{param}.{name[:60]} is not a member; it has anchor and seconds.", param=param)
+    if values.get("anchor") != "created_at":
+        raise InvalidRequest(f"{param}.anchor must be 'created_at'.", param=f"{param}.anchor")
+    seconds = values.get("seconds")
+    if type(seconds) is not int or not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
+        raise InvalidRequest(
+            f"{param}.seconds must be an integer from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}.", param=f"{param}.seconds"
+        )
+    return seconds
+
+
+def file_object(row: StoredFile) -> dict[str, Any]:
+    """OpenAI's file object; https://platform.openai.com/docs/api-reference/files/object."""
+    return {
+        "id": row.file_id,
+        "object": "file",
+        "bytes": row.size_bytes,
+        "created_at": int(row.created_at.timestamp()),
+        "expires_at": None if row.expires_at is None else int(row.expires_at.timestamp()),
+        "filename": row.filename,
+        "purpose": row.purpose,
+        "status": "processed",
+        "status_details": None,
+    }

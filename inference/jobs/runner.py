@@ -1,0 +1,327 @@
+"""JobRunner: the worker's thread for queued generations.
+
+It claims jobs as long as its window has room, gives them to the model manager behind all interactive
+requests, stores what the engine says in small pieces, and finishes each job once. Whatever it writes carries the
+claim's fence: after a pause that cost it the lease, it can't harm the next owner. A job that comes from a dead
+worker goes on behind the tokens that were stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field, replace
+
+from django.db import transaction
+
+from inference.dialects.openai.outputs.formats import answer_format
+from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
+from inference.jobs.claim_runner import ClaimRunner, Manager, counts_as_attempt, nothing
+from inference.jobs.claims import (
+    LEASE_S,
+    MAX_ATTEMPTS,
+    ClaimedJob,
+    NewChunk,
+    job_finish,
+    job_release,
+    jobs_append,
+    jobs_claim,
+    jobs_heartbeat,
+    suspects_wait,
+)
+from inference.jobs.sweep import OPEN_JOBS, jobs_abandon, jobs_sweep
+from inference.models import JobState
+from inference.records.request_log import logged_contents
+from inference.records.usage import Usage, usage_now, usage_store
+from inference.values.messages import GenerationEvent
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import JOB_PRIORITY
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 16
+"""Jobs that a worker holds at once."""
+POLL_S = 1.0
+FLUSH_TOKENS = 16
+FLUSH_S = 0.25
+HEARTBEAT_S = LEASE_S / 4
+HINTED_HEARTBEAT_S = 0.2
+"""Least seconds between heartbeats that hints bring forward: cancelled jobs end soon, floods of hints cost little."""
+SWEEP_S = 2.0
+DEADLINE_S = 24 * 3600.0
+MIN_AGE_ELSEWHERE_S = 1.0
+"""Jobs of a model that isn't resident here wait so long for a worker that has it."""
+HUNG_AFTER_S = 60.0
+"""No heartbeat while an engine has work and hasn't moved for so long: its jobs go to others."""
+RETRY_DELAY_S = 5.0
+WEB_ID = "jobs"
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """One job that this worker holds; touched by the runner's thread only."""
+
+    job: ClaimedJob
+    builder: AnswerBuilder
+    num_chunks: int
+    pending: list[GenerationEvent] = field(default_factory=list)
+    pending_tokens: int = 0
+    flushed_at: float = 0.0
+    is_cancelled: bool = False
+    outcome: BlazrError | None = None
+    is_done: bool = False
+
+    @property
+    def claim(self) -> tuple[int, int]:
+        return self.job.key, self.job.fence
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_done or self.outcome is not None
+
+    @property
+    def is_retried(self) -> bool:
+        """Whether it goes back to the queue: what failed it may not fail it again."""
+        return not self.is_cancelled and isinstance(self.outcome, Unavailable | EngineError | EngineDead)
+
+    def take(self, event: GenerationEvent) -> None:
+        """One event of the engine."""
+        if event["type"] == "error":
+            self.outcome = BlazrError.from_dict(event.get("error", {}))
+            return
+        self.builder.add(0, event)
+        if event["type"] == "done":
+            self.is_done = True
+            if not self.job.keep_events:
+                return
+        self.pending.append(event)
+        self.pending_tokens += len(event.get("token_ids", ()))
+
+    def is_due(self, now: float) -> bool:
+        """Whether the pending events should be stored now."""
+        return bool(self.pending) and (self.pending_tokens >= FLUSH_TOKENS or now - self.flushed_at >= FLUSH_S)
+
+    def chunk(self) -> NewChunk:
+        """The pending events, as the next chunk."""
+        return NewChunk(
+            key=self.job.key,
+            fence=self.job.fence,
+            number=self.num_chunks,
+            events=tuple(self.pending),
+            prompt_tokens=self.builder.prompt_tokens,
+            completion_tokens=self.builder.completion_tokens,
+        )
+
+
+class JobRunner(ClaimRunner):
+    """Runs queued generations on a worker's models.
+
+    Args:
+        manager: The worker's models.
+        owner: The worker's id; jobs that it left behind under the same name are taken back at the start.
+        window: Jobs that are held at once.
+    """
+
+    def __init__(self, manager: Manager, *, owner: str, window: int = WINDOW) -> None:
+        super().__init__("jobs", "the job table", owner=owner, window=window)
+        self._manager = manager
+        self._running: dict[str, _Running] = {}
+        self._swept_at = 0.0
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        jobs_abandon(owner=self._owner)
+
+    def _pause_s(self) -> float:
+        return FLUSH_S / 2 if self._running else POLL_S / 2
+
+    def turn(self) -> None:
+        """One round: take events, store, finish, renew, claim."""
+        self._take_events()
+        now = time.monotonic()
+        self._flush(now)
+        self._finish_ended()
+        if now - self._beat_at >= (HINTED_HEARTBEAT_S if self._hinted and self._running else HEARTBEAT_S):
+            self._hinted = False
+            self._heartbeat(now)
+        if now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            if OPEN_JOBS.exists():
+                jobs_sweep()
+        if self._look_now or now - self._claimed_at >= POLL_S:
+            self._look_now = False
+            self._claimed_at = now
+            self._claim()
+
+    def _take_events(self) -> None:
+        for event in self._arrived():
+            running = self._running.get(event["request_id"])
+            if running is not None and not running.is_over:
+                running.take(event)
+
+    def _flush(self, now: float) -> None:
+        # A finished job needs no chunk: its result goes into the row.
+        due = [item for item in self._running.values() if not item.is_done and item.is_due(now)]
+        if not due:
+            return
+        lost = jobs_append(chunks=[item.chunk() for item in due])
+        for item in due:
+            item.pending.clear()
+            item.pending_tokens = 0
+            item.num_chunks += 1
+            item.flushed_at = now
+            if item.claim in lost:
+                self._drop(item, "its lease was lost")
+
+    def _finish_ended(self) -> None:
+        for item in [item for item in self._running.values() if item.is_over]:
+            # Written first, forgotten then: a database error in between is tried again with the next turn.
+            with transaction.atomic():
+                is_kept = self._finish(item)
+                if is_kept and not item.is_retried:
+                    usage_store(records=[_usage(item)])
+            if not is_kept:
+                logger.warning("job %s ended here, but it is somebody else's by now", item.job.job_id)
+            self._running.pop(item.job.request_id, None)
+            self._look_now = True
+
+    def _finish(self, item: _Running) -> bool:
+        job, builder, error = item.job, item.builder, item.outcome
+        key, fence = item.claim
+        prompt_tokens, completion_tokens = builder.prompt_tokens, builder.completion_tokens
+        last = item.chunk() if job.keep_events else None
+        if error is None:
+            answer = answer_format(
+                job.plan,
+                builder,
+                request_id=f"{'chatcmpl' if job.plan.endpoint == 'chat' else 'cmpl'}-{job.job_id.hex}",
+                created=job.created,
+                model=job.model,
+            )
+            return job_finish(
+                key=key,
+                fence=fence,
+                state=JobState.SUCCEEDED,
+                result=answer.whole(),
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                last=last,
+            )
+        if item.is_cancelled:
+            return job_finish(
+                key=key,
+                fence=fence,
+                state=JobState.CANCELLED,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                last=last,
+            )
+        if item.is_retried:
+            delay_s = float(error.retry_after_s or RETRY_DELAY_S)
+            return job_release(key=key, fence=fence, error=error, counts=counts_as_attempt(error), delay_s=delay_s)
+        return job_finish(
+            key=key,
+            fence=fence,
+            state=JobState.FAILED,
+            error=error,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            last=last,
+        )
+
+    def _heartbeat(self, now: float) -> None:
+        if self._manager.step_age_s() > HUNG_AFTER_S:
+            logger.error("an engine hangs: the leases of the jobs are left to lapse")
+            return
+        self._beat_at = now
+        beat = jobs_heartbeat(owner=self._owner, held=[item.claim for item in self._running.values()])
+        for item in list(self._running.values()):
+            if item.claim not in beat.held:
+                self._drop(item, "its lease was lost")
+            elif item.claim in beat.cancelled and not item.is_cancelled:
+                item.is_cancelled = True
+                self._manager.cancel(item.job.request_id)
+
+    def _drop(self, item: _Running, why: str) -> None:
+        logger.warning("job %s is given up here: %s", item.job.job_id, why)
+        self._running.pop(item.job.request_id, None)
+        self._manager.cancel(item.job.request_id)
+
+    def _claim(self) -> None:
+        room = self._window - len(self._running)
+        if room <= 0 or any(item.job.attempt >= MAX_ATTEMPTS for item in self._running.values()):
+            return
+        if not OPEN_JOBS.exists():
+            return
+        if suspects_wait():
+            # The window runs empty, then a suspect has it for itself.
+            if not self._running:
+                for job in jobs_claim(owner=self._owner, limit=1, suspects=True):
+                    self._start(job)
+            return
+        resident = [model.checkpoint_id for model in self._manager.describe()]
+        claimed = jobs_claim(owner=self._owner, limit=room, checkpoint_ids=resident) if resident else []
+        if len(claimed) < room:
+            claimed += jobs_claim(owner=self._owner, limit=room - len(claimed), min_age_s=MIN_AGE_ELSEWHERE_S)
+        for job in claimed:
+            self._start(job)
+
+    def _start(self, job: ClaimedJob) -> None:
+        builder = AnswerBuilder(job.plan)
+        for chunk in job.chunks:
+            for event in chunk:
+                builder.add(0, event)
+        item = _Running(job, builder, num_chunks=len(job.chunks), flushed_at=time.monotonic())
+        self._running[job.request_id] = item
+        plan = replace(job.plan, priority=job.plan.priority + JOB_PRIORITY)
+        message = plan.message(
+            0,
+            request_id=job.request_id,
+            web_id=WEB_ID,
+            checkpoint_id=job.checkpoint_id,
+            deadline=time.time() + DEADLINE_S,
+            tenant=job.tenant if job.tenant.startswith("key:") else "",
+            owner=job.tenant,
+            attempt=job.fence - 1,
+            delivered=builder.delivered(0) if job.chunks else None,
+        )
+        try:
+            self._manager.submit(message, self._on_events, nothing)
+        except Exception:
+            # Not an error of the job: it goes back, and the attempt counts, so that it can't go round for ever.
+            logger.exception("job %s could not be submitted", job.job_id)
+            item.outcome = EngineError("The job could not be handed to the engine because of an internal error.")
+            self._wake.set()
+
+    def _hand_back(self) -> None:
+        self._take_events()
+        self._flush(float("inf"))
+        self._finish_ended()
+        for item in list(self._running.values()):
+            self._manager.cancel(item.job.request_id)
+            job_release(key=item.job.key, fence=item.job.fence)
+        self._running.clear()
+
+
+def _usage(item: _Running) -> Usage:
+    """What a job used that has ended, tokens of all its attempts; stored with its end, so charged once."""
+    job, builder, error = item.job, item.builder, item.outcome
+    times = next((prompt.usage for prompt in builder.prompts if prompt.usage is not None), None)
+    duration_s, queue_s = (times.get("duration_s", 0.0), times.get("queue_s", 0.0)) if times else (0.0, 0.0)
+    return Usage(
+        request_id=f"job-{job.job_id.hex}",
+        tenant=job.tenant,
+        endpoint="job",
+        model=job.model,
+        outcome="completed" if error is None else "cancelled" if item.is_cancelled else error.code,
+        prompt_tokens=builder.prompt_tokens,
+        completion_tokens=builder.completion_tokens,
+        cached_tokens=builder.cached_tokens,
+        ttft_s=None,
+        duration_s=duration_s,
+        created_at=usage_now(),
+        queue_s=queue_s,
+        engine_s=duration_s - queue_s,
+        **logged_contents(builder),
+    )

@@ -1,0 +1,1 @@
+"""One loaded checkpoint: text in, events out; no Django."""

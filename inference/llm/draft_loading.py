@@ -1,0 +1,137 @@
+"""Loading the draft model that guesses for another one: same vocabulary, its own states, no tokenizer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from inference.engine.config import EngineConfig, StatePlan, blocks_for, plan_state_budget
+from inference.engine.speculation.draft_runner import DraftModel
+from inference.errors import InvalidRequest
+from inference.modelling.layers.linear import pack_weights
+from inference.modelling.quantisation import Quant
+from inference.modelling.spec import Dtype, ModelSpec
+from inference.modelling.weights.loader import load_network
+from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
+from inference.values.speculative_options import SpeculativeOptions
+from inference.values.tokenizer_spec import TokenizerSpec
+
+STATES_SHARE = 0.25
+"""States of the draft model get so much memory, as a part of the big model's, on top; at least one sequence's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCheckpoint:
+    """What inspection found of the draft model.
+
+    Attributes:
+        name: Served name.
+        spec, tokenizer, weight_paths: As ``LLM.load`` takes them.
+    """
+
+    name: str
+    spec: ModelSpec
+    tokenizer: TokenizerSpec
+    weight_paths: Sequence[Path]
+
+
+def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: SpeculativeOptions, plan: StatePlan) -> StatePlan:
+    """How the memory of the draft model's states is divided.
+
+    Args:
+        dtype: Of its states.
+        options: How many requests it guesses for.
+        plan: The big model's.
+    """
+    length = min(plan.max_model_len, draft.spec.max_position_embeddings or plan.max_model_len)
+    token_bytes, slot_bytes = draft.spec.state_bytes_per_token(dtype), draft.spec.state_bytes_per_sequence(dtype)
+    least = (blocks_for(length, plan.block_size) + 1) * plan.block_size * token_bytes + 3 * slot_bytes
+    return plan_state_budget(
+        draft.spec,
+        dtype=dtype,
+        budget_bytes=max(least, int(STATES_SHARE * plan.total_bytes)),
+        max_num_seqs=options.max_requests,
+        max_model_len=length,
+        block_size=plan.block_size,
+        max_spare_slots=options.max_requests,
+    )
+
+
+def load_draft(
+    draft: DraftCheckpoint,
+    tokenizer: Tokenizer,
+    options: SpeculativeOptions,
+    plan: StatePlan,
+    *,
+    dtype: Dtype,
+    quant: Quant,
+    device: str,
+    max_num_batched_tokens: int,
+) -> DraftModel:
+    """Load the draft model.
+
+    Args:
+        tokenizer: The big model's.
+        plan: Of ``plan_draft``.
+
+    Raises:
+        InvalidRequest: Its vocabulary isn't the big model's.
+        CheckpointError: A file is broken.
+    """
+    own = load_tokenizer(draft.tokenizer)
+    try:
+        check_same_vocabulary(draft.name, tokenizer, own)
+    finally:
+        own.close()
+    torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+    network = load_network(draft.spec, draft.weight_paths, dtype=torch_dtype, device=device, quant=quant)
+    pack_weights(network)
+    num_seqs = min(options.max_requests, plan.max_running)
+    if plan.slot_bytes:
+        num_seqs = min(num_seqs, plan.num_spare_slots)
+    invalid = {*tokenizer.invalid_token_ids, *range(tokenizer.vocab_size, draft.spec.vocab_size)}
+    config = EngineConfig(
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.num_blocks,
+        num_state_slots=plan.num_state_slots,
+        block_size=plan.block_size,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=max(max_num_batched_tokens, num_seqs),
+        device=device,
+        dtype=dtype,
+        invalid_token_ids=tuple(sorted(token for token in invalid if token < draft.spec.vocab_size)),
+        prefix_cache=False,
+        num_spare_slots=plan.num_spare_slots,
+    )
+    return DraftModel(network, draft.spec, config)
+
+
+def check_same_vocabulary(name: str, tokenizer: Tokenizer, other: Tokenizer) -> None:
+    """Refuse a draft model whose ids mean something else.
+
+    Raises:
+        InvalidRequest: With the first id that differs.
+    """
+    if tokenizer.has_text != other.has_text or (not tokenizer.has_text and tokenizer.vocab_size != other.vocab_size):
+        raise InvalidRequest(
+            f"the draft model {name!r} has another vocabulary ({other.vocab_size:,} ids, the model has "
+            f"{tokenizer.vocab_size:,}); choose one of the same family.",
+            param="speculative",
+        )
+    for token_id in range(max(tokenizer.vocab_size, other.vocab_size)):
+        if _meaning(tokenizer, token_id) != _meaning(other, token_id):
+            raise InvalidRequest(
+                f"the draft model {name!r} has another vocabulary (the token id {token_id} differs); "
+                "choose one of the same family.",
+                param="speculative",
+            )
+
+
+def _meaning(tokenizer: Tokenizer, token_id: int) -> bytes | None:
+    """Bytes of a token; None: no token. Tables may be longer than the vocabulary."""
+    if token_id >= tokenizer.vocab_size or tokenizer.is_missing(token_id) or not tokenizer.has_text:
+        return None
+    return tokenizer.token_bytes(token_id)

@@ -1,0 +1,392 @@
+"""LLM: text in, events out. Puts tokeniser, network and engine of one checkpoint together; no Django.
+
+``prepare`` may be called from any thread. ``add``, ``abort``, ``step`` and ``has_unfinished`` belong to the one
+thread that owns the engine (``inference.engine.loop`` drives them). ``generate`` is for shells and tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from inference.engine.config import EngineConfig, StatePlan
+from inference.engine.device import on_device, return_device_memory
+from inference.engine.engine import Engine
+from inference.engine.pooling import Pooling
+from inference.engine.request import EngineOutput
+from inference.engine.speculation.setup import Speculation
+from inference.errors import Conflict, GenerationFailed, InvalidRequest
+from inference.host.compute_threads import release_compute_threads
+from inference.host.machine import keep_freed_memory, return_freed_memory
+from inference.llm.draft_loading import DraftCheckpoint, load_draft, plan_draft
+from inference.llm.loading import _TORCH_DTYPES, TextLoading, _check_device, _check_dtype, open_disk
+from inference.llm.options import LLMOptions
+from inference.llm.pooled_output import PooledOutput
+from inference.llm.sizes import choose_dtype, plan_states
+from inference.llm.text_output import TextOutput
+from inference.llm.text_request import PreparedRequest, RequestPreparer
+from inference.modelling.layers.linear import network_bytes, pack_weights
+from inference.modelling.spec import ModelSpec
+from inference.modelling.weights.loader import load_network
+from inference.text.grammars.checker import GrammarLimits
+from inference.text.grammars.compiler import GrammarCompiler
+from inference.text.tokenisation.chat_template import ChatTemplate
+from inference.text.tokenisation.tokenizer import Tokenizer
+from inference.values.messages import GenerateMessage, GenerationEvent, PromptMessage
+from inference.values.sampling_params import SamplingParams
+from inference.values.tokenizer_spec import TokenizerSpec
+
+logger = logging.getLogger(__name__)
+
+
+class LLM:
+    """One loaded checkpoint. Make it with ``load``.
+
+    Args:
+        engine: Its states are allocated, its network is on the device.
+        tokenizer: The checkpoint's.
+        template: Its chat template, None if it has none.
+        weights_bytes: Memory of the network, and of the draft model's.
+        plan: How the states' memory is divided.
+        draft_state_bytes: Memory of the draft model's states.
+        pooling: How vectors are pooled unless the request says.
+        grammar_limits: What the grammars of requests may take; None: the usual.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        weights_bytes: int,
+        plan: StatePlan,
+        draft_state_bytes: int = 0,
+        pooling: Pooling = "mean",
+        grammar_limits: GrammarLimits | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.plan = plan
+        self._draft_state_bytes = draft_state_bytes
+        self._engine: Engine | None = engine
+        self._template = template
+        self._weights_bytes = weights_bytes
+        self._max_model_len = plan.max_model_len
+        self._outputs: dict[str, tuple[TextOutput | PooledOutput, list[str]]] = {}
+        self._grammars = GrammarCompiler(tokenizer, grammar_limits)
+        self._preparer = RequestPreparer(tokenizer, template, plan.max_model_len, self._grammars, pooling=pooling)
+        self._choices: dict[str, tuple[str, int, TextOutput | PooledOutput]] = {}
+        self._events: list[GenerationEvent] = []
+
+    @classmethod
+    def load(
+        cls,
+        spec: ModelSpec,
+        tokenizer: TokenizerSpec,
+        weight_files: Sequence[Path],
+        options: LLMOptions | None = None,
+        progress: Callable[[float, str], None] | None = None,
+        *,
+        draft: DraftCheckpoint | None = None,
+    ) -> LLM:
+        """Load a checkpoint.
+
+        Args:
+            spec: What inspection found.
+            tokenizer: The same for its tokenizer.
+            weight_files: Its safetensors files.
+            options: How to run it.
+            progress: Gets the share done (0 to 1) and what is being read.
+            draft: The draft model, if ``options.speculative`` names one.
+
+        Raises:
+            CheckpointError: A file is broken, or doesn't fit the spec.
+            ModelLoadFailed: The device isn't there.
+            OutOfCacheBlocks: The states' memory is too small for one sequence.
+            InvalidRequest: The draft model has another vocabulary, or isn't given.
+        """
+        options = options or LLMOptions()
+        _check_device(options)
+        if options.device_kind == "cpu":
+            keep_freed_memory()
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        dtype = choose_dtype(spec, options)
+        _check_dtype(options, dtype)
+        plan = plan_states(spec, options)  # before the weights: too little memory shows at once
+        with on_device(torch.device(options.device)), contextlib.ExitStack() as undo:
+            text = TextLoading(tokenizer, plan.max_model_len)
+            undo.callback(text.close)
+
+            def report(share: float, name: str) -> None:
+                text.check()
+                if progress is not None:
+                    progress(share, name)
+
+            network = load_network(
+                spec,
+                weight_files,
+                dtype=_TORCH_DTYPES[dtype],
+                device=options.device,
+                quant=options.quant,
+                pack=True,
+                progress=report,
+            )
+            loaded, template = text.result()
+            config = EngineConfig(
+                max_model_len=plan.max_model_len,
+                num_blocks=plan.num_blocks,
+                num_state_slots=plan.num_state_slots,
+                block_size=plan.block_size,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+                device=options.device,
+                dtype=dtype,
+                invalid_token_ids=loaded.invalid_token_ids,
+                prefix_cache=options.prefix_cache,
+                num_snapshot_slots=plan.num_snapshot_slots,
+                num_spare_slots=plan.num_spare_slots,
+                snapshot_host_bytes=options.snapshot_host_bytes,
+            )
+            speculation, draft_weights = None, 0
+            if options.speculative is not None:
+                speculation = Speculation(options.speculative)
+                if draft is not None:
+                    model = load_draft(
+                        draft,
+                        loaded,
+                        options.speculative,
+                        plan_draft(draft, choose_dtype(draft.spec, options), options.speculative, plan),
+                        dtype=choose_dtype(draft.spec, options),
+                        quant=options.quant,
+                        device=options.device,
+                        max_num_batched_tokens=options.max_num_batched_tokens,
+                    )
+                    speculation = Speculation(options.speculative, model)
+                    draft_weights = network_bytes(cast("torch.nn.Module", model.network))
+            disk = open_disk(spec, weight_files, dtype, options)
+            if disk is not None:
+                undo.callback(disk.close)
+            engine = Engine(network, spec, config, disk=disk, speculation=speculation)
+            guessing = engine.stats().speculation
+            pack_weights(network)
+            weights_bytes = network_bytes(network) + draft_weights
+            release_compute_threads()  # the steps run in another thread
+            return_freed_memory()
+            undo.pop_all()
+        return cls(
+            engine,
+            loaded,
+            template,
+            weights_bytes=weights_bytes,
+            plan=plan,
+            draft_state_bytes=0 if guessing is None else guessing.state_bytes,
+            pooling=options.pooling,
+            grammar_limits=options.grammar_limits,
+        )
+
+    # --- any thread ----------------------------------------------------------------------------
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output."""
+        return self._max_model_len
+
+    def prepare(self, message: GenerateMessage) -> PreparedRequest:
+        """Template, tokenise, check the limits; takes processor time, so call it outside the engine's thread.
+
+        Raises:
+            InvalidRequest: The request can't be served as it is.
+            Unavailable: The checkpoint's own text programs are overloaded.
+        """
+        return self._preparer.prepare(message)
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's counters."""
+        return {} if self._engine is None else asdict(self._engine.stats())
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of ``weights`` and ``states``."""
+        return {"weights": self._weights_bytes, "states": self.plan.total_bytes + self._draft_state_bytes}
+
+    def snapshot_bytes(self) -> int:
+        """Bytes of the states that are for snapshots of the prefix cache."""
+        return self.plan.snapshot_bytes
+
+    def total_bytes(self) -> int:
+        """Bytes of weights and states together."""
+        return sum(self.memory_bytes().values())
+
+    # --- the engine's thread -------------------------------------------------------------------
+
+    def add(self, prepared: PreparedRequest) -> None:
+        """Hand a request to the engine; its events come from ``step``.
+
+        Raises:
+            BlazrError: The engine refused it; then it has no events.
+        """
+        request_id, output = prepared.request_id, prepared.output
+        if request_id in self._outputs:
+            raise Conflict(f"request {request_id} is already in flight; use another id.", param="request_id")
+        engine = self._running_engine()
+        added: list[str] = []
+        try:
+            for number, choice in enumerate(prepared.choices):
+                if not output.is_stopped(number):
+                    engine.add_request(choice)
+                    added.append(choice.request_id)
+                    self._choices[choice.request_id] = (request_id, number, output)
+        except BaseException:
+            self._forget(added)
+            raise
+        self._outputs[request_id] = (output, added)
+        self._events += output.begin()
+        self._forget_if_done(request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request early; its last events come with the next ``step``. False if it isn't here."""
+        found = self._outputs.get(request_id)
+        if found is None:
+            return False
+        self._events += found[0].abort()
+        self._forget_if_done(request_id)
+        return True
+
+    def step(self) -> list[GenerationEvent]:
+        """Compute once and return all events since the last call.
+
+        Raises:
+            EngineDead: Requests in flight get no event; somebody else may continue them.
+        """
+        engine = self._running_engine()
+        outputs = engine.step() if engine.has_unfinished() else []
+        events, self._events = self._events, []
+        for output in outputs:
+            events += self._accept(output)
+        return events
+
+    def has_unfinished(self) -> bool:
+        """Whether ``step`` has something to compute or to say."""
+        return bool(self._events) or self._running_engine().has_unfinished()
+
+    def close(self) -> None:
+        """Free weights and states and end child processes; no thread may be inside the engine.
+
+        Waits until the prefix cache is on disk, where it has a directory.
+        """
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+        self._outputs.clear()
+        self._choices.clear()
+        self.tokenizer.close()
+        self._grammars.close()
+        if self._template is not None:
+            self._template.close()
+        return_device_memory()
+
+    def _accept(self, output: EngineOutput) -> list[GenerationEvent]:
+        """Events of one output; what goes wrong in here ends its request only."""
+        found = self._choices.get(output.request_id)
+        if found is None:  # the last word of a choice that was ended here
+            return []
+        request_id, number, text_output = found
+        try:
+            events = text_output.accept(number, output)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            logger.exception("the output of request %s could not be put into words", request_id)
+            failure = GenerationFailed(f"the output could not be turned into text ({type(error).__name__}).")
+            events = text_output.fail(failure)
+        if output.finish_reason is None and text_output.is_stopped(number):
+            self._forget([output.request_id])
+        if text_output.is_done:
+            self._forget_if_done(request_id)
+        return events
+
+    def _forget_if_done(self, request_id: str) -> None:
+        output, choices = self._outputs[request_id]
+        if output.is_done:
+            self._forget(choices)
+            del self._outputs[request_id]
+
+    def _forget(self, choices: Sequence[str]) -> None:
+        for choice in choices:
+            if self._choices.pop(choice, None) is not None:
+                self._running_engine().abort_request(choice)
+
+    def _running_engine(self) -> Engine:
+        if self._engine is None:
+            raise Conflict("the model has been closed.")
+        return self._engine
+
+    # --- shells and tests ----------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        **message_options: Any,
+    ) -> Iterator[GenerationEvent]:
+        """Generate in this thread; not while a loop drives the model.
+
+        Args:
+            prompt: Text, token ids, or chat messages.
+            params: Sampling parameters.
+            message_options: Further members of ``GenerateMessage`` (echo, …) or of its prompt (parse_special, …).
+
+        Yields:
+            The request's events. Closing the iterator ends the request.
+
+        Raises:
+            BlazrError: The request can't be served.
+        """
+        message = _local_message(prompt, params or SamplingParams(), message_options)
+        request_id = message["request_id"]
+        self.add(self.prepare(message))
+        try:
+            while request_id in self._outputs or self._events:
+                for event in self.step():
+                    if event["request_id"] == request_id:
+                        yield event
+        finally:
+            if self.abort(request_id):
+                self._events = [event for event in self._events if event["request_id"] != request_id]
+
+
+def _local_message(
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], params: SamplingParams, options: Mapping[str, Any]
+) -> GenerateMessage:
+    content: dict[str, Any]
+    if isinstance(prompt, str):
+        content = {"text": prompt}
+    elif prompt and isinstance(prompt[0], Mapping):
+        content = {"messages": [dict(cast("Mapping[str, Any]", message)) for message in prompt]}
+    else:
+        content = {"token_ids": list(prompt)}
+    of_prompt = PromptMessage.__annotations__
+    content |= {name: value for name, value in options.items() if name in of_prompt}
+    message: dict[str, Any] = {
+        "request_id": uuid.uuid4().hex,
+        "web_id": "",
+        "attempt": 0,
+        "model": "",
+        "prompt": content,
+        "params": params.to_dict(),
+        "priority": 0,
+        "deadline": time.time() + 86400,
+        **{name: value for name, value in options.items() if name not in of_prompt},
+    }
+    unknown = message.keys() - GenerateMessage.__annotations__.keys()
+    if unknown:
+        raise InvalidRequest(f"{min(unknown)} is not an option of a generation.", param=min(unknown))
+    return cast("GenerateMessage", message)

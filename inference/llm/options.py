@@ -1,0 +1,85 @@
+"""LLMOptions: how a checkpoint is loaded and run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from inference.engine.pooling import POOLINGS, Pooling
+from inference.errors import InvalidRequest
+from inference.modelling.quantisation import QUANTS, Quant
+from inference.modelling.spec import DTYPE_BYTES
+from inference.text.grammars.checker import GrammarLimits
+from inference.values.speculative_options import SpeculativeOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LLMOptions:
+    """How to run a checkpoint.
+
+    Attributes:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: Of weights and activations; ``auto``: see ``choose_dtype``.
+        max_model_len: Most tokens of prompt and output; None: the model's own, or as many as the states'
+            memory holds, if that is less.
+        max_num_seqs: Most sequences that are computed together.
+        max_num_batched_tokens: Most tokens in one step.
+        cache_bytes: Memory for states; None: what ``max_num_seqs`` full sequences need, within ``CACHE_SHARE``.
+        memory_bytes: On CUDA, memory for weights and states; None: ``CUDA_SHARE`` of what is free now. What is free
+            while other models are loaded says nothing about what is there once they have left.
+        block_size: Tokens in one block of paged state.
+        prefix_cache: Keep states for prompts that begin alike.
+        snapshot_bytes: Of ``cache_bytes``, what snapshots of recurrent state may take; None: see ``SNAPSHOT_BYTES``.
+        snapshot_host_bytes: Host memory for snapshots that had to leave a device.
+        cache_dir: Directory in which the prefix cache outlives the process; None: it doesn't.
+        cache_dir_bytes: Most bytes there, all models together.
+        quant: What the matrices become as they are loaded: ``none``, ``int8`` or ``int4``.
+        speculative: Whether and how to guess ahead.
+        pooling: How vectors are pooled unless the request says.
+        num_threads: Threads of one operator on a CPU, for the whole process; None: torch's choice.
+        grammar_limits: What the grammars of requests may take.
+    """
+
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    cache_bytes: int | None = None
+    memory_bytes: int | None = None
+    block_size: int = 16
+    prefix_cache: bool = True
+    snapshot_bytes: int | None = None
+    snapshot_host_bytes: int = 0
+    cache_dir: Path | None = None
+    cache_dir_bytes: int = 16 << 30
+    quant: Quant = "none"
+    speculative: SpeculativeOptions | None = None
+    pooling: Pooling = "mean"
+    num_threads: int | None = None
+    grammar_limits: GrammarLimits = GrammarLimits()  # noqa: RUF009 frozen
+
+    def __post_init__(self) -> None:
+        kind, _, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or (number and not number.isdigit()) or (kind == "cpu" and number):
+            raise InvalidRequest(f"device is {self.device!r}; it must be cpu, cuda or cuda:N.", param="device")
+        if self.dtype != "auto" and self.dtype not in DTYPE_BYTES:
+            raise InvalidRequest(f"dtype is {self.dtype!r}; it must be auto, {', '.join(DTYPE_BYTES)}.", param="dtype")
+        if self.quant not in QUANTS:
+            raise InvalidRequest(f"quant is {self.quant!r}; it must be {', '.join(QUANTS)}.", param="quant")
+        if self.pooling not in POOLINGS:
+            raise InvalidRequest(f"pooling is {self.pooling!r}; it must be {', '.join(POOLINGS)}.", param="pooling")
+        for name in ("max_model_len", "cache_bytes", "memory_bytes", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} is {value}, it must be at least 1.", param=name)
+        for name in ("snapshot_bytes", "snapshot_host_bytes", "cache_dir_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidRequest(f"{name} is {value}, it must be at least 0.", param=name)
+
+    @property
+    def device_kind(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.device.partition(":")[0]

@@ -1,0 +1,168 @@
+"""Plan the memory of a model before it is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from inference.engine.config import SNAPSHOT_SHARE, StatePlan, plan_state_budget
+from inference.host.machine import cpu_multiplies_bfloat16
+from inference.llm.draft_loading import DraftCheckpoint, plan_draft
+from inference.llm.options import LLMOptions
+from inference.modelling.quantisation import weights_bytes
+from inference.modelling.spec import DTYPE_BYTES, Dtype, ModelSpec
+
+SMALL_WEIGHTS_BYTES = 100 << 20
+
+
+CACHE_SHARE = {"cpu": 0.25, "cuda": 0.95}
+"""States get at most this share of the memory that is free once the weights are there, if nothing else is said."""
+
+
+CUDA_SHARE = 0.9
+"""Of a CUDA device's free memory, what models get; the rest is for a step's results, captured decodes, libraries."""
+
+
+SNAPSHOT_BYTES = 1 << 30
+"""Snapshots of recurrent state get at most this much, and ``MAX_SNAPSHOTS``, if nothing else is said."""
+
+
+MAX_SNAPSHOTS = 256
+
+
+def choose_dtype(spec: ModelSpec, options: LLMOptions) -> Dtype:
+    """The dtype to compute in. ``auto`` is:
+
+    - on CUDA, as stored;
+    - on a CPU, float32 for models below 100 MiB (exact, and fast enough), and for weights that are stored so;
+    - bfloat16 for larger 16-bit models, if the processor multiplies it (AVX-512 BF16, AMX); otherwise float32:
+      emulated bfloat16 is several times slower.
+    """
+    if options.dtype != "auto":
+        return options.dtype
+    if options.device_kind == "cuda":
+        return spec.dtype
+    stored_bytes = spec.num_parameters() * DTYPE_BYTES[spec.dtype]
+    if stored_bytes < SMALL_WEIGHTS_BYTES or DTYPE_BYTES[spec.dtype] > 2 or not cpu_multiplies_bfloat16():
+        return "float32"
+    return "bfloat16"
+
+
+def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
+    """How the memory of the states is going to be divided.
+
+    Raises:
+        OutOfCacheBlocks: It is too small for one sequence of the length that was asked for.
+    """
+    dtype = choose_dtype(spec, options)
+    length = options.max_model_len or spec.max_position_embeddings
+    token_bytes, sequence_bytes = spec.state_bytes_per_token(dtype), spec.state_bytes_per_sequence(dtype)
+    max_snapshots, snapshot_share = _snapshots_wanted(options, sequence_bytes)
+    max_spare_slots = options.speculative.max_requests if options.speculative is not None else 0
+    budget = options.cache_bytes
+    if budget is None:
+        blocks = options.max_num_seqs * -(-length // options.block_size) + 1
+        slots = options.max_num_seqs + 1 + max_snapshots + max_spare_slots
+        wanted = blocks * options.block_size * token_bytes + slots * sequence_bytes
+        free = max(memory_for_model(options) - weights_bytes(spec, dtype, options.quant), 0)
+        budget = min(wanted, int(CACHE_SHARE[options.device_kind] * free))
+    if options.max_model_len is None and token_bytes:
+        # A model's own context may be far more than this memory holds; then the context is what fits.
+        least_slots = 3 if max_spare_slots else 2
+        blocks = (budget - least_slots * sequence_bytes) // (token_bytes * options.block_size) - 1
+        length = max(min(length, blocks * options.block_size), 1)
+    return plan_state_budget(
+        spec,
+        dtype=dtype,
+        budget_bytes=budget,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=length,
+        block_size=options.block_size,
+        max_snapshots=max_snapshots,
+        snapshot_share=snapshot_share,
+        max_spare_slots=max_spare_slots,
+    )
+
+
+def _snapshots_wanted(options: LLMOptions, slot_bytes: int) -> tuple[int, float]:
+    """How many snapshots, and which share of the memory beyond one sequence's they may take for that."""
+    if not options.prefix_cache or not slot_bytes:
+        return 0, 0.0
+    if options.snapshot_bytes is not None:
+        return options.snapshot_bytes // slot_bytes, 1.0
+    return min(MAX_SNAPSHOTS, SNAPSHOT_BYTES // slot_bytes), SNAPSHOT_SHARE
+
+
+def with_fixed_states(spec: ModelSpec, options: LLMOptions) -> LLMOptions:
+    """The options with context and states' memory as they come out now.
+
+    Free memory changes between the plan of a load and the load; with these options both agree.
+
+    Raises:
+        OutOfCacheBlocks: As ``plan_states``.
+    """
+    plan = plan_states(spec, options)
+    return replace(
+        options,
+        max_model_len=plan.max_model_len,
+        cache_bytes=max(plan.total_bytes, 1),
+        snapshot_bytes=plan.snapshot_bytes,
+    )
+
+
+def needed_bytes(spec: ModelSpec, options: LLMOptions, draft: DraftCheckpoint | None = None) -> int:
+    """Bytes of weights and states, the draft model's included, after a load with these options.
+
+    Raises:
+        OutOfCacheBlocks: As ``plan_states``.
+    """
+    weights = weights_bytes(spec, choose_dtype(spec, options), options.quant)
+    plan = plan_states(spec, options)
+    if draft is not None and options.speculative is not None:
+        dtype = choose_dtype(draft.spec, options)
+        weights += weights_bytes(draft.spec, dtype, options.quant)
+        weights += plan_draft(draft, dtype, options.speculative, plan).total_bytes
+    return weights + plan.total_bytes
+
+
+def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:
+    """What a load with these options is made of, without a draft model: bytes, and how many sequences they hold.
+
+    Raises:
+        OutOfCacheBlocks: As ``plan_states``.
+    """
+    dtype, plan = choose_dtype(spec, options), plan_states(spec, options)
+    blocks_each = -(-plan.max_model_len // plan.block_size)
+    by_blocks = (plan.num_blocks - 1) // blocks_each if plan.block_bytes else options.max_num_seqs
+    by_slots = plan.num_state_slots - 1 if plan.slot_bytes else options.max_num_seqs
+    return {
+        "weights_bytes": weights_bytes(spec, dtype, options.quant),
+        "states_bytes": plan.total_bytes,
+        "bytes_per_token": spec.state_bytes_per_token(dtype),
+        "bytes_per_sequence": spec.state_bytes_per_sequence(dtype),
+        "max_model_len": plan.max_model_len,
+        "full_sequences": min(by_blocks, by_slots, options.max_num_seqs),
+    }
+
+
+def memory_for_model(options: LLMOptions) -> int:
+    """Memory for weights and states, before ``CACHE_SHARE``."""
+    if options.device_kind != "cuda":
+        return free_memory_bytes(options)
+    return options.memory_bytes or int(CUDA_SHARE * free_memory_bytes(options))
+
+
+def free_memory_bytes(options: LLMOptions) -> int:
+    """Memory that is free on the device now."""
+    if options.device_kind == "cuda":
+        free: int = torch.cuda.mem_get_info(torch.device(options.device))[0]
+        return free
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,353 @@
+"""From a ``GenerateMessage`` to engine requests: template, tokens, limits. Runs off the engine's thread."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from inference.engine.pooling import POOLINGS, Pooling
+from inference.engine.request import EngineRequest
+from inference.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
+from inference.llm.pooled_output import PooledOutput
+from inference.llm.text_output import TextOutput
+from inference.text.grammars.compiler import GrammarCompiler
+from inference.text.grammars.constraint import GrammarConstraint
+from inference.text.tokenisation.chat_template import ChatTemplate
+from inference.text.tokenisation.detokenizer import Detokenizer
+from inference.text.tokenisation.infilling import InfillTokens, infill_tokens
+from inference.text.tokenisation.stop_strings import StopStrings
+from inference.text.tokenisation.tokenizer import Tokenizer
+from inference.text.tool_calls.reasoning import ReasoningSection, ends_in_section
+from inference.values.messages import GenerateMessage, PromptMessage
+from inference.values.sampling_params import SEED_RANGE, SamplingParams
+
+_serial = itertools.count()
+_POOLING_PARAMS = SamplingParams(max_tokens=0, temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that only needs the engine. Its ``output`` belongs to the engine's thread from ``LLM.add`` on.
+
+    Attributes:
+        request_id: The client's; each choice has an id of its own towards the engine.
+        choices: One engine request per choice, or per input of a request for vectors.
+        output: Makes the events; has taken in what an earlier attempt delivered.
+    """
+
+    request_id: str
+    choices: tuple[EngineRequest, ...]
+    output: TextOutput | PooledOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is to continue. ``text`` is as the client wrote it (or the template), None for token ids."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+
+
+class RequestPreparer:
+    """Prepares requests for one model; safe to call from several threads.
+
+    Args:
+        tokenizer: The model's.
+        template: Its chat template; None: chat is refused.
+        max_model_len: Most tokens of prompt and output.
+        grammars: Compiles the grammars of requests.
+        pooling: How vectors are pooled unless the request says.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        max_model_len: int,
+        grammars: GrammarCompiler,
+        *,
+        pooling: Pooling = "mean",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_model_len = max_model_len
+        self._pooling = pooling
+        self._grammars = grammars
+        self._infill: InfillTokens | None = None
+
+    def prepare(self, message: GenerateMessage) -> PreparedRequest:
+        """Check a message and tokenise its prompt.
+
+        Raises:
+            InvalidRequest: What the message asks for can't be done; see the subclasses.
+        """
+        received_at = time.monotonic()
+        if "pooling" in message:
+            return self._prepare_pooling(message, received_at)
+        params = SamplingParams.from_dict(message["params"])
+        if params.stop and not self._tokenizer.has_text:
+            raise UnsupportedFeature(
+                "this checkpoint has no known tokenizer, so stop strings can't be found; use stop_token_ids.",
+                param="stop",
+            )
+        prompt = self._read_prompt(message["prompt"])
+        self._check_length(len(prompt.token_ids), params)
+        delivered = [tuple(token_ids) for token_ids in message.get("delivered", ())]
+        if len(delivered) > params.n:
+            raise InvalidRequest(f"{len(delivered)} choices were delivered, n is {params.n}.", param="delivered")
+        prior = [*delivered, *((),) * (params.n - len(delivered))]
+        if any(prior):
+            # The client has the start event of the earlier attempt, with all that is said about the prompt.
+            params = replace(params, prompt_logprobs=None)
+        reasoning = _reasoning(message, prompt)
+        visible_ids = self._visible_ids(message)
+        if params.grammar_after is not None and reasoning is not None and not reasoning.is_open:
+            # A model that hasn't begun to think may never come to the end of it.
+            params = replace(params, grammar_after=None)
+        constraints = self._constraints(params, prior, visible_ids)
+        choices = tuple(
+            replace(
+                self._choice(message, number, prompt.token_ids, params, prior[number]), constraint=constraints[number]
+            )
+            for number in range(params.n)
+        )
+        echo = message.get("echo", False) and not any(prior)
+        output = TextOutput(
+            request_id=message["request_id"],
+            attempt=message["attempt"],
+            tokenizer=self._tokenizer,
+            params=params,
+            prompt_token_ids=prompt.token_ids,
+            prompt_text=self._prompt_text(prompt, params) if echo else None,
+            return_prompt_token_ids=message.get("return_prompt_token_ids", False) and not any(prior),
+            detokenizers=self._detokenizers(prompt.token_ids, params, visible_ids),
+            reasoning=reasoning,
+            prior=prior,
+            received_at=received_at,
+        )
+        return PreparedRequest(message["request_id"], choices, output)
+
+    def _prepare_pooling(self, message: GenerateMessage, received_at: float) -> PreparedRequest:
+        pooling = message.get("pooling") or self._pooling
+        if pooling not in POOLINGS:
+            raise InvalidRequest(f"pooling is {pooling!r}, it must be {', '.join(POOLINGS)}.", param="pooling")
+        # A later attempt computes all inputs again: the vectors that the client has are dropped on their way.
+        inputs = [self._read_input(number, item) for number, item in enumerate(message["prompt"]["inputs"])]
+        choices = tuple(
+            EngineRequest(
+                request_id=f"{message['request_id']}.{number}.{next(_serial)}",
+                prompt_token_ids=token_ids,
+                params=_POOLING_PARAMS,
+                priority=message["priority"],
+                cache_salt=message.get("cache_salt", ""),
+                pooling=pooling,
+            )
+            for number, token_ids in enumerate(inputs)
+        )
+        output = PooledOutput(
+            request_id=message["request_id"],
+            attempt=message["attempt"],
+            prompt_tokens=[len(token_ids) for token_ids in inputs],
+            received_at=received_at,
+        )
+        return PreparedRequest(message["request_id"], choices, output)
+
+    def _read_input(self, number: int, item: PromptMessage) -> tuple[int, ...]:
+        limit = self._max_model_len
+        longest = self._tokenizer.longest_token_bytes
+        if item.get("truncate") and "text" in item and longest is not None:
+            item = {**item, "text": item["text"][: longest * limit]}
+        try:
+            token_ids = self._read_prompt(item).token_ids
+        except InvalidRequest as error:
+            raise type(error)(f"input {number}: {error.message}", param="input") from error
+        if len(token_ids) <= limit:
+            return token_ids
+        if item.get("truncate"):
+            return token_ids[:limit]
+        raise PromptTooLong(
+            f"input {number} has {len(token_ids):,} tokens, max_model_len is {limit:,}; shorten it.", param="input"
+        )
+
+    def _choice(
+        self,
+        message: GenerateMessage,
+        number: int,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        prior: tuple[int, ...],
+    ) -> EngineRequest:
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        own = replace(
+            params,
+            n=1,
+            seed=(seed + number + SEED_RANGE) % (2 * SEED_RANGE) - SEED_RANGE,
+            prompt_logprobs=params.prompt_logprobs if number == 0 else None,
+        )
+        return EngineRequest(
+            # The serial number keeps a late output of an aborted attempt apart from the next attempt's.
+            request_id=f"{message['request_id']}.{number}.{next(_serial)}",
+            prompt_token_ids=prompt_token_ids,
+            params=own,
+            eos_token_ids=self._eos_token_ids(message["prompt"]),
+            priority=message["priority"],
+            prior_output_token_ids=prior,
+            cache_salt=message.get("cache_salt", ""),
+        )
+
+    def _constraints(
+        self, params: SamplingParams, prior: Sequence[tuple[int, ...]], visible_ids: frozenset[int]
+    ) -> Sequence[GrammarConstraint | None]:
+        if params.grammar is None:
+            return [None] * params.n
+        eos = () if params.ignore_eos else self._tokenizer.eos_token_ids
+        return self._grammars.constraints(
+            params.grammar,
+            prior,
+            stop_ids=(*eos, *params.stop_token_ids),
+            after=params.grammar_after,
+            visible_ids=visible_ids,
+        )
+
+    def _visible_ids(self, message: GenerateMessage) -> frozenset[int]:
+        """Control tokens whose text is part of the output."""
+        special = self._tokenizer.special_tokens
+        return frozenset(special[text] for text in message.get("visible_tokens", ()) if text in special)
+
+    def _detokenizers(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, visible_ids: frozenset[int]
+    ) -> list[Detokenizer]:
+        tokenizer = self._tokenizer
+        ignored = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        at_start = all(token_id in ignored or tokenizer.is_missing(token_id) for token_id in prompt_token_ids)
+        stop = StopStrings(params.stop) if params.stop else None
+        return [
+            Detokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                visible_ids=visible_ids,
+                stop=stop,
+                include_stop_str=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+                at_start=at_start,
+            )
+            for _ in range(params.n)
+        ]
+
+    def _read_prompt(self, prompt: PromptMessage) -> Prompt:
+        given = [name for name in ("text", "token_ids", "messages") if name in prompt]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"a prompt is exactly one of text, token_ids and messages, got {' and '.join(given) or 'none'}.",
+                param="prompt",
+            )
+        if "token_ids" in prompt:
+            found = Prompt(self._tokenizer.check_token_ids(prompt["token_ids"]), None)
+        elif "text" in prompt:
+            found = self._read_text(prompt)
+        else:
+            found = self._read_messages(prompt)
+        if not found.token_ids:
+            raise InvalidRequest("the prompt is empty; give at least one token.", param=given[0])
+        return found
+
+    def _read_text(self, prompt: PromptMessage) -> Prompt:
+        text = prompt["text"]
+        longest = self._tokenizer.longest_token_bytes
+        if isinstance(text, str) and longest is not None and len(text) > longest * self._max_model_len:
+            raise PromptTooLong(
+                f"prompt has {len(text):,} characters, more than max_model_len {self._max_model_len:,} tokens can "
+                "say; shorten it.",
+                param="prompt",
+            )
+        if "suffix" in prompt:
+            return self._read_infill(prompt)
+        token_ids = self._tokenizer.encode(
+            text,
+            add_special_tokens=prompt.get("add_special_tokens", True),
+            parse_special=prompt.get("parse_special", False),
+        )
+        return Prompt(tuple(token_ids), text)
+
+    def _read_infill(self, prompt: PromptMessage) -> Prompt:
+        tokens = self._infill_tokens()
+        text, parse_special = prompt["text"], prompt.get("parse_special", False)
+        prefix, suffix = (
+            self._tokenizer.encode(part, add_special_tokens=False, parse_special=parse_special, param=name)
+            for name, part in (("prompt", text), ("suffix", prompt["suffix"]))
+        )
+        bos = self._tokenizer.bos_token_id if prompt.get("add_special_tokens", True) else None
+        token_ids = tokens.prompt(prefix, suffix)
+        return Prompt((*(() if bos is None else (bos,)), *token_ids), text)
+
+    def _infill_tokens(self) -> InfillTokens:
+        if self._infill is None:
+            self._infill = infill_tokens(self._tokenizer)
+        if self._infill is None:
+            raise UnsupportedFeature(
+                "suffix is not supported by this model: its vocabulary has no tokens for filling in the middle; "
+                "leave it out.",
+                param="suffix",
+            )
+        return self._infill
+
+    def _eos_token_ids(self, prompt: PromptMessage) -> tuple[int, ...]:
+        """Ids that end the answer; a text that fills a gap ends with one of its own convention, too."""
+        known = self._tokenizer.eos_token_ids
+        return known if "suffix" not in prompt else tuple(dict.fromkeys((*known, *self._infill_tokens().endings)))
+
+    def _read_messages(self, prompt: PromptMessage) -> Prompt:
+        if not self._tokenizer.has_text:
+            raise UnsupportedFeature(
+                "this checkpoint has no known tokenizer, so messages can't be read; send the prompt as token ids.",
+                param="messages",
+            )
+        if self._template is None:
+            raise UnsupportedFeature(
+                "this checkpoint has no chat template; send a text prompt to /v1/completions, or set a template.",
+                param="messages",
+            )
+        continued = prompt.get("continue_final_message", False)
+        pieces = self._template.render(
+            prompt["messages"],
+            add_generation_prompt=prompt.get("add_generation_prompt", not continued),
+            continue_final_message=continued,
+            template_kwargs=prompt.get("template_kwargs"),
+        )
+        # Templates write the beginning-of-sequence token themselves.
+        token_ids = self._tokenizer.encode_pieces(pieces)
+        return Prompt(tuple(token_ids), "".join(text for text, _ in pieces))
+
+    def _prompt_text(self, prompt: Prompt, params: SamplingParams) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=params.skip_special_tokens)
+
+    def _check_length(self, num_prompt: int, params: SamplingParams) -> None:
+        limit = self._max_model_len
+        least = 1 if params.max_tokens is None else params.max_tokens
+        if num_prompt + least <= limit:
+            return
+        if num_prompt >= limit:
+            raise PromptTooLong(
+                f"prompt has {num_prompt:,} tokens, max_model_len is {limit:,} for prompt and output together; "
+                "shorten the prompt.",
+                param="prompt",
+            )
+        raise PromptTooLong(
+            f"prompt has {num_prompt:,} tokens and max_tokens is {least:,}, together more than max_model_len "
+            f"{limit:,}; ask for at most {limit - num_prompt:,} tokens or shorten the prompt.",
+            param="max_tokens",
+        )
+
+
+def _reasoning(message: GenerateMessage, prompt: Prompt) -> ReasoningSection | None:
+    """How the model's thinking is marked, if anybody wants to know."""
+    tags = message.get("reasoning_tags")
+    if tags is None:
+        return None
+    start, end = tags
+    return ReasoningSection(start, end, ends_in_section(message["prompt"], prompt.text or "", start, end))

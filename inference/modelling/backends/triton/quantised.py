@@ -1,0 +1,350 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
+"""int8 and int4 weights, expanded inside the product, so that a decode reads a half or a quarter of the bytes.
+
+Rounding is that of ``layers.packed``; only the places of the values are this device's. A *chunk* is what one thread
+loads at once: 16 bytes of one output, four 32-bit words. In int4 it holds the 32 inputs of one scale, in int8 16 of
+128. Value i of word j is input 4i + j of the chunk: so the i-th values of the four words meet four inputs that lie
+together, and nothing has to be shuffled between threads.
+
+No integer is ever converted: shifted into the mantissa of a float32 that is a power of two, n *is* that power plus n.
+The offset leaves again per chunk: Σ x·(n + o) - o·Σ x.
+
+One row is multiplied on the ordinary cores: a thread holds a chunk of several outputs against the same inputs, and its
+sums stay in float32 to the end. 2 to 64 rows, where a value is worth a matrix instruction, are multiplied in tiles;
+their expanded weights are rounded as ``dense`` rounds them. Above that the weight is expanded to a matrix once and the
+library's product used, as arithmetic bounds it then.
+
+Shape letters: M rows, N outputs, K inputs, C chunks of an output, w words.
+
+Reference: ``layers.packed.PlainQuantised``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional
+
+from inference.modelling.backends.backend import PRODUCT_ROWS
+from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
+from inference.modelling.quantisation import GROUP_SIZES, Kind
+
+BITS: dict[Kind, int] = {"int8": 8, "int4": 4}
+CHUNK_WORDS = 4
+FEW_ROWS, MAX_ROWS = PRODUCT_ROWS[1:]
+"""Of a tile of rows; above the second, nothing is expanded inside a product."""
+PIECE_VALUES = 1 << 24
+"""Of a matrix that are quantised at once: their float32 copies are 64 MiB each, some of them there together."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceQuantised:
+    """A matrix (N, K), or a stack (E, N, K), that Triton kernels read.
+
+    Attributes:
+        words: (…, N, 4 · C) int32.
+        scales: (…, N, groups) bfloat16.
+        kind: ``int8`` or ``int4``.
+        inputs: K.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    kind: Kind
+    inputs: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, K) or (E, N, K)."""
+        return *self.words.shape[:-1], self.inputs
+
+    @property
+    def bits(self) -> int:
+        """Of a value."""
+        return BITS[self.kind]
+
+    @property
+    def group(self) -> int:
+        """Inputs of a scale."""
+        return GROUP_SIZES[self.kind]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of values and scales."""
+        return self.words.nbytes + self.scales.nbytes
+
+    def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """(…, K) to (…, N), in the same dtype."""
+        if math.prod(hidden.shape[:-1]) > MAX_ROWS:
+            return functional.linear(hidden, self.dense(hidden.dtype), bias)
+        return _product(hidden, self, bias, hidden.dtype)
+
+    def wide_linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The same in float32: the sums as they are, not rounded on the way, whatever the number of rows."""
+        return _product(hidden, self, bias, torch.float32)
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """(n,) int64 to (n, K)."""
+        return _expanded(self, ids, ids.shape[0], dtype)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """(…, N, K)."""
+        return _expanded(self, None, math.prod(self.shape[:-1]), dtype).view(self.shape)
+
+    def matrix(self, number: int) -> DeviceQuantised:
+        """One matrix of a stack."""
+        return DeviceQuantised(self.words[number], self.scales[number], self.kind, self.inputs)
+
+
+def quantise_for_device(weight: torch.Tensor, kind: Kind) -> DeviceQuantised:
+    """Quantise (N, K) or (E, N, K) piece by piece, so that the peak is the result and some pieces.
+
+    Args:
+        weight: float32 or bfloat16, on the device.
+        kind: How.
+    """
+    inputs = weight.shape[-1]
+    chunks, groups = -(-inputs * BITS[kind] // (CHUNK_WORDS * 32)), -(-inputs // GROUP_SIZES[kind])
+    words = torch.empty(*weight.shape[:-1], chunks * CHUNK_WORDS, dtype=torch.int32, device=weight.device)
+    scales = torch.empty(*weight.shape[:-1], groups, dtype=torch.bfloat16, device=weight.device)
+    step = max(1, PIECE_VALUES // inputs)
+    pieces = (torch.split(part.flatten(0, -2), step) for part in (weight, words, scales))
+    for piece, its_words, its_scales in zip(*pieces, strict=True):
+        plain = quantise_plainly(piece, kind)
+        its_words.copy_(_arranged(plain))
+        its_scales.copy_(plain.scales)
+    return DeviceQuantised(words, scales, kind, inputs)
+
+
+def _arranged(plain: PlainQuantised) -> torch.Tensor:
+    """(n, 4 · C) int32: the values of some rows in their places."""
+    per_word = 32 // BITS[plain.kind]
+    if plain.kind == "int8":
+        offset = (plain.values.to(torch.int16) + 128).to(torch.uint8)
+    else:
+        offset = torch.stack((plain.values & 15, plain.values >> 4), -1).flatten(-2)[..., : plain.inputs]
+    padded = functional.pad(offset, (0, -plain.inputs % (CHUNK_WORDS * per_word)))
+    places = padded.view(padded.shape[0], -1, per_word, CHUNK_WORDS).transpose(-1, -2)
+    if plain.kind == "int4":
+        places = places[..., ::2] | places[..., 1::2] << 4
+    return places.contiguous().view(torch.int32).flatten(1)
+
+
+@triton.jit
+def _power(PLACE: tl.constexpr, BITS: tl.constexpr):
+    """What ``_raised`` adds to the values of a place: a power of two."""
+    return 256.0 if BITS == 8 or PLACE % 2 == 0 else 16.0
+
+
+@triton.jit
+def _raised(words, PLACE: tl.constexpr, BITS: tl.constexpr):
+    """The unsigned values of a place of int32 words, plus ``_power``, in float32.
+
+    Bit b of a float32 with exponent e counts 2^(e - 23 + b). With bits 15 and on as the ones of 256 and bits 19 and
+    on as those of 16, two neighbouring nibbles need the same shift.
+    """
+    shift: tl.constexpr = 15 - (PLACE * 8 if BITS == 8 else PLACE // 2 * 8)
+    if shift > 0:  # noqa: SIM108
+        moved = words << shift
+    else:
+        moved = words >> -shift
+    if BITS == 8:
+        bits = (moved & (255 << 15)) | 0x43800000
+    elif PLACE % 2 == 0:
+        bits = (moved & (15 << 15)) | 0x43800000
+    else:
+        bits = (moved & (15 << 19)) | 0x41800000
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _row_product(
+    row_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    REPEATS: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """One row times ``REPEATS`` · 8 outputs.
+
+    The axes are, in this order, what a thread repeats, its warp, its place in the warp (eight outputs, four chunks),
+    and the words that it loads at once. So a thread expands several outputs against the inputs that it has converted
+    once, the threads of a warp load pieces of 64 bytes, and no thread needs another one's sums before the end.
+    """
+    PER_WORD: tl.constexpr = 32 // BITS
+    CHUNK: tl.constexpr = 4 * PER_WORD
+    CHUNKS: tl.constexpr = (INPUTS + CHUNK - 1) // CHUNK
+    GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
+    repeat = tl.arange(0, REPEATS)[:, None, None, None, None]
+    warp = tl.arange(0, WARPS)[None, :, None, None, None]
+    neighbour = tl.arange(0, 8)[None, None, :, None, None]
+    chunk = warp * 4 + tl.arange(0, 4)[None, None, None, :, None]
+    word = tl.arange(0, 4)[None, None, None, None, :]
+    output = tl.program_id(0) * (REPEATS * 8) + repeat * 8 + neighbour
+    within = output < OUTPUTS
+    matrix = words_ptr + output.to(tl.int64) * (CHUNKS * 4) + word
+    scales = scales_ptr + output.to(tl.int64) * GROUPS
+    mask = within & (chunk < CHUNKS)
+    words = tl.load(matrix + chunk * 4, mask=mask, other=0)
+    scale = tl.load(scales + chunk * CHUNK // GROUP, mask=mask, other=0.0)
+    total = tl.zeros((REPEATS, WARPS, 8, 4, 1), tl.float32)
+    for step in range(0, CHUNKS, WARPS * 4):
+        # The next chunks are on their way while these are computed.
+        after = step + WARPS * 4 + chunk
+        mask = within & (after < CHUNKS)
+        next_words = tl.load(matrix + after * 4, mask=mask, other=0)
+        next_scale = tl.load(scales + after * CHUNK // GROUP, mask=mask, other=0.0)
+        sums = tl.zeros((REPEATS, WARPS, 8, 4, 4), tl.float32)
+        offsets = tl.zeros((1, WARPS, 8, 4, 4), tl.float32)
+        for place in tl.static_range(PER_WORD):
+            # The neighbours' addresses are equal; with them the inputs come to the threads that need them.
+            column = (step + chunk) * CHUNK + place * 4 + word + neighbour * 0
+            values = tl.load(row_ptr + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+            offsets += values * (_power(place, BITS) + (128 if BITS == 8 else 8))
+            sums += values * _raised(words, place, BITS)
+        chunk_sums = tl.sum(sums, 4, keep_dims=True) - tl.sum(offsets, 4, keep_dims=True)
+        total += chunk_sums * scale.to(tl.float32)
+        words, scale = next_words, next_scale
+    result = tl.sum(tl.sum(tl.sum(total, 4), 3), 1)
+    output = tl.program_id(0) * (REPEATS * 8) + tl.arange(0, REPEATS)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    if HAS_BIAS:
+        result += tl.load(bias_ptr + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
+    tl.store(out_ptr + output, result.to(out_ptr.dtype.element_ty), mask=output < OUTPUTS)
+
+
+@triton.jit
+def tile_sums(
+    rows, real, matrix, scales, within, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of some rows, (OUTPUT_TILE, ROW_TILE) float32, for kernels.
+
+    The weight stands on the left: its expanded values then go to the matrix instructions four at a time.
+
+    Args:
+        rows: (1, ROW_TILE) where rows begin.
+        real: (1, ROW_TILE) which of them are there.
+        matrix: (OUTPUT_TILE, 1) where the words of outputs begin.
+        scales: (OUTPUT_TILE, 1) where their scales begin.
+        within: (OUTPUT_TILE, 1) which of them are there.
+        INPUTS, BITS, GROUP: Of the weight.
+        ROW_TILE, OUTPUT_TILE: At least 16.
+        WORD_TILE: Words of an output that are multiplied at once, at least 16.
+        PRECISION: Of float32 products.
+    """
+    PER_WORD: tl.constexpr = 32 // BITS
+    CHUNK: tl.constexpr = 4 * PER_WORD
+    WORDS: tl.constexpr = (INPUTS + CHUNK - 1) // CHUNK * 4
+    total = tl.zeros((OUTPUT_TILE, ROW_TILE), tl.float32)
+    for step in range(0, WORDS, WORD_TILE):
+        word = step + tl.arange(0, WORD_TILE)[None, :]
+        mask = (word < WORDS) & within
+        words = tl.load(matrix + word, mask=mask, other=0)
+        scale = tl.load(scales + word // 4 * CHUNK // GROUP, mask=mask, other=0.0).to(tl.float32)
+        across = step + tl.arange(0, WORD_TILE)[:, None]
+        for place in tl.static_range(PER_WORD):
+            column = across // 4 * CHUNK + place * 4 + across % 4
+            values = tl.load(rows + column, mask=real & (column < INPUTS), other=0.0)
+            # Both products are exact, and so is their difference: it is rounded once, to the rows' type.
+            offset = scale * (_power(place, BITS) + (128 if BITS == 8 else 8))
+            weight = (_raised(words, place, BITS) * scale - offset).to(values.dtype)
+            total = tl.dot(weight, values, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _tile_product(
+    rows_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, rows, rows_row,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    CHUNK: tl.constexpr = 128 // BITS
+    output = tl.program_id(0) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)[:, None]
+    within = output < OUTPUTS
+    number = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)[None, :]
+    real = number < rows
+    total = tile_sums(
+        rows_ptr + number.to(tl.int64) * rows_row, real,
+        words_ptr + output.to(tl.int64) * ((INPUTS + CHUNK - 1) // CHUNK * 4),
+        scales_ptr + output.to(tl.int64) * ((INPUTS + GROUP - 1) // GROUP), within,
+        INPUTS, BITS, GROUP, ROW_TILE, OUTPUT_TILE, WORD_TILE, PRECISION,
+    )  # fmt: skip
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + output, mask=within, other=0.0).to(tl.float32)
+    target = out_ptr + number.to(tl.int64) * OUTPUTS + output
+    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=real & within)
+
+
+@triton.jit
+def _expand(
+    ids_ptr, words_ptr, scales_ptr, out_ptr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    HAS_IDS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one row, written as they lie in a matrix."""
+    CHUNK: tl.constexpr = 128 // BITS
+    row = tl.program_id(0).to(tl.int64)
+    source = row
+    if HAS_IDS:
+        source = tl.load(ids_ptr + row)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    known = column < INPUTS
+    place = column % CHUNK // 4
+    word = column // CHUNK * 4 + column % 4
+    words = tl.load(words_ptr + source * ((INPUTS + CHUNK - 1) // CHUNK * 4) + word, mask=known, other=0)
+    scale = tl.load(scales_ptr + source * ((INPUTS + GROUP - 1) // GROUP) + column // GROUP, mask=known, other=0.0)
+    whole = ((words >> (place * BITS)) & ((1 << BITS) - 1)) - (1 << (BITS - 1))
+    values = whole.to(tl.float32) * scale.to(tl.float32)
+    tl.store(out_ptr + row * INPUTS + column, values.to(out_ptr.dtype.element_ty), mask=known)
+
+
+def tile_options(rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    """How kernels around ``tile_sums`` are compiled for this many rows of a tile."""
+    exact, few = dtype == torch.float32, rows <= FEW_ROWS
+    return {
+        "ROW_TILE": rows, "OUTPUT_TILE": 32 if few else 64, "WORD_TILE": 16 if exact else 32,
+        "PRECISION": "ieee" if exact else "tf32", "num_warps": 2 if few else 4, "num_stages": 2,
+    }  # fmt: skip
+
+
+def _product(
+    hidden: torch.Tensor, weight: DeviceQuantised, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """x Wᵀ + b, (…, K) to (…, N) of ``dtype``."""
+    outputs, inputs = weight.shape
+    rows = hidden.reshape(-1, inputs)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    count = rows.shape[0]
+    out = torch.empty(count, outputs, dtype=dtype, device=hidden.device)
+    operands = rows, weight.words, weight.scales, rows if bias is None else bias, out
+    shared = {
+        "OUTPUTS": outputs, "INPUTS": inputs, "BITS": weight.bits, "GROUP": weight.group, "HAS_BIAS": bias is not None,
+    }  # fmt: skip
+    if count == 1:
+        repeats = 4 if outputs >= 4096 else 2
+        chunks = weight.words.shape[-1] // CHUNK_WORDS
+        warps = min(8, triton.next_power_of_2(triton.cdiv(chunks, 4)))
+        _row_product[(triton.cdiv(outputs, 8 * repeats),)](
+            *operands, **shared, REPEATS=repeats, WARPS=warps, num_warps=warps
+        )
+    elif count > 1:
+        tile = FEW_ROWS if count <= FEW_ROWS else MAX_ROWS
+        options = tile_options(tile, hidden.dtype)
+        grid = (triton.cdiv(outputs, options["OUTPUT_TILE"]), triton.cdiv(count, tile))
+        _tile_product[grid](*operands, count, rows.stride(0), **shared, **options)
+    return out.view(*hidden.shape[:-1], outputs)
+
+
+def _expanded(weight: DeviceQuantised, ids: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """(count, K): the rows of these numbers, or all of a matrix or stack."""
+    out = torch.empty(count, weight.inputs, dtype=dtype, device=weight.words.device)
+    tile = min(1024, triton.next_power_of_2(weight.inputs))
+    if count:
+        _expand[(count, triton.cdiv(weight.inputs, tile))](
+            weight.words if ids is None else ids.contiguous(), weight.words, weight.scales, out,
+            INPUTS=weight.inputs, BITS=weight.bits, GROUP=weight.group, HAS_IDS=ids is not None, TILE=tile, num_warps=4,
+        )  # fmt: skip
+    return out

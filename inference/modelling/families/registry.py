@@ -1,0 +1,58 @@
+"""Which family reads which ``model_type``: strings, imported on first use.
+
+A family is one module in ``inference.modelling.families`` with
+
+    def build_spec(view: CheckpointView) -> ModelSpec
+
+A new family is such a module and one row here. Standard library only, and so are the families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from inference.errors import UnsupportedArchitecture
+from inference.modelling.families.config import CheckpointView
+from inference.modelling.spec import ModelSpec
+
+BuildSpec = Callable[[CheckpointView], ModelSpec]
+
+FAMILIES: dict[str, str] = {
+    "oxidizr": "oxidizr",
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "qwen2_moe": "qwen_moe",
+    "qwen3_moe": "qwen_moe",
+    "mixtral": "mixtral",
+    "phi3": "phi3",
+    "gemma2": "gemma2",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
+    "bamba": "bamba",
+    "granitemoehybrid": "granitemoehybrid",
+    "nemotron_h": "nemotron_h",
+    "jamba": "jamba",
+}
+"""``model_type`` to the module's name in ``inference.modelling.families``."""
+
+
+def family_builder(model_type: str) -> BuildSpec:
+    """The function that turns a checkpoint of this type into a ``ModelSpec``.
+
+    Raises:
+        UnsupportedArchitecture: No family is registered for it.
+    """
+    module = FAMILIES.get(model_type)
+    if module is None:
+        raise UnsupportedArchitecture(
+            f"model_type {model_type[:60]!r} is not supported; supported are {', '.join(sorted(FAMILIES))}.",
+            param="model_type",
+        )
+    builder: BuildSpec = import_module(f"inference.modelling.families.{module}").build_spec
+    return builder

@@ -1,4 +1,0 @@
-"""Triton kernels: what the layers run on a CUDA device. Each has its reference in ``layers``.
-
-Importing a module of this package needs triton; ``inference.modelling.kernels`` decides whether one is imported.
-"""

@@ -1,0 +1,38 @@
+"""Database rows: API keys, usage, jobs, stored responses, files and batches."""
+
+from inference.models.batches import (
+    TERMINAL_BATCH_STATES,
+    Batch,
+    BatchLine,
+    BatchResult,
+    BatchSchedule,
+    BatchState,
+    LineState,
+    WebhookDelivery,
+)
+from inference.models.files import StoredFile
+from inference.models.jobs import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
+from inference.models.keys import ApiKey, default_scopes
+from inference.models.responses import StoredResponse
+from inference.models.usage import UsageDay, UsageRecord
+
+__all__ = [
+    "TERMINAL_BATCH_STATES",
+    "TERMINAL_JOB_STATES",
+    "ApiKey",
+    "Batch",
+    "BatchLine",
+    "BatchResult",
+    "BatchSchedule",
+    "BatchState",
+    "GenerationJob",
+    "JobChunk",
+    "JobState",
+    "LineState",
+    "StoredFile",
+    "StoredResponse",
+    "UsageDay",
+    "UsageRecord",
+    "WebhookDelivery",
+    "default_scopes",
+]

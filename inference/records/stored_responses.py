@@ -1,0 +1,104 @@
+"""Responses that were asked to be kept: write, read, delete, sweep.
+
+A row is written once, when its response has ended (before the client hears of the end), so that an id which a client
+knows can be used at once. One that runs in the background is written at its start, with its job, and again when
+somebody has seen its end. Everything here is synchronous and hits the database: call it off the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from inference.errors import NotFound
+from inference.models import GenerationJob, StoredResponse
+
+if TYPE_CHECKING:
+    from inference.values.principal import Principal
+
+Item = dict[str, Any]
+
+SWEEP_BATCH = 500
+
+
+def response_store(
+    *, body: Mapping[str, Any], items: Sequence[Item], principal: Principal, job: GenerationJob | None = None
+) -> StoredResponse:
+    """Keep a response.
+
+    Args:
+        body: The response object.
+        items: Its own input, without the responses before it.
+        principal: Whose it is.
+        job: What generates it, in the background.
+    """
+    return StoredResponse.objects.create(
+        response_id=body["id"],
+        tenant=principal.tenant,
+        previous_id=body["previous_response_id"] or "",
+        body=orjson.dumps(body).decode(),
+        input_items=orjson.dumps(list(items)).decode(),
+        job=job,
+        created_at=timezone.now(),
+    )
+
+
+def responses_of(principal: Principal) -> QuerySet[StoredResponse]:
+    """The responses that ``principal`` may see: their own only, for they hold conversations."""
+    return StoredResponse.objects.filter(tenant=principal.tenant)
+
+
+def response_get(*, response_id: str, principal: Principal) -> StoredResponse:
+    """One response.
+
+    Raises:
+        NotFound: There is none, or it is somebody else's.
+    """
+    row = None if "\0" in response_id else responses_of(principal).filter(response_id=response_id).first()
+    if row is None:
+        raise NotFound(
+            f"There is no response with the id {response_id[:80]!r}; it was not stored, was deleted, or is too old.",
+            param="response_id",
+        )
+    return row
+
+
+def response_finish(row: StoredResponse, body: Mapping[str, Any]) -> None:
+    """Write how a background response ended; the same whoever sees it first."""
+    row.body = orjson.dumps(body).decode()
+    row.save(update_fields=["body"])
+
+
+def response_delete(*, response_id: str, principal: Principal) -> None:
+    """Forget a response, and end it if it runs in the background: without its job the worker stops.
+
+    Raises:
+        NotFound: There is none, or it is somebody else's.
+    """
+    _delete([response_get(response_id=response_id, principal=principal)])
+
+
+def responses_sweep() -> int:
+    """Delete responses older than ``BLAZR_RESPONSE_RETENTION_DAYS``; gives their number. Safe to run anywhere."""
+    limit = timezone.now() - timedelta(days=settings.BLAZR_RESPONSE_RETENTION_DAYS)
+    deleted = 0
+    while True:
+        old = StoredResponse.objects.filter(created_at__lt=limit).order_by("created_at")
+        rows = list(old.only("pk", "job_id")[:SWEEP_BATCH])
+        if not rows:
+            return deleted
+        _delete(rows)
+        deleted += len(rows)
+
+
+def _delete(rows: Sequence[StoredResponse]) -> None:
+    with transaction.atomic():
+        StoredResponse.objects.filter(pk__in=[row.pk for row in rows]).delete()
+        GenerationJob.objects.filter(pk__in=[row.job_id for row in rows if row.job_id is not None]).delete()

@@ -1,0 +1,252 @@
+"""OpenTelemetry traces of requests, from the socket to the last token; off, and next to free, unless set up.
+
+    POST /v1/…                web: from the request to the last byte of its answer
+      generation              web: from the checked request to its last event
+        queue                 web: until a worker's engine has accepted every prompt
+        worker                worker: from the message to its last event, one per prompt and attempt
+          load                until the model was there; left out when it was
+          queue               until the engine took it
+          prefill             until the first token
+          decode              until the last
+
+The context crosses over in the message (``traceparent``, https://www.w3.org/TR/trace-context/). Names of attributes:
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ and …/http/http-spans/. Nothing of opentelemetry is
+imported before ``tracing_start``; the further OTEL_… variables are read by its own SDK.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+    from inference.values.messages import GenerateMessage, GenerationEvent
+
+SHORTEST_LOAD_S = 0.005
+"""A wait for the model that is shorter is none."""
+
+_tracer: Tracer | None = None
+_provider: TracerProvider | None = None
+
+
+def tracing_start(*, service: str, processor: SpanProcessor | None = None) -> None:
+    """Trace from now on.
+
+    Args:
+        service: Name of this process's role, unless OTEL_SERVICE_NAME says another.
+        processor: Takes the spans; None: they go in batches, from a thread, to OTEL_EXPORTER_OTLP_ENDPOINT.
+    """
+    global _tracer, _provider
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    if processor is None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        processor = BatchSpanProcessor(OTLPSpanExporter())
+    resource = Resource.create()
+    if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: service}))
+    _provider = TracerProvider(resource=resource)
+    _provider.add_span_processor(processor)
+    _tracer = _provider.get_tracer("blazr")
+
+
+def tracing_stop() -> None:
+    """Send what waits, and trace no more."""
+    global _tracer, _provider
+    if _provider is not None:
+        _provider.shutdown()
+    _tracer = _provider = None
+
+
+def is_tracing() -> bool:
+    """Whether spans are made."""
+    return _tracer is not None
+
+
+def trace_id_current() -> str | None:
+    """The trace that this task belongs to, as 32 hexadecimal digits."""
+    if _tracer is None:
+        return None
+    from opentelemetry import trace
+
+    context = trace.get_current_span().get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid else None
+
+
+class RequestSpan:
+    """The span of one HTTP request, current while the block runs.
+
+    Args:
+        scope: ASGI's; its ``traceparent`` header continues the caller's trace.
+    """
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        self._scope = scope
+        self._span: Span | None = None
+        self._token: Any = None
+
+    def __enter__(self) -> RequestSpan:
+        from opentelemetry import context, trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        assert _tracer is not None
+        names = (b"traceparent", b"tracestate")
+        carrier = {
+            name.decode(): value.decode("latin1") for name, value in self._scope.get("headers", ()) if name in names
+        }
+        parent = TraceContextTextMapPropagator().extract(carrier)
+        method = self._scope["method"]
+        self._span = _tracer.start_span(
+            method,
+            context=parent,
+            kind=trace.SpanKind.SERVER,
+            attributes={"http.request.method": method, "url.path": self._scope["path"]},
+        )
+        self._token = context.attach(trace.set_span_in_context(self._span, parent))
+        return self
+
+    def answered(self, status: int) -> None:
+        """The status line went out."""
+        from opentelemetry.trace import StatusCode
+
+        if self._span is not None:
+            self._span.set_attribute("http.response.status_code", status)
+            if status >= 500:
+                self._span.set_status(StatusCode.ERROR)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        from opentelemetry import context
+
+        if self._span is not None:
+            if isinstance(error, Exception):
+                self._span.record_exception(error)
+            self._span.end()
+            context.detach(self._token)
+
+
+def route_set(route: str) -> None:
+    """Name the request's span by its route, which is one of few, unlike its path."""
+    if _tracer is None:
+        return
+    from opentelemetry import trace
+
+    span = trace.get_current_span()
+    attributes: Mapping[str, Any] = getattr(span, "attributes", None) or {}
+    span.update_name(f"{attributes.get('http.request.method', '')} /{route}".strip())
+    span.set_attribute("http.route", f"/{route}")
+
+
+class GenerationTrace:
+    """The span of one generation in the web process."""
+
+    __slots__ = ("_span", "_started_ns")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._started_ns = time.time_ns()
+
+    @property
+    def traceparent(self) -> str:
+        """What workers continue."""
+        context = self._span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+    def end(
+        self, *, outcome: str, queue_s: float, prompt_tokens: int, completion_tokens: int, is_accepted: bool
+    ) -> None:
+        """The generation has ended.
+
+        Args:
+            outcome: ``completed``, ``cancelled``, or an error's code.
+            queue_s: Until the engines had accepted every prompt, or until the end.
+            prompt_tokens, completion_tokens: What it used.
+            is_accepted: Whether they ever did.
+        """
+        from opentelemetry.trace import StatusCode
+
+        _add_span(self._span, "queue", self._started_ns, self._started_ns + int(queue_s * 1e9))
+        self._span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": prompt_tokens,
+                "gen_ai.usage.output_tokens": completion_tokens,
+                "blazr.outcome": outcome,
+                "blazr.accepted": is_accepted,
+            }
+        )
+        if outcome not in ("completed", "cancelled"):
+            self._span.set_attribute("error.type", outcome)
+            self._span.set_status(StatusCode.ERROR, outcome)
+        self._span.end()
+
+
+def generation_trace(*, model: str, endpoint: str, request_id: str) -> GenerationTrace | None:
+    """Begin the span of a generation, below the request's; None while nothing is traced."""
+    if _tracer is None:
+        return None
+    return GenerationTrace(
+        _tracer.start_span(
+            "generation",
+            attributes={
+                "gen_ai.operation.name": endpoint,
+                "gen_ai.request.model": model,
+                "blazr.request_id": request_id,
+            },
+        )
+    )
+
+
+def worker_trace(message: GenerateMessage, event: GenerationEvent, *, delivered_at: float) -> None:
+    """Make the spans of a message that has ended with ``event``, from the times in it; called at that moment.
+
+    Args:
+        message: What the web process sent.
+        event: Its last event.
+        delivered_at: ``time.monotonic()`` of its delivery.
+    """
+    traceparent = message.get("traceparent")
+    if _tracer is None or traceparent is None:
+        return
+    from opentelemetry import trace
+    from opentelemetry.trace import StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    end_ns = time.time_ns()
+    start_ns = end_ns - int((time.monotonic() - delivered_at) * 1e9)
+    span = _tracer.start_span(
+        "worker",
+        context=TraceContextTextMapPropagator().extract({"traceparent": traceparent}),
+        kind=trace.SpanKind.CONSUMER,
+        start_time=start_ns,
+        attributes={"blazr.request_id": message["request_id"], "blazr.attempt": message["attempt"]},
+    )
+    usage = event.get("usage")
+    if usage is not None:
+        received_ns = end_ns - int(usage["duration_s"] * 1e9)
+        taken_ns = received_ns + int(usage["queue_s"] * 1e9)
+        first_ns = min(end_ns, max(taken_ns, received_ns + int(usage["ttft_s"] * 1e9)))
+        if received_ns - start_ns > SHORTEST_LOAD_S * 1e9:
+            _add_span(span, "load", start_ns, received_ns)
+        _add_span(span, "queue", received_ns, taken_ns)
+        cached = {"blazr.cached_tokens": usage["cached_tokens"], "gen_ai.usage.input_tokens": usage["prompt_tokens"]}
+        _add_span(span, "prefill", taken_ns, first_ns, cached)
+        _add_span(span, "decode", first_ns, end_ns, {"gen_ai.usage.output_tokens": usage["completion_tokens"]})
+    if event["type"] == "error":
+        span.set_attribute("error.type", str(event.get("error", {}).get("class", "EngineError")))
+        span.set_status(StatusCode.ERROR)
+    span.end(end_ns)
+
+
+def _add_span(parent: Span, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any] | None = None) -> None:
+    from opentelemetry import trace
+
+    if _tracer is not None:
+        context = trace.set_span_in_context(parent)
+        span = _tracer.start_span(name, context=context, start_time=start_ns, attributes=dict(attributes or {}))
+        span.end(max(start_ns, end_ns))

@@ -1,0 +1,189 @@
+"""Usage records, written in bulk: one writer per process, no query on the path of a request.
+
+A record is offered when its request ends; a thread stores what has gathered each second, and adds it to the daily rows
+in the same transaction: a record is charged once, however often its storing is tried. Past ``MAX_PENDING`` (the
+database is gone for long) the newest records are dropped, counted and logged: requests go on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
+
+from inference.records.metrics import USAGE_DROPPED
+
+logger = logging.getLogger(__name__)
+
+FLUSH_INTERVAL_S = 1.0
+MAX_PENDING = 100_000
+INSERT_BATCH = 500
+_SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "engine_s", "queue_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one request used; the members are those of ``inference.models.UsageRecord``.
+
+    ``requests`` goes into the daily rows only: how many requests the record stands for (the lines of a batch).
+    """
+
+    request_id: str
+    tenant: str
+    endpoint: str
+    model: str
+    outcome: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    ttft_s: float | None
+    duration_s: float
+    created_at: datetime
+    queue_s: float = 0.0
+    engine_s: float = 0.0
+    prompt: str = ""
+    answer: str = ""
+    requests: int = 1
+
+
+_RECORDED = tuple(item.name for item in fields(Usage) if item.name != "requests")
+
+
+class UsageWriter:
+    """Gathers records and stores them from a thread of its own, which starts with the first record."""
+
+    def __init__(self) -> None:
+        self._pending: deque[Usage] = deque()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def offer(self, usage: Usage) -> None:
+        """Take a record; returns at once."""
+        with self._lock:
+            if len(self._pending) >= MAX_PENDING:
+                USAGE_DROPPED.inc()
+                return
+            self._pending.append(usage)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
+                self._thread.start()
+
+    def flush(self) -> int:
+        """Store what has gathered; records that can't be stored now are kept.
+
+        Returns:
+            How many were stored.
+        """
+        stored = 0
+        while True:
+            with self._lock:
+                taken = [self._pending.popleft() for _ in range(min(len(self._pending), INSERT_BATCH))]
+            if not taken:
+                return stored
+            try:
+                stored += _store(taken)
+            except BaseException:
+                with self._lock:
+                    self._pending.extendleft(reversed(taken))
+                raise
+
+    def close(self) -> None:
+        """Store the rest and end the thread."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(10)
+
+    def _run(self) -> None:
+        from django.db import connections
+
+        while True:
+            closing = self._wake.wait(FLUSH_INTERVAL_S)
+            keeps_connection = False
+            try:
+                keeps_connection = bool(self.flush()) and not closing
+            except Exception:
+                logger.warning("usage records could not be stored; they are kept", exc_info=not closing)
+            # Kept while every second has something to store: connecting takes longer than that.
+            if not keeps_connection:
+                connections.close_all()
+            if closing:
+                return
+
+
+def _store(taken: Sequence[Usage]) -> int:
+    """Store records and add them to their days; those that are stored already (a lost answer, a retry) change nothing.
+
+    Returns:
+        How many were new.
+    """
+    from django.db import transaction
+
+    from inference.models import UsageRecord
+
+    with transaction.atomic():
+        known = set(
+            UsageRecord.objects.filter(request_id__in=[item.request_id for item in taken]).values_list(
+                "request_id", flat=True
+            )
+        )
+        fresh = list({item.request_id: item for item in taken if item.request_id not in known}.values())
+        UsageRecord.objects.bulk_create(
+            UsageRecord(**{name: getattr(item, name) for name in _RECORDED}) for item in fresh
+        )
+        _add_to_days(fresh)
+    return len(fresh)
+
+
+def usage_store(*, records: Sequence[Usage]) -> int:
+    """Store records in this thread, within the caller's transaction if there is one.
+
+    Returns:
+        How many were new.
+    """
+    return _store(records)
+
+
+def _add_to_days(records: Sequence[Usage]) -> None:
+    from django.db.models import F
+
+    from inference.models import UsageDay
+
+    sums: dict[tuple[date, str, str], dict[str, float]] = {}
+    for item in records:
+        day = sums.setdefault((item.created_at.date(), item.tenant, item.model), dict.fromkeys(_SUMMED, 0))
+        for name in _SUMMED:
+            day[name] += getattr(item, name)
+    # In one order in all processes: two flushes must not wait for each other.
+    ordered = sorted(sums)
+    UsageDay.objects.bulk_create(
+        (UsageDay(day=day, tenant=tenant, model=model) for day, tenant, model in ordered), ignore_conflicts=True
+    )
+    for key in ordered:
+        row = UsageDay.objects.filter(day=key[0], tenant=key[1], model=key[2])
+        row.update(**{name: F(name) + value for name, value in sums[key].items()})
+
+
+_writer: UsageWriter | None = None
+
+
+def usage_writer() -> UsageWriter:
+    """The writer of this process."""
+    global _writer
+    if _writer is None:
+        _writer = UsageWriter()
+        atexit.register(_writer.close)
+    return _writer
+
+
+def usage_now() -> datetime:
+    """The time of a record."""
+    return datetime.now(UTC)

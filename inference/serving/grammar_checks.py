@@ -1,0 +1,60 @@
+"""The web process's check of grammars: a wrong one is refused before anything is queued or loaded.
+
+The worker checks again, as it also gets requests from jobs; most of the time it knows the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from django.conf import settings
+
+from inference.errors import QueueFull
+from inference.text.grammars.checker import GrammarChecker, GrammarLimits
+from inference.values.grammar import Grammar
+
+MAX_WAITING = 64
+
+
+class GrammarChecks:
+    """A checker, and the thread that waits for its child."""
+
+    def __init__(self, limits: GrammarLimits) -> None:
+        self._checker = GrammarChecker(limits)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._num_waiting = 0
+
+    async def check(self, grammar: Grammar) -> None:
+        """Refuse a grammar that can't be followed.
+
+        Raises:
+            InvalidSamplingParams: It is wrong, not supported, or breaks a limit.
+            QueueFull: Too many grammars wait.
+        """
+        if self._checker.knows(grammar):
+            self._checker.check(grammar)
+            return
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFull("Too many grammars wait to be compiled; try again in a moment.", retry_after_s=1)
+        self._num_waiting += 1
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._checker.check, grammar)
+        finally:
+            self._num_waiting -= 1
+
+
+def grammar_limits() -> GrammarLimits:
+    """Those of the settings."""
+    return GrammarLimits(settings.BLAZR_GRAMMAR_MAX_BYTES, settings.BLAZR_GRAMMAR_COMPILE_S)
+
+
+_checks: GrammarChecks | None = None
+
+
+def grammar_checks() -> GrammarChecks:
+    """The checks of this process."""
+    global _checks
+    if _checks is None:
+        _checks = GrammarChecks(grammar_limits())
+    return _checks

@@ -1,0 +1,181 @@
+"""Tokenizers of the web process, for /tokenize and /detokenize: a few stay loaded, work happens in threads.
+
+Generation doesn't come here: its worker tokenises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from inference.errors import QueueFull, UnsupportedFeature
+from inference.values.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from inference.text.tokenisation.chat_template import ChatTemplate, Piece
+    from inference.text.tokenisation.tokenizer import Tokenizer
+    from inference.values.messages import PromptMessage
+
+Result = TypeVar("Result")
+
+MAX_LOADED = 4
+NUM_THREADS = 2
+MAX_WAITING = 64
+MAX_CHARS_PER_TOKEN = 32
+"""A rendered conversation of more characters per token of context can't fit it."""
+
+
+class ModelText:
+    """One model's tokenizer and template."""
+
+    def __init__(self, served: ServedModel) -> None:
+        from inference.text.tokenisation.chat_template import ChatTemplate
+        from inference.text.tokenisation.tokenizer import load_tokenizer
+
+        self.tokenizer: Tokenizer = load_tokenizer(served.tokenizer)
+        self.template: ChatTemplate | None = None
+        if served.tokenizer.chat_template is not None:
+            self.template = ChatTemplate(
+                served.tokenizer.chat_template,
+                special_tokens=dict(served.tokenizer.special_tokens),
+                control_tokens=self.tokenizer.special_tokens,
+                max_chars=MAX_CHARS_PER_TOKEN * served.max_model_len,
+            )
+        self._name = served.name
+        self._users = 0
+        self._is_evicted = False
+
+    def token_ids(self, prompt: PromptMessage, *, parse_special: bool = False) -> list[int]:
+        """The ids of a text or a conversation.
+
+        Raises:
+            InvalidRequest: The text or the messages can't be read.
+            UnsupportedFeature: The model has no template.
+        """
+        add_special_tokens = prompt.get("add_special_tokens", True)
+        if "messages" not in prompt:
+            return self.tokenizer.encode(
+                prompt["text"], add_special_tokens=add_special_tokens, parse_special=parse_special
+            )
+        return self.tokenizer.encode_pieces(self._render(prompt), add_special_tokens=add_special_tokens)
+
+    def prompt_text(self, prompt: PromptMessage) -> str:
+        """What the template makes of a conversation.
+
+        Raises:
+            InvalidRequest: The messages can't be read.
+            UnsupportedFeature: The model has no template.
+        """
+        return "".join(text for text, _ in self._render(prompt))
+
+    def _render(self, prompt: PromptMessage) -> list[Piece]:
+        if self.template is None:
+            raise UnsupportedFeature(f"The model {self._name!r} has no chat template; send text.", param="messages")
+        return self.template.render(
+            prompt["messages"],
+            add_generation_prompt=prompt.get("add_generation_prompt", True),
+            continue_final_message=prompt.get("continue_final_message", False),
+            template_kwargs=prompt.get("template_kwargs"),
+        )
+
+    def acquire(self) -> None:
+        """Somebody works with it; called under the cache's lock."""
+        self._users += 1
+
+    def release(self) -> None:
+        """Somebody is done with it; called under the cache's lock."""
+        self._users -= 1
+        self._close_if_unused()
+
+    def evict(self) -> None:
+        """It has left the cache; closed as soon as nobody works with it. Called under the cache's lock."""
+        self._is_evicted = True
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._is_evicted and self._users == 0:
+            self.tokenizer.close()
+            if self.template is not None:
+                self.template.close()
+
+
+class TokenizerCache:
+    """The most recently used tokenizers, and the threads that use them."""
+
+    def __init__(self) -> None:
+        self._loaded: OrderedDict[tuple[str, str], ModelText] = OrderedDict()
+        self._lock = threading.Lock()
+        self._load_lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self._num_waiting = 0
+
+    async def run(self, served: ServedModel, work: Callable[[ModelText], Result]) -> Result:
+        """Run ``work`` with the model's tokenizer in a thread.
+
+        Raises:
+            QueueFull: Too many wait already.
+            CheckpointError: The tokenizer can't be loaded.
+        """
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFull("Too many tokenizer requests are waiting; try again in a moment.", retry_after_s=1)
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._work, served, work)
+        finally:
+            self._num_waiting -= 1
+
+    def _work(self, served: ServedModel, work: Callable[[ModelText], Result]) -> Result:
+        with self._borrowed(served) as text:
+            return work(text)
+
+    @contextlib.contextmanager
+    def _borrowed(self, served: ServedModel) -> Iterator[ModelText]:
+        key = (served.checkpoint_id, served.version)
+        with self._lock:
+            text = self._loaded.get(key)
+            if text is not None:
+                text.acquire()
+                self._loaded.move_to_end(key)
+        if text is None:
+            text = self._load(key, served)
+        try:
+            yield text
+        finally:
+            with self._lock:
+                text.release()
+
+    def _load(self, key: tuple[str, str], served: ServedModel) -> ModelText:
+        with self._load_lock:
+            with self._lock:
+                text = self._loaded.get(key)
+                if text is not None:  # another thread was faster
+                    text.acquire()
+                    return text
+            text = ModelText(served)
+            with self._lock:
+                text.acquire()
+                # Older versions of the same checkpoint go first, then whatever wasn't used for longest.
+                stale = [other for other in self._loaded if other[0] == key[0]]
+                self._loaded[key] = text
+                while len(self._loaded) - len(stale) > MAX_LOADED:
+                    oldest = next(other for other in self._loaded if other not in stale)
+                    stale.append(oldest)
+                for other in stale:
+                    self._loaded.pop(other).evict()
+            return text
+
+
+_cache: TokenizerCache | None = None
+
+
+def tokenizer_cache() -> TokenizerCache:
+    """The cache of this process."""
+    global _cache
+    if _cache is None:
+        _cache = TokenizerCache()
+    return _cache

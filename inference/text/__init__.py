@@ -1,0 +1,1 @@
+"""Text and token ids, without torch and without Django."""

@@ -1,0 +1,1 @@
+"""Compile grammars and JSON schemas into constraints on tokens."""

@@ -1,0 +1,1 @@
+"""Tokenisers, chat templates and incremental decoding."""

@@ -1,0 +1,282 @@
+"""ChatTemplate: messages to a prompt, through the checkpoint's own Jinja template.
+
+The template runs in a sandboxed child process. The messages are a user's: a control token written in
+them must stay text. Before rendering, each one is put between two marker characters that occur nowhere
+else; afterwards the text is cut at the markers, and what stood between them is encoded without control tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from inference.errors import InvalidChatTemplate, InvalidRequest, UnsupportedFeature
+from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
+from inference.text.tokenisation.text import check_text
+
+MAX_TEMPLATE_CHARS = 1 << 18
+MAX_MESSAGES = 20_000
+MAX_DEPTH = 64
+RENDER_CPU_S = 0.5
+RENDER_MEMORY_BYTES = 96 << 20
+_RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "continue_final_message"})
+_MARKERS = range(0xF0000, 0xFFFFE)  # a private plane of Unicode
+
+Piece = tuple[str, bool]
+"""Text, and whether control tokens in it count."""
+
+
+class ChatTemplate:
+    """One checkpoint's template. Thread-safe; its child starts with the first use.
+
+    Args:
+        source: Jinja source.
+        special_tokens: ``bos_token`` and so on, as the template may name them.
+        control_tokens: Texts that become control tokens when a rendered prompt is encoded.
+        max_chars: Longest rendered prompt.
+    """
+
+    def __init__(
+        self, source: str, *, special_tokens: Mapping[str, str], control_tokens: Iterable[str], max_chars: int
+    ) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        longest_first = sorted((text for text in control_tokens if text), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._max_chars = max_chars
+        self._sandbox = Sandbox(
+            "template",
+            memory_bytes=RENDER_MEMORY_BYTES,
+            first_call={"source": source},
+            first_cpu_s=RENDER_CPU_S,
+        )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Piece]:
+        """The prompt, as pieces to encode one after the other.
+
+        Args:
+            messages: OpenAI's shape; lists of text parts are joined.
+            add_generation_prompt: End with the beginning of an answer.
+            continue_final_message: End inside the last message, so that the model goes on with it.
+            template_kwargs: ``tools``, ``documents``, ``enable_thinking`` …, as the template knows them.
+
+        Raises:
+            InvalidChatTemplate: The template refuses the messages, is broken, or breaks its limits.
+            InvalidRequest: The messages aren't messages.
+            UnsupportedFeature: A content part that isn't text.
+        """
+        if len(self._source) > MAX_TEMPLATE_CHARS:
+            raise InvalidChatTemplate(
+                f"the checkpoint's chat template has {len(self._source)} characters, more than {MAX_TEMPLATE_CHARS}.",
+                param="messages",
+            )
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other; set one of them to false.",
+                param="continue_final_message",
+            )
+        values: dict[str, Any] = {"messages": read_messages(messages), **read_kwargs(template_kwargs or {})}
+        start, end, cut = self._free_markers(values)
+        if self._control is not None:
+            pattern = self._control
+            values = _map_strings(values, lambda text: pattern.sub(lambda found: start + found[0] + end, text))
+        if continue_final_message:
+            last = values["messages"][-1]
+            if not isinstance(last.get("content"), str):
+                raise InvalidRequest("the last message has no text to continue.", param="messages")
+            last["content"] += cut
+        text = self._render({**self._special_tokens, **values, "add_generation_prompt": add_generation_prompt})
+        if continue_final_message:
+            text, found, _ = text.rpartition(cut)
+            if not found:
+                raise InvalidChatTemplate(
+                    "the chat template does not print the last message, so it can't be continued.",
+                    param="continue_final_message",
+                )
+            text = text.replace(cut, "")
+        return self._split(text, start, end)
+
+    def warm_up(self) -> None:
+        """Start the child now, so that the first request need not wait for it.
+
+        Raises:
+            InvalidChatTemplate: The template can't be compiled.
+        """
+        self._call({"source": self._source})
+
+    def close(self) -> None:
+        """End the child."""
+        self._sandbox.close()
+
+    def _render(self, variables: Mapping[str, Any]) -> str:
+        # Markers add at most two characters to each control token, which is never shorter than one.
+        reply = self._call({"variables": variables, "max_chars": 3 * self._max_chars})
+        text: str = reply["text"]
+        if len(text) > self._max_chars:
+            raise InvalidChatTemplate(
+                f"the chat template made {len(text):,} characters of the messages, at most {self._max_chars:,} "
+                "can fit the model's context; send less.",
+                param="messages",
+            )
+        return check_text(text, "messages")
+
+    def _call(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._sandbox.call(payload, cpu_s=RENDER_CPU_S, max_reply_bytes=1024 + 36 * self._max_chars)
+        except SandboxFailure as failure:
+            raise InvalidChatTemplate(f"the chat template failed: {failure.reason()}.", param="messages") from None
+
+    def _free_markers(self, values: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Three characters that neither the request nor the template has."""
+        taken = set(self._source).union(*_strings(values), *self._special_tokens.values())
+        free = (chr(code) for code in _MARKERS if chr(code) not in taken)
+        return next(free), next(free), next(free)
+
+    def _split(self, text: str, start: str, end: str) -> list[Piece]:
+        """Cut at the markers. A template may have cut a string and lost one of a pair; one is enough."""
+        if self._control is None:
+            return [(text, True)]
+        control = self._control.pattern
+        guarded = re.compile(f"{start}({control}){end}?|({control}){end}|[{start}{end}]")
+        pieces: list[Piece] = []
+        position = 0
+        for found in guarded.finditer(text):
+            pieces.append((text[position : found.start()], True))
+            pieces.append((found[1] or found[2] or "", False))
+            position = found.end()
+        pieces.append((text[position:], True))
+        return _joined(pieces)
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checked copies of a conversation's messages, content parts joined, tool arguments as objects.
+
+    Raises:
+        InvalidRequest: Not a list of messages with a role and a content.
+        UnsupportedFeature: A content part that isn't text.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InvalidRequest("messages must be a list with at least one message.", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"{len(messages)} messages, at most {MAX_MESSAGES} are read.", param="messages")
+    return [_read_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _read_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} must be an object.", param=where)
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise InvalidRequest(f"{where}.role must be a non-empty string.", param=f"{where}.role")
+    checked: dict[str, Any] = _check_value(dict(message), where)
+    content = checked.get("content")
+    if isinstance(content, list):
+        checked["content"] = "\n".join(
+            _read_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)
+        )
+    elif content is None:
+        if not checked.get("tool_calls"):
+            raise InvalidRequest(f"{where} has no content.", param=f"{where}.content")
+        checked["content"] = ""
+    elif not isinstance(content, str):
+        raise InvalidRequest(f"{where}.content must be a string or a list of parts.", param=f"{where}.content")
+    for call in checked.get("tool_calls") or ():
+        _parse_arguments(call)
+    return checked
+
+
+def _read_part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise UnsupportedFeature(
+            f"{where} is of type {str(kind)[:40]!r}; this server reads text parts only.", param=where
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.text must be a string.", param=where)
+    return text
+
+
+def _parse_arguments(call: Any) -> None:
+    """OpenAI sends a call's arguments as JSON text; templates are written for objects."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        try:
+            arguments = json.loads(function["arguments"])
+        except (ValueError, RecursionError):
+            return
+        if isinstance(arguments, dict):
+            function["arguments"] = _check_value(arguments, "messages")
+
+
+def read_kwargs(template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked copies of the values that a request gives its template.
+
+    Raises:
+        InvalidRequest: A name that is not an identifier, or that is set elsewhere.
+    """
+    checked: dict[str, Any] = {"tools": None, "documents": None}
+    for name, value in template_kwargs.items():
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_") or name in _RESERVED:
+            raise InvalidRequest(
+                f"{str(name)[:40]!r} can't be given to the chat template.", param="chat_template_kwargs"
+            )
+        checked[name] = _check_value(value, name)
+    return checked
+
+
+def _check_value(value: Any, where: str, depth: int = 0) -> Any:
+    """A JSON value, copied; every string valid."""
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{where} nests more than {MAX_DEPTH} levels.", param=where)
+    if isinstance(value, str):
+        return check_text(value, where)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        if not abs(value) < 1e300:  # NaN, infinities, and integers too long to write
+            raise InvalidRequest(f"{where} has a number that is not finite or too large.", param=where)
+        return value
+    if isinstance(value, list | tuple):
+        return [_check_value(item, where, depth + 1) for item in value]
+    if isinstance(value, Mapping):
+        return {check_text(key, where): _check_value(item, where, depth + 1) for key, item in value.items()}
+    raise InvalidRequest(f"{where} has a value of type {type(value).__name__}, which is not JSON.", param=where)
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy with every string changed, names of members too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map_strings(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
+    return value
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings(item)
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """Without empty pieces."""
+    return [piece for piece in pieces if piece[0]]

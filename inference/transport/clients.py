@@ -1,0 +1,91 @@
+"""Redis clients of this process; their connection errors become Unavailable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import redis as sync_redis
+import redis.asyncio as aioredis
+from django.conf import settings
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from inference.errors import Unavailable
+
+if TYPE_CHECKING:
+    pass
+
+
+T = TypeVar("T")
+
+
+RECONNECT_PAUSES_S = (0.02, 0.1, 0.3)
+"""Before a call is made again whose connection was cut; a Redis that restarts is given up after them."""
+
+
+_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[str, aioredis.Redis]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.asynccontextmanager
+async def redis_client() -> AsyncIterator[Any]:
+    """The Redis client of the running loop; its errors become ``Unavailable``."""
+    loop = asyncio.get_running_loop()
+    url = settings.BLAZR_REDIS_URL
+    found = _clients.get(loop)
+    if found is None or found[0] != url:
+        timeout_s = settings.BLAZR_REDIS_TIMEOUT_S
+        pool = aioredis.BlockingConnectionPool.from_url(
+            url, protocol=2, max_connections=32, timeout=timeout_s, socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+        )  # fmt: skip
+        found = _clients[loop] = (url, aioredis.Redis(connection_pool=pool))
+    try:
+        yield found[1]
+    except (TimeoutError, RedisError, OSError) as error:
+        raise unavailable_on_redis_error(error) from error
+
+
+async def redis_repeatable(call: Callable[[Any], Awaitable[T]]) -> T:
+    """The answer of ``call``, which is made again with another connection when one is cut under it.
+
+    Args:
+        call: Gets a client. It must do no more twice than once: the cut may have come before its answer only.
+
+    Raises:
+        Unavailable: Redis can't be reached, or doesn't answer in time.
+    """
+    begun = time.monotonic()
+    async with redis_client() as client:
+        for pause_s in RECONNECT_PAUSES_S:
+            try:
+                return await call(client)
+            except RedisConnectionError:
+                if time.monotonic() - begun > settings.BLAZR_REDIS_TIMEOUT_S:
+                    raise
+                await asyncio.sleep(pause_s)
+        return await call(client)
+
+
+@contextlib.contextmanager
+def redis_client_sync() -> Iterator[sync_redis.Redis]:
+    """A client for one synchronous call; its errors become ``Unavailable``."""
+    timeout_s = settings.BLAZR_REDIS_TIMEOUT_S
+    client = sync_redis.Redis.from_url(
+        settings.BLAZR_REDIS_URL, protocol=2, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+    )
+    try:
+        yield client
+    except (RedisError, OSError) as error:
+        raise unavailable_on_redis_error(error) from error
+    finally:
+        client.close()
+
+
+def unavailable_on_redis_error(error: BaseException) -> Unavailable:
+    """The error to raise for a connection error of Redis."""
+    return Unavailable(f"The message broker can't be reached ({type(error).__name__}); try again.", retry_after_s=2)

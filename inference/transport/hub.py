@@ -1,0 +1,361 @@
+"""StreamHub: the events of all requests of this web process, from one Redis stream to their readers.
+
+Workers write one stream entry per engine step and web process (``out:<web_id>``) with all events of
+that step; one reader here takes the entries apart. A reader of a request sees its events once, in
+order and without a gap, whatever worker and attempt they come from:
+
+- ``index`` is dense within an attempt. A lower one than expected is a repeated delivery and is
+  dropped, a higher one means that the stream was cut: the request fails rather than skip tokens.
+- When a worker dies, its message is delivered again (or published again from here, should it have been lost on
+  its way: a worker that is killed between taking a message and noting that it has it takes it along).
+  The next worker first asks on the same stream what the client already has; the answer fixes the new
+  attempt, and whatever an older attempt still sends is dropped from then on. The new worker goes on behind the
+  delivered tokens.
+
+The hub also watches: requests that no worker can serve any more, and requests past their deadline,
+end with an error, so that every registered request gets exactly one terminal event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import redis.asyncio as aioredis
+from redis.exceptions import RedisError
+
+from inference.errors import Unavailable
+from inference.transport import keys as redis_keys
+from inference.transport.control import cancel_generation
+from inference.transport.link import RedisLink
+from inference.transport.subscription import Inbox, PublishedMessage, Subscription
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 3.0
+READ_BLOCK_MS = 5000
+READ_TIMEOUT_S = READ_BLOCK_MS / 1000 + 5
+CONNECT_TIMEOUT_S = 2.0
+DEADLINE_GRACE_S = 5.0
+MISSED_BEFORE_LOST = 2
+_TURNS_OF_READERS = 2
+"""Of the event loop, before more is asked for: in the first one readers that were woken write to their clients, and
+what they wrote goes out at its end."""
+
+
+# Which of the delivery tags are in the queue.
+_QUEUED = (
+    redis_keys.LUA_TAG_OF
+    + """
+local present = {}
+for _, item in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
+  local tag = tag_of(item)
+  if tag then present[tag] = 1 end
+end
+local answer = {}
+for index, tag in ipairs(ARGV) do answer[index] = present[tag] or 0 end
+return answer
+"""
+)
+
+
+class StreamHub:
+    """One per web process; lives on one event loop.
+
+    Args:
+        redis_url: As redis-py spells it.
+        web_id: Names the reply stream; made up when None.
+        worker_lost_timeout_s: How long requests wait without any live worker.
+        cancel: Called (on the loop) with requests that the hub gives up.
+        ask_load: Called with models that have waiting requests and no worker.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        *,
+        web_id: str | None = None,
+        worker_lost_timeout_s: float = 20.0,
+        cancel: Callable[[str], Awaitable[None]] | None = None,
+        ask_load: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.web_id = web_id or f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._redis_url = redis_url
+        self._worker_lost_timeout_s = worker_lost_timeout_s
+        self._cancel = cancel
+        self._ask_load = ask_load
+        self._subscriptions: dict[str, Subscription] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_id = b"0-0"
+        self._worker_seen_at = time.monotonic()
+        self._started: asyncio.Future[None] | None = None
+        self._client: aioredis.Redis | None = None
+        self._closing = False
+
+    # --- life
+
+    async def start(self) -> None:
+        """Start reading, once; returns when the heartbeat has been written for the first time (or tried)."""
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_future()
+            self._client = aioredis.Redis.from_url(
+                self._redis_url,
+                protocol=2,
+                socket_timeout=READ_TIMEOUT_S,
+                socket_connect_timeout=CONNECT_TIMEOUT_S,
+                **_keepalive(self._redis_url),
+            )
+            for work in (self._read(), self._beat()):
+                self._spawn(work)
+        if not self._started.done():
+            await asyncio.shield(self._started)
+
+    async def close(self) -> None:
+        """Stop; the stream and the heartbeat are deleted, open requests end with an error."""
+        for subscription in list(self._subscriptions.values()):
+            subscription.fail(Unavailable("The server is stopping; send the request again.", retry_after_s=5))
+        self._closing = True
+        tasks, self._tasks = self._tasks, set()
+        while tasks:
+            # More than once: a cancellation that meets a finished read can get lost in the libraries.
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=0.5)
+        if self._client is not None:
+            with contextlib.suppress(RedisError, OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(
+                    self._client.delete(redis_keys.web(self.web_id), redis_keys.out(self.web_id)), timeout=1
+                )
+            await self._client.aclose()
+        self._client, self._started, self._closing = None, None, False
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that are open in this process."""
+        return len(self._subscriptions)
+
+    # --- requests
+
+    def register(self, request_id: str, inbox: Inbox | None = None) -> Subscription:
+        """Listen to a request; call it before the request is published.
+
+        Args:
+            request_id: Unique among the open ones.
+            inbox: Learns when there is something to take; several subscriptions may share one.
+
+        Raises:
+            ValueError: The id is registered already.
+        """
+        if request_id in self._subscriptions:
+            raise ValueError(f"request {request_id!r} is registered already")
+        if self._started is None:
+            self._spawn(self.start())
+        subscription = self._subscriptions[request_id] = Subscription(self, request_id, inbox)
+        return subscription
+
+    def get(self, request_id: str) -> Subscription | None:
+        """The open subscription of a request."""
+        return self._subscriptions.get(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """Drop a subscription that ended or was closed."""
+        self._subscriptions.pop(request_id, None)
+
+    def cancel_soon(self, request_id: str) -> None:
+        """Tell the workers, without waiting, that nobody wants the request any more."""
+        if self._cancel is not None:
+            self._spawn(self._cancel(request_id))
+
+    # --- work
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(cast("asyncio.Task[None]", task))
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a task of the stream hub failed", exc_info=error)
+
+    async def _read(self) -> None:
+        # Of the reader's own: it asks after every step of every model.
+        link = RedisLink(self._redis_url, connect_timeout_s=CONNECT_TIMEOUT_S, **_keepalive(self._redis_url))
+        key = redis_keys.out(self.web_id)
+        pause_s = 0.05
+        try:
+            while not self._closing:
+                try:
+                    entries = await _read_entries(link, key, self._last_id)
+                    pause_s = 0.05
+                except Exception as error:  # whatever it is, the readers of this process depend on this loop
+                    logger.warning("reading events failed (%r), trying again", error)
+                    with contextlib.suppress(RedisError, OSError):
+                        await link.close()
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, 1.0)
+                    continue
+                for entry_id, (name, payload, *_) in entries:
+                    self._last_id = entry_id
+                    await self._take(name, payload)
+                for _ in range(_TURNS_OF_READERS):
+                    await asyncio.sleep(0)
+        finally:
+            await link.close()
+
+    async def _take(self, name: bytes, payload: bytes) -> None:
+        """Hand the events of one entry to their readers, or answer a worker's question."""
+        try:
+            if name == b"e":
+                for event in redis_keys.unpack(payload):
+                    subscription = self._subscriptions.get(event["request_id"])
+                    if subscription is not None:
+                        subscription.accept(event)
+            elif name == b"q":
+                await self._answer(*redis_keys.unpack(payload))
+        except (ValueError, KeyError, TypeError):
+            logger.exception("an entry of the event stream can't be read")
+
+    async def _answer(self, request_id: str, attempt: int) -> None:
+        assert self._client is not None
+        subscription = self._subscriptions.get(request_id)
+        if subscription is None:
+            answer = None
+        elif attempt <= subscription.attempt:
+            return  # an old question of a worker that is gone
+        else:
+            subscription.begin_attempt(attempt)
+            answer = subscription.delivered()
+        key = redis_keys.resume(request_id, attempt)
+        pipe = self._client.pipeline(transaction=True)
+        pipe.lpush(key, redis_keys.pack(answer))
+        pipe.expire(key, redis_keys.RESUME_EXPIRE_S)
+        try:
+            await pipe.execute()
+        except (TimeoutError, RedisError, OSError) as error:
+            logger.warning("an answer to a worker was lost (%s)", error)
+
+    async def _beat(self) -> None:
+        assert self._client is not None
+        assert self._started is not None
+        while not self._closing:
+            try:
+                async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
+                    await self._beat_once()
+            except Exception as error:  # as above
+                logger.warning("the heartbeat failed (%r)", error)
+                self._worker_seen_at = time.monotonic()  # unknown is not gone
+            if not self._started.done():
+                self._started.set_result(None)
+            self._end_the_hopeless()
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+
+    async def _beat_once(self) -> None:
+        assert self._client is not None
+        now = time.time()
+        waiting = {
+            subscription.checkpoint_id
+            for subscription in self._subscriptions.values()
+            if subscription.checkpoint_id and time.monotonic() - subscription.last_event_at > HEARTBEAT_INTERVAL_S
+        }
+        pipe = self._client.pipeline(transaction=False)
+        pipe.set(redis_keys.web(self.web_id), b"1", ex=redis_keys.HEARTBEAT_EXPIRE_S)
+        pipe.expire(redis_keys.out(self.web_id), redis_keys.OUT_EXPIRE_S)
+        pipe.xtrim(redis_keys.out(self.web_id), minid=self._last_id.decode())
+        pipe.zcount(redis_keys.WORKERS, now - redis_keys.HEARTBEAT_EXPIRE_S, "+inf")
+        ordered = sorted(waiting)
+        for checkpoint_id in ordered:
+            pipe.zcount(redis_keys.holders(checkpoint_id), now, "+inf")
+        answers = await pipe.execute()
+        if answers[3]:
+            self._worker_seen_at = time.monotonic()
+        for checkpoint_id, num_holders in zip(ordered, answers[4:], strict=True):
+            if not num_holders and self._ask_load is not None:
+                await self._ask_load(checkpoint_id)
+        await self._find_lost_messages()
+
+    async def _find_lost_messages(self) -> None:
+        """Publish messages again that are neither in their queue nor held by a worker, twice in a row."""
+        assert self._client is not None
+        old = [
+            (subscription, subscription.published)
+            for subscription in self._subscriptions.values()
+            if subscription.published is not None and time.monotonic() - subscription.created_at > HEARTBEAT_INTERVAL_S
+        ]
+        if not old:
+            return
+        pipe = self._client.pipeline(transaction=False)
+        for _, message in old:
+            pipe.hexists(redis_keys.UNACKED, message.tag)
+        held = await pipe.execute()
+        by_queue: dict[str, list[tuple[Subscription, PublishedMessage]]] = {}
+        for (subscription, message), is_held in zip(old, held, strict=True):
+            subscription.num_missed = 0 if is_held else subscription.num_missed
+            if not is_held:
+                by_queue.setdefault(message.queue, []).append((subscription, message))
+        for queue, items in by_queue.items():
+            answer: Any = await self._client.eval(_QUEUED, 1, queue, *(message.tag for _, message in items))
+            for (subscription, message), is_queued in zip(items, answer, strict=True):
+                subscription.num_missed = 0 if is_queued else subscription.num_missed + 1
+                if subscription.num_missed >= MISSED_BEFORE_LOST and not subscription.is_ended:
+                    logger.warning("the message of %s was lost and is published again", subscription.request_id)
+                    subscription.num_missed = 0
+                    await self._client.lpush(queue, redis_keys.as_redelivered(message.envelope))
+
+    def _end_the_hopeless(self) -> None:
+        now = time.time()
+        lost_s = time.monotonic() - self._worker_seen_at
+        for subscription in list(self._subscriptions.values()):
+            if subscription.deadline is not None and now > subscription.deadline + DEADLINE_GRACE_S:
+                subscription.fail(Unavailable("The request did not finish before its deadline.", retry_after_s=5))
+                self.cancel_soon(subscription.request_id)
+            elif subscription.checkpoint_id and lost_s > self._worker_lost_timeout_s:
+                subscription.fail(
+                    Unavailable(f"No worker has been running for {lost_s:.0f} s; try again later.", retry_after_s=10)
+                )
+                self.cancel_soon(subscription.request_id)
+
+
+async def _read_entries(link: RedisLink, key: str, last_id: bytes) -> Sequence[tuple[bytes, Sequence[bytes]]]:
+    """Entries behind ``last_id``, each with its fields: name, value, …; waits for the first one, for a while."""
+    answer = await link.call(
+        "XREAD", "COUNT", 512, "BLOCK", READ_BLOCK_MS, "STREAMS", key, last_id, timeout_s=READ_TIMEOUT_S
+    )
+    return answer[0][1] if answer else ()
+
+
+def _keepalive(redis_url: str) -> dict[str, bool]:
+    """A dead peer shows itself by TCP keep-alive or its reset; unix sockets have no such option."""
+    return {"socket_keepalive": True} if redis_url.startswith("redis") else {}
+
+
+_hub: StreamHub | None = None
+
+
+def get_hub() -> StreamHub:
+    """The hub of this process, made from the settings at the first call."""
+    global _hub
+    if _hub is None:
+        from django.conf import settings
+
+        from inference.transport import queue as broker
+
+        _hub = StreamHub(
+            settings.BLAZR_REDIS_URL,
+            worker_lost_timeout_s=settings.BLAZR_WORKER_LOST_TIMEOUT_S,
+            cancel=cancel_generation,
+            ask_load=broker.request_load,
+        )
+    return _hub
+
+
+def set_hub(hub: StreamHub | None) -> None:
+    """Replace the hub of this process (tests, and processes that fork)."""
+    global _hub
+    _hub = hub

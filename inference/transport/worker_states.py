@@ -1,0 +1,84 @@
+"""Read what the workers report of themselves and their models."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from inference.transport import keys as redis_keys
+from inference.transport.clients import redis_client_sync, redis_repeatable
+from inference.values.states import ModelState, WorkerState, merge_models
+
+if TYPE_CHECKING:
+    pass
+
+
+async def worker_states() -> dict[str, WorkerState]:
+    """Live workers by name."""
+
+    async def read(client: Any) -> Sequence[bytes | None]:
+        names = await client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
+        return await client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
+
+    return _parse_workers(await redis_repeatable(read))
+
+
+async def model_states() -> dict[str, ModelState]:
+    """Models that are loading, ready, or failed to load, by checkpoint id; any other is unloaded."""
+    merged = merge_models((await worker_states()).values())
+    ordered = sorted(merged)
+
+    async def read(client: Any) -> Any:
+        pipe = client.pipeline(transaction=False)
+        pipe.hgetall(redis_keys.FAILURES)
+        for checkpoint_id in ordered:
+            pipe.llen(redis_keys.model_queue(checkpoint_id))
+        return await pipe.execute()
+
+    return _with_failures(merged, ordered, await redis_repeatable(read))
+
+
+def worker_states_sync() -> dict[str, WorkerState]:
+    """``worker_states`` for synchronous code."""
+    with redis_client_sync() as client:
+        names: Any = client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
+        payloads: Any = client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
+    return _parse_workers(payloads)
+
+
+def model_states_sync() -> dict[str, ModelState]:
+    """``model_states`` for synchronous code."""
+    merged = merge_models(worker_states_sync().values())
+    ordered = sorted(merged)
+    with redis_client_sync() as client:
+        pipe = client.pipeline(transaction=False)
+        pipe.hgetall(redis_keys.FAILURES)
+        for checkpoint_id in ordered:
+            pipe.llen(redis_keys.model_queue(checkpoint_id))
+        answers = pipe.execute()
+    return _with_failures(merged, ordered, answers)
+
+
+def _fresh() -> float:
+    return time.time() - redis_keys.HEARTBEAT_EXPIRE_S
+
+
+def _parse_workers(payloads: Sequence[bytes | None]) -> dict[str, WorkerState]:
+    workers = [WorkerState.from_json(payload) for payload in payloads if payload]
+    return {worker.worker_id: worker for worker in workers}
+
+
+def _with_failures(
+    merged: dict[str, ModelState], ordered: Sequence[str], answers: Sequence[Any]
+) -> dict[str, ModelState]:
+    from dataclasses import replace
+
+    states = {key: replace(merged[key], num_queued=int(num)) for key, num in zip(ordered, answers[1:], strict=True)}
+    failures: Mapping[bytes, bytes] = answers[0]
+    for key, payload in failures.items():
+        checkpoint_id, failure = key.decode(), json.loads(payload)
+        if checkpoint_id not in states and failure["at"] > time.time() - redis_keys.FAILED_EXPIRE_S:
+            states[checkpoint_id] = ModelState(checkpoint_id, status="failed", error=failure["error"])
+    return states

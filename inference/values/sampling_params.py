@@ -1,0 +1,257 @@
+"""SamplingParams: what a request asks of the sampler, checked in one place.
+
+Every range is closed and every number finite; the API edge and the engine door both call this
+class, so that no value reaches a tensor unchecked. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from inference.errors import InvalidSamplingParams
+from inference.values.grammar import Grammar
+
+MAX_GRAMMAR_AFTER_CHARS = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_TOKENS_LIMIT = 1 << 24
+SEED_RANGE = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next tokens of one request are chosen. Defaults are OpenAI's.
+
+    Attributes:
+        max_tokens: Most tokens to generate; None: up to the model's context. 0 only scores the prompt.
+        min_tokens: End-of-sequence and stop strings are ignored before this many tokens.
+        temperature: 0 is greedy; otherwise logits are divided by it. Range 0 to 2.
+        top_p: Nucleus: keep the smallest set of tokens whose probabilities sum to at least this. (0, 1].
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        min_p: Keep tokens of at least this share of the likeliest one's probability. 0 to 1.
+        repetition_penalty: Divides positive (multiplies negative) logits of tokens seen in prompt or
+            output. (0, 10]; 1 is off. Source: Keskar et al. 2019, https://arxiv.org/abs/1909.05858.
+        presence_penalty: Subtracted once from tokens seen in the output. -2 to 2.
+        frequency_penalty: Subtracted per occurrence in the output. -2 to 2.
+        logit_bias: Token id to an addition to its logit, -100 to 100.
+        stop: Strings that end the text; they aren't part of it.
+        stop_token_ids: Ids that end it as well.
+        ignore_eos: Go on after end-of-sequence.
+        seed: Fixes the draws; None lets the server pick one per request.
+        logprobs: Return the log-probability of each chosen token and of this many alternatives; None: off.
+        prompt_logprobs: The same for the prompt's tokens; None: off.
+        n: Number of choices.
+        skip_special_tokens: Leave special tokens out of the text.
+        include_stop_str_in_output: Keep the stop string in the text.
+        grammar: What the output has to be. ``length``, a stop string or a stop token may cut it short.
+        grammar_after: The grammar begins behind the first occurrence of this text in the output (the end of a thinking
+            section); what comes before is free, but the output can't end there. None: at once.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    grammar: Grammar | None = None
+    grammar_after: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            # By identity: values that were left at their default are nearly all of them, and right.
+            if getattr(self, name) is not _DEFAULTS[name]:
+                check(name, getattr(self, name))
+        self._check_collections()
+        self._check_grammar()
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSamplingParams(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it.",
+                param="min_tokens",
+            )
+
+    def _check_collections(self) -> None:
+        if not isinstance(self.stop, tuple) or not all(isinstance(item, str) for item in self.stop):
+            raise InvalidSamplingParams(
+                f"stop must be a string or a list of strings, got {_show(self.stop)}.", param="stop"
+            )
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidSamplingParams(
+                f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed.", param="stop"
+            )
+        for item in self.stop:
+            if not item or len(item) > MAX_STOP_STRING_CHARS:
+                raise InvalidSamplingParams(
+                    f"each stop string needs 1 to {MAX_STOP_STRING_CHARS} characters, got {len(item)}.", param="stop"
+                )
+        if not isinstance(self.stop_token_ids, tuple) or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidSamplingParams(
+                f"stop_token_ids must be a list of at most {MAX_STOP_TOKEN_IDS} token ids.", param="stop_token_ids"
+            )
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
+        if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidSamplingParams(
+                f"logit_bias must map at most {MAX_LOGIT_BIAS} token ids to numbers.", param="logit_bias"
+            )
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0, MAX_TOKENS_LIMIT)
+            _check_number("logit_bias", bias, -100.0, 100.0)
+
+    def _check_grammar(self) -> None:
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidSamplingParams(f"grammar must be a Grammar, got {_show(self.grammar)}.", param="grammar")
+        if self.grammar_after is None:
+            return
+        if not isinstance(self.grammar_after, str) or not 1 <= len(self.grammar_after) <= MAX_GRAMMAR_AFTER_CHARS:
+            raise InvalidSamplingParams(
+                f"grammar_after must be a string of 1 to {MAX_GRAMMAR_AFTER_CHARS} characters, "
+                f"got {_show(self.grammar_after)}.",
+                param="grammar_after",
+            )
+        if self.grammar is None:
+            raise InvalidSamplingParams("grammar_after needs a grammar.", param="grammar_after")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, without a draw."""
+        return self.temperature == 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form; only the members that differ from their default."""
+        values = {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
+        if self.logit_bias:
+            values["logit_bias"] = {str(key): value for key, value in self.logit_bias.items()}
+        if self.grammar is not None:
+            values["grammar"] = self.grammar.to_dict()
+        return values
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> SamplingParams:
+        """Read ``to_dict``'s form (or a request's plain values); unknown members are refused by name.
+
+        Raises:
+            InvalidSamplingParams: A value is out of range, of the wrong type, or unknown.
+        """
+        values = dict(payload)
+        for name in values:
+            if name not in _DEFAULTS:
+                raise InvalidSamplingParams(f"{name} is not a sampling parameter.", param=name)
+        if "stop" in values:
+            values["stop"] = _as_strings(values["stop"])
+        if "stop_token_ids" in values:
+            values["stop_token_ids"] = _as_tuple("stop_token_ids", values["stop_token_ids"])
+        if "logit_bias" in values:
+            values["logit_bias"] = _as_bias(values["logit_bias"])
+        if values.get("grammar") is not None:
+            values["grammar"] = Grammar.from_dict(values["grammar"])
+        return cls(**values)
+
+
+def _as_strings(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    return _as_tuple("stop", value)
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise InvalidSamplingParams(f"{name} must be a list, got {_show(value)}.", param=name)
+    return tuple(value)
+
+
+def _as_bias(value: Any) -> dict[int, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidSamplingParams("logit_bias must map token ids to numbers.", param="logit_bias")
+    bias: dict[int, Any] = {}
+    for key, number in value.items():
+        try:
+            bias[int(str(key))] = number
+        except ValueError:
+            raise InvalidSamplingParams(
+                f"logit_bias has the key {_show(key)}, which is not a token id.", param="logit_bias"
+            ) from None
+    return bias
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidSamplingParams(f"{name} must be an integer, got {_show(value)}.", param=name)
+    if not low <= value <= high:
+        raise InvalidSamplingParams(f"{name} is {_show(value)}, it must be from {low} to {high}.", param=name)
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidSamplingParams(f"{name} must be a number, got {_show(value)}.", param=name)
+    if (
+        (isinstance(value, float) and not math.isfinite(value))
+        or not low <= value <= high
+        or (low_open and value <= low)
+    ):
+        border = "above" if low_open else "from"
+        raise InvalidSamplingParams(f"{name} is {_show(value)}, it must be {border} {low:g} to {high:g}.", param=name)
+
+
+def _check_switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidSamplingParams(f"{name} must be true or false, got {_show(value)}.", param=name)
+
+
+_CHECKS: Mapping[str, Callable[[str, object], None]] = {
+    "max_tokens": partial(_check_int, low=0, high=MAX_TOKENS_LIMIT, optional=True),
+    "min_tokens": partial(_check_int, low=0, high=MAX_TOKENS_LIMIT),
+    "temperature": partial(_check_number, low=0.0, high=2.0),
+    "top_p": partial(_check_number, low=0.0, high=1.0, low_open=True),
+    "top_k": partial(_check_int, low=0, high=MAX_TOKENS_LIMIT),
+    "min_p": partial(_check_number, low=0.0, high=1.0),
+    "repetition_penalty": partial(_check_number, low=0.0, high=10.0, low_open=True),
+    "presence_penalty": partial(_check_number, low=-2.0, high=2.0),
+    "frequency_penalty": partial(_check_number, low=-2.0, high=2.0),
+    "seed": partial(_check_int, low=-SEED_RANGE, high=SEED_RANGE - 1, optional=True),
+    "logprobs": partial(_check_int, low=0, high=MAX_LOGPROBS, optional=True),
+    "prompt_logprobs": partial(_check_int, low=0, high=MAX_LOGPROBS, optional=True),
+    "n": partial(_check_int, low=1, high=MAX_CHOICES),
+    "ignore_eos": _check_switch,
+    "skip_special_tokens": _check_switch,
+    "include_stop_str_in_output": _check_switch,
+}
+"""Members with a range of their own; the others' rules are methods."""
+
+_DEFAULTS: Mapping[str, Any] = {
+    item.name: {} if item.name == "logit_bias" else item.default for item in fields(SamplingParams)
+}

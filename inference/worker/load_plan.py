@@ -1,0 +1,130 @@
+"""From a checkpoint's row to a plan of how to load it. Reads the database; torch comes with ``inference.llm.llm``."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from django.conf import settings
+from django.db import DatabaseError, close_old_connections
+
+from inference.engine.device import return_device_memory
+from inference.engine.memory_errors import is_memory_error
+from inference.errors import ModelLoadFailed
+from inference.llm.draft_loading import DraftCheckpoint
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.llm.sizes import load_sizes, needed_bytes
+from inference.serving.grammar_checks import grammar_limits
+from inference.values.speculative_options import SpeculativeOptions
+from inference.worker.interfaces import LoadPlan, Progress
+
+if TYPE_CHECKING:
+    from models_registry.detection.inspection import Inspection
+    from models_registry.models import Checkpoint
+
+
+def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = None) -> LoadPlan:
+    """How to load a checkpoint with its own settings, or the server's where it has none.
+
+    Args:
+        device: Where to.
+        memory_bytes: What all models there may take together; a CUDA device's states are planned within it.
+
+    Raises:
+        UnknownModel: It was deleted in the meantime.
+        CheckpointError: Its files aren't the inspected ones any more.
+        ModelLoadFailed: The database can't be reached.
+    """
+    from models_registry.selectors import checkpoint_get
+
+    checkpoint, inspection = _verified(lambda: checkpoint_get(checkpoint_id))
+    own = checkpoint.settings
+    speculative: SpeculativeOptions | None = settings.BLAZR_SPECULATIVE
+    if own.get("speculative"):
+        speculative = SpeculativeOptions.from_dict(own["speculative"])
+    draft = None
+    if speculative is not None and speculative.draft_model == checkpoint.served_model_name:
+        speculative = None  # the server's draft model itself
+    elif speculative is not None and speculative.draft_model:
+        draft = _draft(speculative.draft_model)
+    options = LLMOptions(
+        device=device,
+        dtype=cast("Any", own.get("dtype") or settings.BLAZR_DTYPE),  # both are checked where they are set
+        quant=cast("Any", own.get("quant") or settings.BLAZR_QUANT),
+        max_model_len=own.get("max_model_len") or settings.BLAZR_MAX_MODEL_LEN,
+        max_num_seqs=own.get("max_num_seqs") or settings.BLAZR_MAX_NUM_SEQS,
+        max_num_batched_tokens=max(settings.BLAZR_MAX_NUM_BATCHED_TOKENS, settings.BLAZR_MAX_NUM_SEQS),
+        cache_bytes=settings.BLAZR_CACHE_BYTES,
+        memory_bytes=memory_bytes,
+        prefix_cache=settings.BLAZR_PREFIX_CACHE,
+        snapshot_bytes=settings.BLAZR_SNAPSHOT_BYTES,
+        snapshot_host_bytes=settings.BLAZR_SNAPSHOT_HOST_BYTES,
+        cache_dir=settings.BLAZR_CACHE_DIR,
+        cache_dir_bytes=settings.BLAZR_CACHE_DIR_BYTES,
+        speculative=speculative,
+        pooling=own.get("pooling") or "mean",
+        num_threads=settings.BLAZR_NUM_THREADS,
+        grammar_limits=grammar_limits(),
+    )
+    keep_alive_s = own.get("keep_alive_s")
+
+    def load(progress: Progress) -> LLM:
+        try:
+            return LLM.load(
+                inspection.spec, inspection.tokenizer, inspection.weight_paths, options, progress, draft=draft
+            )
+        except BaseException as error:
+            # Its frames hold what was loaded until then, and somebody may keep the error.
+            traceback.clear_frames(error.__traceback__)
+            return_device_memory()
+            if is_memory_error(error):
+                raise ModelLoadFailed("The model does not fit into this worker's memory.") from error
+            raise
+
+    return LoadPlan(
+        name=checkpoint.served_model_name,
+        needed_bytes=needed_bytes(inspection.spec, options, draft),
+        keep_alive_s=settings.BLAZR_KEEP_ALIVE_S if keep_alive_s is None else keep_alive_s,
+        max_num_seqs=options.max_num_seqs,
+        load=load,
+        pinned=own.get("pinned") == "yes",
+        sizes=load_sizes(inspection.spec, options),
+    )
+
+
+def _draft(name: str) -> DraftCheckpoint:
+    """The registered checkpoint that guesses.
+
+    Raises:
+        UnknownModel: Nothing of that name is registered.
+        CheckpointError: Its files aren't the inspected ones any more.
+        ModelLoadFailed: The database can't be reached.
+    """
+    from models_registry.selectors import checkpoint_get_by_name
+
+    _, found = _verified(lambda: checkpoint_get_by_name(name))
+    return DraftCheckpoint(name, found.spec, found.tokenizer, found.weight_paths)
+
+
+def _verified(read: Callable[[], Checkpoint]) -> tuple[Checkpoint, Inspection]:
+    """A checkpoint's row and inspection, once its files are known to be the inspected ones.
+
+    Raises:
+        UnknownModel: ``read`` finds none.
+        CheckpointError: Its files aren't the inspected ones any more.
+        ModelLoadFailed: The database can't be reached.
+    """
+    from models_registry.detection.inspection import Inspection
+    from models_registry.services import checkpoint_files_verify
+
+    close_old_connections()
+    try:
+        checkpoint = read()
+        checkpoint_files_verify(checkpoint)
+    except DatabaseError as error:
+        raise ModelLoadFailed("The database can't be reached; try again.", retry_after_s=5) from error
+    finally:
+        close_old_connections()
+    return checkpoint, Inspection.from_dict(checkpoint.inspection)

@@ -1,0 +1,68 @@
+"""Log records as JSON: one object a line, with what is known of the request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from django.conf import settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedAnswers
+from inference.records import log_context
+
+
+def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+    found = logging.LogRecord("inference.x", logging.WARNING, "x.py", 1, message, arguments, None)
+    found.__dict__.update(extra)
+    return found
+
+
+@given(st.text())
+def test_a_record_is_one_line_of_ascii_whatever_users_wrote(text):
+    line = JsonFormatter().format(record("said %s", text))
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line)["message"] == f"said {text}"
+
+
+def test_request_facts_and_traceback_are_members():
+    token = log_context.request_id.set("chatcmpl-1")
+    try:
+        shown = json.loads(JsonFormatter().format(record("ended", facts={"model": "tiny", "completion_tokens": 3})))
+    finally:
+        log_context.request_id.reset(token)
+    assert shown["request_id"] == "chatcmpl-1"
+    assert (shown["level"], shown["logger"], shown["model"]) == ("WARNING", "inference.x", "tiny")
+    assert shown["completion_tokens"] == 3
+    assert shown["time"].endswith("+00:00")
+    try:
+        raise ValueError("line\nbreak")
+    except ValueError:
+        broken = record("failed", exc_info=sys.exc_info())
+    shown = json.loads(JsonFormatter().format(broken))
+    assert "ValueError: line\nbreak" in shown["exception"]
+    assert "request_id" not in shown
+
+
+def test_keys_keep_their_secret_in_either_format():
+    identifier, secret = "4fK2mZ81qXeB", "S" * 46
+    text = f"refused blazr_{identifier}_{secret}, and again 'blazr_{identifier}_{secret}'"
+    try:
+        raise ValueError(text)
+    except ValueError:
+        broken = record("got %s", text, exc_info=sys.exc_info(), facts={"header": text})
+    for formatter in (JsonFormatter(), LineFormatter("%(levelname)s %(message)s")):
+        line = formatter.format(broken)
+        assert "SSSS" not in line
+        assert line.count(f"blazr_{identifier}_") >= 4
+
+
+def test_answers_that_say_not_now_are_no_news():
+    assert not UnexpectedAnswers().filter(record("Service Unavailable: /readyz", status_code=503))
+    assert UnexpectedAnswers().filter(record("Internal Server Error: /v1/models", status_code=500))
+    assert UnexpectedAnswers().filter(record("something else"))
+    loggers = settings.LOGGING["loggers"]
+    assert loggers["django.request"]["filters"] == ["unexpected"]

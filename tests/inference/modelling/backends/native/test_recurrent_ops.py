@@ -1,0 +1,344 @@
+"""The recurrent layers' kernels against the layers' PyTorch form in float64, and what must hold to the bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from inference.modelling.backends.native import library
+from inference.modelling.backends.native.build import BuildFailed, build
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection
+from inference.modelling.layers.mamba2 import Mamba2Mixer
+from inference.modelling.layers.mamba3 import Mamba3Mixer
+from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer
+from inference.modelling.spec import Mamba1Spec, Mamba2Spec, Mamba3Spec, NormSpec
+
+HIDDEN = 24
+SLOTS = 7
+RMS = NormSpec("rms", 1e-5)
+
+
+def mamba2(heads: int, width: int, size: int, groups: int, **options: object) -> Mamba2Spec:
+    inner = heads * width
+    defaults = {"conv_kernel": 4, "norm_group_size": inner, "gated_norm": RMS}
+    return Mamba2Spec(inner, heads, width, size, groups, **{**defaults, **options})
+
+
+def mamba3(heads: int, width: int, size: int, groups: int, **options: object) -> Mamba3Spec:
+    defaults = {"conv_kernel": None, "complex_rope": True, "mimo_rank": 0, "gated_norm": RMS, "bc_norm": RMS}
+    return Mamba3Spec(heads * width, heads, width, size, groups, **{**defaults, **options})
+
+
+LAYERS = {
+    "mamba2": mamba2(3, 16, 32, 1),
+    "mamba2-odd": mamba2(4, 7, 21, 2, conv_kernel=3, conv_bias=False, activation="gelu", norm_group_size=14),
+    "mamba2-wide": mamba2(2, 72, 256, 2, norm_before_gate=True, norm_group_size=72),
+    "mamba2-limits": mamba2(6, 5, 16, 3, dt_min=0.05, dt_max=0.3, gated_norm=None, activation="relu2"),
+    "mamba2-kernel1": mamba2(2, 33, 17, 1, conv_kernel=1, activation="gelu_tanh", a_override="-(1..H)"),
+    "mamba2-weightless": mamba2(2, 8, 48, 1, conv_kernel=2, gated_norm=NormSpec("rms", 1e-3, weightless=True)),
+    "mamba2-offset": mamba2(20, 4, 16, 4, gated_norm=NormSpec("rms", 1e-3, offset=1.0), activation="relu"),
+    "mamba3": mamba3(3, 16, 32, 1),
+    "mamba3-conv-groups": mamba3(4, 5, 18, 2, conv_kernel=4),
+    "mamba3-real-odd": mamba3(2, 9, 7, 1, complex_rope=False, conv_kernel=2),
+    "mamba3-mimo": mamba3(2, 6, 16, 2, mimo_rank=3, dt_max=3.0),
+    "mamba1": Mamba1Spec(40, 16, 4, 5),
+    "mamba1-odd": Mamba1Spec(19, 5, 3, 2, conv_bias=False, inner_norm=RMS),
+    "mamba1-growing": Mamba1Spec(32, 16, 4, 3, positive_a=True, state_clamp=30.0),
+}
+MIXERS = {Mamba1Spec: Mamba1Mixer, Mamba2Spec: Mamba2Mixer, Mamba3Spec: Mamba3Mixer}
+Spec = Mamba1Spec | Mamba2Spec | Mamba3Spec
+
+
+def make_layer(spec: Spec, seed: int = 0) -> RecurrentMixer:
+    """A layer with random weights of a sensible scale."""
+    layer: RecurrentMixer = MIXERS[type(spec)](spec, HIDDEN)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in layer.named_parameters():
+        scale = 1.0 if parameter.dim() < 2 else parameter.shape[-1] ** -0.5
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        if name.endswith("norm.weight"):
+            parameter.add_(1.0)
+    return layer
+
+
+def make_states(spec: Spec) -> LayerState:
+    generator = torch.Generator().manual_seed(5)
+    return {part.name: torch.randn(SLOTS, *part.shape, generator=generator) for part in spec.state()}
+
+
+def make_batch(runs: list[tuple[int, int, int]]) -> ForwardBatch:
+    """A step of (rows, slot, context) per sequence, decodes first."""
+    decodes = sum(count == 1 and context > 0 for count, _, context in runs)
+    assert all(count == 1 and context for count, _, context in runs[:decodes])
+    total = sum(count for count, _, _ in runs)
+    chunks, row = [], 0
+    for index, (count, slot, context) in enumerate(runs):
+        if index >= decodes:
+            chunks.append(PrefillChunk(row, row + count, context, index, slot, torch.empty(0, dtype=torch.int64)))
+        row += count
+    return ForwardBatch(
+        input_ids=torch.zeros(total, dtype=torch.int64),
+        positions=torch.zeros(total, dtype=torch.int64),
+        slot_mapping=torch.zeros(total, dtype=torch.int64),
+        state_slots=torch.tensor([slot for _, slot, _ in runs]),
+        num_decodes=decodes,
+        prefills=tuple(chunks),
+    )
+
+
+def run(layer: RecurrentMixer, hidden: torch.Tensor, batch: ForwardBatch, states: LayerState) -> torch.Tensor:
+    with torch.inference_mode():
+        return layer(hidden, batch, states)
+
+
+def values(rows: int, seed: int = 9, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def clone(states: LayerState) -> LayerState:
+    return {name: tensor.clone() for name, tensor in states.items()}
+
+
+def reference(
+    monkeypatch: pytest.MonkeyPatch,
+    layer: RecurrentMixer,
+    hidden: torch.Tensor,
+    batch: ForwardBatch,
+    states: LayerState,
+) -> torch.Tensor:
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "serves", lambda tensor: False)
+        return run(layer, hidden, batch, states)
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    assert torch.isfinite(found).all()
+    if wanted.numel():  # a convolution of one tap keeps no tail
+        scale = max(1.0, wanted.abs().max().item())
+        assert (found.double() - wanted.double()).abs().max().item() <= tolerance * scale
+
+
+MIXED = [(1, 3, 8), (1, 1, 2), (5, 6, 0), (70, 2, 11), (1, 4, 0), (129, 5, 0)]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_mixed_step_is_the_references(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes, fresh and later chunks of one and of many rows; outputs, states, and slots that aren't the batch's."""
+    spec = LAYERS[name]
+    layer, states = make_layer(spec), make_states(spec)
+    batch, hidden = make_batch(MIXED), values(sum(count for count, _, _ in MIXED))
+    wanted_states, before = clone(states), clone(states)
+    wanted = reference(monkeypatch, layer, hidden, batch, wanted_states)
+    found = run(layer, hidden, make_batch(MIXED), states)
+    assert_close(found, wanted, 3e-5)
+    for part, tensor in states.items():
+        assert_close(tensor, wanted_states[part], 3e-5)
+        assert torch.equal(tensor[0], before[part][0])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_cuts_anywhere_give_the_same(name: str) -> None:
+    spec = LAYERS[name]
+    layer, hidden = make_layer(spec), values(140)
+    whole_states, cut_states = make_states(spec), make_states(spec)
+    wanted = run(layer, hidden, make_batch([(140, 2, 0)]), whole_states)
+    parts = [
+        run(layer, hidden[start:stop], make_batch([(stop - start, 2, start)]), cut_states)
+        for start, stop in pairwise([0, 1, 2, 4, 64, 65, 66, 139, 140])
+    ]
+    assert_close(torch.cat(parts), wanted, 1e-4)
+    for part, tensor in cut_states.items():
+        assert_close(tensor, whole_states[part], 1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_sequence_is_the_same_in_any_batch(name: str, threads: int) -> None:
+    """To the bit in float32, decoding and prefilling, with one thread or two.
+
+    The projections compute row by row here: what is tested is the kernels between them.
+    """
+    spec = LAYERS[name]
+    layer = make_layer(spec)
+    for child_name, child in list(layer.named_children()):
+        if isinstance(child, Linear | StepProjection):
+            setattr(layer, child_name, _RowByRow(child))
+    batch, hidden = make_batch(MIXED), values(sum(count for count, _, _ in MIXED))
+    together, alone = make_states(spec), make_states(spec)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = run(layer, hidden, batch, together)
+    finally:
+        torch.set_num_threads(before)
+    row = 0
+    for count, slot, context in MIXED:
+        single = run(layer, hidden[row : row + count], make_batch([(count, slot, context)]), alone)
+        assert torch.equal(found[row : row + count], single)
+        row += count
+    for part, tensor in together.items():
+        assert torch.equal(tensor, alone[part]), part
+
+
+class _RowByRow(torch.nn.Module):
+    """A product, row by row on one thread: torch rounds otherwise for other numbers of either on some shapes."""
+
+    def __init__(self, product: torch.nn.Module) -> None:
+        super().__init__()
+        self.product = product
+        self.bias = product.bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return torch.cat([self.product(row) for row in rows.split(1)])
+        finally:
+            torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "mamba2-odd", "mamba3", "mamba3-conv-groups", "mamba1", "mamba1-odd"])
+def test_bfloat16_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = LAYERS[name]
+    layer = make_layer(spec)
+    for child in layer.modules():
+        for parameter_name, parameter in child.named_parameters(recurse=False):
+            if parameter_name not in getattr(child, "float32_parameters", ()):
+                parameter.data = parameter.data.to(torch.bfloat16)
+    hidden, batch = values(sum(count for count, _, _ in MIXED), dtype=torch.bfloat16), make_batch(MIXED)
+    states, wanted_states = make_states(spec), make_states(spec)
+    wanted = reference(monkeypatch, layer, hidden, batch, wanted_states)
+    found = run(layer, hidden, make_batch(MIXED), states)
+    assert found.dtype == torch.bfloat16
+    # One rounding more or less of a value before a product of 8 bits.
+    assert_close(found, wanted, 2**-6)
+    for part, tensor in states.items():
+        assert tensor.dtype == torch.float32
+        assert_close(tensor, wanted_states[part], 2e-2)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("scale", [0.0, 1e4])
+def test_extreme_inputs_stay_finite(name: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of zero and of tens of thousands, decays from none to total."""
+    spec = LAYERS[name]
+    layer, states = make_layer(spec), make_states(spec)
+    runs = [(1, 3, 8), (70, 2, 0), (66, 5, 3)]
+    hidden, wanted_states = values(137, scale=scale), clone(states)
+    wanted = reference(monkeypatch, layer, hidden, make_batch(runs), wanted_states)
+    found = run(layer, hidden, make_batch(runs), states)
+    assert torch.isfinite(found).all()
+    assert all(torch.isfinite(tensor).all() for tensor in states.values())
+    if spec.kind == "mamba2":
+        assert_close(found, wanted, 1e-3)
+
+
+def test_a_decay_that_wipes_the_state_leaves_later_ones_their_digits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, b, c = (torch.randn(64, 1, size, generator=generator) for size in (4, 5, 5))
+    log_decay = -0.01 * torch.rand(64, 1, generator=generator)
+    log_decay[3] = -1e30
+    state = torch.randn(1, 1, 4, 5, generator=generator)
+    exact = state[0, 0].double()
+    wanted = []
+    for t in range(64):
+        exact = exact * log_decay[t].double().exp() + x[t, 0].double()[:, None] * b[t, 0].double()
+        wanted.append(exact @ c[t, 0].double())
+    ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
+    runs = torch.tensor([[0, 64, 0, 0]])
+    found = torch.ops.blazr.recur(x, ones, log_decay, zeros, b, c, runs, state, None, None, None)
+    assert_close(found[:, 0], torch.stack(wanted), 1e-5)
+    assert_close(state[0, 0], exact, 1e-5)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("width", [1, 16, 37])
+def test_convolution(kernel: int, width: int) -> None:
+    conv = CausalConv1d(width, kernel, bias=True, activation="silu")
+    generator = torch.Generator().manual_seed(1)
+    conv.weight.copy_(torch.randn(conv.weight.shape, generator=generator))
+    conv.bias.copy_(torch.randn(width, generator=generator))
+    runs = [(1, 3, 4), (1, 5, 1), (2, 1, 3), (9, 2, 0), (1, 4, 0), (3, 6, 9)]
+    rows = torch.randn(sum(count for count, _, _ in runs), width, generator=generator)
+    state = torch.randn(SLOTS, width, kernel - 1, generator=generator)
+    wanted_state = state.clone()
+    wanted = conv.reference(rows, make_batch(runs), wanted_state)
+    found = conv(rows, make_batch(runs), state)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    # Tails are inputs as they came in. A run of one row at a sequence's start leaves zeros before it in both forms.
+    torch.testing.assert_close(state, wanted_state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("width", [5, 64])
+@pytest.mark.parametrize("before_gate", [False, True])
+def test_gated_norm_of_bfloat16_gates(width: int, before_gate: bool) -> None:
+    norm = GatedNorm(NormSpec("rms", 1e-5), 2 * width, width, norm_before_gate=before_gate)
+    norm.weight.copy_(torch.rand(2 * width))
+    rows, gate = torch.randn(3, 2 * width), torch.randn(3, 2 * width).bfloat16()
+    found = norm(rows, gate)
+    torch.testing.assert_close(found, norm.reference(rows, gate).bfloat16(), rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [[0, 2, 1, 0]],
+        [[0, 4, 1, 0]],
+        [[1, 3, 1, 0]],
+        [[0, 3, SLOTS, 0]],
+        [[0, 3, -1, 0]],
+        [[0, 2, 1, 0], [1, 2, 2, 0]],
+        [[0, 3, 1, 0], [3, 0, 2, 0]],
+    ],
+)
+def test_runs_outside_the_rows_or_states_are_refused(runs: list[list[int]]) -> None:
+    rows, state, taps = torch.zeros(3, 4), torch.zeros(SLOTS, 4, 3), torch.zeros(4, 4)
+    with pytest.raises(RuntimeError, match="runs"):
+        torch.ops.blazr.causal_conv(rows, torch.tensor(runs), state, taps, None, 0)
+
+
+def test_states_of_another_shape_are_refused() -> None:
+    runs = torch.tensor([[0, 3, 1, 0]])
+    with pytest.raises(RuntimeError, match="conv_state"):
+        torch.ops.blazr.causal_conv(torch.zeros(3, 4), runs, torch.zeros(2, 5, 3), torch.zeros(4, 4), None, 0)
+    with pytest.raises(RuntimeError, match="contiguous"):
+        state = torch.zeros(2, 3, 4).transpose(1, 2)
+        torch.ops.blazr.causal_conv(torch.zeros(3, 4), runs, state, torch.zeros(4, 4), None, 0)
+
+
+def test_growth_of_an_empty_state_with_enormous_steps() -> None:
+    spec = replace(LAYERS["mamba1-growing"], state_clamp=30.0)
+    layer, states = make_layer(spec), make_states(spec)
+    layer.dt_proj.bias.fill_(500.0)
+    found = run(layer, values(3), make_batch([(3, 1, 0)]), states)
+    assert torch.isfinite(found).all()
+    assert states["ssm_state"][1].abs().max().item() <= 30.0
+
+
+def test_the_generic_variant_passes_too() -> None:
+    """The same tests once more, in a process that loads the library without this processor's instructions."""
+    if os.environ.get("BLAZR_NATIVE") == "generic":
+        return
+    try:
+        build("generic")
+    except BuildFailed as error:
+        pytest.skip(f"no native kernels: {error}")
+    chosen = ["mixed_step and (mamba2-odd or mamba3-conv or mamba1-odd)", "convolution", "gated_norm"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", " or ".join(chosen)],
+        env={**os.environ, "BLAZR_NATIVE": "generic"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,184 @@
+"""Every kernel compiles to machine code of a GPU, without one: types, shapes and on-chip memory are checked.
+
+The launchers run as they are; the driver is replaced by one that names a target, and a launch ends after compiling.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from inference.modelling.backends import backend as kernels
+from inference.modelling.forward_batch import DecodeTables
+from inference.modelling.spec import NormSpec
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not kernels.PRESENT, reason="triton is not installed"),
+    pytest.mark.skipif(kernels.INTERPRETED, reason="TRITON_INTERPRET=1 replaces the compiler"),
+]
+SHARED_BYTES = {90: 232_448, 89: 101_376}
+"""On-chip memory that a block may have: H100 and H200 have the most, RTX 40 the least.
+Source: CUDA C++ programming guide, table of technical specifications by compute capability, https://docs.nvidia.com/cuda/cuda-c-programming-guide/."""
+
+
+def on_targets(*dtypes):
+    """Each dtype where a block has the least memory; on the newest, for its own matrix instructions, bfloat16."""
+    pairs = [(89, dtype) for dtype in dtypes] + [(90, torch.bfloat16)]
+    names = [f"sm_{capability}-{dtype}" for capability, dtype in pairs]
+    return pytest.mark.parametrize(("compiled", "dtype"), pairs, indirect=["compiled"], ids=names)
+
+
+@pytest.fixture(params=SHARED_BYTES, ids=lambda capability: f"sm_{capability}")
+def compiled(request, monkeypatch, tmp_path):
+    """The kernels that launches have compiled."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    class NamedTarget:
+        """A driver without a device."""
+
+        def get_current_target(self):
+            return GPUTarget("cuda", request.param, 32)
+
+        def get_current_device(self):
+            return request.param  # what is compiled is kept by device
+
+        def get_current_stream(self, device):
+            return 0
+
+    found = []
+    run = JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        found.append(kernel)
+        return kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", NamedTarget())
+    yield found
+    assert found, "nothing was launched"
+    for kernel in found:
+        assert kernel.asm["cubin"], kernel.name
+        limit = SHARED_BYTES[request.param]
+        assert kernel.metadata.shared <= limit, f"{kernel.metadata.name}: {kernel.metadata.shared:,} of {limit:,} bytes"
+
+
+def tables(count: int) -> DecodeTables:
+    numbers = torch.zeros(count, dtype=torch.int64)
+    return DecodeTables(numbers.to(torch.int32), numbers, numbers, 16)
+
+
+@on_targets(torch.bfloat16, torch.float32)
+@pytest.mark.parametrize(("kv_heads", "width", "window", "softcap"), [(8, 128, None, None), (4, 256, 4096, 50.0)])
+def test_decode_attention(kv_heads, width, window, softcap, dtype, compiled):
+    from inference.modelling.backends.triton.attention import decode_attention
+
+    cache = torch.zeros(64, kv_heads, width, dtype=dtype)
+    query = torch.zeros(2, 32, width, dtype=dtype)
+    decode_attention(query, cache, cache, tables(2), scale=0.1, sliding_window=window, softcap=softcap)
+
+
+@on_targets(torch.bfloat16, torch.float32)
+@pytest.mark.parametrize(("kv_heads", "width", "window", "softcap"), [(8, 128, None, None), (4, 256, 4096, 50.0)])
+def test_chunk_attention(kv_heads, width, window, softcap, dtype, compiled):
+    from inference.modelling.backends.triton.prefill import chunk_attention
+
+    cache, slots = torch.zeros(64, kv_heads, width, dtype=dtype), torch.zeros(9, dtype=torch.int64)
+    query = torch.zeros(2, 32, width, dtype=dtype)
+    chunk_attention(query, cache, cache, slots, scale=0.1, sliding_window=window, softcap=softcap)
+
+
+@on_targets(torch.bfloat16, torch.float32)
+def test_latent_attention(dtype, compiled):
+    from inference.modelling.backends.triton.attention import decode_latent_attention
+
+    query, rope = torch.zeros(2, 128, 512, dtype=dtype), torch.zeros(2, 128, 64, dtype=dtype)
+    decode_latent_attention(query, rope, torch.zeros(64, 576, dtype=dtype), tables(2), scale=0.1)
+
+
+def test_rows(compiled):
+    from inference.modelling.backends.triton.activations import gated_activation
+    from inference.modelling.backends.triton.norm import add_norm, gated_norm
+    from inference.modelling.backends.triton.rotary import latent_rope_and_write, rope_and_write
+
+    rows = torch.zeros(2, 4096, dtype=torch.bfloat16)
+    weight, slots = torch.zeros(4096, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
+    norm = NormSpec("rms", 1e-5)
+    add_norm(rows, rows, 1.0, norm, weight, None)
+    add_norm(rows, None, 1.0, NormSpec("layer"), weight, weight)
+    gated_norm(rows.float(), rows, norm, weight.float(), group_size=1024, norm_before_gate=False, dtype=rows.dtype)
+    for activation in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
+        gated_activation(rows, activation)
+    cache, angles = torch.zeros(64, 8, 128, dtype=torch.bfloat16), torch.zeros(2, 1, 128)
+    joint, head_weight = torch.zeros(2, 48, 128, dtype=torch.bfloat16), weight[:128]
+    for interleaved in (False, True):
+        rope_and_write(
+            joint, (angles, angles), slots, cache, cache, num_heads=32, interleaved=interleaved, head_norm=norm,
+            q_weight=head_weight, k_weight=head_weight,
+        )  # fmt: skip
+    latents, angles = torch.zeros(64, 576, dtype=torch.bfloat16), torch.zeros(2, 1, 64)
+    q_rope = torch.zeros(2, 128, 64, dtype=torch.bfloat16)
+    latent_rope_and_write(
+        q_rope, latents[:2], (angles, angles), slots, latents, interleaved=True, norm=norm, weight=weight[:512]
+    )
+
+
+# Exact products use no matrix instructions, and are the same on both.
+@pytest.mark.parametrize(("compiled", "exact"), [(89, False), (89, True), (90, False)], indirect=["compiled"], ids=str)
+def test_mamba2(compiled, exact):
+    from inference.modelling.backends.triton.mamba2 import chunk_scan, conv_chunk, conv_step, state_step
+
+    heads, width, size, groups = 128, 64, 128, 8
+    channels = heads * width + 2 * groups * size
+    rows, slots = torch.zeros(2, channels, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
+    conv_weight, conv_bias = torch.zeros(channels, 1, 4), torch.zeros(channels)
+    xbc = conv_step(rows, torch.zeros(3, channels, 3), slots, conv_weight, conv_bias, "silu")
+    conv_chunk(rows, torch.zeros(channels, 3), conv_weight, conv_bias, "silu", xbc, fresh=False)
+    dt, per_head = torch.zeros(2, heads, dtype=torch.bfloat16), torch.zeros(heads)
+    state = torch.zeros(1, heads, width, size)
+    common = {"num_groups": groups, "dt_min": 0.0, "dt_max": math.inf}
+    out = state_step(xbc, dt, per_head, per_head, per_head, state, slots, **common)
+    chunk_scan(xbc, dt, per_head, per_head, per_head, state[0], out, **common, fresh=False, exact=exact)
+
+
+@on_targets(torch.bfloat16, torch.float32)
+def test_experts(dtype, compiled):
+    from inference.modelling.backends.triton.moe import run_experts
+
+    for rows in (1, 512):
+        hidden, weights = torch.zeros(rows, 1024, dtype=dtype), torch.zeros(rows, 2)
+        chosen = torch.zeros(rows, 2, dtype=torch.int64)
+        first, down = torch.zeros(4, 1024, 1024, dtype=dtype), torch.zeros(4, 1024, 512, dtype=dtype)
+        run_experts(hidden, weights, chosen, first, down, gated=True, activation="silu")
+
+
+@on_targets(torch.bfloat16, torch.float32)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_experts(kind, dtype, compiled):
+    from inference.modelling.backends.triton.moe import run_experts
+    from inference.modelling.backends.triton.quantised import quantise_for_device
+
+    first, down = (quantise_for_device(torch.ones(shape), kind) for shape in ((4, 1024, 1024), (4, 1024, 512)))
+    for rows in (1, 512):
+        hidden, weights = torch.zeros(rows, 1024, dtype=dtype), torch.zeros(rows, 2)
+        chosen = torch.zeros(rows, 2, dtype=torch.int64)
+        run_experts(hidden, weights, chosen, first, down, gated=True, activation="silu")
+
+
+@on_targets(torch.bfloat16, torch.float32)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_product(kind, dtype, compiled):
+    from inference.modelling.backends.triton.quantised import quantise_for_device
+
+    packed = quantise_for_device(torch.ones(4096, 1024), kind)
+    for rows in (1, 16, 64):
+        packed.linear(torch.zeros(rows, 1024, dtype=dtype), torch.zeros(4096, dtype=dtype))
+    packed.wide_linear(torch.zeros(1, 1024, dtype=dtype), None)
+    packed.dense(dtype)
+    packed.rows(torch.zeros(1, dtype=torch.int64), dtype)

@@ -1,0 +1,216 @@
+"""The broker: Celery's own message form, admission, loads, and a Redis that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+
+import pytest
+import redis
+
+from inference.errors import QueueFull, Unavailable
+from inference.transport import hub as streams
+from inference.transport import keys as redis_keys
+from inference.transport import queue as broker
+from inference.transport.control import cancel_generation
+from inference.transport.hub import StreamHub
+from inference.transport.worker_states import model_states, worker_states_sync
+from tests.inference.transport.cut_connections import close_broker, cut_once
+from tests.inference.worker.fakes import message
+
+
+@pytest.fixture
+def client(redis_urls_in_settings):
+    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+async def hub(redis_urls_in_settings):
+    found = StreamHub(redis_urls_in_settings.client)
+    streams.set_hub(found)
+    yield found
+    await found.close()
+    streams.set_hub(None)
+
+
+def test_envelope_is_what_kombu_writes(redis_urls_in_settings, client):
+    """Compared member by member with a message that Celery published itself."""
+    from blazr_site.celery import app
+    from inference.tasks import generate
+
+    item = message("r1", text="é \u2028")
+    with app.connection_for_write(url=redis_urls_in_settings.celery) as connection:
+        generate.apply_async(args=[item], task_id="r1", queue="m.a", connection=connection, ignore_result=True)
+    theirs = json.loads(client.lpop("m.a"))
+    ours = json.loads(broker.task_envelope(redis_keys.GENERATE_TASK, (item,), task_id="r1", queue="m.a"))
+    assert json.loads(base64.b64decode(ours.pop("body"))) == json.loads(base64.b64decode(theirs.pop("body")))
+    for envelope in (ours, theirs):
+        assert envelope["properties"].pop("delivery_tag")
+        envelope["properties"].pop("reply_to")
+        # The prompt must not show up in the headers; Celery's own copy has it there.
+        for name in ("argsrepr", "kwargsrepr"):
+            envelope["headers"].pop(name)
+        # None of the two is read by the worker.
+        envelope["headers"].pop("origin")
+    assert ours == theirs
+
+
+def test_prompts_do_not_show_in_headers():
+    envelope = json.loads(broker.task_envelope("t", ("canary-prompt",), task_id="x", queue="q"))
+    assert "canary-prompt" not in json.dumps(envelope["headers"])
+
+
+async def test_publish_queues_and_asks_for_the_model_once(hub, client):
+    subscription = hub.register("r1")
+    await broker.publish_generation(message("r1"))
+    await broker.publish_generation(message("r2"))
+    assert (subscription.checkpoint_id, client.llen("m.a"), client.llen("default")) == ("a", 2, 1)
+    assert client.zcard(redis_keys.flight("a")) == 2
+
+
+async def test_publish_does_not_ask_for_a_model_that_is_held(hub, client):
+    client.zadd(redis_keys.holders("a"), {"w": time.time() + 10})
+    await broker.publish_generation(message("r1"))
+    assert client.llen("default") == 0
+    client.zadd(redis_keys.holders("a"), {"w": time.time() - 1})
+    await broker.publish_generation(message("r2"))
+    assert client.llen("default") == 1
+
+
+async def test_admission_is_exact_and_forgets_expired_requests(hub, client, settings):
+    settings.BLAZR_MAX_IN_FLIGHT = 3
+    client.zadd(redis_keys.flight("a"), {"old": time.time() - 1})
+    for number in range(3):
+        await broker.publish_generation(message(f"r{number}"))
+    with pytest.raises(QueueFull, match=r"3 requests .* the limit is 3") as caught:
+        await broker.publish_generation(message("r3"))
+    assert caught.value.retry_after_s
+    assert client.llen("m.a") == 3
+    client.zrem(redis_keys.flight("a"), "r0")
+    await broker.publish_generation(message("r4"))
+
+
+async def test_requests_that_come_together_share_a_call_and_are_judged_alone(hub, client, settings):
+    settings.BLAZR_MAX_IN_FLIGHT = 19
+    names = [f"r{number}" for number in range(20)]
+    for name in names:
+        hub.register(name)
+    client.config_resetstat()
+    found = await asyncio.gather(*(broker.publish_generation(message(name)) for name in names), return_exceptions=True)
+    refused = [name for name, answer in zip(names, found, strict=True) if isinstance(answer, QueueFull)]
+    assert len(refused) == 1
+    queued = [json.loads(item)["headers"] for item in client.lrange("m.a", 0, -1)]
+    assert sorted([*refused, *(item["id"] for item in queued)]) == sorted(names)
+    assert all(item["id"] == item["root_id"] for item in queued)
+    # Each call counts the workers once, and so does the hub.
+    calls = client.info("commandstats")["cmdstat_zcount"]["calls"]
+    assert calls <= 1 + len(names) / broker.PUBLISHED_TOGETHER + 2  # the first one goes alone
+    for name in names:
+        published = hub.get(name).published
+        assert (published is None) == (name in refused)
+        assert published is None or json.loads(published.envelope)["headers"]["id"] == name
+
+
+async def test_requests_of_two_models_that_come_together_go_to_their_queues(hub, client):
+    await asyncio.gather(*(broker.publish_generation(message(name, model=name[0])) for name in ("a1", "b1", "a2")))
+    assert (client.llen("m.a"), client.llen("m.b")) == (2, 1)
+
+
+async def test_the_first_after_a_pause_goes_out_at_once_and_the_next_ones_share_a_call(hub, client):
+    await hub.start()
+    client.config_resetstat()
+    publishing = [asyncio.create_task(broker.publish_generation(message(name))) for name in ("r1", "r2", "r3")]
+    while not (waiting := broker._outbox()._waiting):
+        await asyncio.sleep(0)
+    assert "r1" not in [parts[1] for _, parts in waiting["a"]]
+    await asyncio.gather(*publishing)
+    # Each call counts the workers once, and so does the hub.
+    assert client.info("commandstats")["cmdstat_zcount"]["calls"] <= 2 + 1
+    await asyncio.sleep(2 * broker.ALONE_AFTER_S)
+    after_a_pause = asyncio.create_task(broker.publish_generation(message("r4")))
+    while not after_a_pause.done():
+        assert not broker._outbox()._waiting
+        await asyncio.sleep(0)
+    assert client.llen("m.a") == 4
+
+
+async def test_who_has_gone_before_the_call_takes_the_message_back(hub, client):
+    await broker.publish_generation(message("r0"))
+    leaving = asyncio.create_task(broker.publish_generation(message("r1")))
+    staying = asyncio.create_task(broker.publish_generation(message("r2")))
+    await hub.start()
+    while not broker._outbox()._waiting:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await staying
+    assert [json.loads(item)["headers"]["id"] for item in client.lrange("m.a", 0, -1)] == ["r2", "r0"]
+
+
+async def test_every_request_of_a_call_that_failed_gets_an_error_of_its_own(hub, settings, tmp_path):
+    await hub.start()
+    settings.BLAZR_REDIS_URL = f"unix://{tmp_path}/none.sock?db=0"
+    settings.BLAZR_REDIS_TIMEOUT_S = 0.5
+    found = await asyncio.gather(
+        *(broker.publish_generation(message(name)) for name in ("r1", "r2")), return_exceptions=True
+    )
+    assert [type(item) for item in found] == [Unavailable, Unavailable]
+    assert found[0] is not found[1]
+    assert found[0].retry_after_s == found[1].retry_after_s == 2
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+async def test_a_cut_connection_neither_refuses_nor_doubles_a_request(hub, client, settings, before):
+    async with cut_once(settings.BLAZR_REDIS_URL, b"m.a", before=before) as (url, cuts):
+        settings.BLAZR_REDIS_URL = url
+        await broker.publish_generation(message("r1"))
+        await close_broker()
+    assert cuts == [b"m.a"]
+    assert (client.llen("m.a"), client.zrange(redis_keys.flight("a"), 0, -1)) == (1, [b"r1"])
+
+
+async def test_redis_that_is_away_is_unavailable_within_its_time(settings, tmp_path):
+    settings.BLAZR_REDIS_URL = f"unix://{tmp_path}/none.sock?db=0"
+    settings.BLAZR_REDIS_TIMEOUT_S = 0.5
+    for call in (cancel_generation("r"), broker.request_load("a"), model_states()):
+        started = time.monotonic()
+        with pytest.raises(Unavailable):
+            await call
+        assert time.monotonic() - started < 10
+    with pytest.raises(Unavailable):
+        worker_states_sync()
+
+
+async def test_failed_loads_are_told_for_a_while(hub, client):
+    error = {"class": "InvalidRequest", "message": "no."}
+    client.hset(redis_keys.FAILURES, "a", json.dumps({"at": time.time(), "worker": "w", "error": error}))
+    client.hset(redis_keys.FAILURES, "b", json.dumps({"at": time.time() - 10_000, "worker": "w", "error": error}))
+    states = await model_states()
+    assert (states["a"].status, states["a"].error) == ("failed", error)
+    assert "b" not in states
+
+
+async def test_message_that_was_lost_on_its_way_is_published_again(hub, client, monkeypatch):
+    """A worker that is killed right after BRPOP takes the message along; so does a Redis that forgets everything."""
+    monkeypatch.setattr(streams, "HEARTBEAT_INTERVAL_S", 0.05)
+    client.zadd(redis_keys.WORKERS, {"w": time.time()})
+    hub.register("lost")
+    hub.register("queued")
+    hub.register("held")
+    for name in ("lost", "held", "queued"):
+        await broker.publish_generation(message(name))
+    lost, held = client.rpop("m.a"), client.rpop("m.a")
+    tag = json.loads(held)["properties"]["delivery_tag"]
+    client.hset(redis_keys.UNACKED, tag, "x")
+    async with asyncio.timeout(15):
+        while client.llen("m.a") < 2:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
+    queued = [json.loads(item) for item in client.lrange("m.a", 0, -1)]
+    assert sorted(item["headers"]["id"] for item in queued) == ["lost", "queued"]
+    again = next(item for item in queued if item["headers"]["id"] == "lost")
+    assert again["properties"]["delivery_info"]["redelivered"] is True
+    assert again["body"] == json.loads(lost)["body"]
