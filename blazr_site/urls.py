@@ -5,11 +5,14 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path, re_path
 
+from blazr_site.api_docs import DocsView, SchemaView
 from blazr_site.static_files import static_file
 
 urlpatterns = [
     path("admin/", admin.site.urls),
     re_path(r"^static/(?P<path>.+)$", static_file),
+    path("schema", SchemaView.as_view(), name="schema"),
+    path("docs", DocsView.as_view(), name="docs"),
     path("", include("inference.api.urls")),
     path("", include("models_registry.urls")),
 ]

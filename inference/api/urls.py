@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from blazr_site.api_docs import DocsView, SchemaView
 from inference.api.anthropic.views import CountTokensView, MessagesView
 from inference.api.ollama import urls as ollama
 from inference.api.openai.batch_views import (
@@ -50,8 +49,6 @@ urlpatterns = [
     path("readyz", ReadyzView.as_view(), name="readyz"),
     path("health", HealthView.as_view(), name="health"),
     path("metrics", MetricsView.as_view(), name="metrics"),
-    path("schema", SchemaView.as_view(), name="schema"),
-    path("docs", DocsView.as_view(), name="docs"),
     path("tokenize", TokenizeView.as_view(), name="tokenize"),
     path("detokenize", DetokenizeView.as_view(), name="detokenize"),
     path("tokenizer_info", TokenizerInfoView.as_view(), name="tokenizer-info"),

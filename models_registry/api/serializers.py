@@ -6,7 +6,6 @@ from typing import Any
 
 from rest_framework import serializers
 
-from inference.api.platform.lifecycle_schemas import LiveModelSerializer, WorkerFitSerializer
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Upload, UploadFile
 from models_registry.upload_rules import MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS
@@ -60,6 +59,51 @@ class UploadSerializer(serializers.ModelSerializer[Upload]):
         from models_registry.upload_rules import CHUNK_BYTES
 
         return CHUNK_BYTES
+
+
+class DepartureSerializer(serializers.Serializer[Any]):
+    """When and why the model was unloaded."""
+
+    worker_id = serializers.CharField()
+    reason = serializers.CharField()
+    memory_bytes = serializers.IntegerField()
+    resident_s = serializers.FloatField()
+    at = serializers.FloatField(help_text="Unix time.")
+
+
+class LiveModelSerializer(serializers.Serializer[Any]):
+    """What the API and the pages both tell of a model, as the workers say."""
+
+    progress = serializers.FloatField(help_text="Share of the load that is done.")
+    stage = serializers.CharField(allow_blank=True)
+    workers = serializers.ListField(child=serializers.CharField())
+    memory_bytes = serializers.IntegerField()
+    num_running = serializers.IntegerField()
+    num_waiting = serializers.IntegerField()
+    num_queued = serializers.IntegerField()
+    tokens_per_s = serializers.FloatField()
+    last_used_at = serializers.FloatField(help_text="Unix time; 0: not yet.")
+    departures = DepartureSerializer(many=True, help_text="When it was unloaded, and why; the last few times.")
+
+
+class WorkerFitSerializer(serializers.Serializer[Any]):
+    """Whether a model would fit on one worker."""
+
+    worker_id = serializers.CharField()
+    verdict = serializers.CharField(
+        help_text="resident, fits, fits_after_eviction, pinned_models_in_the_way or too_large."
+    )
+    needed_bytes = serializers.IntegerField(help_text="Weights and states, a draft model's included.")
+    budget_bytes = serializers.IntegerField()
+    used_bytes = serializers.IntegerField(help_text="By other models.")
+    pinned_bytes = serializers.IntegerField(help_text="By other models that are pinned.")
+    weights_bytes = serializers.IntegerField()
+    states_bytes = serializers.IntegerField()
+    bytes_per_token = serializers.IntegerField(help_text="Of each sequence's state.")
+    bytes_per_sequence = serializers.IntegerField(help_text="On top of that, whatever its length.")
+    max_model_len = serializers.IntegerField()
+    max_num_seqs = serializers.IntegerField()
+    full_sequences = serializers.IntegerField(help_text="So many of full length have room at once.")
 
 
 class LiveStateSerializer(LiveModelSerializer):
