@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 
+from inference import consumers
 from inference.api.base import ApiView, json_response
 
 _CACHE = {"Cache-Control": "public, max-age=60"}
@@ -36,8 +37,6 @@ def openapi_document() -> dict[str, Any]:
 
 @functools.cache
 def _page() -> str:
-    from inference import consumers
-
     document = openapi_document()
     groups: dict[str, list[Operation]] = {tag: [] for tag in _TAGS_FIRST}
     for operation in _operations(document):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.errors import UnknownModel
 from models_registry.aliases import alias_checkpoint_id
+from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint, CheckpointOverride
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ def checkpoint_list() -> QuerySet[Checkpoint]:
 
 def checkpoint_inspection(checkpoint: Checkpoint) -> Inspection:
     """The stored inspection as a value: ``.spec``, ``.tokenizer``, ``.facts``, ``.tensors``."""
-    from models_registry.detection.inspection import Inspection
-
     return Inspection.from_dict(checkpoint.inspection)
 
 

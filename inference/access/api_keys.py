@@ -24,6 +24,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from inference.errors import InvalidRequest, NotAuthenticated, NotFound
+from inference.models import ApiKey
 from inference.values.limits import MAX_LIMIT, KeyLimits
 from inference.values.principal import DEFAULT_SCOPES, KEY_MARK, SCOPES, Principal
 
@@ -108,8 +109,6 @@ def api_key_create(
         InvalidRequest: The name is empty or too long, the expiry has passed, a scope is unknown, a limit is no
             positive number.
     """
-    from inference.models import ApiKey
-
     if not name.strip() or len(name) > 100 or "\0" in name:
         raise InvalidRequest("the name of an API key needs 1 to 100 characters.", param="name")
     if expires_at is not None and expires_at <= timezone.now():
@@ -165,8 +164,6 @@ def api_key_revoke(*, prefix: str) -> ApiKey:
     Raises:
         NotFound: No key has this prefix.
     """
-    from inference.models import ApiKey
-
     row = None if "\0" in prefix else ApiKey.objects.filter(prefix=prefix).first()
     if row is None:
         raise NotFound(f"There is no API key with the prefix {prefix[:40]!r}.", param="prefix")
@@ -208,8 +205,6 @@ async def principal_of_key(authorization: str) -> Principal | None:
 
 
 def _read_key(prefix: str) -> _CachedKey | None:
-    from inference.models import ApiKey
-
     row = ApiKey.objects.filter(prefix=prefix, revoked_at=None).first()
     if row is None:
         return None
@@ -234,8 +229,6 @@ def principal_of_tenant(tenant: str) -> Principal:
     Raises:
         NotAuthenticated: Its key was revoked, or has expired.
     """
-    from inference.models import ApiKey
-
     kind, _, number = tenant.partition(":")
     if kind != "key":
         return Principal("user" if kind == "user" else "local", tenant, tenant)
@@ -251,8 +244,6 @@ def void_tenants(among: Iterable[str]) -> list[str]:
     Args:
         among: Stored tenants; a query is not made unless there are such keys at all.
     """
-    from inference.models import ApiKey
-
     void = ApiKey.objects.exclude(ApiKey.valid())
     if not void.exists():
         return []

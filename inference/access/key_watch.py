@@ -15,6 +15,7 @@ from typing import Protocol
 
 from inference.errors import BlazrError, NotAuthenticated
 from inference.host.coroutines import PerLoop
+from inference.models import ApiKey
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,6 @@ key_watch = PerLoop(KeyWatch)
 
 def _valid_keys(keys: Iterable[int]) -> set[int]:
     from django.db import connections
-
-    from inference.models import ApiKey
 
     try:
         return set(ApiKey.objects.filter(ApiKey.valid(), pk__in=list(keys)).values_list("pk", flat=True))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inference.transport import keys as redis_keys
+from inference.transport.clients import redis_client, redis_repeatable
 from inference.values.limits import WINDOW_S, KeyLimits
 
 LEASE_S = 30.0
@@ -114,8 +115,6 @@ async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: i
     Raises:
         Unavailable: Redis can't be reached.
     """
-    from inference.transport.clients import redis_repeatable
-
     answer = await redis_repeatable(
         lambda client: client.eval(
             _ADMIT,
@@ -142,8 +141,6 @@ async def settle_request(*, tenant: str, limits: KeyLimits, lease: str, refund: 
     Raises:
         Unavailable: Redis can't be reached; the lease lapses then.
     """
-    from inference.transport.clients import redis_client
-
     async with redis_client() as client:
         await client.eval(
             _SETTLE,
@@ -165,8 +162,6 @@ async def renew_leases(leases: Sequence[tuple[str, str]]) -> None:
     Raises:
         Unavailable: Redis can't be reached.
     """
-    from inference.transport.clients import redis_client
-
     async with redis_client() as client:
         seconds, micros = await client.time()
         until = seconds + micros / 1e6 + LEASE_S

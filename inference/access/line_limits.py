@@ -17,6 +17,7 @@ from uuid import uuid4
 from inference.errors import RateLimitExceeded, RequestTooLarge, Unavailable
 from inference.records import metrics
 from inference.transport import keys as redis_keys
+from inference.transport.clients import redis_client_sync
 from inference.values.principal import Principal
 
 NOTE_S = 300.0
@@ -56,8 +57,6 @@ def lines_reserved(*, principal: Principal, lines: int, count: Callable[[], int]
         raise RequestTooLarge(
             f"The submission has {lines:,} lines, this API key may have {limit:,} queued; submit fewer at a time."
         )
-    from inference.transport.clients import redis_client_sync
-
     key, note, now = redis_keys.limit_lines(principal.tenant), f"{uuid4().hex}:{lines}", time.time()
     with redis_client_sync() as client:
         noted: Any = client.eval(_NOTE, 1, key, str(now), str(now + NOTE_S), note, str(int(NOTE_S)))

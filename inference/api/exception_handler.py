@@ -16,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.views import defaults
 from rest_framework import exceptions
 
+from inference.dialects.strict_serializer import first_error
 from inference.errors import (
     BlazrError,
     EngineError,
@@ -63,8 +64,6 @@ def as_blazr_error(error: BaseException) -> BlazrError:
     if isinstance(error, exceptions.PermissionDenied | PermissionDenied):
         return PermissionRefused(str(getattr(error, "detail", error)) or "This isn't allowed.")
     if isinstance(error, exceptions.ValidationError):
-        from inference.dialects.strict_serializer import first_error
-
         return first_error(error.detail)
     if isinstance(error, Http404 | exceptions.NotFound):
         return NotFound("There is nothing here.")

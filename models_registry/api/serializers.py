@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Upload, UploadFile
-from models_registry.upload_rules import MAX_FILES
+from models_registry.upload_rules import CHUNK_BYTES, MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS
 
 MAX_BIGINT = (1 << 63) - 1
@@ -56,8 +56,6 @@ class UploadSerializer(serializers.ModelSerializer[Upload]):
 
     def get_chunk_bytes(self, row: Upload) -> int:
         """Largest piece per PUT."""
-        from models_registry.upload_rules import CHUNK_BYTES
-
         return CHUNK_BYTES
 
 

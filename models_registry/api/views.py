@@ -20,7 +20,9 @@ from rest_framework.serializers import BaseSerializer
 from rest_framework.views import APIView
 
 from inference.errors import InvalidRequest
+from inference.jobs.selectors import job_counts
 from inference.models import JobState
+from inference.values.principal import LOCAL
 from models_registry import live, selectors, services, uploads
 from models_registry.api import serializers as shapes
 from models_registry.detection.describe import describe
@@ -76,9 +78,6 @@ class OverviewView(StaffView):
 
 def overview() -> dict[str, Any]:
     """Plain values of the dashboard."""
-    from inference.jobs.selectors import job_counts
-    from inference.values.principal import LOCAL
-
     seen = live.look()
     rows = live.with_live(selectors.checkpoint_list(), seen)
     counts = job_counts(principal=LOCAL)

@@ -17,6 +17,7 @@ from inference.serving.generation import Generation, Surface
 from inference.serving.served_models import served_model_get
 from inference.values.served_model import ServedModel
 from models_registry.hub import is_hub_id
+from models_registry.selectors import checkpoint_list
 
 SURFACE = Surface("ollama", "ollama-")
 LATEST = ":latest"
@@ -82,8 +83,6 @@ def hub_id(name: str) -> str:
 
 
 def _pulled_name(name: str) -> str | None:
-    from models_registry.selectors import checkpoint_list
-
     try:
         origin = hub_id(name)
     except InvalidRequest:

@@ -17,6 +17,9 @@ from inference.errors import Unavailable
 from inference.serving.served_models import served_model_cache_clear
 from inference.transport.control import request_unload
 from inference.transport.worker_states import worker_states
+from models_registry.aliases import alias_checkpoint_id, alias_delete, alias_promote
+from models_registry.selectors import checkpoint_get
+from models_registry.services import checkpoint_delete
 
 
 class TagsView(OllamaView):
@@ -128,22 +131,14 @@ class VersionView(OllamaView):
 
 
 def _copy(name: str, checkpoint_id: str, author_name: str) -> None:
-    from models_registry.aliases import alias_checkpoint_id, alias_promote
-    from models_registry.selectors import checkpoint_get
-
     checkpoint = checkpoint_get(checkpoint_id)
     if alias_checkpoint_id(name) != checkpoint.pk:  # copying twice is no error
         alias_promote(name=name, checkpoint=checkpoint, author_name=author_name)
 
 
 def _delete_alias(name: str) -> bool:
-    from models_registry.aliases import alias_delete
-
     return alias_delete(name=name)
 
 
 def _delete(checkpoint_id: str) -> None:
-    from models_registry.selectors import checkpoint_get
-    from models_registry.services import checkpoint_delete
-
     checkpoint_delete(checkpoint=checkpoint_get(checkpoint_id))

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from inference.serving.served_models import max_model_len
 from inference.values.principal import principal_current
 from inference.values.states import WorkerState
+from models_registry.aliases import aliases_of
+from models_registry.models import Checkpoint
+from models_registry.selectors import checkpoint_get
 
 if TYPE_CHECKING:
     from models_registry.models import Checkpoint
@@ -21,8 +24,6 @@ _FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 
 def tags() -> list[dict[str, Any]]:
     """The models that can be served, by name."""
-    from models_registry.aliases import aliases_of
-
     rows = _rows()
     found = [(row.served_model_name, row) for row in rows]
     by_id, allowed = {row.pk: row for row in rows}, principal_current().models
@@ -67,8 +68,6 @@ def shown(checkpoint_id: str) -> dict[str, Any]:
     Raises:
         UnknownModel: It was deleted in the meantime.
     """
-    from models_registry.selectors import checkpoint_get
-
     row = checkpoint_get(checkpoint_id)
     tokenizer, spec = row.inspection["tokenizer"], row.inspection.get("spec", {})
     template, family = tokenizer.get("chat_template") or "", row.model_type
@@ -98,8 +97,6 @@ def shown(checkpoint_id: str) -> dict[str, Any]:
 
 
 def _rows() -> list[Checkpoint]:
-    from models_registry.models import Checkpoint
-
     found = Checkpoint.objects.defer("inspection").filter(state=Checkpoint.State.AVAILABLE)
     allowed = principal_current().models
     return list(found if allowed is None else found.filter(served_model_name__in=sorted(allowed)))

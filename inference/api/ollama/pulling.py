@@ -22,8 +22,10 @@ from inference.api.ollama.base import OllamaView, hub_id, line
 from inference.api.schemas import GENERATION_ERRORS
 from inference.dialects.ollama.serializers import OllamaPullRequestSerializer
 from inference.serving.served_models import served_model_cache_clear
+from models_registry.detection.child import inspect_in_child
 from models_registry.hub import PullProgress
 from models_registry.pulls import Pull
+from models_registry.services import checkpoint_register
 
 
 class PullView(OllamaView):
@@ -120,8 +122,5 @@ def _shown(progress: PullProgress) -> dict[str, Any]:
 
 
 def _register(repo_id: str, path: str) -> str:
-    from models_registry.detection.child import inspect_in_child
-    from models_registry.services import checkpoint_register
-
     row = checkpoint_register(path=path, source="hub", origin=repo_id, inspect=inspect_in_child)
     return row.served_model_name

@@ -9,6 +9,9 @@ from asgiref.sync import sync_to_async
 from inference.errors import UnknownModel
 from inference.serving.served_models import available_checkpoints, max_model_len
 from inference.values.principal import principal_current
+from models_registry.aliases import aliases_of
+from models_registry.models import Checkpoint
+from models_registry.selectors import checkpoint_list
 
 if TYPE_CHECKING:
     from models_registry.models import Checkpoint
@@ -42,10 +45,6 @@ async def model_object(*, name: str) -> dict[str, Any]:
 
 def _alias_objects() -> list[dict[str, Any]]:
     """Aliases as models of their own, with the checkpoint and the revision that they mean."""
-    from models_registry.aliases import aliases_of
-    from models_registry.models import Checkpoint
-    from models_registry.selectors import checkpoint_list
-
     allowed = principal_current().models
     rows = {row.pk: row for row in checkpoint_list().filter(state=Checkpoint.State.AVAILABLE)}
     found = []

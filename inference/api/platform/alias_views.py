@@ -14,6 +14,8 @@ from inference.api.schemas import documented
 from inference.dialects.fields import StrictCharField, StrictIntegerField
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.serving.served_models import served_model_cache_clear, served_model_get
+from models_registry.aliases import alias_get, alias_promote, alias_rollback
+from models_registry.selectors import checkpoint_get
 
 if TYPE_CHECKING:
     from models_registry.models import ModelAlias
@@ -112,22 +114,15 @@ class RollbackView(ApiView):
 
 
 def _alias(name: str) -> dict[str, Any]:
-    from models_registry.aliases import alias_get
-
     return _shown(alias_get(name))
 
 
 def _promote(name: str, checkpoint_id: str, author_name: str) -> dict[str, Any]:
-    from models_registry.aliases import alias_promote
-    from models_registry.selectors import checkpoint_get
-
     alias_promote(name=name, checkpoint=checkpoint_get(checkpoint_id), author_name=author_name)
     return _alias(name)
 
 
 def _rollback(name: str, number: int | None) -> dict[str, Any]:
-    from models_registry.aliases import alias_rollback
-
     alias_rollback(name=name, number=number)
     return _alias(name)
 

@@ -27,6 +27,8 @@ from inference.transport.queue import request_load
 from inference.transport.worker_states import model_states, worker_states
 from inference.values.served_model import ServedModel
 from inference.values.states import ModelState, departures_of
+from models_registry.selectors import checkpoint_get, checkpoint_list
+from models_registry.services import checkpoint_settings_update
 
 _ERRORS = (400, 401, 403, 404, 415, 503)
 _PART = re.compile(r"-\d{1,4}\Z")
@@ -136,9 +138,6 @@ class ModelPinView(ApiView):
 
 
 def _store_pin(checkpoint_id: str, pinned: bool) -> None:
-    from models_registry.selectors import checkpoint_get
-    from models_registry.services import checkpoint_settings_update
-
     checkpoint_settings_update(checkpoint=checkpoint_get(checkpoint_id), values={"pinned": "yes" if pinned else None})
 
 
@@ -241,6 +240,4 @@ async def _requests(view: ApiView) -> dict[str, dict[str, Any]]:
 
 
 def _names(checkpoint_ids: list[str]) -> dict[str, str]:
-    from models_registry.selectors import checkpoint_list
-
     return {str(row.pk): row.served_model_name for row in checkpoint_list().filter(pk__in=set(checkpoint_ids))}

@@ -16,8 +16,10 @@ from inference.api.schemas import HealthSerializer, ProbeSerializer, documented
 from inference.errors import BlazrError
 from inference.jobs.selectors import job_counts
 from inference.records import metrics
+from inference.transport.worker_states import model_states, worker_states
 from inference.values.principal import LOCAL
 from inference.values.states import ModelState, WorkerState
+from models_registry.selectors import checkpoint_list
 
 PROBE_TIMEOUT_S = 3.0
 MAX_STEP_AGE_S = 30.0
@@ -38,8 +40,6 @@ def _query_database() -> None:
 
 
 def _names() -> dict[str, str]:
-    from models_registry.selectors import checkpoint_list
-
     return {str(key): name for key, name in checkpoint_list().values_list("pk", "served_model_name")}
 
 
@@ -50,8 +50,6 @@ async def _bounded(work: object) -> object:
 
 async def missing() -> list[str]:
     """What keeps this server from serving, in words; empty: ready."""
-    from inference.transport.worker_states import worker_states
-
     reasons: list[str] = []
     try:
         await _bounded(sync_to_async(_query_database)())
@@ -131,8 +129,6 @@ class HealthView(ApiView):
 
 
 async def _models() -> dict[str, ModelState]:
-    from inference.transport.worker_states import model_states
-
     found = await _bounded(model_states())
     assert isinstance(found, dict)
     return found
@@ -157,8 +153,6 @@ class MetricsView(ApiView):
         names: dict[str, str] = {}
         jobs: dict[str, int] = {}
         try:
-            from inference.transport.worker_states import worker_states
-
             found = await _bounded(worker_states())
             assert isinstance(found, dict)
             workers, models = found, await _models()
