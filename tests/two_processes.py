@@ -20,6 +20,8 @@ INFERENCE = "tests/inference"
 API = ("access", "api", "batches", "files", "jobs", "records", "serving", "transport", "values")
 """Folders of ``tests/inference`` whose tests are about the platform. The lanes take about the same time."""
 OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
+ENGINE = ("tests/device",)
+"""Tests of the engine outside of ``tests/inference``."""
 NOTHING_COLLECTED = 5
 
 
@@ -68,8 +70,9 @@ def lanes() -> list[list[Part]]:
     # What is installed is left alone: the tools run in the environment that runs this.
     make = ["make", "--no-print-directory", "--keep-going", "--old-file=.venv/.installed-dev"]
     checks = Part("checks", [*make, "lint", "imports", "types"])
-    engine = pytest("engine", INFERENCE, *(f"--ignore={INFERENCE}/{name}" for name in API))
-    platform = pytest("platform", "tests", *(f"--ignore={INFERENCE}/{name}" for name in OTHERS))
+    engine = pytest("engine", INFERENCE, *ENGINE, *(f"--ignore={INFERENCE}/{name}" for name in API))
+    others = (*(f"{INFERENCE}/{name}" for name in OTHERS), *ENGINE)
+    platform = pytest("platform", "tests", *(f"--ignore={path}" for path in others))
     return [[engine], [checks, platform]]
 
 

@@ -17,9 +17,9 @@ from inference.dialects.openai.outputs.formats import answer_format
 from inference.values.output_builder import AnswerBuilder
 from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
+from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.slow_reader import slow_chat
-from tests.inference.api.test_openai_client import wait_for
 
 
 class Server:

@@ -12,8 +12,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from inference.access.api_keys import api_key_create
 from inference.errors import GenerationFailed, PromptTooLong
+from tests.inference.api.openai.test_views_openai_client import endless, wait_for
 from tests.inference.api.scripted_worker import Reply
-from tests.inference.api.test_openai_client import endless, wait_for
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 

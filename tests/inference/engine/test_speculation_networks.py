@@ -10,7 +10,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.speculation.setup import Speculation
 from tests.inference.engine.fakes import request, run
-from tests.inference.engine.prefix_cache.test_networks import network
+from tests.inference.engine.prefix_cache.test_cache_networks import network
 from tests.inference.engine.speculation_fakes import Oracle, always, draft_of, with_oracle
 
 __all__ = ["network"]

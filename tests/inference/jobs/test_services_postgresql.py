@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 def test_jobs_on_postgresql(postgres_url):
-    files = [HERE / "test_jobs.py", HERE / "test_state_machine.py"]
+    files = [HERE / "test_services.py", HERE / "test_claims_state_machine.py"]
     files += [HERE / "test_runner.py", HERE.parent / "records" / "test_usage.py"]
     files += [HERE.parent / "batches" / name for name in ("test_runner.py", "test_progress.py")]
     done = subprocess.run(

@@ -9,8 +9,8 @@ import anthropic
 import openai
 import pytest
 
+from tests.inference.api.openai.test_views_tool_calls import TOOL_TEMPLATE, TWO_CALLS, pieces
 from tests.inference.api.scripted_worker import say
-from tests.inference.api.test_tool_calls import TOOL_TEMPLATE, TWO_CALLS, pieces
 from tests.inference.rows import make_checkpoint
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

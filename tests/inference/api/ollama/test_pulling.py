@@ -12,8 +12,8 @@ import pytest
 
 from models_registry import pulls
 from models_registry.models import Checkpoint
-from tests.inference.api.test_ollama import http, ollama, refused  # noqa: F401 - fixtures
-from tests.inference.api.test_openai_client import wait_for
+from tests.inference.api.ollama.test_views import http, ollama, refused  # noqa: F401 - fixtures
+from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 from tests.models_registry.tiny_hub import Hub, tiny_hub
 

@@ -14,7 +14,7 @@ from inference.text.grammars import constraint
 from inference.text.grammars.checker import GrammarChecker, GrammarLimits
 from inference.values.grammar import Grammar
 from tests.inference.llm.test_llm import ids_of, run
-from tests.inference.text.grammars.test_generation import ask
+from tests.inference.text.grammars.test_constraint_generation import ask
 
 
 def nested(depth: int) -> Any:

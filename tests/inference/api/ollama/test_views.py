@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from inference.dialects.ollama.serializers import OptionsSerializer
+from tests.inference.api.openai.test_embeddings import embed
+from tests.inference.api.openai.test_views import document, documented_answer, wait_for  # noqa: F401 - a fixture
 from tests.inference.api.scripted_worker import Reply, say
-from tests.inference.api.test_embeddings import embed
-from tests.inference.api.test_endpoints import document, documented_answer, wait_for  # noqa: F401 - a fixture
 from tests.inference.rows import TEMPLATE, make_checkpoint
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -273,7 +273,7 @@ def test_every_option_is_known_or_refused():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(ollama, worker, stream):
-    from tests.inference.api.test_tool_calls import TOOL_TEMPLATE, TWO_CALLS, WEATHER, pieces
+    from tests.inference.api.openai.test_views_tool_calls import TOOL_TEMPLATE, TWO_CALLS, WEATHER, pieces
 
     row = make_checkpoint("caller", template=TOOL_TEMPLATE)
     worker.checkpoint_ids.add(str(row.pk))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.inference.api.openai.test_views_tool_calls import TWO_CALLS, WEATHER, pieces
 from tests.inference.api.scripted_worker import say
-from tests.inference.api.test_tool_calls import TWO_CALLS, WEATHER, pieces
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 

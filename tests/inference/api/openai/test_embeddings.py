@@ -14,9 +14,9 @@ from inference.dialects.openai.embeddings import INPUTS_PER_MESSAGE, EmbeddingRe
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.values.plan import GenerationPlan
 from inference.values.tokenizer_spec import TokenizerSpec
+from tests.inference.api.openai.test_views import document, documented_answer  # noqa: F401 - a fixture
 from tests.inference.api.scripted_worker import Reply
-from tests.inference.api.test_endpoints import document, documented_answer  # noqa: F401 - a fixture
-from tests.inference.api.test_http_rules import is_error
+from tests.inference.api.test_base import is_error
 from tests.inference.rows import make_checkpoint
 
 WIDTH = 4

@@ -8,8 +8,8 @@ import pytest
 from inference.errors import Conflict
 from models_registry import aliases, services
 from models_registry.models import AliasRevision, ModelAlias
-from tests.inference.api.test_endpoints import document, documented_answer  # noqa: F401 - a fixture
-from tests.inference.api.test_http_rules import is_error
+from tests.inference.api.openai.test_views import document, documented_answer  # noqa: F401 - a fixture
+from tests.inference.api.test_base import is_error
 from tests.inference.rows import make_checkpoint
 
 

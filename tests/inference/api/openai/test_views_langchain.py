@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.inference.api.openai.test_views_tool_calls import TWO_CALLS, pieces
 from tests.inference.api.scripted_worker import say
-from tests.inference.api.test_tool_calls import TWO_CALLS, pieces
 
 SCHEMA: dict[str, Any] = {
     "title": "place",

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from inference.errors import PromptTooLong
+from tests.inference.api.openai.test_embeddings import refused
+from tests.inference.api.openai.test_views import document, documented_answer  # noqa: F401 - a fixture
 from tests.inference.api.scripted_worker import Reply
-from tests.inference.api.test_embeddings import refused
-from tests.inference.api.test_endpoints import document, documented_answer  # noqa: F401 - a fixture
 
 VECTORS = {"query": (2.0, 0.0), "same": (5.0, 0.0), "near": (1.0, 1.0), "far": (0.0, 3.0), "against": (-1.0, 0.0)}
 BODY: dict[str, Any] = {"model": "tiny", "query": "query", "documents": ["far", {"text": "same"}, "against", "near"]}

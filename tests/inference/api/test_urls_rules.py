@@ -14,7 +14,7 @@ from inference.models import ApiKey, Batch, StoredFile, UsageRecord
 from inference.records.usage import usage_writer
 from inference.transport import keys as redis_keys
 from inference.values.limits import KeyLimits
-from tests.inference.api.test_embeddings import embed
+from tests.inference.api.openai.test_embeddings import embed
 from tests.inference.rows import make_checkpoint
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

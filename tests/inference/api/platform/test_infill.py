@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.inference.api.openai.test_embeddings import refused
+from tests.inference.api.openai.test_views import document, documented_answer  # noqa: F401 - a fixture
+from tests.inference.api.openai.test_views_openai_client import entry
 from tests.inference.api.scripted_worker import Reply, say
-from tests.inference.api.test_embeddings import refused
-from tests.inference.api.test_endpoints import document, documented_answer  # noqa: F401 - a fixture
-from tests.inference.api.test_http_rules import is_error
-from tests.inference.api.test_openai_client import entry
+from tests.inference.api.test_base import is_error
 from tests.inference.rows import make_checkpoint
 
 GAP = {"model": "tiny", "input_prefix": "def f(", "input_suffix": "):\n"}

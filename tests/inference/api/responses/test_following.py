@@ -11,8 +11,8 @@ import pytest
 from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
 from inference.dialects.responses.events import ResponseEvents
 from inference.errors import GenerationFailed
+from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.api.scripted_worker import Reply, say
-from tests.inference.api.test_openai_client import wait_for
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1}}
 

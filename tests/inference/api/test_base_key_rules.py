@@ -21,7 +21,7 @@ from inference.models import ApiKey, GenerationJob
 from inference.transport import keys as redis_keys
 from inference.values.limits import KeyLimits
 from tests.inference.api.scripted_worker import say
-from tests.inference.api.test_http_rules import CHAT, is_error
+from tests.inference.api.test_base import CHAT, is_error
 from tests.inference.rows import make_checkpoint
 
 

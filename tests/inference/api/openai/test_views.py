@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference.jobs.claims import job_finish, jobs_claim
 from inference.models import JobState
+from tests.inference.api.openai.test_views_openai_client import entry, wait_for
 from tests.inference.api.scripted_worker import Reply
-from tests.inference.api.test_http_rules import CHAT, is_error
-from tests.inference.api.test_openai_client import entry, wait_for
+from tests.inference.api.test_base import CHAT, is_error
 from tests.inference.rows import make_checkpoint
 
 

@@ -14,8 +14,8 @@ from inference.transport.control import CancelledRequests, ControlReader
 from inference.worker.model_manager import ModelManager
 from inference.worker.questions import Questions
 from models_registry.models import Checkpoint
-from tests.inference.api.test_endpoints import document, documented_answer, wait_for  # noqa: F401 - a fixture
-from tests.inference.api.test_http_rules import is_error
+from tests.inference.api.openai.test_views import document, documented_answer, wait_for  # noqa: F401 - a fixture
+from tests.inference.api.test_base import is_error
 from tests.inference.worker.fakes import Client, FakeLLM, FakePlans, FakePresence, message
 
 SIZES = {

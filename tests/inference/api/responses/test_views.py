@@ -13,8 +13,8 @@ from inference.dialects.responses.serializers import ResponseRequestSerializer
 from inference.errors import GenerationFailed, InvalidRequest, PromptTooLong
 from inference.models import StoredResponse
 from inference.records.stored_responses import responses_sweep
+from tests.inference.api.openai.test_views_openai_client import entry, wait_for
 from tests.inference.api.scripted_worker import Reply, say
-from tests.inference.api.test_openai_client import entry, wait_for
 
 
 def messages_of(worker) -> list[dict]:

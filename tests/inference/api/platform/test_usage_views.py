@@ -12,7 +12,7 @@ from django.urls import reverse
 from inference.access.api_keys import api_key_create
 from inference.models import UsageDay, UsageRecord
 from inference.records.usage import usage_writer
-from tests.inference.api.test_http_rules import CHAT, is_error
+from tests.inference.api.test_base import CHAT, is_error
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from inference.values.sampling_params import SamplingParams
 from inference.values.speculative_options import SpeculativeOptions
 from inference.values.token_constraint import TokenMask
 from models_registry.detection.inspection import inspect_checkpoint
-from tests.inference.device.fake_cuda import DEVICE, fake_cuda
-from tests.inference.device.networks import STACKS, VOCAB, make_spec
+from tests.device.fake_cuda import DEVICE, fake_cuda
+from tests.device.networks import STACKS, VOCAB, make_spec
 
 DEMO = Path(inference.demo.__file__).parent / "checkpoint"
 

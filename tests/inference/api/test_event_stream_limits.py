@@ -9,9 +9,9 @@ import pytest
 
 from inference.api import event_stream as sse
 from inference.records import metrics
+from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.slow_reader import slow_chat
-from tests.inference.api.test_openai_client import wait_for
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 from inference.access.api_keys import api_key_create
 from inference.files import services as files
 from inference.models import StoredFile
-from tests.inference.api.test_endpoints import document, matches  # noqa: F401 (a fixture)
+from tests.inference.api.openai.test_views import document, matches  # noqa: F401 (a fixture)
 
 CONTENT = b'{"custom_id": "a"}\n'
 

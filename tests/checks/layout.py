@@ -1,0 +1,208 @@
+"""Check the layout: ``python -m tests.checks.layout``; with ``--figures`` print its figures instead.
+
+Rules: a test file stands at the path of the module it tests, a module of more than 60 lines has a test, files and
+functions stay within their limits, each folder says in one sentence what it is for, and first-party imports stand at
+the head of a module unless a comment gives one of the two allowed reasons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("inference", "models_registry", "blazr_site")
+MIRRORED = (*PACKAGES, "bench")
+GENERATED = {"migrations"}
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+MAX_UNTESTED_LINES = 60
+MAX_LOOSE_MODULES = 6
+MAX_FUNCTION_IMPORTS = 25
+
+EXCEPTIONS: dict[str, str] = {}
+"""Modules of more than 60 lines without a test at the mirrored path, each with the reason. At most 20."""
+MAX_EXCEPTIONS = 20
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Python file of the repository.
+
+    Attributes:
+        path: Relative to the root, with forward slashes.
+        source: Its text.
+        tree: Its syntax tree.
+    """
+
+    path: str
+    source: str
+    tree: ast.Module
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the file."""
+        return self.source.count("\n")
+
+
+def modules(*folders: str) -> Iterator[Module]:
+    """All Python files of the folders, generated ones excepted."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if GENERATED.isdisjoint(path.parts):
+                source = path.read_text()
+                yield Module(path.relative_to(ROOT).as_posix(), source, ast.parse(source))
+
+
+def functions(module: Module) -> Iterator[tuple[str, int]]:
+    """Name and length in lines of each function, decorators and docstring included."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def function_imports(module: Module) -> Iterator[int]:
+    """Line numbers of first-party imports inside functions."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.ImportFrom) and (inner.module or "").split(".")[0] in PACKAGES:
+                    yield inner.lineno
+
+
+def tested_path(test: str) -> list[str]:
+    """Modules that a test file may be about: ``test_engine_faults.py`` may be about ``engine.py``."""
+    folder, _, name = test.removeprefix("tests/").rpartition("/")
+    words = name.removeprefix("test_").removesuffix(".py").split("_")
+    found = [f"{folder}/{'_'.join(words[:count])}" for count in range(len(words), 0, -1)]
+    return [path for stem in found for path in (f"{stem}.py", f"{stem}/__init__.py")]
+
+
+def test_files() -> list[Path]:
+    """All test files at mirrored paths."""
+    return sorted(path for name in MIRRORED for path in (ROOT / "tests" / name).rglob("test_*.py"))
+
+
+def without_module() -> Iterator[str]:
+    """Test files whose path names no module."""
+    for path in test_files():
+        name = path.relative_to(ROOT).as_posix()
+        if not any((ROOT / candidate).exists() for candidate in tested_path(name)):
+            yield f"{name}: no module at {tested_path(name)[0]} or a shorter name; move it beside its module's path"
+
+
+def without_test() -> Iterator[str]:
+    """Modules of more than 60 lines without a test file, exceptions included."""
+    covered = {
+        next((candidate for candidate in tested_path(name) if (ROOT / candidate).exists()), "")
+        for name in (path.relative_to(ROOT).as_posix() for path in test_files())
+    }
+    for module in modules(*PACKAGES):
+        if module.num_lines > MAX_UNTESTED_LINES and module.path not in covered:
+            yield module.path
+
+
+def tests_at_their_modules() -> Iterator[str]:
+    """Both directions of the mirrored path."""
+    yield from without_module()
+    untested = set(without_test())
+    for path in sorted(untested - EXCEPTIONS.keys()):
+        folder, _, name = path.rpartition("/")
+        yield f"{path}: more than {MAX_UNTESTED_LINES} lines and no test at tests/{folder}/test_{name}"
+    for path in sorted(EXCEPTIONS.keys() - untested):
+        yield f"{path}: has a test now; remove it from EXCEPTIONS in tests/checks/layout.py"
+    if len(EXCEPTIONS) > MAX_EXCEPTIONS:
+        yield f"{len(EXCEPTIONS)} exceptions; at most {MAX_EXCEPTIONS} modules may go without a test"
+
+
+def sizes() -> Iterator[str]:
+    """Files and functions over their limits."""
+    for module in modules(*PACKAGES, "bench", "tests"):
+        if module.num_lines > MAX_FILE_LINES:
+            yield f"{module.path}: {module.num_lines} lines, at most {MAX_FILE_LINES}; split it"
+    for module in modules(*PACKAGES):
+        for name, length in functions(module):
+            if length > MAX_FUNCTION_LINES:
+                yield f"{module.path}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}; split it"
+
+
+def folders() -> Iterator[str]:
+    """Loose modules of ``inference`` and folders that don't say what they are for."""
+    loose = loose_modules()
+    if len(loose) > MAX_LOOSE_MODULES:
+        yield f"inference/ has {len(loose)} loose modules, at most {MAX_LOOSE_MODULES}: {', '.join(loose)}"
+    for path in sorted((ROOT / "inference").rglob("__init__.py")):
+        relative = path.relative_to(ROOT).as_posix()
+        if GENERATED.isdisjoint(path.parts) and not ast.get_docstring(ast.parse(path.read_text())):
+            yield f"{relative}: starts without a sentence that says what the folder is for"
+
+
+def loose_modules() -> list[str]:
+    """Modules of ``inference`` that are in none of its folders."""
+    return sorted(path.name for path in (ROOT / "inference").glob("*.py") if path.name != "__init__.py")
+
+
+def imports() -> Iterator[str]:
+    """First-party imports inside functions: their number, and those without a reason beside them."""
+    found = [(module, line) for module in modules(*PACKAGES) for line in function_imports(module)]
+    if len(found) > MAX_FUNCTION_IMPORTS:
+        yield f"{len(found)} first-party imports inside functions, at most {MAX_FUNCTION_IMPORTS}"
+    for module, line in found:
+        lines = module.source.splitlines()
+        if not re.search(r"#.*(torch|triton|Django)", "\n".join(lines[max(0, line - 3) : line])):
+            yield f"{module.path}:{line}: import inside a function without a comment that names torch, triton or Django"
+
+
+CHECKS = (tests_at_their_modules, sizes, folders, imports)
+
+
+def figures() -> dict[str, int]:
+    """The figures of the layout, for a table before and after a change."""
+    product = list(modules(*PACKAGES))
+    return {
+        "lines of Python outside tests": sum(module.num_lines for module in modules(*PACKAGES, "bench")),
+        "modules": len(product),
+        "longest file": max(module.num_lines for module in product),
+        "longest function": max(length for module in product for _, length in functions(module)),
+        "files over 500 lines": sum(module.num_lines > MAX_FILE_LINES for module in product),
+        "functions over 60 lines": sum(
+            length > MAX_FUNCTION_LINES for module in product for _, length in functions(module)
+        ),
+        "first-party imports inside functions": sum(1 for module in product for _ in function_imports(module)),
+        "loose modules in inference/": len(loose_modules()),
+        "modules over 60 lines without a test": len(list(without_test())),
+        "test files without a module": len(list(without_module())),
+        "test files over 500 lines": sum(
+            path.read_text().count("\n") > MAX_FILE_LINES for path in (ROOT / "tests").rglob("*.py")
+        ),
+        "BLAZR_ variables": len(variables(product)),
+    }
+
+
+def variables(product: list[Module]) -> set[str]:
+    """Names of the environment variables that the code reads or sets."""
+    return {name for module in product for name in re.findall(r"\bBLAZR_[A-Z0-9_]*[A-Z0-9]\b", module.source)}
+
+
+def main() -> int:
+    """Print what is wrong; the exit status is 1 then."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--figures", action="store_true", help="print the figures of the layout")
+    if parser.parse_args().figures:
+        for name, value in figures().items():
+            sys.stdout.write(f"{name:40} {value:>7,}\n")
+        return 0
+    problems = [problem for check in CHECKS for problem in check()]
+    for problem in problems:
+        sys.stderr.write(problem + "\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
