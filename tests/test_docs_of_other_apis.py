@@ -34,7 +34,7 @@ def test_parameters_of_responses():
 
 
 def test_every_event_of_responses_is_made():
-    source = (ROOT / "inference" / "api" / "responses" / "events.py").read_text()
+    source = (ROOT / "inference" / "dialects" / "responses" / "events.py").read_text()
     named = set(re.findall(r"`(response\.[a-z_.]+)`", section(RESPONSES, "Events")))
     finals = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
     for name in named - finals:
@@ -50,7 +50,7 @@ def test_parameters_of_messages():
 
 
 def test_every_event_of_messages_is_made():
-    source = (ROOT / "inference" / "api" / "anthropic" / "events.py").read_text()
+    source = (ROOT / "inference" / "dialects" / "anthropic" / "events.py").read_text()
     listed = section(MESSAGES, "Events").split("An error after")[0]
     for name in re.findall(r"`((?:message|content_block)_\w+|\w+_delta|ping)`", listed):
         assert f'"{name}"' in source, name

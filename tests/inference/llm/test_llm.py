@@ -711,7 +711,7 @@ def test_states_are_planned_within_their_memory(checkpoint: Checkpoint) -> None:
 
 
 def test_fixed_states_do_not_follow_free_memory(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    import inference.llm.llm as module
+    import inference.llm.sizes as module
 
     monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1_000_000)
     options = with_fixed_states(checkpoint.spec, LLMOptions())
@@ -722,7 +722,7 @@ def test_fixed_states_do_not_follow_free_memory(checkpoint: Checkpoint, monkeypa
 
 def test_states_on_a_device_follow_its_budget(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much is free: others may be there now that will have left, and weights and states stay within it."""
-    import inference.llm.llm as module
+    import inference.llm.sizes as module
 
     budget = 8 << 20
     for free in (0, 1 << 40):
@@ -740,7 +740,7 @@ def test_states_on_a_device_follow_its_budget(checkpoint: Checkpoint, monkeypatc
 def test_dtype_of_small_models_is_float32(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 
-    import inference.llm.llm as module
+    import inference.llm.sizes as module
 
     small = dataclasses.replace(checkpoint.spec, dtype="bfloat16")
     large = dataclasses.replace(small, vocab_size=4_000_000)
