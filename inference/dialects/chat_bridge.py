@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inference.dialects.openai.outputs.base import AnswerFormat
 from inference.dialects.openai.requests import plan_from_body
 from inference.errors import BlazrError
-from inference.serving.generation import Generation
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 
@@ -107,7 +107,7 @@ def pieces(chunk: Mapping[str, Any]) -> Iterator[Piece]:
             yield EndPiece(choice["finish_reason"], choice.get("stop_reason"))
 
 
-def event_pieces(generation: Generation, number: int, event: GenerationEvent) -> Iterator[Piece]:
-    """What one event of a generation says; the generation's builder has it already."""
-    for chunk in generation.format.chunks(number, event):
+def event_pieces(chat: AnswerFormat, number: int, event: GenerationEvent) -> Iterator[Piece]:
+    """What one event says that the builder behind ``chat`` has taken already."""
+    for chunk in chat.chunks(number, event):
         yield from pieces(chunk)

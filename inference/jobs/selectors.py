@@ -6,16 +6,17 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from django.db.models import Count, F, QuerySet, Sum
+from django.db.models import F, QuerySet, Sum
 
 from inference.errors import BlazrError, Conflict, InvalidRequest, UnknownRequest
 from inference.models import Batch, GenerationJob, JobChunk, JobState
+from inference.models.jobs import JobQuerySet
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
 
 
-def jobs_of(principal: Principal) -> QuerySet[GenerationJob]:
+def jobs_of(principal: Principal) -> JobQuerySet:
     """The jobs that ``principal`` may see; every read of a caller starts here."""
     rows = GenerationJob.objects.all()
     return rows if principal.sees_everything else rows.filter(tenant=principal.tenant)
@@ -76,8 +77,7 @@ def job_counts(*, principal: Principal, batch_label: str | None = None) -> dict[
     rows = jobs_of(principal).order_by()
     if batch_label:
         rows = rows.filter(batch_label=batch_label.replace("\0", ""))
-    counts = dict.fromkeys(JobState.values, 0)
-    counts.update(rows.values_list("state").annotate(number=Count("pk")).values_list("state", "number"))
+    counts = rows.count_by_state()
     counts["completion_tokens"] = rows.aggregate(total=Sum("completion_tokens"))["total"] or 0
     return counts
 
@@ -112,7 +112,7 @@ def num_open_jobs(tenant: str) -> int:
     return open_jobs().filter(tenant=tenant).count()
 
 
-def open_jobs() -> QuerySet[GenerationJob]:
+def open_jobs() -> JobQuerySet:
     """Jobs that wait or run."""
     return GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING))
 

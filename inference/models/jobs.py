@@ -6,7 +6,7 @@ import uuid
 from typing import Any, ClassVar
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Count, Q
 
 
 class JobState(models.TextChoices):
@@ -20,6 +20,15 @@ class JobState(models.TextChoices):
 
 
 TERMINAL_JOB_STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class JobQuerySet(models.QuerySet["GenerationJob"]):
+    """Queries on jobs that more than one folder needs."""
+
+    def count_by_state(self) -> dict[str, int]:
+        """Number of jobs in each state, 0 where there are none."""
+        counted = self.order_by().values_list("state").annotate(number=Count("pk")).values_list("state", "number")
+        return dict.fromkeys(JobState.values, 0) | dict(counted)
 
 
 class GenerationJob(models.Model):
@@ -59,6 +68,8 @@ class GenerationJob(models.Model):
     created_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)
+
+    objects = JobQuerySet.as_manager()
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]

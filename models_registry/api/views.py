@@ -20,9 +20,7 @@ from rest_framework.serializers import BaseSerializer
 from rest_framework.views import APIView
 
 from inference.errors import InvalidRequest
-from inference.jobs.selectors import job_counts
-from inference.models import JobState
-from inference.values.principal import LOCAL
+from inference.models import GenerationJob
 from models_registry import live, selectors, services, uploads
 from models_registry.api import serializers as shapes
 from models_registry.detection.describe import describe
@@ -80,11 +78,10 @@ def overview() -> dict[str, Any]:
     """Plain values of the dashboard."""
     seen = live.look()
     rows = live.with_live(selectors.checkpoint_list(), seen)
-    counts = job_counts(principal=LOCAL)
     return {
         "checkpoints": shapes.CheckpointSerializer(rows, many=True).data,
         "workers": seen.worker_rows(rows),
-        "jobs": {state: counts.get(state, 0) for state in JobState.values},
+        "jobs": GenerationJob.objects.count_by_state(),
         "notice": seen.notice,
     }
 

@@ -152,7 +152,8 @@ def test_load_error_reaches_the_request_and_a_later_one_tries_again(server, tmp_
 
 
 def test_unloaded_model_loads_again_with_the_next_request(server):
-    server.manage(f"from inference import broker; broker.request_unload_sync({server.checkpoint_id('demo')!r})")
+    unload = "from inference.transport.control import request_unload_sync; request_unload_sync({!r})"
+    server.manage(unload.format(server.checkpoint_id("demo")))
     wait_until(lambda: server.model().status == "unloaded", 60, "the unload")
     assert server.complete().status_code == 200
     wait_until(lambda: server.model().status == "ready", 60, "the heartbeat that says so")

@@ -61,7 +61,9 @@ class RunningMessage:
         return _written([message_error(renamed(error, CHAT_NAMES))])
 
     def _take(self, number: int, event: GenerationEvent) -> list[Event]:
-        return [made for piece in event_pieces(self.generation, number, event) for made in self._events.take(piece)]
+        return [
+            made for piece in event_pieces(self.generation.format, number, event) for made in self._events.take(piece)
+        ]
 
 
 async def running_message(plan: GenerationPlan, principal: Principal) -> RunningMessage:

@@ -97,7 +97,9 @@ class RunningResponse:
         return _written(events)
 
     def _take(self, number: int, event: GenerationEvent) -> list[Event]:
-        return [made for piece in event_pieces(self.generation, number, event) for made in self._events.take(piece)]
+        return [
+            made for piece in event_pieces(self.generation.format, number, event) for made in self._events.take(piece)
+        ]
 
     async def _store(self) -> None:
         if self._events.response["store"]:
