@@ -1,4 +1,4 @@
-"""The worker's heartbeat: what it does, for everybody; and whether the web processes it works for are alive."""
+"""Write the worker's heartbeat to Redis, and check that the web processes of its requests are alive."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MIN_GAP_S = 0.1
 
 
 class Heartbeat:
-    """Writes the worker's state every second, and at once after ``kick``.
+    """Writes the worker's state every second, and at once after ``wake``.
 
     Args:
-        describe: The state to write.
-        web_ids: Web processes that have requests here.
+        describe: Returns the state to write.
+        web_ids: Returns the web processes that have requests here.
         on_web_lost: Called with a web process whose heartbeat was missing twice in a row.
-        tick: Called once per beat, before the state is described (keep-alive and the like).
+        tick: Called once per beat, before ``describe``; it does the manager's periodic work.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Heartbeat:
         self._tick = tick
         self._missing: set[str] = set()
         self._checked_at = 0.0
-        self._kick = threading.Event()
+        self._changed = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -57,14 +57,14 @@ class Heartbeat:
         """Start the thread; once."""
         self._thread.start()
 
-    def kick(self) -> None:
-        """Something changed: beat now rather than within the second."""
-        self._kick.set()
+    def wake(self) -> None:
+        """Write the state now rather than within the second; something has changed."""
+        self._changed.set()
 
     def stop(self) -> None:
-        """End the thread and remove the heartbeat, so that nobody waits for this worker."""
+        """End the thread and remove the heartbeat, so that no request waits for this worker."""
         self._stopping = True
-        self._kick.set()
+        self._changed.set()
         self._thread.join(5)
         try:
             pipe: Any = self._client.pipeline(transaction=True)
@@ -76,20 +76,20 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._kick.clear()
+            self._changed.clear()
             try:
                 self._tick()
                 self._beat()
                 if time.monotonic() - self._checked_at >= WEB_CHECK_INTERVAL_S:
                     self._checked_at = time.monotonic()
-                    self._check_webs()
+                    self._check_web_processes()
             except (RedisError, OSError) as error:
                 logger.warning("the heartbeat failed (%s)", error)
             except Exception:
                 logger.exception("the heartbeat failed")
-            # Progress of a load kicks often; ten beats a second are enough for anybody.
+            # The progress of a load wakes this thread often; ten beats a second are enough.
             time.sleep(MIN_GAP_S)
-            self._kick.wait(INTERVAL_S - MIN_GAP_S)
+            self._changed.wait(INTERVAL_S - MIN_GAP_S)
 
     def _beat(self) -> None:
         state = self._describe()
@@ -98,13 +98,13 @@ class Heartbeat:
         pipe.set(redis_keys.worker(self._worker_id), state.to_json(), ex=redis_keys.HEARTBEAT_EXPIRE_S)
         pipe.zadd(redis_keys.WORKERS, {self._worker_id: now})
         for model in state.models:
-            # Renewed only: the manager adds and removes itself, or an unload could be undone here.
+            # XX: only ``Presence`` adds and removes the holder, or this could undo an unload.
             pipe.zadd(
                 redis_keys.holders(model.checkpoint_id), {self._worker_id: now + redis_keys.HOLDER_EXPIRE_S}, xx=True
             )
         pipe.execute()
 
-    def _check_webs(self) -> None:
+    def _check_web_processes(self) -> None:
         names = sorted(set(self._web_ids()))
         pipe: Any = self._client.pipeline(transaction=False)
         for name in names:

@@ -1,9 +1,8 @@
-"""Leases on delivered messages, and what happens to those of a dead worker.
+"""Renew the leases on delivered messages, and give the messages of dead workers back.
 
-Celery gives a message to somebody else when it stays unacknowledged longer than the visibility timeout.
-That timeout is short here, so that a killed worker's requests go on within seconds; this thread renews
-the time of everything the worker still works on. A thread with its own connection, not a timer of the
-worker's event loop: it has to go on during the drain, when that loop no longer turns.
+Celery gives a message to another worker when it stays unacknowledged longer than the visibility timeout. That timeout
+is short here, so that the requests of a killed worker go on within seconds. A thread renews the leases of all running
+requests. It is no timer of the worker's event loop, because that loop stands still during a drain.
 """
 
 from __future__ import annotations
@@ -21,12 +20,14 @@ from inference.transport import keys as redis_keys
 
 logger = logging.getLogger(__name__)
 
+TAGS_EXPIRE_S = 3600
+
 
 class LeaseKeeper:
-    """Renews the leases of the tags that are held; also looks for workers that died.
+    """Renews the leases of held delivery tags, and looks for workers that died.
 
     Args:
-        visibility_timeout_s: Celery's; renewed five times as often.
+        visibility_timeout_s: Celery's time-out; leases are renewed five times as often.
     """
 
     def __init__(self, client: redis.Redis, worker_id: str, *, visibility_timeout_s: float) -> None:
@@ -45,27 +46,27 @@ class LeaseKeeper:
         """Start the thread; once."""
         self._thread.start()
 
-    def hold(self, tag: str, *, is_noted: bool = False) -> None:
-        """Renew this tag from now on; that it is this worker's is noted at once, unless ``is_noted``: it has been."""
+    def hold(self, tag: str, *, is_recorded: bool = False) -> None:
+        """Renew this tag from now on, and record it as this worker's unless that is done already (``is_recorded``)."""
         with self._lock:
             self._tags.add(tag)
-            if is_noted:
+            if is_recorded:
                 return
             self._new.append(tag)
         self._wake.set()
 
     def release(self, tags: Iterable[str]) -> None:
-        """Stop renewing."""
+        """Stop renewing these tags."""
         with self._lock:
             self._tags.difference_update(tags)
 
     def held(self) -> list[str]:
-        """Tags that are renewed."""
+        """Return the tags that are renewed."""
         with self._lock:
             return list(self._tags)
 
     def stop(self) -> None:
-        """End the thread. What is still held goes back to its queue by Celery's own time-out, or by ``hand_back``."""
+        """End the thread. Held messages go back to their queues by Celery's time-out, or by ``hand_back``."""
         self._stopping = True
         self._wake.set()
         self._thread.join(5)
@@ -79,7 +80,7 @@ class LeaseKeeper:
                     release_dead_workers(self._client)
                     renewed_at = time.monotonic()
                 else:
-                    note(self._client, self._worker_id, self._take_new())
+                    record_tags(self._client, self._worker_id, self._take_new())
             except (RedisError, OSError) as error:
                 logger.warning("leases could not be renewed (%s), trying again", error)
                 renewed_at = 0.0
@@ -89,12 +90,12 @@ class LeaseKeeper:
             self._wake.clear()
 
     def _renew(self) -> None:
-        """Renew what is held; what is noted and wasn't held the last time either is noted no longer.
+        """Renew the held tags, and forget recorded tags that two rounds in a row found unheld.
 
-        The transport notes a message before anybody holds its tag, so once says nothing.
+        The transport records a message before its tag is held, so one round proves nothing.
         """
-        unheld = noted(self._client, self._worker_id) - set(self.held())
-        # Read after what is unheld: a tag that is held by now stays.
+        unheld = recorded_tags(self._client, self._worker_id) - set(self.held())
+        # Read after ``unheld``: a tag that became held meanwhile stays recorded.
         tags = self.held()
         renew(self._client, self._worker_id, tags, gone=(unheld & self._unheld).difference(tags))
         self._unheld = unheld
@@ -105,24 +106,24 @@ class LeaseKeeper:
         return new
 
 
-def note(client: redis.Redis, worker_id: str, tags: list[str]) -> None:
-    """Note that the tags are this worker's, so that they go on at once when it dies."""
+def record_tags(client: redis.Redis, worker_id: str, tags: list[str]) -> None:
+    """Record the tags as this worker's, so that their requests go on at once when it dies."""
     if tags:
         key = redis_keys.tags(worker_id)
         pipe: Any = client.pipeline(transaction=True)
         pipe.sadd(key, *tags)
-        pipe.expire(key, 3600)
+        pipe.expire(key, TAGS_EXPIRE_S)
         pipe.execute()
 
 
-def noted(client: redis.Redis, worker_id: str) -> set[str]:
-    """The tags that are noted as this worker's."""
+def recorded_tags(client: redis.Redis, worker_id: str) -> set[str]:
+    """Return the tags that are recorded as this worker's."""
     members: Any = client.smembers(redis_keys.tags(worker_id))
     return {_text(tag) for tag in members}
 
 
 def renew(client: redis.Redis, worker_id: str, tags: list[str], *, gone: Collection[str] = ()) -> None:
-    """Reset the age of the tags, note whose they are, and that ``gone`` isn't this worker's any more."""
+    """Reset the age of ``tags``, record them as this worker's, and remove ``gone`` from its record."""
     key = redis_keys.tags(worker_id)
     pipe: Any = client.pipeline(transaction=True)
     if gone:
@@ -131,25 +132,25 @@ def renew(client: redis.Redis, worker_id: str, tags: list[str], *, gone: Collect
         # XX: a tag that was acknowledged in the meantime must not come back.
         pipe.zadd(redis_keys.UNACKED_INDEX, dict.fromkeys(tags, time.time()), xx=True)
         pipe.sadd(key, *tags)
-        pipe.expire(key, 3600)
+        pipe.expire(key, TAGS_EXPIRE_S)
     pipe.execute()
 
 
 def hand_back(client: redis.Redis, tags: Iterable[str]) -> None:
-    """Make messages overdue: the next sweep of any worker (every 2 s) puts them back into their queue."""
+    """Make messages overdue, so that the next sweep of any worker (every 2 s) puts them back into their queues."""
     overdue = dict.fromkeys(tags, 1.0)
     if overdue:
         client.zadd(redis_keys.UNACKED_INDEX, overdue, xx=True)
 
 
 def release_worker(client: redis.Redis, worker_id: str) -> int:
-    """Give the messages of a worker that is known to be dead back, and forget its heartbeat.
+    """Give the messages of a dead worker back to their queues, and forget its heartbeat.
 
     Returns:
         How many messages went back.
     """
     key = redis_keys.tags(worker_id)
-    tags = noted(client, worker_id)
+    tags = recorded_tags(client, worker_id)
     hand_back(client, tags)
     pipe: Any = client.pipeline(transaction=True)
     pipe.delete(key, redis_keys.worker(worker_id))
@@ -159,7 +160,7 @@ def release_worker(client: redis.Redis, worker_id: str) -> int:
 
 
 def release_dead_workers(client: redis.Redis) -> None:
-    """``release_worker`` for every worker whose heartbeat has expired."""
+    """Call ``release_worker`` for every worker whose heartbeat has expired."""
     limit = time.time() - redis_keys.HEARTBEAT_EXPIRE_S
     names: Any = client.zrangebyscore(redis_keys.WORKERS, "-inf", limit)
     for name in names:

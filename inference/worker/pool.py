@@ -1,8 +1,8 @@
-"""EnginePool: Celery's worker pool that hands generations straight to the resident engines.
+"""Celery's worker pool, which hands generation messages to the engines of this process.
 
-``-P custom`` with ``CELERY_CUSTOM_WORKER_POOL=inference.worker.pool:EnginePool``. A generation occupies no
-thread: ``on_apply`` gives it to the runtime and returns, and Celery's callback (the late ack) is called when it
-ends. ``-c`` is the number of messages that the worker takes at all. Other tasks run in a few threads.
+Started by ``-P custom`` with ``CELERY_CUSTOM_WORKER_POOL=inference.worker.pool:EnginePool``. A generation occupies no
+thread: ``on_apply`` hands it to ``Deliveries`` and returns, and Celery's callback (the late acknowledgement) is called
+when the generation ends. ``-c`` is the most messages that the worker takes. Other tasks run in a few threads.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from inference.transport import keys as redis_keys
 from inference.transport.kombu_transport import EngineChannel, use_in_this_process
 from inference.worker import runtime as worker_runtime
 from inference.worker.bootstrap import make_runtime
+from inference.worker.deliveries import Deliveries
 from inference.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ use_in_this_process()  # Celery imports its pool before it connects
 
 
 class Handle:
-    """What Celery keeps of a running task; ``revoke(terminate=True)`` comes here."""
+    """Celery's handle of a running task; ``revoke(terminate=True)`` calls it."""
 
     def __init__(self, terminate: Callable[[], None]) -> None:
         self._terminate = terminate
@@ -45,33 +46,34 @@ def _cancel(future: Future[Any]) -> None:
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
-    """See the module."""
+    """Runs generations in the engines, other tasks in threads."""
 
     signal_safe = False
     uses_semaphore = False
     body_can_be_buffer = True
 
     def make_runtime(self) -> WorkerRuntime:
-        """The parts of this worker; replaced in tests."""
+        """Return the parts of this worker; replaced in tests."""
         return make_runtime()
 
     def on_start(self) -> None:
-        """Before the first message."""
+        """Start the worker's parts, before the first message."""
         self._threads = ThreadPoolExecutor(TASK_THREADS, thread_name_prefix="task")
         # Celery keeps weak references only.
         self._handles: dict[str, Handle] = {}
         self.runtime = self.make_runtime()
+        self._deliveries: Deliveries = self.runtime.deliveries
         worker_runtime.set_current(self.runtime)
         EngineChannel.worker_id = self.runtime.config.worker_id
         self.runtime.start()
 
     def on_stop(self) -> None:
-        """Warm shutdown: nothing new comes any more; what runs may end within the grace time."""
+        """Shut down warmly: no new messages come, and running requests may end within the grace time."""
         self.runtime.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def on_terminate(self) -> None:
-        """Cold shutdown: everything goes back to its queue."""
+        """Shut down at once: all messages go back to their queues."""
         self.runtime.stop(grace_s=0)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -94,24 +96,24 @@ class EnginePool(BasePool):  # type: ignore[misc]
         accept_callback(os.getpid(), time.monotonic())
         started = time.monotonic()
 
-        def done() -> None:
+        def acknowledge() -> None:
             self._handles.pop(task_id, None)
             callback((0, None, time.monotonic() - started))
 
-        handle = self._handles[task_id] = Handle(lambda: self.runtime.terminate(task_id))
+        handle = self._handles[task_id] = Handle(lambda: self._deliveries.cancel(task_id))
         try:
             message = request["args"][0]
-            self.runtime.deliver(
+            self._deliveries.deliver(
                 message,
                 tag=request["properties"]["delivery_tag"],
                 redelivered=bool(request["delivery_info"].get("redelivered")),
-                done=done,
-                is_noted=True,
+                acknowledge=acknowledge,
+                is_recorded=True,
             )
         except Exception:
-            # Whatever this message is, it isn't a request of ours: it must not come back for ever.
+            # The message is no generation request: it must not come back for ever.
             logger.exception("message %s is not a generation request and is dropped", task_id)
-            done()
+            acknowledge()
         return handle
 
     def _run_task(self, target: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> None:
@@ -121,7 +123,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             logger.exception("task %s failed outside of its body", args[0])
 
     def terminate_job(self, pid: int, signal: object = None) -> None:
-        """Nothing: ``Handle.terminate`` does it."""
+        """Do nothing: Celery calls ``Handle.terminate`` instead."""
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()

@@ -1,8 +1,4 @@
-"""WorkerRuntime: the parts of one worker process, put together, started and stopped in order.
-
-The engine pool gives it Celery messages; it sees to leases, repeated deliveries, cancels, and that
-every message ends exactly once.
-"""
+"""Put the parts of one worker process together, start and stop them in order, take control orders."""
 
 from __future__ import annotations
 
@@ -11,56 +7,48 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import redis
-from redis.exceptions import RedisError
 
-from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, Unavailable
-from inference.records.tracing import is_tracing, worker_trace
-from inference.transport import keys as redis_keys
+from inference.errors import EngineDead, EngineError
 from inference.transport.control import CancelledRequests, ControlReader
-from inference.transport.kombu_transport import settled
-from inference.transport.publisher import EventPublisher, Settlement
-from inference.values.messages import GenerateMessage, GenerationEvent
+from inference.transport.publisher import EventPublisher
 from inference.values.states import WorkerState
+from inference.worker.deliveries import Deliveries
 from inference.worker.heartbeat import Heartbeat
 from inference.worker.interfaces import LoadPlan
-from inference.worker.lease import LeaseKeeper, hand_back, release_dead_workers, release_worker
+from inference.worker.lease import LeaseKeeper, release_dead_workers, release_worker
 from inference.worker.model_manager import ModelManager
 from inference.worker.presence import QueueSelector, RedisPresence
 from inference.worker.questions import Questions
 
 logger = logging.getLogger(__name__)
 
-MAX_SUSPECT_DELIVERIES = 2
-RESUME_ANSWER_S = 5
-RESUME_TRIES = 3
 EXIT_ENGINE_DEAD = 70
 
 
 class Background(Protocol):
-    """Something else that works in this process (the job runner)."""
+    """Threads that work in this process beside the engines, such as the job runner."""
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Look for work now."""
         ...
 
     def stop(self, timeout_s: float) -> None:
-        """Hand back what isn't finished and end."""
+        """Hand back unfinished work and end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker process is told.
+    """Settings of a worker process.
 
     Attributes:
-        device: ``cpu`` or ``cuda:N``; for people.
+        device: ``cpu`` or ``cuda:N``; shown to people.
         budget_bytes: Memory for models.
-        max_active: Requests that Celery hands over at most.
+        max_active: The most requests that Celery hands over.
         visibility_timeout_s, drain_grace_s: Seconds.
         preload: Checkpoint ids to load at the start and keep.
         min_residence_s: See ``ModelManager``.
@@ -77,16 +65,6 @@ class WorkerConfig:
     preload: tuple[str, ...] = ()
     min_residence_s: float = 0.0
     stream_interval_s: float = 0.0
-
-
-@dataclass(eq=False, slots=True)
-class _Delivery:
-    """A message between its delivery and its end."""
-
-    message: GenerateMessage
-    tags: list[str]
-    done: list[Callable[[], None]] = field(default_factory=list)
-    delivered_at: float = field(default_factory=time.monotonic)
 
 
 class WorkerRuntime:
@@ -112,9 +90,6 @@ class WorkerRuntime:
         self._started_at = time.time()
         self._draining = False
         self._stopped = False
-        self._lock = threading.Lock()
-        self._deliveries: dict[str, _Delivery] = {}
-        self._resumes = ThreadPoolExecutor(4, thread_name_prefix="resume")
         self.cancelled = CancelledRequests()
         self.queues = QueueSelector()
         self.publisher = EventPublisher(connect(config.redis_url), interval_s=config.stream_interval_s)
@@ -125,23 +100,30 @@ class WorkerRuntime:
             connect(config.redis_url),
             config.worker_id,
             describe=self.describe,
-            web_ids=self._web_ids,
-            on_web_lost=self._cancel_of_web,
+            web_ids=lambda: self.deliveries.web_ids(),
+            on_web_lost=lambda web_id: self.deliveries.cancel_of_web(web_id),
             tick=lambda: self.manager.tick(),
         )
         self.manager = ModelManager(
             plan=plan,
-            presence=RedisPresence(self._client, config.worker_id, self.queues, changed=self.heartbeat.kick),
+            presence=RedisPresence(self._client, config.worker_id, self.queues, changed=self.heartbeat.wake),
             budget_bytes=config.budget_bytes,
-            on_dead=self._engine_died,
+            on_dead=self._on_engine_dead,
             min_residence_s=config.min_residence_s,
+        )
+        self.deliveries = Deliveries(
+            self._client,
+            manager=self.manager,
+            publisher=self.publisher,
+            leases=self.leases,
+            cancelled=self.cancelled,
         )
         self.questions = Questions(connect(config.redis_url), config.worker_id, self.manager)
         self.control = ControlReader(
             connect(config.redis_url),
             {
-                "cancel": self._cancel,
-                "unload": self._unload,
+                "cancel": self.deliveries.cancel,
+                "unload": self.manager.unload,
                 "pin": lambda checkpoint_id: self.manager.set_pinned(checkpoint_id, True),
                 "unpin": lambda checkpoint_id: self.manager.set_pinned(checkpoint_id, False),
                 "ask": self.questions.take,
@@ -150,18 +132,21 @@ class WorkerRuntime:
             self.cancelled,
         )
 
-    # --- life
+    # --- start and stop
 
     def start(self) -> None:
-        """Before Celery consumes: what dead workers held goes back first, so that it comes with the first read."""
-        release_worker(self._client, self.config.worker_id)  # an earlier life under the same name
+        """Start the parts that Celery's consumer needs, and give the messages of dead workers back first.
+
+        Those messages then come with the consumer's first read.
+        """
+        release_worker(self._client, self.config.worker_id)  # an earlier process under the same name
         release_dead_workers(self._client)
         self.control.start()
         self.publisher.start()
         self.leases.start()
 
     def attach(self, consumer: Any) -> None:
-        """Celery consumes now: announce the worker and load what it was told to."""
+        """Advertise the worker and begin the loads of the settings; Celery consumes now."""
         self.queues.attach(consumer)
         for checkpoint_id in self.config.preload:
             self.manager.ensure(checkpoint_id, pinned=True)
@@ -169,70 +154,28 @@ class WorkerRuntime:
         self._background = self._start_background(self.manager)
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Let running requests end for ``grace_s``; what doesn't goes back to its queue for the next worker."""
+        """Let running requests end within ``grace_s``; the others go back to their queues for the next worker."""
         if self._stopped:
             return
         self._stopped = self._draining = True
-        self.heartbeat.kick()
+        self.heartbeat.wake()
         deadline = time.monotonic() + (self.config.drain_grace_s if grace_s is None else grace_s)
         if self._background is not None:
             self._background.stop(timeout_s=max(1.0, min(5.0, deadline - time.monotonic())))
         self.manager.drain(max(0.0, deadline - time.monotonic()))
         self.publisher.flush(5)
-        self._hand_back_rest(suspect=False)
+        self.deliveries.hand_back(suspect=False)
         self.publisher.stop()
         self.control.stop()
         self.questions.stop()
         self.leases.stop()
         self.heartbeat.stop()
-        self._resumes.shutdown(wait=False, cancel_futures=True)
+        self.deliveries.stop()
 
-    # --- messages
-
-    def deliver(
-        self,
-        message: GenerateMessage,
-        *,
-        tag: str,
-        redelivered: bool,
-        done: Callable[[], None],
-        is_noted: bool = False,
-    ) -> None:
-        """Take one message; quick, as Celery's event loop waits.
-
-        Args:
-            tag: Its delivery tag, which the lease renews and the end acknowledges.
-            redelivered: It was given to a worker before.
-            done: Called once when the message has ended.
-            is_noted: The transport has noted the tag as this worker's.
-        """
-        request_id = message["request_id"]
-        with self._lock:
-            running = self._deliveries.get(request_id)
-            if running is not None:
-                # The same message again (an expired lease): it ends with the one that runs.
-                running.done.append(done)
-                if tag not in running.tags:
-                    running.tags.append(tag)
-                self.leases.hold(tag, is_noted=is_noted)
-                return
-            delivery = self._deliveries[request_id] = _Delivery(message, [tag], [done])
-        self.leases.hold(tag, is_noted=is_noted)
-        if request_id in self.cancelled:
-            self._settle_silently(request_id)
-        elif message["deadline"] < time.time():
-            self._fail(delivery, Unavailable("The request waited past its deadline; try again later.", retry_after_s=5))
-        elif redelivered:
-            self._resumes.submit(self._deliver_again, delivery)
-        else:
-            self._submit(delivery)
-
-    def terminate(self, request_id: str) -> None:
-        """Celery's ``revoke(terminate=True)``."""
-        self._cancel(request_id)
+    # --- state and orders
 
     def describe(self) -> WorkerState:
-        """The heartbeat's content."""
+        """Return the content of the heartbeat."""
         return WorkerState(
             worker_id=self.config.worker_id,
             pid=os.getpid(),
@@ -250,179 +193,37 @@ class WorkerRuntime:
             departures=self.manager.departures,
         )
 
-    # --- inside
-
-    def _submit(self, delivery: _Delivery) -> None:
-        try:
-            self.manager.submit(delivery.message, self._emit, _nothing)
-        except Exception:
-            logger.exception("request %s could not be submitted", delivery.message["request_id"])
-            self._fail(delivery, EngineError("The request could not be started because of an internal error."))
-            return
-        if delivery.message["request_id"] in self.cancelled:
-            # The cancel came between our look at the list and the submit, and found nothing to end.
-            self.manager.cancel(delivery.message["request_id"])
-
-    def _deliver_again(self, delivery: _Delivery) -> None:
-        """In a thread: a worker had this request before. Find out what its client has, and go on behind that."""
-        message = delivery.message
-        request_id = message["request_id"]
-        try:
-            pipe: Any = self._client.pipeline(transaction=True)
-            key = redis_keys.attempt(request_id)
-            pipe.hincrby(key, "n", 1)
-            pipe.hincrby(key, "suspects", 1)
-            pipe.expire(key, redis_keys.ATTEMPT_EXPIRE_S)
-            number, suspects, _ = pipe.execute()
-            if suspects > MAX_SUSPECT_DELIVERIES:
-                self._take_over(delivery, int(number))
-                self._fail(
-                    delivery,
-                    GenerationFailed(f"The request was given up: {suspects} workers were lost while they ran it."),
-                )
-                return
-            delivered = self._take_over(delivery, int(number))
-        except (RedisError, OSError):
-            logger.exception("request %s could not be taken over", request_id)
-            delivered = None
-        if delivered is None:
-            self._settle_silently(request_id)
-            return
-        delivery.message["delivered"] = delivered
-        self._submit(delivery)
-
-    def _take_over(self, delivery: _Delivery, number: int) -> list[list[int]] | None:
-        """Ask the web process what its client has; None: nobody waits for the request any more."""
-        message = delivery.message
-        web_id, request_id = message["web_id"], message["request_id"]
-        message["attempt"] = number
-        key = redis_keys.resume(request_id, number)
-        for _ in range(RESUME_TRIES):
-            self._client.xadd(redis_keys.out(web_id), redis_keys.pack_resume_question(request_id, number))
-            answer: Any = self._client.blpop([key], timeout=RESUME_ANSWER_S)
-            if answer is not None:
-                delivered: list[list[int]] | None = redis_keys.unpack(answer[1])
-                return delivered
-            if not self._client.exists(redis_keys.web(web_id)):
-                self._client.delete(redis_keys.out(web_id))
-                return None
-        return None
-
-    def _emit(self, events: list[GenerationEvent]) -> None:
-        """Send events to their web processes; a terminal one ends its message."""
-        addressed: list[tuple[str, GenerationEvent]] = []
-        settlements: list[Settlement] = []
-        for event in events:
-            request_id = event["request_id"]
-            delivery = self._deliveries.get(request_id)
-            if delivery is None:
-                continue
-            addressed.append((delivery.message["web_id"], event))
-            if event["type"] in ("done", "error"):
-                if is_tracing():
-                    worker_trace(delivery.message, event, delivered_at=delivery.delivered_at)
-                settlements.append(self._settlement(request_id))
-        self.publisher.publish(addressed, settlements)
-
-    def _fail(self, delivery: _Delivery, error: BlazrError) -> None:
-        message = delivery.message
-        self._emit(
-            [
-                {
-                    "request_id": message["request_id"],
-                    "attempt": message["attempt"],
-                    "index": 0,
-                    "type": "error",
-                    "error": error.to_dict(),
-                }
-            ]
-        )
-
-    def _settle_silently(self, request_id: str) -> None:
-        self.publisher.publish([], [self._settlement(request_id)])
-
-    def _settlement(self, request_id: str) -> Settlement:
-        with self._lock:
-            delivery = self._deliveries.pop(request_id)
-
-        def ended() -> None:
-            self.leases.release(delivery.tags)
-            settled.add(delivery.tags)
-            for done in delivery.done:
-                done()
-
-        return Settlement(request_id, delivery.message["model"], tuple(delivery.tags), ended)
-
-    def _cancel(self, request_id: str) -> None:
-        self.manager.cancel(request_id)
-
-    def _unload(self, checkpoint_id: str) -> None:
-        self.manager.unload(checkpoint_id)
-
     def _wake_background(self, subject: str) -> None:
         if self._background is not None:
             self._background.wake()
 
-    def _web_ids(self) -> list[str]:
-        with self._lock:
-            return [delivery.message["web_id"] for delivery in self._deliveries.values()]
-
-    def _cancel_of_web(self, web_id: str) -> None:
-        with self._lock:
-            lost = [key for key, delivery in self._deliveries.items() if delivery.message["web_id"] == web_id]
-        for request_id in lost:
-            self.manager.cancel(request_id)
-
-    def _hand_back_rest(self, *, suspect: bool) -> None:
-        """Put messages that didn't end back into their queues; a drain is no reason to suspect them."""
-        with self._lock:
-            rest, self._deliveries = self._deliveries, {}
-        if not rest:
-            return
-        tags = [tag for delivery in rest.values() for tag in delivery.tags]
-        self.leases.release(tags)
-        try:
-            pipe: Any = self._client.pipeline(transaction=False)
-            for request_id in rest if not suspect else ():
-                pipe.hincrby(redis_keys.attempt(request_id), "suspects", -1)
-                pipe.expire(redis_keys.attempt(request_id), redis_keys.ATTEMPT_EXPIRE_S)
-            pipe.execute()
-            hand_back(self._client, tags)
-            logger.info("%d requests go back to their queues", len(rest))
-        except (RedisError, OSError) as error:
-            logger.warning("requests could not be handed back (%s); their leases expire", error)
-
-    def _engine_died(self, error: EngineDead) -> None:
-        """The device or the allocator can't be trusted any more: leave, and let the next process go on."""
+    def _on_engine_dead(self, error: EngineDead) -> None:
+        """End the process: its device or allocator can't be trusted. The next process resumes the requests."""
         logger.critical("the engine died: %s", error.message)
-        threading.Thread(target=self._leave, name="leave", daemon=True).start()
+        threading.Thread(target=self._exit, name="exit", daemon=True).start()
 
-    def _leave(self) -> None:
+    def _exit(self) -> None:
         try:
             self.publisher.flush(2)
-            self._hand_back_rest(suspect=True)
+            self.deliveries.hand_back(suspect=True)
             release_worker(self._client, self.config.worker_id)
         finally:
             os._exit(EXIT_ENGINE_DEAD)
 
 
 def connect(redis_url: str) -> redis.Redis:
-    """A client whose answers have to come within ten seconds (blocking reads take up to five)."""
+    """Return a client whose replies have to come within ten seconds; blocking reads take up to five."""
     return redis.Redis.from_url(redis_url, protocol=2, socket_timeout=10, socket_connect_timeout=2)
-
-
-def _nothing() -> None:
-    return None
 
 
 _current: WorkerRuntime | None = None
 
 
 def current() -> WorkerRuntime:
-    """The runtime of this worker process.
+    """Return the runtime of this worker process.
 
     Raises:
-        EngineError: This process is no worker with an engine pool.
+        EngineError: This process is not a worker with an engine pool.
     """
     if _current is None:
         raise EngineError("this process has no engine pool; start the worker with: celery … -P custom")
@@ -430,6 +231,6 @@ def current() -> WorkerRuntime:
 
 
 def set_current(runtime: WorkerRuntime | None) -> None:
-    """Called by the pool."""
+    """Set the runtime of this process; called by the pool."""
     global _current
     _current = runtime

@@ -1,0 +1,48 @@
+"""Workers and a hub over a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from inference.transport import control
+from inference.transport.hub import StreamHub
+from tests.inference.worker.fakes import FakePlans
+from tests.inference.worker.harness import Worker
+
+
+@pytest.fixture
+def client(redis_urls_in_settings) -> Iterator[redis.Redis]:
+    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def worker(redis_urls_in_settings, client, monkeypatch):
+    monkeypatch.setattr(control, "BLOCK_MS", 50)  # the end of a worker waits for it
+    made: list[Worker] = []
+
+    def make(name: str = "w1", *, config: dict[str, object] | None = None, **plans: object) -> Worker:
+        made.append(Worker(redis_urls_in_settings.client, client, FakePlans(**plans), name, **(config or {})))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.runtime.stop(grace_s=0)
+
+
+@pytest.fixture
+async def hub(redis_urls_in_settings):
+    cancelled: list[str] = []
+
+    async def cancel(request_id: str) -> None:
+        cancelled.append(request_id)
+
+    found = StreamHub(redis_urls_in_settings.client, web_id="web-1", cancel=cancel)
+    found.cancelled = cancelled  # type: ignore[attr-defined]
+    await found.start()
+    yield found
+    await found.close()

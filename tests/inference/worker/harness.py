@@ -1,0 +1,73 @@
+"""A worker's runtime over a real Redis; direct deliveries replace Celery."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import redis
+
+from inference.errors import BlazrError
+from inference.transport import keys as redis_keys
+from inference.transport.subscription import Subscription
+from inference.values.messages import GenerationEvent
+from inference.worker.runtime import WorkerConfig, WorkerRuntime
+from tests.inference.worker.fakes import FakePlans
+
+
+class Worker:
+    """A runtime, and what Celery would do with its messages."""
+
+    def __init__(self, url: str, client: redis.Redis, plans: FakePlans, name: str, **config: object) -> None:
+        self.client = client
+        self.plans = plans
+        self.acked: list[str] = []
+        self.runtime = WorkerRuntime(
+            WorkerConfig(
+                **{
+                    "worker_id": name,
+                    "redis_url": url,
+                    "device": "cpu",
+                    "budget_bytes": 1000,
+                    "max_active": 64,
+                    "visibility_timeout_s": 2,
+                    "drain_grace_s": 5,
+                    **config,
+                }
+            ),
+            plans,
+        )
+        self.runtime.start()
+        self.runtime.heartbeat.start()
+
+    def deliver(self, item, *, tag: str | None = None, redelivered: bool = False) -> str:
+        tag = tag or uuid.uuid4().hex
+        self.client.zadd(redis_keys.UNACKED_INDEX, {tag: time.time()})
+        self.client.hset(redis_keys.UNACKED, tag, "x")
+        self.runtime.deliveries.deliver(
+            item, tag=tag, redelivered=redelivered, acknowledge=lambda: self.acked.append(item["request_id"])
+        )
+        return tag
+
+    def crash(self) -> None:
+        """Stop everything without a word, as kill -9 would."""
+        self.runtime.publisher.publish = lambda events, settlements=(): None
+        self.runtime.leases.stop()
+        self.runtime.heartbeat._stopping = True
+        self.runtime.control.stop()
+        self.runtime.manager.drain(0)
+
+
+async def collect(subscription: Subscription, timeout_s: float = 15) -> list[GenerationEvent]:
+    async with asyncio.timeout(timeout_s):
+        return [event async for events in subscription for event in events]
+
+
+def tokens(events: list[GenerationEvent]) -> list[int]:
+    return [token for event in events for token in event.get("token_ids", ())]
+
+
+def error(events: list[GenerationEvent]) -> BlazrError:
+    assert events[-1]["type"] == "error", events[-1]
+    return BlazrError.from_dict(events[-1]["error"])

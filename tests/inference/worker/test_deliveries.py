@@ -1,0 +1,165 @@
+"""Each message is begun at most once, ends once, and is acknowledged with its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import redis
+
+from inference.transport import keys as redis_keys
+from inference.worker.lease import hand_back
+from tests.inference.worker.fakes import FakeLLM, message, wait_until
+from tests.inference.worker.harness import collect, error, tokens
+
+
+async def test_events_reach_their_readers_and_messages_are_settled(hub, worker, client):
+    w = worker()
+    client.zadd(redis_keys.flight("a"), {f"r{number}": time.time() + 60 for number in range(8)})
+    subscriptions = [hub.register(f"r{number}") for number in range(8)]
+    for number in range(8):
+        w.deliver(message(f"r{number}", text="x" * (number + 1)))
+    for number, events in enumerate(await asyncio.gather(*(collect(item) for item in subscriptions))):
+        assert tokens(events) == [100 * (number + 1) + step for step in range(5)]
+        assert [event["type"] for event in events] == ["start", *["delta"] * 5, "done"]
+    wait_until(lambda: len(w.acked) == 8)
+    assert client.zcard(redis_keys.UNACKED_INDEX) == client.hlen(redis_keys.UNACKED) == 0
+    assert client.zcard(redis_keys.flight("a")) == 0
+    assert hub.num_streams == 0
+    assert w.runtime.leases.held() == []
+
+
+async def test_next_worker_goes_on_behind_what_the_client_has(hub, worker, client):
+    """kill -9 in the middle: no gap, no repetition, and the dead attempt's late events are dropped."""
+    first = worker("w1", make=lambda _: FakeLLM(step_s=0.01))
+    subscription = hub.register("r")
+    item = message("r", max_tokens=60)
+    tag = first.deliver(item)
+    await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 10)
+    await asyncio.to_thread(first.crash)
+    second = worker("w2")
+    second.deliver(message("r", max_tokens=60), tag=tag, redelivered=True)
+    collecting = asyncio.create_task(collect(subscription))
+    await asyncio.sleep(0.3)
+    late = {"request_id": "r", "attempt": 0, "index": 30, "type": "delta", "choice": 0, "text": "?", "token_ids": [9]}
+    client.xadd(redis_keys.out("web-1"), redis_keys.pack_events([late]))
+    events = await collecting
+    assert tokens(events) == [300 + step for step in range(60)]
+    assert [event["type"] for event in events].count("start") == 1
+    assert len(second.plans.llms["a"].seen[0]["delivered"][0]) > 10
+    assert second.plans.llms["a"].seen[0]["attempt"] == 1
+
+
+def test_acknowledged_tags_do_not_come_back(client):
+    hand_back(client, ["gone"])
+    assert client.zcard(redis_keys.UNACKED_INDEX) == 0
+
+
+async def test_poison_is_given_up_after_two_lost_workers(hub, worker, client):
+    w = worker()
+    client.hset(redis_keys.attempt("r"), mapping={"n": 2, "suspects": 2})
+    subscription = hub.register("r")
+    w.deliver(message("r"), redelivered=True)
+    assert "given up: 3 workers" in error(await collect(subscription)).message
+    wait_until(lambda: w.acked == ["r"])
+
+
+async def test_same_message_twice_runs_once_and_ends_both(hub, worker, client):
+    w = worker(make=lambda _: FakeLLM(step_s=0.01))
+    subscription = hub.register("r")
+    w.deliver(message("r", max_tokens=30), tag="one")
+    await asyncio.sleep(0.05)
+    w.deliver(message("r", max_tokens=30), tag="two", redelivered=True)
+    assert tokens(await collect(subscription)) == [300 + step for step in range(30)]
+    wait_until(lambda: w.acked == ["r", "r"])
+    assert len(w.plans.llms["a"].seen) == 1
+    assert client.hlen(redis_keys.UNACKED) == 0
+
+
+async def test_redelivered_message_that_nobody_waits_for_is_dropped(hub, worker, client):
+    w = worker()
+    w.deliver(message("unknown"), redelivered=True)
+    await asyncio.to_thread(wait_until, lambda: w.acked == ["unknown"])
+    assert w.plans.loads == []
+
+
+async def test_queued_request_that_was_cancelled_is_never_started(worker, client):
+    client.xadd(redis_keys.CONTROL_STREAM, {"cancel": "early"})
+    w = worker()
+    client.xadd(redis_keys.CONTROL_STREAM, {"cancel": "late"})
+    await asyncio.to_thread(wait_until, lambda: "late" in w.runtime.cancelled)
+    w.deliver(message("early"))
+    w.deliver(message("late"))
+    await asyncio.to_thread(wait_until, lambda: sorted(w.acked) == ["early", "late"])
+    assert w.plans.loads == []
+
+
+async def test_cancel_that_comes_just_before_the_submit_counts(worker, client, monkeypatch):
+    w = worker(make=lambda _: FakeLLM(step_s=0.01))
+    submit = w.runtime.manager.submit
+
+    def submit_late(*args) -> None:
+        w.runtime.cancelled.add("r")
+        assert not w.runtime.manager.cancel("r")
+        submit(*args)
+
+    monkeypatch.setattr(w.runtime.manager, "submit", submit_late)
+    w.deliver(message("r", max_tokens=100_000))
+    await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
+    assert w.runtime.manager.num_active == 0
+
+
+async def test_deadline_in_the_queue_gives_an_error(hub, worker):
+    w = worker()
+    subscription = hub.register("r")
+    w.deliver(message("r", deadline=time.time() - 1))
+    assert error(await collect(subscription)).http_status == 503
+
+
+async def test_requests_of_a_lost_web_process_are_cancelled(worker, client, monkeypatch):
+    monkeypatch.setattr("inference.worker.heartbeat.WEB_CHECK_INTERVAL_S", 0.2)
+    w = worker(make=lambda _: FakeLLM(step_s=0.01))
+    w.deliver(message("r", max_tokens=10_000, web_id="gone"))
+    await asyncio.to_thread(wait_until, lambda: w.acked == ["r"], 10)
+
+
+async def test_request_that_can_not_be_submitted_ends_with_an_error(hub, worker, monkeypatch):
+    w = worker()
+
+    def broken(*args) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(w.runtime.manager, "submit", broken)
+    subscription = hub.register("r")
+    w.deliver(message("r"))
+    found = error(await collect(subscription))
+    assert (found.http_status, "secret" in found.message) == (500, False)
+    await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
+
+
+async def test_events_of_a_message_that_was_handed_back_are_dropped(worker, client):
+    """The next worker ends it: a second last event would reach a client that reads the next attempt."""
+    w = worker(make=lambda _: FakeLLM(step_s=0.01))
+    tag = w.deliver(message("r", max_tokens=20))
+    await asyncio.to_thread(wait_until, lambda: "a" in w.plans.llms and w.plans.llms["a"].running)
+    w.runtime.deliveries.hand_back(suspect=True)
+    num_sent = client.xlen(redis_keys.out("web-1"))
+    await asyncio.to_thread(wait_until, lambda: w.runtime.manager.num_active == 0)
+    w.runtime.publisher.flush(5)
+    assert client.xlen(redis_keys.out("web-1")) <= num_sent + 1  # what was on its way
+    assert w.acked == []
+    assert w.runtime.deliveries.web_ids() == w.runtime.leases.held() == []
+    assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
+    assert not client.exists(redis_keys.attempt("r"))  # suspected: the attempt counts
+
+
+async def test_request_is_dropped_if_redis_is_away_when_it_should_resume(worker, monkeypatch):
+    w = worker()
+
+    def away(*args, **kwargs):
+        raise redis.ConnectionError("away")
+
+    monkeypatch.setattr(w.runtime.deliveries._client, "pipeline", away)
+    w.deliver(message("r"), redelivered=True)
+    await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
+    assert w.plans.loads == []
