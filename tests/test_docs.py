@@ -28,11 +28,11 @@ from inference.dialects.openai.requests import ChatRequestSerializer, Completion
 from inference.errors import BlazrError, _classes
 from inference.records import metrics
 from models_registry import uploads  # noqa: F401 - has errors of its own
+from tests.checks.documents import ROOT, documents
 
-ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [README, *DOCS]
+DOCS = [page for page in documents() if page.parent != ROOT]
+PAGES = documents()
 API = (ROOT / "docs" / "api.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 _NAME = re.compile(r"\bBLAZR_[A-Z0-9_]*[A-Z0-9]\b")
