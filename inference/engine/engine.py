@@ -21,8 +21,9 @@ from inference.engine.device import fetch, on_device
 from inference.engine.memory_errors import is_memory_error
 from inference.engine.model_runner import ModelRunner, Network
 from inference.engine.pooling import Pooler
-from inference.engine.prefix_cache.cache import Fetched, PrefixCache
+from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.disk import DiskTier
+from inference.engine.prefix_cache.lookup import Fetched
 from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.stats import PrefixCacheStats
 from inference.engine.request import EngineOutput, EngineRequest, FinishReason

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from inference.engine.pooling import Pooler
-from inference.engine.prefix_cache.cache import Fetched
+from inference.engine.prefix_cache.lookup import Fetched
 from inference.engine.request import EngineRequest, FinishReason, TokenLogprobs
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.state_manager import SequenceState

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from inference.engine.config import EngineConfig
-from inference.engine.prefix_cache.cache import Match
+from inference.engine.prefix_cache.lookup import Match
 from inference.engine.running_request import Request, RequestStatus
 from inference.engine.state_manager import StateManager
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inference.engine.config import EngineConfig, blocks_for
-from inference.engine.prefix_cache.cache import CachedSequence, Fetched, Match, PrefixCache
+from inference.engine.prefix_cache.cache import CachedSequence, PrefixCache
+from inference.engine.prefix_cache.lookup import Fetched, Match
 from inference.engine.state.kv_cache_manager import KVCacheManager
 from inference.engine.state.state_cache import StateCache
 from inference.errors import OutOfCacheBlocks

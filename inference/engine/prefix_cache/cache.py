@@ -11,49 +11,28 @@ blocks before it are there for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import gcd
 
 from inference.engine.config import EngineConfig
-from inference.engine.prefix_cache.disk import DiskTier, Key
+from inference.engine.prefix_cache.disk import DiskTier
+from inference.engine.prefix_cache.lookup import Fetched, Match, PrefixLookup
 from inference.engine.prefix_cache.namespace import Namespaces
 from inference.engine.prefix_cache.policy import STRETCH, aligned, is_worth_keeping, snapshot_positions
 from inference.engine.prefix_cache.saving import DiskIndex
 from inference.engine.prefix_cache.snapshots import SnapshotStore
-from inference.engine.prefix_cache.state_access import Payload, StateAccess
+from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.stats import MissReason, PrefixCacheStats, PrefixCounts
 from inference.engine.prefix_cache.tree import Node, PrefixTree
 from inference.engine.state.kv_cache_manager import KVCacheManager
 from inference.modelling.spec import ModelSpec
 
-MAX_BARE_NODES = 1 << 14
+MAX_DEAD_NODES = 1 << 14
+"""Nodes without state that are kept as a record of what was evicted; about 1.5 KB each."""
 MIN_DISK_GAIN = 32
 """Tokens that the disk has to have beyond the memory to be asked: a short stretch is computed sooner than read."""
-
-Fetched = Mapping[Key, Payload]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What is there of a sequence's beginning.
-
-    Attributes:
-        num_tokens: Where it can resume.
-        num_known: Tokens that agree with an earlier sequence.
-        nodes: Full nodes that agree.
-        source: Has the state of the first tokens of the block in which it resumes; None: it resumes between blocks.
-        state: Node and offset of the recurrent state; None: not needed, or nothing found.
-        reason: Why it isn't all; None: it is.
-    """
-
-    num_tokens: int = 0
-    num_known: int = 0
-    nodes: tuple[Node, ...] = ()
-    source: Node | None = None
-    state: tuple[Node, int] | None = None
-    reason: MissReason | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -108,7 +87,8 @@ class PrefixCache:
         self.decode_stride = gcd(self._width, STRETCH) if self._fixed else self._width
         self._kv = kv
         self._access = access
-        self._tree = PrefixTree(self._width, MAX_BARE_NODES)
+        self._tree = PrefixTree(self._width, MAX_DEAD_NODES)
+        self._lookup = PrefixLookup(self._tree, paged=self._paged, fixed=self._fixed)
         self._namespaces = Namespaces(spec)
         self._snapshots = SnapshotStore(
             self._tree,
@@ -146,32 +126,9 @@ class PrefixCache:
             with_disk: Suppose that all that the disk has were read.
             may_read: False: it needs all of its rows, so nothing will do.
         """
-        limit = len(tokens) - 1
         if not self.is_enabled:
             return Match(reason=MissReason.DISABLED)
-        walk = self._tree.walk(digest, tokens)
-        if not may_read:
-            return Match(num_known=walk.num_known, reason=MissReason.NEEDS_ALL_ROWS if limit else None)
-        nodes, width = walk.nodes, self._width
-        present = walk.num_known
-        if self._paged:
-            present = 0
-            for node in nodes:
-                rows = self._rows(node, fetched, with_disk)
-                present += rows
-                if rows < width:
-                    break
-            else:
-                present += max((min(self._rows(n, fetched, with_disk), c) for n, c in walk.tails), default=0)
-        resume = min(present, limit)
-        state: tuple[Node, int] | None = None
-        if self._fixed:
-            places = [(node, width) for node in nodes[: present // width + 1]] + walk.tails
-            state = self._latest_state(places, resume, fetched, with_disk)
-            resume = 0 if state is None else state[0].start + state[1]
-        source = self._source(nodes, walk.tails, resume, fetched, with_disk) if self._paged and resume % width else None
-        reason = self._reason(walk.num_known, present, resume, limit, nodes, walk.tails)
-        return Match(resume, walk.num_known, tuple(nodes), source, state, reason)
+        return self._lookup.find(digest, tokens, fetched=fetched, with_disk=with_disk, may_read=may_read)
 
     def fetch(self, digest: bytes, tokens: Sequence[int]) -> Future[Fetched] | None:
         """Begin to read what the disk has beyond the memory of a sequence's beginning; None: nothing worth it."""
@@ -218,7 +175,7 @@ class PrefixCache:
         if self._paged and match.num_tokens:
             self._share(match, seat, full, rest, fetched)
         for node in match.nodes[:full]:
-            node.num_users += 1
+            self._tree.acquire(node)
             sequence.path.append(node)
         if self._fixed and self.is_enabled:
             sequence.stops = snapshot_positions(
@@ -349,75 +306,6 @@ class PrefixCache:
             num_disk_removed=0 if disk is None else disk.num_removed,
         )
 
-    # --- finding -------------------------------------------------------------------------------
-
-    def _rows(self, node: Node, fetched: Fetched | None, with_disk: bool) -> int:
-        """Tokens of a node whose paged state is there."""
-        rows = node.rows
-        if rows < node.saved_rows and (
-            with_disk or (fetched and ("block", node.digest_after(node.saved_rows)) in fetched)
-        ):
-            rows = node.saved_rows
-        return rows
-
-    def _latest_state(
-        self, places: Sequence[tuple[Node, int]], limit: int, fetched: Fetched | None, with_disk: bool
-    ) -> tuple[Node, int] | None:
-        """The latest snapshot up to ``limit``, among nodes that agree with the sequence for so many tokens."""
-        best: tuple[Node, int] | None = None
-        position = 0
-        for node, agreed in reversed(places):
-            if node.start + agreed <= position:
-                continue
-            offsets = set(node.snapshots)
-            if with_disk:
-                offsets |= node.saved_snapshots
-            elif fetched:
-                offsets |= {n for n in node.saved_snapshots if ("state", node.digest_after(n)) in fetched}
-            for offset in offsets:
-                if offset <= agreed and position < node.start + offset <= limit:
-                    best, position = (node, offset), node.start + offset
-        return best
-
-    def _source(
-        self,
-        nodes: Sequence[Node],
-        tails: Sequence[tuple[Node, int]],
-        resume: int,
-        fetched: Fetched | None,
-        with_disk: bool,
-    ) -> Node:
-        """A node that has the state of the tokens between the last full block and ``resume``."""
-        number, rest = divmod(resume, self._width)
-        if number < len(nodes):
-            return nodes[number]
-        found = [n for n, agreed in tails if min(agreed, self._rows(n, fetched, with_disk)) >= rest]
-        return max(found, key=lambda node: node.rows)
-
-    def _reason(
-        self,
-        num_known: int,
-        present: int,
-        resume: int,
-        limit: int,
-        nodes: Sequence[Node],
-        tails: Sequence[tuple[Node, int]],
-    ) -> MissReason | None:
-        if resume >= limit:
-            return None
-        if num_known == 0:
-            return MissReason.COLD
-        wanted = min(num_known, limit)
-        if resume == wanted:
-            return MissReason.DIVERGED
-        if present < wanted:
-            return MissReason.EVICTED
-        for node, agreed in (*((node, self._width) for node in nodes), *tails):
-            latest = min(wanted, node.start + agreed)
-            if any(resume < node.start + offset <= latest for offset in node.lost_snapshots):
-                return MissReason.EVICTED
-        return MissReason.NO_SNAPSHOT
-
     # --- taking --------------------------------------------------------------------------------
 
     def _load_state(self, node: Node, offset: int, slot: int, fetched: Fetched | None) -> None:
@@ -476,10 +364,10 @@ class PrefixCache:
         """Full nodes for all full blocks that are computed."""
         path, width = sequence.path, self._width
         while (len(path) + 1) * width <= num_computed:
-            parent = path[-1] if path else self._tree.root(sequence.digest)
+            parent = path[-1] if path else sequence.digest
             start = len(path) * width
             node = self._tree.child(parent, tuple(tokens[start : start + width]))
-            node.num_users += 1
+            self._tree.acquire(node)
             if self._paged:
                 self._attach(node, int(self._kv.block_tables[seat, len(path)]), width)
             path.append(node)
@@ -492,7 +380,7 @@ class PrefixCache:
         number, offset = divmod(position, width)
         if offset == 0:
             return path[number - 1], width
-        parent = path[-1] if path else self._tree.root(sequence.digest)
+        parent = path[-1] if path else sequence.digest
         node = self._tree.child(parent, tuple(tokens[number * width : position]))
         self._set_tail(sequence, node)
         if self._paged:
@@ -503,16 +391,14 @@ class PrefixCache:
         before = sequence.tail
         sequence.tail = node
         if node is not None:
-            node.num_users += 1
+            self._tree.acquire(node)
         if before is not None:
-            before.num_users -= 1
-            self._tree.settle(before)
+            self._tree.release(before)
 
     def _leave(self, sequence: CachedSequence) -> None:
         self._set_tail(sequence, None)
         for node in reversed(sequence.path):
-            node.num_users -= 1
-            self._tree.settle(node)
+            self._tree.release(node)
         sequence.path.clear()
 
     def _attach(self, node: Node, block: int, rows: int) -> None:
@@ -533,7 +419,7 @@ class PrefixCache:
         del self._owners[node.block]
         node.block = node.rows = 0
         node.epoch += 1
-        self._tree.settle(node)
+        self._tree.update(node)
 
     def _evict(self, block: int) -> None:
         """The pool hands the block out; snapshots behind it would be of no use without it."""

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from inference.engine.prefix_cache.disk import DiskTier, Entry, Key, Kind
-from inference.engine.prefix_cache.snapshots import Snapshot
 from inference.engine.prefix_cache.state_access import Payload, StateAccess
-from inference.engine.prefix_cache.tree import Node, PrefixTree
+from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
 from inference.engine.state.kv_cache_manager import KVCacheManager
 
 
@@ -65,7 +64,7 @@ class DiskIndex:
                 node.saved_snapshots.discard(count)
             elif node.saved_rows == count:
                 node.saved_rows = 0
-            self._tree.settle(node)
+            self._tree.update(node)
 
     def flush(self) -> None:
         """Wait until everything asked for is done."""
@@ -127,22 +126,24 @@ class DiskIndex:
         at: dict[bytes, Node] = {}
         width = self._tree.width
         for entry in self.tier.scan():
-            parent = at.get(entry.parent) if entry.start else self._tree.root(entry.parent)
-            if parent is None or parent.stop != entry.start or not entry.tokens:
+            parent = at.get(entry.parent)
+            begins = parent.stop if parent is not None else 0
+            if begins != entry.start or not entry.tokens:
                 self.tier.remove(entry)
                 continue
-            node = parent
-            for start in range(0, len(entry.tokens), width):
+            node = self._tree.child(parent or entry.parent, entry.tokens[:width])
+            for start in range(width, len(entry.tokens), width):
                 node = self._tree.child(node, entry.tokens[start : start + width])
             count = entry.start + len(entry.tokens) - node.start
             if node.digest_after(count) != entry.digest:
                 self.tier.remove(entry)
-                self._tree.settle(node)
+                self._tree.update(node)
                 continue
             if entry.kind == "block":
                 node.saved_rows = max(node.saved_rows, count)
             else:
                 node.saved_snapshots.add(count)
+            self._tree.update(node)
             self._nodes[entry.key] = (node, count)
             if count == width:
                 at[entry.digest] = node

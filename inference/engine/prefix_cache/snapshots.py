@@ -11,37 +11,11 @@ byte is value. What isn't used is overtaken by the clock, whatever it once was w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from inference.engine.prefix_cache.state_access import Payload, StateAccess
-from inference.engine.prefix_cache.tree import Node, PrefixTree
+from inference.engine.prefix_cache.state_access import StateAccess
+from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
 
 JUNCTION_WEIGHT = 4
 """A place where two sequences parted is likelier to be met again than any other."""
-
-
-@dataclass(eq=False, slots=True)
-class Snapshot:
-    """The recurrent state behind the first ``offset`` tokens of a node.
-
-    Attributes:
-        slot: Where; 0: in host memory.
-        payload: In host memory; None: in a slot.
-        worth: Tokens that it saves.
-        value: Of the eviction's order.
-    """
-
-    node: Node
-    offset: int
-    slot: int
-    worth: int
-    value: float
-    payload: Payload | None = None
-
-    @property
-    def position(self) -> int:
-        """Tokens of the sequence that it covers."""
-        return self.node.start + self.offset
 
 
 class SnapshotStore:
@@ -110,7 +84,8 @@ class SnapshotStore:
             worth = self._worth(node, offset) * (JUNCTION_WEIGHT if is_junction else 1)
             present = Snapshot(node, offset, kept, worth, self._clock + worth)
             node.snapshots[offset] = present
-            node.lost_snapshots.discard(offset)
+            node.evicted_snapshots.discard(offset)
+            self._tree.update(node)
         self._in_slots[present] = None
         return slot
 
@@ -133,13 +108,13 @@ class SnapshotStore:
         node = snapshot.node
         if node.snapshots.get(snapshot.offset) is snapshot:
             del node.snapshots[snapshot.offset]
-            node.lost_snapshots.add(snapshot.offset)
+            node.evicted_snapshots.add(snapshot.offset)
         self._on_host.pop(snapshot, None)
         if snapshot in self._in_slots:
             del self._in_slots[snapshot]
             self._free.append(snapshot.slot)
         snapshot.slot, snapshot.payload = 0, None
-        self._tree.settle(node)
+        self._tree.update(node)
 
     def _room(self) -> int:
         """A slot without a snapshot; 0 if there are no slots at all."""

@@ -1,9 +1,12 @@
 """PrefixTree: which token sequences are known, and where the state of their prefixes is. Numbers only.
 
 A node stands for up to ``width`` tokens behind its parent's; only full nodes have children. So the node at depth d
-begins at position d · width, and with paged state it is one block. What can be said of a prefix is said at its node:
-the block that holds its tokens' paged state, the snapshots of recurrent state after some of them, and what of it
-lies on disk.
+begins at position d · width, and with paged state it is one block. A node holds what is known of the prefix that
+ends in it: the block with its tokens' paged state, the snapshots of recurrent state after some of its tokens, and
+which of both have a file on disk.
+
+A node is live while it, or a node behind it, holds state or has users. Dead nodes are kept, up to a bound, as a
+record of what was evicted; the one that died first is removed first.
 
 Roots are namespaces: nothing is ever found across them.
 """
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inference.engine.prefix_cache.snapshots import Snapshot
+    from inference.engine.prefix_cache.state_access import Payload
 
 DIGEST_BYTES = 16
 MAX_SIBLINGS_COMPARED = 256
@@ -35,14 +38,16 @@ class Node:
         start: Position of the first.
         block: Block of paged state; 0: none.
         rows: Tokens, from the first, whose state ``block`` holds.
-        snapshots: Recurrent state after the first n tokens, by n.
-        lost_snapshots: The n of those that were evicted.
-        epoch: Counts how often the block was taken away, so that a copy can tell whether it was disturbed.
+        epoch: Counts how often the block was taken away, so that a copy can tell whether it is still valid.
         num_users: Running sequences behind it.
+        num_live_children: Children that the tree counts as live.
+        counts_as_live: ``is_live`` when ``PrefixTree.update`` saw it last.
+        saved_rows: Tokens whose paged state is on disk.
+        snapshots: Recurrent state after the first n tokens, by n.
+        evicted_snapshots: The n of those that were evicted.
+        saved_snapshots: The n of the snapshots on disk.
         full: Full children by their tokens.
         siblings: All children by their first token.
-        saved_rows: Tokens whose paged state is on disk.
-        saved_snapshots: The n of the snapshots on disk.
     """
 
     parent: Node | None
@@ -52,9 +57,11 @@ class Node:
     rows: int = 0
     epoch: int = 0
     num_users: int = 0
+    num_live_children: int = 0
+    counts_as_live: bool = False
     saved_rows: int = 0
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    lost_snapshots: set[int] = field(default_factory=set)
+    evicted_snapshots: set[int] = field(default_factory=set)
     saved_snapshots: set[int] = field(default_factory=set)
     full: dict[tuple[int, ...], Node] = field(default_factory=dict)
     siblings: dict[int, list[Node]] = field(default_factory=dict)
@@ -64,6 +71,18 @@ class Node:
     def stop(self) -> int:
         """Position behind the last token."""
         return self.start + len(self.tokens)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it holds state, is used, or leads to a node that does."""
+        return bool(
+            self.num_users
+            or self.block
+            or self.num_live_children
+            or self.snapshots
+            or self.saved_rows
+            or self.saved_snapshots
+        )
 
     def digest_after(self, count: int) -> bytes:
         """Identifies the namespace and all tokens up to the node's ``count``-th."""
@@ -80,6 +99,30 @@ class Node:
         if self.full:  # with children it doesn't grow any more
             self.digest_ = found
         return found
+
+
+@dataclass(eq=False, slots=True)
+class Snapshot:
+    """The recurrent state behind the first ``offset`` tokens of a node.
+
+    Attributes:
+        slot: The state slot; 0: the state is in host memory.
+        payload: The state in host memory; None: it is in a slot.
+        worth: Tokens that need not be computed when it is used.
+        value: What eviction orders by.
+    """
+
+    node: Node
+    offset: int
+    slot: int
+    worth: int
+    value: float
+    payload: Payload | None = None
+
+    @property
+    def position(self) -> int:
+        """Tokens of the sequence that it covers."""
+        return self.node.start + self.offset
 
 
 def chained(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -99,6 +142,7 @@ class Walk:
     Attributes:
         nodes: Full nodes whose tokens all agree.
         tails: The nodes behind them that agree for some tokens, each with how many; the longest first.
+        num_known: Tokens that agree in all.
     """
 
     nodes: list[Node]
@@ -109,24 +153,29 @@ class Walk:
 class PrefixTree:
     """All namespaces of one engine.
 
+    Whoever changes what a node holds, other than by a method of this class, calls ``update`` after it.
+
     Args:
         width: Tokens of a full node.
-        max_bare: Nodes without state and children that are kept, so that it is known what has been there.
+        max_dead: Dead nodes that are kept.
+
+    Attributes:
+        num_nodes: Nodes there are, roots not counted.
+        num_dead: How many of them are dead.
     """
 
-    def __init__(self, width: int, max_bare: int) -> None:
+    def __init__(self, width: int, max_dead: int) -> None:
         self.width = width
         self.num_nodes = 0
-        self._max_bare = max_bare
+        self.num_dead = 0
+        self._max_dead = max_dead
         self._roots: dict[bytes, Node] = {}
-        self._bare: OrderedDict[Node, None] = OrderedDict()
+        self._dead_leaves: OrderedDict[Node, None] = OrderedDict()
 
-    def root(self, digest: bytes) -> Node:
-        """The root with this digest, made if need be."""
-        found = self._roots.get(digest)
-        if found is None:
-            found = self._roots[digest] = Node(None, (), 0, digest_=digest)
-        return found
+    @property
+    def num_roots(self) -> int:
+        """Namespaces that have nodes."""
+        return len(self._roots)
 
     def walk(self, digest: bytes, tokens: Sequence[int]) -> Walk:
         """Compare a sequence with what is known of its namespace."""
@@ -145,8 +194,18 @@ class PrefixTree:
         tails = agreeing(node, piece)
         return Walk(nodes, tails, start + (tails[0][1] if tails else 0))
 
-    def child(self, parent: Node, tokens: tuple[int, ...]) -> Node:
-        """The child that begins with these tokens (at most ``width``), found, grown or made."""
+    def child(self, parent: Node | bytes, tokens: tuple[int, ...]) -> Node:
+        """The child that begins with these tokens, found, grown or made.
+
+        A new node is dead until it is given something and updated, or acquired; the caller does that before the next
+        node can die.
+
+        Args:
+            parent: A full node, or a namespace's digest.
+            tokens: One to ``width``.
+        """
+        if isinstance(parent, bytes):
+            parent = self._roots.setdefault(parent, Node(None, (), 0, digest_=parent))
         found = parent.full.get(tokens)
         if found is not None:
             return found
@@ -162,22 +221,42 @@ class PrefixTree:
                 return other
         made = Node(parent, tokens, parent.stop)
         self.num_nodes += 1
+        self.num_dead += 1
         parent.siblings.setdefault(tokens[0], []).append(made)
         if count == self.width:
             parent.full[tokens] = made
-        self._bare.pop(parent, None)
-        self.settle(made)
+        self._dead_leaves.pop(parent, None)
+        self._dead_leaves[made] = None
         return made
 
-    def settle(self, node: Node) -> None:
-        """Something has been taken from the node: forget the oldest nodes that hold nothing, if there are many."""
-        if _is_bare(node):
-            self._bare[node] = None
-            self._bare.move_to_end(node)
-        while len(self._bare) > self._max_bare:
-            oldest, _ = self._bare.popitem(last=False)
-            if _is_bare(oldest):
-                self._remove(oldest)
+    def acquire(self, node: Node) -> None:
+        """One more running sequence is behind the node."""
+        node.num_users += 1
+        self.update(node)
+
+    def release(self, node: Node) -> None:
+        """Undo ``acquire``."""
+        node.num_users -= 1
+        self.update(node)
+
+    def update(self, node: Node) -> None:
+        """Count a node and those before it anew after it gained or lost something, and keep the bound on dead ones."""
+        at = node
+        while at.parent is not None and at.counts_as_live != at.is_live:
+            at.counts_as_live = not at.counts_as_live
+            if at.counts_as_live:
+                self.num_dead -= 1
+                self._dead_leaves.pop(at, None)
+                at.parent.num_live_children += 1
+            else:
+                self.num_dead += 1
+                if not at.siblings:
+                    self._dead_leaves[at] = None
+                at.parent.num_live_children -= 1
+            at = at.parent
+        while self.num_dead > self._max_dead:
+            # A dead node has no live one behind it, so as long as there is one, there is a leaf among them.
+            self._remove(self._dead_leaves.popitem(last=False)[0])
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the roots, parents first."""
@@ -189,21 +268,25 @@ class PrefixTree:
             for group in node.siblings.values():
                 pending += group
 
-    def _remove(self, node: Node) -> None:
-        parent = node.parent
+    def _remove(self, leaf: Node) -> None:
+        """Remove a dead node without children; its parent, if that makes it one too, is the next to go."""
+        parent = leaf.parent
         assert parent is not None
-        group = parent.siblings[node.tokens[0]]
-        group.remove(node)
+        group = parent.siblings[leaf.tokens[0]]
+        group.remove(leaf)
         if not group:
-            del parent.siblings[node.tokens[0]]
-        if parent.full.get(node.tokens) is node:
-            del parent.full[node.tokens]
+            del parent.siblings[leaf.tokens[0]]
+        if parent.full.get(leaf.tokens) is leaf:
+            del parent.full[leaf.tokens]
         self.num_nodes -= 1
+        self.num_dead -= 1
+        if parent.siblings:
+            return
         if parent.parent is None:
-            if not parent.siblings:
-                del self._roots[parent.digest_]
-        else:
-            self.settle(parent)
+            del self._roots[parent.digest_]
+        elif not parent.counts_as_live:
+            self._dead_leaves[parent] = None
+            self._dead_leaves.move_to_end(parent, last=False)
 
 
 def agreeing(parent: Node, tokens: tuple[int, ...]) -> list[tuple[Node, int]]:
@@ -220,15 +303,3 @@ def agreeing(parent: Node, tokens: tuple[int, ...]) -> list[tuple[Node, int]]:
         found.append((other, count))
     found.sort(key=lambda entry: -entry[1])
     return found
-
-
-def _is_bare(node: Node) -> bool:
-    return not (
-        node.parent is None
-        or node.siblings
-        or node.block
-        or node.snapshots
-        or node.num_users
-        or node.saved_rows
-        or node.saved_snapshots
-    )
