@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS := --disable-pip-version-check --progress-bar on
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-gpu lint format types imports demo native native-if-missing bench clean
+.PHONY: help serve test test-fast test-gpu lint format types imports demo native native-if-missing bench soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ native: $(VENV)/.installed  ## compile the CPU kernels again (after a change of 
 
 bench: $(VENV)/.installed-dev  ## ours and the peers in turns, beside the targets; ARGS="--quick --models llama-135m"
 	@$(BIN)/python -m bench $(ARGS)
+
+soak: $(VENV)/.installed-dev  ## 200,000 requests that nobody has sent before, to a real server; ARGS="--minutes 10"
+	@$(BIN)/python -m inference.modelling.backends.native.build --quiet
+	@$(BIN)/python -m bench.soak $(ARGS)
 
 clean:  ## remove the environment and caches; keeps data/
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

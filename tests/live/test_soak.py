@@ -1,0 +1,40 @@
+"""Three minutes of the soak: a real server, two kinds of model, no request twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.live.conftest import ROOT
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+@pytest.mark.timeout(720)
+def test_nothing_breaks_in_three_minutes(tmp_path):
+    report = tmp_path / "soak.json"
+    command = [sys.executable, "-m", "bench.soak", "--minutes", "3", "--clients", "16", "--json", str(report)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=700)
+    found = json.loads(report.read_text()) if report.exists() else {}
+    assert done.returncode == 0 and found["passed"], done.stdout[-5000:] + done.stderr[-5000:]
+    assert set(found["phases"]) == {"unique", "mixed"}
+    for phase in found["phases"].values():
+        assert phase["num_requests"] >= 100
+        assert phase["num_failures"] == phase["num_changed_repeats"] == phase["num_deaths"] == 0
+        assert set(phase["memory"]) == {"web", "worker"}
+    assert found["phases"]["mixed"]["num_cancelled"] > 0
+
+
+def test_an_engine_of_each_kind_survives_new_prompts(tmp_path):
+    report = tmp_path / "soak.json"
+    command = [sys.executable, "-m", "bench.soak", "--engine-only", "--unique", "600", "--json", str(report)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    phases = json.loads(report.read_text())["phases"]
+    assert {name: phase["num_requests"] for name, phase in phases.items()} == {
+        "attention engine": 600,
+        "hybrid engine": 600,
+    }
