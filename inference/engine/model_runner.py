@@ -179,10 +179,13 @@ class ModelRunner:
         """(len(rows), V) float32 logits of the named rows, ascending and each once."""
         return self._network.compute_logits(_select_rows(hidden, rows))
 
-    def greatest_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What a greedy choice needs of ``logits_of``: (n,) int64 likeliest valid token, the first among equals, and
-        (n,) its logit, NaN where the row has one. None: this network gives logits only, and on a CPU its sampler is
-        as fast."""
+    def argmax_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The argmax of ``logits_of`` over the valid ids, without logits in memory where the network can do so.
+
+        Returns:
+            (n,) int64 ids, the lowest among equals, and (n,) their logits, NaN where the row has one. None: this
+            network gives logits only, and on a CPU its sampler is as fast.
+        """
         network: Any = self._network
         if not getattr(network, "can_choose", False):
             if self._device.type == "cpu":
@@ -228,7 +231,7 @@ class ModelRunner:
         token_ids: list[int] = []
         for item in step.scheduled:
             token_ids += item.request.token_ids[item.num_computed_tokens : item.stop]
-            token_ids += item.guesses
+            token_ids += item.draft_token_ids
         starts = np.array([item.num_computed_tokens for item in step.scheduled], dtype=np.int64)
         counts = np.array([item.num_tokens for item in step.scheduled], dtype=np.int64)
         first_rows = np.concatenate([[0], np.cumsum(counts)])

@@ -10,6 +10,7 @@ from inference.engine.prefix_cache.lookup import Fetched
 from inference.engine.request import EngineRequest, FinishReason, TokenLogprobs
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.state_manager import SequenceState
+from inference.errors import BlazrError
 
 
 class RequestStatus(StrEnum):
@@ -35,7 +36,8 @@ class Request:
         num_to_replay: Generated tokens whose state existed and had to be given up; they are computed again together
             with the last one (``speculation.rollback``).
         state: Where; None unless running.
-        known_ending: Set when no token is to be sampled, only the prompt to be scored.
+        known_ending: Why it ends without a sampled token, once its prompt is computed; None: tokens are sampled.
+        error: Why it fails at the end of this step.
         prompt_logprobs: Found so far, for prompt positions from 1; None when not asked for or handed out.
         pooler: Set when the prompt's rows are wanted instead of tokens.
         namespace: Its root in the prefix cache.
@@ -44,8 +46,8 @@ class Request:
         cache_miss_reason: Why not more (a ``MissReason``).
         request_id: Of ``source``.
         num_prompt_tokens: Tokens that were given, without those of an earlier attempt.
-        most_tokens: Prompt and output at which it ends.
-        is_plain: Nothing is wanted of it but its likeliest tokens.
+        max_length: Prompt and output tokens at which it ends.
+        reads_prompt_rows: The prompt's hidden rows are needed, for log-probabilities or a pooled vector.
     """
 
     source: EngineRequest
@@ -59,6 +61,7 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     state: SequenceState | None = None
     known_ending: FinishReason | None = None
+    error: BlazrError | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     namespace: bytes = b""
     fetched: Fetched | None = None
@@ -67,22 +70,20 @@ class Request:
     pooler: Pooler | None = field(init=False, default=None)
     rank: tuple[int, int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
-    most_tokens: int = field(init=False)
+    max_length: int = field(init=False)
     request_id: str = field(init=False)
-    is_plain: bool = field(init=False)
+    reads_prompt_rows: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.request_id = self.source.request_id
         self.num_prompt_tokens = len(self.source.prompt_token_ids)
-        self.most_tokens = self.num_prompt_tokens + self.max_tokens
+        self.max_length = self.num_prompt_tokens + self.max_tokens
         self.rank = (self.source.priority, self.arrival)
         if self.source.params.prompt_logprobs is not None:
             self.prompt_logprobs = []
         if self.source.pooling is not None:
             self.pooler = Pooler(self.source.pooling, self.num_prompt_tokens)
-        self.known_ending = self.ending() if self.source.prior_output_token_ids or self.max_tokens == 0 else None
-        wants_rows = self.source.params.prompt_logprobs is not None or self.source.pooling is not None
-        self.is_plain = self.sampling.is_plain and not wants_rows and self.known_ending is None
+        self.reads_prompt_rows = self.prompt_logprobs is not None or self.pooler is not None
 
     @property
     def may_read_cache(self) -> bool:
@@ -106,10 +107,12 @@ class Request:
 
     def ending(self) -> FinishReason | None:
         """Why the request ends with the output token that it has now, if it does."""
-        count = self.num_output_tokens
-        if count and (self.token_ids[-1] in self.stop_token_ids or self.sampling.is_complete):
+        length, sampling = len(self.token_ids), self.sampling
+        if length > self.num_prompt_tokens and (
+            self.token_ids[-1] in self.stop_token_ids or (sampling.constraint is not None and sampling.is_complete)
+        ):
             return FinishReason.STOP
-        return FinishReason.LENGTH if count >= self.max_tokens else None
+        return FinishReason.LENGTH if length >= self.max_length else None
 
     @property
     def has_all_prompt_logprobs(self) -> bool:

@@ -25,20 +25,24 @@ from inference.engine.running_request import Request, RequestStatus
 from inference.engine.state_manager import StateManager
 
 _rank = attrgetter("rank")
-_NO_GUESSES: Mapping[Request, Sequence[int]] = {}
+_NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
 
 
 class ScheduledRequest(NamedTuple):  # is made in a third of a frozen dataclass's time
     """A request's share of a step: its next ``num_tokens`` uncomputed tokens.
 
     Attributes:
-        guesses: The last of them, if they are guesses that the step verifies; not in the request's ``token_ids``.
+        num_sampled: Rows, the last of the request's, for which a token is sampled: one where all known tokens are
+            computed after the step, and one for each draft token.
+        draft_token_ids: The last of the tokens, if they are draft tokens that the step verifies; not in the request's
+            ``token_ids``.
     """
 
     request: Request
     num_tokens: int
     num_computed_tokens: int
-    guesses: tuple[int, ...] = ()
+    num_sampled: int
+    draft_token_ids: tuple[int, ...] = ()
 
     @property
     def is_decode(self) -> bool:
@@ -52,21 +56,24 @@ class ScheduledRequest(NamedTuple):  # is made in a third of a frozen dataclass'
 
     @property
     def reaches_end(self) -> bool:
-        """Whether all known tokens are computed after the step, so that the next one can be sampled."""
-        return self.stop == len(self.request.token_ids) + len(self.guesses)
+        """Whether all known tokens are computed after the step."""
+        return self.stop == len(self.request.token_ids) + len(self.draft_token_ids)
+
+
+def scheduled_request(request: Request, num_tokens: int, draft_token_ids: tuple[int, ...] = ()) -> ScheduledRequest:
+    """A share of ``num_tokens``, draft tokens included, from the request's first uncomputed token on."""
+    num_drafts, num_computed = len(draft_token_ids), request.num_computed_tokens
+    reaches_end = num_computed + num_tokens == len(request.token_ids) + num_drafts
+    num_sampled = 1 + num_drafts if reaches_end and request.known_ending is None else 0
+    return ScheduledRequest(request, num_tokens, num_computed, num_sampled, draft_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work: ``num_decodes`` decodes, then prefill chunks.
+    """One step's work: ``num_decodes`` decodes, then prefill chunks."""
 
-    Attributes:
-        is_steady: Known to be nothing but decodes, each of its request's last token. Most steps are.
-    """
-
-    scheduled: tuple[ScheduledRequest, ...]
+    scheduled: Sequence[ScheduledRequest]
     num_decodes: int
-    is_steady: bool = False
 
 
 class Scheduler:
@@ -118,94 +125,84 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
         self.num_preemptions += 1
 
-    def schedule(self, guesses: Mapping[Request, Sequence[int]] = _NO_GUESSES) -> SchedulerOutput:
+    def schedule(self, drafts: Mapping[Request, Sequence[int]] = _NO_DRAFTS) -> SchedulerOutput:
         """Choose the next step's tokens; allocates and preempts, but doesn't advance ``num_computed_tokens``.
 
         Args:
-            guesses: To verify, if there is room for them; nobody is preempted for a guess.
+            drafts: Draft tokens to verify, as far as there is room; no request is preempted for them.
         """
-        if not self.waiting and not guesses:
-            steady = self._schedule_steadily()
-            if steady is not None:
-                return steady
-        plan: dict[Request, int] = {}
-        decoding = self._decoding()
-        left, preemptions_before = self.token_budget, self.num_preemptions
-        for number, request in enumerate(decoding):
+        scheduled, num_decoding = self._schedule_decodes()
+        if drafts:
+            self._add_drafts(scheduled, drafts)
+        if self.waiting or num_decoding < len(self.running):
+            self._schedule_prefills(scheduled)
+        decodes = [item for item in scheduled if item.num_tokens == 1 and item.num_computed_tokens]
+        num_decodes = len(decodes)
+        if num_decodes < len(scheduled):
+            decodes += [item for item in scheduled if not item.is_decode]
+        return SchedulerOutput(decodes, num_decodes)
+
+    def _schedule_decodes(self) -> tuple[list[ScheduledRequest], int]:
+        """Give each running request that decodes its token, by rank.
+
+        Returns:
+            The shares, and the number of requests that decode, with or without a share.
+        """
+        scheduled: list[ScheduledRequest] = []
+        left, num_decoding, capacities = self.token_budget, 0, self.states.room_of
+        # Only requests behind the present one are preempted, from the end of the list.
+        for number, request in enumerate(self.running):
+            computed = request.num_computed_tokens
+            if not 0 < computed == len(request.token_ids) - 1 - request.num_to_replay:
+                continue
+            num_decoding += 1
             if left == 0:
-                break
-            # Each gets one token before anybody gets a second one to replay.
+                continue
             count = 1
             if request.num_to_replay:
-                count = min(request.num_uncomputed_tokens, max(1, left - (len(decoding) - number - 1)))
-            # An earlier one may have preempted this one.
-            if request.status is RequestStatus.RUNNING and self._grow(request, count, plan):
-                plan[request] = count
-                left -= count
-                if self.num_preemptions != preemptions_before:
-                    preemptions_before = self.num_preemptions
-                    left = self.token_budget - sum(plan.values())
-        verified = self._add_guesses(plan, guesses) if guesses else {}
-        # Running prefills and the queue compete by rank, so that a long prompt of a batch job, once begun,
-        # doesn't hold up an interactive request.
+                # Each gets one token before anybody gets a second one to replay.
+                num_behind = sum(other.is_decoding for other in self.running[number + 1 :])
+                count = min(request.num_uncomputed_tokens, max(1, left - num_behind))
+            state = request.state
+            assert state is not None
+            if computed + count > capacities[state.seat] and not self._grow(request, count):
+                continue
+            left -= count
+            if count == 1 and not request.num_to_replay and request.known_ending is None:
+                scheduled.append(ScheduledRequest(request, 1, computed, 1))
+            else:
+                scheduled.append(scheduled_request(request, count))
+        return scheduled, num_decoding
+
+    def _add_drafts(self, scheduled: list[ScheduledRequest], drafts: Mapping[Request, Sequence[int]]) -> None:
+        """Let scheduled requests verify draft tokens, as far as tokens and free blocks reach."""
+        left = self.token_budget - sum(item.num_tokens for item in scheduled)
+        for at, item in enumerate(scheduled):
+            request, num_tokens = item.request, item.num_tokens
+            accepted = tuple(drafts.get(request, ())[:left])
+            if not accepted or num_tokens != request.num_uncomputed_tokens:
+                continue
+            assert request.state is not None
+            if self.states.extend(request.state, item.stop + len(accepted)):
+                scheduled[at] = scheduled_request(request, num_tokens + len(accepted), accepted)
+                left -= len(accepted)
+
+    def _schedule_prefills(self, scheduled: list[ScheduledRequest]) -> None:
+        """Spend what is left of the token budget on prompts.
+
+        Running prefills and the queue compete by rank, so that a long prompt of a batch job, once begun, doesn't hold
+        up an interactive request.
+        """
         is_open = True
-        for request, was_running in self._prefilling() if self.waiting or len(decoding) < len(self.running) else ():
-            budget = self.token_budget - sum(plan.values())
-            if budget == 0:
+        for request, was_running in self._prefilling():
+            left = self.token_budget - sum(item.num_tokens for item in scheduled)
+            if left == 0:
                 break
             if not was_running:
                 # Nobody overtakes the head of the queue, or a long prompt would wait for ever.
-                is_open = is_open and self._admit(request, plan)
+                is_open = is_open and self._admit(request, scheduled)
             if request.status is RequestStatus.RUNNING:
-                plan[request] = self._chunk(request, budget)
-        scheduled = [
-            ScheduledRequest(request, count, request.num_computed_tokens, verified.get(request, ()))
-            for request, count in plan.items()
-        ]
-        decodes = [item for item in scheduled if item.is_decode]
-        chunks = [] if len(decodes) == len(scheduled) else [item for item in scheduled if not item.is_decode]
-        return SchedulerOutput((*decodes, *chunks), len(decodes))
-
-    def _schedule_steadily(self) -> SchedulerOutput | None:
-        """``schedule`` where every running request decodes and has room; None: the long way is needed."""
-        scheduled: list[ScheduledRequest] = []
-        room_of, running = self.states.room_of, self.running
-        if not 0 < len(running) <= self.token_budget:
-            return None
-        for request in running:
-            state, computed = request.state, request.num_computed_tokens
-            assert state is not None
-            if not 0 < computed == len(request.token_ids) - 1 or request.num_to_replay:
-                return None
-            if computed >= room_of[state.seat] and not self.states.extend(state, computed + 1):
-                return None
-            scheduled.append(ScheduledRequest(request, 1, computed))
-        return SchedulerOutput(tuple(scheduled), len(scheduled), is_steady=True)
-
-    def _decoding(self) -> list[Request]:
-        return [request for request in self.running if request.is_decoding]
-
-    def _add_guesses(
-        self, plan: dict[Request, int], guesses: Mapping[Request, Sequence[int]]
-    ) -> dict[Request, tuple[int, ...]]:
-        """Let requests of the plan verify guesses, as far as tokens and free blocks reach.
-
-        Returns:
-            The guesses that are verified.
-        """
-        verified: dict[Request, tuple[int, ...]] = {}
-        left = self.token_budget - sum(plan.values())
-        for request, wanted in guesses.items():
-            count = min(left, len(wanted))
-            planned = plan.get(request)
-            if not count or planned != request.num_uncomputed_tokens:
-                continue
-            assert request.state is not None
-            if self.states.extend(request.state, request.num_computed_tokens + planned + count):
-                plan[request] = planned + count
-                verified[request] = tuple(wanted[:count])
-                left -= count
-        return verified
+                scheduled.append(scheduled_request(request, self._chunk(request, left)))
 
     def _prefilling(self) -> Iterator[tuple[Request, bool]]:
         """Requests with a prompt to compute by rank, each with whether it runs already."""
@@ -214,18 +211,18 @@ class Scheduler:
         for _, request, was_running in merge(running, queued, key=lambda entry: entry[0]):
             yield request, was_running
 
-    def _grow(self, request: Request, count: int, plan: dict[Request, int]) -> bool:
-        """Make room for the state of ``count`` more tokens; False if only better-ranked requests could give some."""
+    def _grow(self, request: Request, count: int) -> bool:
+        """Allocate state for ``count`` more tokens; False if only better-ranked requests could free some."""
         assert request.state is not None
         while not self.states.extend(request.state, request.num_computed_tokens + count):
             victim = self.running[-1]
             if victim is request:
                 # It keeps what it has until a block comes free, or until somebody else needs it.
                 return False
-            self._withdraw(victim, plan)
+            self.preempt(victim)
         return True
 
-    def _admit(self, request: Request, plan: dict[Request, int]) -> bool:
+    def _admit(self, request: Request, scheduled: list[ScheduledRequest]) -> bool:
         """Start a request if there is room, or if running requests of worse priority can make some."""
         if self.waiting[0] is not request:
             return False
@@ -243,7 +240,9 @@ class Scheduler:
             while not self.states.can_admit(num_tokens, reserve_blocks=len(self.running), match=match):
                 if not victims:
                     return False
-                self._withdraw(victims.pop(), plan)
+                victim = victims.pop()
+                self.preempt(victim)
+                scheduled[:] = [item for item in scheduled if item.request is not victim]
                 # Its state is in the prefix cache now, and may have pushed something out of it.
                 match = self._find(request)
         self.waiting.pop(0)
@@ -279,11 +278,6 @@ class Scheduler:
         start, length = request.num_computed_tokens, len(request.token_ids)
         stop = min(length, start + budget)
         return self.states.chunk_stop(request.state, start, stop, length) - start
-
-    def _withdraw(self, request: Request, plan: dict[Request, int]) -> None:
-        """Preempt a request that this step may already count on."""
-        plan.pop(request, None)
-        self.preempt(request)
 
     def _release(self, request: Request, *, is_state_valid: bool = True, is_sound: bool = True) -> None:
         assert request.state is not None

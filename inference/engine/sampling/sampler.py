@@ -52,11 +52,18 @@ CPU_SLICE = 1 << 19
 that those of 32 rows of 128,256 take."""
 
 
-class SampledToken(NamedTuple):
-    """The sampler's answer for one row."""
+class SamplerOutput(NamedTuple):
+    """What was sampled for n rows.
 
-    token_id: int
-    logprobs: TokenLogprobs | None = None
+    Attributes:
+        token_ids: One token id for each row; without meaning for a row in ``errors``.
+        logprobs: By row number, for the rows that requested log-probabilities.
+        errors: By row number, why no token could be sampled.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs]
+    errors: dict[int, BlazrError]
 
 
 class Sampler:
@@ -91,8 +98,8 @@ class Sampler:
         logits: torch.Tensor,
         rows: Sequence[SamplingState],
         recompute: Callable[[], torch.Tensor],
-    ) -> list[SampledToken | BlazrError]:
-        """One token for each row.
+    ) -> SamplerOutput:
+        """Sample one token for each row.
 
         A row with unusable logits, or for which the arithmetic raises, gets an error; the others get what they
         would have got without it.
@@ -108,31 +115,31 @@ class Sampler:
         except Exception:
             logger.exception("sampling a batch of %d failed; trying its rows one by one", len(rows))
         logits = recompute()
-        return [self._sample_alone(logits[at : at + 1], row) for at, row in enumerate(rows)]
+        return _concatenate([self._sample_alone(logits[at : at + 1], row) for at, row in enumerate(rows)])
 
-    def _sample_alone(self, logits: torch.Tensor, row: SamplingState) -> SampledToken | BlazrError:
+    def _sample_alone(self, logits: torch.Tensor, row: SamplingState) -> SamplerOutput:
         try:
-            return self._sample(logits, [row], sure=True)[0]
+            return self._sample(logits, [row], sure=True)
         except Exception as error:
             logger.exception("sampling failed for one request")
-            return GenerationFailed(f"the next token could not be chosen ({type(error).__name__}).")
+            failed = GenerationFailed(f"the next token could not be chosen ({type(error).__name__}).")
+            return SamplerOutput([0], {}, {0: failed})
 
     @overload
-    def _sample(
-        self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: Literal[True]
-    ) -> list[SampledToken | BlazrError]: ...
+    def _sample(self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: Literal[True]) -> SamplerOutput: ...
 
     @overload
     def _sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: Literal[False] = False
-    ) -> list[SampledToken | BlazrError] | None: ...
+    ) -> SamplerOutput | None: ...
 
     def _sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: bool = False
-    ) -> list[SampledToken | BlazrError] | None:
+    ) -> SamplerOutput | None:
         """On a device None if a draw turned out to need more than was looked at, unless it is to be ``sure``."""
         if all(row.is_plain for row in rows):
-            return self._sample_plainly(logits, rows)
+            self._invalid.apply(logits, rows)
+            return argmax_output(*row_maxima(logits))
         # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. A mask hides them.
         masked = [at for at, row in enumerate(rows) if self._masks.precedes(row)]
         most_of_masked = _select(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
@@ -171,26 +178,19 @@ class Sampler:
             return None
         found = dict(zip(scored, _described(score_lists, counts), strict=True)) if scored else {}
         before_masks = dict(zip(masked, of_masked, strict=True))
-        results: list[SampledToken | BlazrError] = []
-        for at, (token_id, value) in enumerate(zip(ids, found_values, strict=True)):
+        errors: dict[int, BlazrError] = {}
+        for at, value in enumerate(found_values):
             row, constraint = rows[at], rows[at].constraint
             greatest = before_masks.get(at, greatest_values[at])
             # Where min_tokens has left nothing, the network isn't to blame.
             is_emptied = greatest == -math.inf and row.is_below_min_tokens and at not in before_masks
             if not math.isfinite(greatest) and not is_emptied:
-                results.append(numerical_error())
+                errors[at] = numerical_error()
             elif constraint is not None and constraint.error is not None:
-                results.append(GenerationFailed(f"the grammar can't be followed any further: {constraint.error}."))
+                errors[at] = GenerationFailed(f"the grammar can't be followed any further: {constraint.error}.")
             elif value == -math.inf:  # after the masks nothing may be left
-                results.append(GenerationFailed("every token of the vocabulary is masked; lower min_tokens."))
-            else:
-                results.append(SampledToken(token_id, found.get(at)))
-        return results
-
-    def _sample_plainly(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> list[SampledToken | BlazrError]:
-        """``_sample`` where nothing but each row's greatest logit is asked for."""
-        self._invalid.apply(logits, rows)
-        return likeliest(*row_maxima(logits))
+                errors[at] = GenerationFailed("every token of the vocabulary is masked; lower min_tokens.")
+        return SamplerOutput(ids, found, errors)
 
     def score(self, log_probs: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
         """Log-probability and rank of one token per row, and the row's likeliest tokens.
@@ -233,12 +233,22 @@ def _described(scores: Sequence[list[Any]], num_top: Sequence[int]) -> list[Toke
     ]
 
 
-def likeliest(token_ids: torch.Tensor, values: torch.Tensor) -> list[SampledToken | BlazrError]:
-    """Answers of rows that want their likeliest token: (n,) these tokens, and (n,) their logits."""
-    return [
-        SampledToken(token_id, None) if math.isfinite(value) else numerical_error()
-        for token_id, value in zip(*fetch(token_ids, values), strict=True)
-    ]
+def argmax_output(token_ids: torch.Tensor, values: torch.Tensor) -> SamplerOutput:
+    """The output of greedy rows: (n,) the ids of their greatest logits, and (n,) these logits."""
+    ids, found = fetch(token_ids, values)
+    errors: dict[int, BlazrError] = {}
+    if not math.isfinite(sum(found)):
+        errors = {row: numerical_error() for row, value in enumerate(found) if not math.isfinite(value)}
+    return SamplerOutput(ids, {}, errors)
+
+
+def _concatenate(outputs: Sequence[SamplerOutput]) -> SamplerOutput:
+    """One output of single rows."""
+    return SamplerOutput(
+        [output.token_ids[0] for output in outputs],
+        {row: output.logprobs[0] for row, output in enumerate(outputs) if output.logprobs},
+        {row: output.errors[0] for row, output in enumerate(outputs) if output.errors},
+    )
 
 
 def numerical_error() -> GenerationFailed:

@@ -12,11 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.engine.sampling.sampler import SampledToken
+from inference.engine.sampling.sampler import SamplerOutput
 from inference.engine.sampling.sampling_state import SamplingState
-from inference.errors import BlazrError
-
-Answer = SampledToken | BlazrError
 
 
 def states_along(state: SamplingState, guesses: Sequence[int]) -> list[SamplingState]:
@@ -29,16 +26,15 @@ def states_along(state: SamplingState, guesses: Sequence[int]) -> list[SamplingS
     return states
 
 
-def agreed_run(guesses: Sequence[int], answers: Sequence[Answer]) -> list[Answer]:
-    """The answers up to and with the first that isn't the guess: all of them are what the model says.
+def count_accepted(draft_token_ids: Sequence[int], sampled: SamplerOutput, row: int) -> int:
+    """How many draft tokens the sampler chose itself, counted up to the first that it didn't choose.
 
     Args:
-        guesses: k tokens.
-        answers: The sampler's for k + 1 rows; row i is only meant if the first i guesses hold.
+        draft_token_ids: k tokens.
+        sampled: Rows ``row`` to ``row + k`` are the request's; row ``row + i`` counts only if i draft tokens hold.
+        row: The request's first row.
     """
-    run: list[Answer] = []
-    for number, answer in enumerate(answers):
-        run.append(answer)
-        if isinstance(answer, BlazrError) or number == len(guesses) or answer.token_id != guesses[number]:
-            break
-    return run
+    for number, draft in enumerate(draft_token_ids, row):
+        if number in sampled.errors or sampled.token_ids[number] != draft:
+            return number - row
+    return len(draft_token_ids)

@@ -19,11 +19,10 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.running_request import Request
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sampling.sampling_state import SamplingState
-from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
+from inference.engine.scheduler import ScheduledRequest, SchedulerOutput, scheduled_request
 from inference.engine.speculation.proposer import Guesses, Hindsight
 from inference.engine.speculation.rollback import Rollback
 from inference.engine.state_manager import StateManager
-from inference.errors import BlazrError
 from inference.modelling.spec import ModelSpec
 
 LONG_READING = 16
@@ -120,10 +119,7 @@ class DraftRunner:
             for follower in active:
                 self._rollback.save(follower.shadow)
         while active := [follower for follower in active if len(follower.guesses) < followers[follower]]:
-            step = SchedulerOutput(
-                tuple(ScheduledRequest(follower.shadow, 1, len(follower.shadow.token_ids) - 1) for follower in active),
-                len(active),
-            )
+            step = SchedulerOutput([scheduled_request(follower.shadow, 1) for follower in active], len(active))
             hidden = self._runner.forward(step)
             for follower in active:
                 follower.shadow.num_computed_tokens += 1
@@ -250,7 +246,7 @@ class DraftRunner:
             shadow = follower.shadow
             count = min(budget, shadow.num_uncomputed_tokens)
             if count:
-                scheduled.append((follower, ScheduledRequest(shadow, count, shadow.num_computed_tokens)))
+                scheduled.append((follower, scheduled_request(shadow, count)))
                 budget -= count
         if not scheduled:
             return {}
@@ -280,9 +276,10 @@ class DraftRunner:
         def logits() -> torch.Tensor:
             return self._runner.logits_of(hidden, range(len(rows)))
 
-        answers = self._sampler.sample(logits(), [follower.sampling for follower in rows], logits)
-        for follower, answer in zip(rows, answers, strict=True):
-            if not isinstance(answer, BlazrError):
-                follower.guesses.append(answer.token_id)
-                follower.shadow.token_ids.append(answer.token_id)
-                follower.sampling.append(answer.token_id)
+        sampled = self._sampler.sample(logits(), [follower.sampling for follower in rows], logits)
+        for row, follower in enumerate(rows):
+            if row not in sampled.errors:
+                token_id = sampled.token_ids[row]
+                follower.guesses.append(token_id)
+                follower.shadow.token_ids.append(token_id)
+                follower.sampling.append(token_id)

@@ -104,7 +104,7 @@ class Speculator:
         self._is_pure = len(self._decoding) == len(step.scheduled)
         if self._rollback is not None:
             for item in step.scheduled:
-                if item.guesses:
+                if item.draft_token_ids:
                     self._rollback.save(item.request)
 
     def settle(self, item: ScheduledRequest, num_computed: int) -> None:
@@ -128,7 +128,7 @@ class Speculator:
         if record is None:
             return
         request.num_to_replay = request.num_uncomputed_tokens - 1
-        num_guessed = len(item.guesses)
+        num_guessed = len(item.draft_token_ids)
         num_accepted = num_guessed - (item.stop - num_computed)
         if num_guessed:
             self._num_proposed += num_guessed

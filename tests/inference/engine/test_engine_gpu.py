@@ -9,6 +9,7 @@ from inference.engine.sampling.sampler import Sampler, draw
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.fakes import expected_tokens, make_engine, make_spec, request, run
+from tests.inference.engine.sampling.reference_sampler import rows_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,5 +42,6 @@ def test_a_bad_row_fails_alone():
     logits = torch.zeros(2, 50, device="cuda")
     logits[0, 3] = float("nan")
     state = SamplingState(SamplingParams(temperature=0.0, logprobs=2, repetition_penalty=1.5), (), [1], [2])
-    bad, good = Sampler((4,), logits.device).sample(logits.clone(), [state, state], lambda: logits.clone())
+    output = Sampler((4,), logits.device).sample(logits.clone(), [state, state], lambda: logits.clone())
+    bad, good = rows_of(output)
     assert "numerical_error" in bad.message and good.token_id == 0

@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.running_request import Request
-from inference.engine.sampling.sampler import SampledToken, Sampler
+from inference.engine.sampling.sampler import Sampler, SamplerOutput
 from inference.engine.sampling.sampling_state import SamplingState
-from inference.engine.speculation.acceptance import agreed_run, states_along
+from inference.engine.speculation.acceptance import count_accepted, states_along
 from inference.engine.speculation.ngram import MAX_CANDIDATES, MAX_MATCH, NgramIndex
 from inference.engine.speculation.proposer import Hindsight, NgramProposer
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.values.sampling_params import SamplingParams
 from inference.values.speculative_options import SpeculativeOptions
 from tests.inference.engine.fakes import request
+from tests.inference.engine.sampling.reference_sampler import rows_of
 
 # --- options -----------------------------------------------------------------------------------
 
@@ -175,15 +176,13 @@ def test_the_longest_agreement_wins_and_a_period_goes_on():
 # --- acceptance --------------------------------------------------------------------------------
 
 
-def test_the_run_ends_with_the_first_answer_that_is_not_the_guess():
-    answers = [SampledToken(4), SampledToken(5), SampledToken(6)]
-    assert agreed_run([4, 5], answers) == answers
-    assert agreed_run([4, 9], answers) == answers[:2]
-    assert agreed_run([9, 5], answers) == answers[:1]
-    assert agreed_run([], answers[:1]) == answers[:1]
-    failure = GenerationFailed("no")
-    assert agreed_run([4, 5], [answers[0], failure, answers[2]]) == [answers[0], failure]
-    assert agreed_run([9, 5], [answers[0], failure, answers[2]]) == answers[:1]
+def test_draft_tokens_hold_up_to_the_first_that_the_sampler_did_not_choose():
+    sampled = SamplerOutput([9, 4, 5, 6], {}, {})
+    assert count_accepted([4, 5], sampled, 1) == 2
+    assert count_accepted([4, 9], sampled, 1) == 1
+    assert count_accepted([9, 5], sampled, 1) == 0
+    assert count_accepted([], sampled, 1) == 0
+    assert count_accepted([4, 5], SamplerOutput([9, 4, 5, 6], {}, {2: GenerationFailed("no")}), 1) == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -203,8 +202,8 @@ def test_states_along_a_guess_are_those_of_the_tokens_one_by_one(seed, guesses, 
     state = SamplingState(params, [3], prompt, [1, 1])
     logits = torch.randn(len(guesses) + 1, 12, generator=torch.Generator().manual_seed(seed))
     sampler = Sampler((), torch.device("cpu"))
-    together = sampler.sample(logits.clone(), states_along(state, guesses), logits.clone)
-    for number, answer in enumerate(together):
+    together = rows_of(sampler.sample(logits.clone(), states_along(state, guesses), logits.clone))
+    for number, row in enumerate(together):
         fresh = SamplingState(params, [3], prompt, [1, 1, *guesses[:number]])
-        assert sampler.sample(logits[number : number + 1].clone(), [fresh], logits.clone) == [answer]
+        assert rows_of(sampler.sample(logits[number : number + 1].clone(), [fresh], logits.clone)) == [row]
     assert state.num_output_tokens == 2 and (state.counts is None or state.counts.counts.sum() == 2)

@@ -248,13 +248,12 @@ def test_short_ways_say_what_the_long_ones_say(llm: LLM, monkeypatch: pytest.Mon
     said()  # what the prefix cache knows decides when the second of two choices begins
     short = said()
     engine = llm._running_engine()
-    greatest_of = engine._runner.greatest_of
+    argmax_of = engine._runner.argmax_of
     used = []
-    monkeypatch.setattr(engine._runner, "greatest_of", lambda *given: used.append(given) or greatest_of(*given))
+    monkeypatch.setattr(engine._runner, "argmax_of", lambda *given: used.append(given) or argmax_of(*given))
     assert said() == short
-    assert bool(used) and all(greatest_of(*given) is not None for given in used[:1]) == native_library.is_available()
-    monkeypatch.setattr(engine._runner, "greatest_of", lambda *given: None)
-    monkeypatch.setattr(engine._scheduler, "_schedule_steadily", lambda: None)
+    assert bool(used) and all(argmax_of(*given) is not None for given in used[:1]) == native_library.is_available()
+    monkeypatch.setattr(engine._runner, "argmax_of", lambda *given: None)
     monkeypatch.setattr(TextOutput, "_continue", lambda *given: None)
     assert said() == short
 

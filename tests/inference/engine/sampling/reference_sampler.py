@@ -5,8 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from inference.engine.request import TokenLogprobs
+from inference.engine.sampling.sampler import SamplerOutput
+from inference.errors import BlazrError
 from inference.values.sampling_params import SamplingParams
+
+
+class SampledRow(NamedTuple):
+    """One row of a ``SamplerOutput`` without an error."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+def rows_of(output: SamplerOutput) -> list[SampledRow | BlazrError]:
+    """The output row by row."""
+    rows = enumerate(output.token_ids)
+    return [output.errors.get(at) or SampledRow(token_id, output.logprobs.get(at)) for at, token_id in rows]
 
 
 def processed(

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from inference.engine.sampling import sampler as sampler_module
 from inference.engine.sampling.random_draws import uniforms
-from inference.engine.sampling.sampler import MIN_LOGPROB, SampledToken, Sampler, draw, truncate
+from inference.engine.sampling.sampler import MIN_LOGPROB, Sampler, draw, truncate
 from inference.engine.sampling.sampling_state import SamplingState, TokenCounts
 from inference.errors import GenerationFailed
 from inference.values.sampling_params import SamplingParams
-from tests.inference.engine.sampling.reference_sampler import invert, kept, processed
+from tests.inference.engine.sampling.reference_sampler import SampledRow, invert, kept, processed, rows_of
 
 VOCAB = 40
 CPU = torch.device("cpu")
@@ -28,11 +28,11 @@ def state(prompt=(), output=(), stop_ids=(), **params) -> SamplingState:
     return SamplingState(SamplingParams(**values), stop_ids, prompt, output)
 
 
-def sample(logits: torch.Tensor, rows: list[SamplingState], invalid=()) -> list[SampledToken]:
+def sample(logits: torch.Tensor, rows: list[SamplingState], invalid=()) -> list[SampledRow]:
     sampler = Sampler(invalid, CPU)
-    results = sampler.sample(logits.clone(), rows, lambda: logits.clone())
+    results = rows_of(sampler.sample(logits.clone(), rows, lambda: logits.clone()))
     for result in results:
-        assert isinstance(result, SampledToken), result
+        assert isinstance(result, SampledRow), result
     return results
 
 
@@ -69,10 +69,10 @@ def test_batch_agrees_with_the_reference_row_by_row(rows, mask_some):
     invalid = INVALID if mask_some else ()
     logits = torch.from_numpy(np.stack([row[0] for row in rows]))
     states = [SamplingState(params, stop, prompt, output) for _, params, prompt, output, stop in rows]
-    results = Sampler(invalid, CPU).sample(logits.clone(), states, lambda: logits.clone())
+    results = rows_of(Sampler(invalid, CPU).sample(logits.clone(), states, lambda: logits.clone()))
     for (values, params, prompt, output, stop), result in zip(rows, results, strict=True):
         changed = processed(values, params, prompt, output, stop, invalid)
-        assert isinstance(result, SampledToken)
+        assert isinstance(result, SampledRow)
         if params.is_greedy:
             # Penalties are computed in float32: near equals may change places.
             assert changed[result.token_id] >= max(changed) - 1e-5
@@ -187,7 +187,7 @@ def test_a_row_is_sampled_alike_in_any_batch(rows, random):
         states = [SamplingState(params, stop, prompt, output) for _, params, prompt, output, stop in group]
         return [
             (result.token_id, result.logprobs)
-            for result in Sampler((), CPU).sample(logits.clone(), states, lambda: logits.clone())
+            for result in rows_of(Sampler((), CPU).sample(logits.clone(), states, lambda: logits.clone()))
         ]
 
     together = dict(zip(map(id, rows), outcome(rows), strict=True))
@@ -257,9 +257,9 @@ def test_min_tokens_masks_what_ends_the_sequence():
 def test_a_row_with_everything_masked_fails_alone():
     logits = torch.zeros(2, 3)
     rows = [state(temperature=0.0, min_tokens=1, stop_ids=(0, 1, 2)), state(temperature=0.0)]
-    masked, other = Sampler((), CPU).sample(logits.clone(), rows, lambda: logits.clone())
+    masked, other = rows_of(Sampler((), CPU).sample(logits.clone(), rows, lambda: logits.clone()))
     assert isinstance(masked, GenerationFailed) and "min_tokens" in masked.message
-    assert isinstance(other, SampledToken) and other.token_id == 0
+    assert isinstance(other, SampledRow) and other.token_id == 0
 
 
 def test_reference_inverts_as_documented():

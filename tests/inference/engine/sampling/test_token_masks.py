@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.sampling.sampler import SampledToken, Sampler
+from inference.engine.sampling.sampler import Sampler
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.sampling.token_masks import NARROW, TokenMasks, apply_at_once, apply_by_row
 from inference.errors import BlazrError
 from inference.values.sampling_params import SamplingParams
 from inference.values.token_constraint import TokenMask
+from tests.inference.engine.sampling.reference_sampler import SampledRow, rows_of
 
 V = 4096
 DEVICE = torch.device("cpu")
@@ -42,8 +43,8 @@ class Fixed:
         self.accepted.append(token_id)
 
 
-def drawn(logits: torch.Tensor, states: list[SamplingState]) -> list[SampledToken | BlazrError]:
-    return Sampler((7, 9), DEVICE).sample(logits.clone(), states, lambda: logits.clone())
+def drawn(logits: torch.Tensor, states: list[SamplingState]) -> list[SampledRow | BlazrError]:
+    return rows_of(Sampler((7, 9), DEVICE).sample(logits.clone(), states, lambda: logits.clone()))
 
 
 PARAMS = [
@@ -78,7 +79,7 @@ def test_both_ways_to_write_a_mask_and_masked_logits_give_the_same_tokens(count:
     plain = [SamplingState(SamplingParams(seed=seed, **values), (), (3,), (4, 4)) for values, seed in rows]
     expected = drawn(masked, plain)
     for result, other, ids in zip(found[0], expected, allowed, strict=True):
-        assert isinstance(result, SampledToken) and isinstance(other, SampledToken)
+        assert isinstance(result, SampledRow) and isinstance(other, SampledRow)
         assert result.token_id == other.token_id
         assert result.token_id in ids
 
@@ -119,7 +120,7 @@ def test_a_greedy_row_needs_no_mask_where_its_likeliest_token_is_allowed() -> No
     masks = TokenMasks(DEVICE)
     masks.begin(states)
     assert masks._thread is None
-    assert drawn(logits, states) == [SampledToken(int(token)) for token in allowed]
+    assert drawn(logits, states) == [SampledRow(int(token)) for token in allowed]
 
 
 def test_ends_are_masked_below_min_tokens_and_allowed_where_nothing_else_is() -> None:
@@ -129,7 +130,7 @@ def test_ends_are_masked_below_min_tokens_and_allowed_where_nothing_else_is() ->
     end.must_end = True
     params = SamplingParams(temperature=0.0, min_tokens=2)
     states = [SamplingState(params, (3,), (), (), constraint) for constraint in (end, other)]
-    assert drawn(logits, states) == [SampledToken(3), SampledToken(4)]
+    assert drawn(logits, states) == [SampledRow(3), SampledRow(4)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -141,7 +142,7 @@ def test_unusable_logits_are_found_behind_a_mask(temperature: float, bad: float)
     states = [SamplingState(params, (), (), (), Fixed(np.array([8]), allows=True)) for _ in range(2)]
     found = drawn(logits, states)
     assert isinstance(found[0], BlazrError) and "numerical_error" in found[0].message
-    assert found[1] == SampledToken(8)
+    assert found[1] == SampledRow(8)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -150,7 +151,7 @@ def test_a_mask_without_any_token_is_an_error_of_its_own(temperature: float) -> 
     empty = Fixed(np.array([], dtype=np.int64), allows=True)
     found = drawn(torch.zeros(2, V), [SamplingState(params, (), (), (), empty), SamplingState(params, (), (), ())])
     assert isinstance(found[0], BlazrError) and "every token" in found[0].message
-    assert isinstance(found[1], SampledToken)
+    assert isinstance(found[1], SampledRow)
 
 
 def test_rows_without_a_constraint_are_left_alone() -> None:
@@ -164,7 +165,7 @@ def test_rows_without_a_constraint_are_left_alone() -> None:
     ]
     found = drawn(logits, mixed)
     for at in range(6):
-        assert found[at] == (SampledToken(at) if at % 2 else expected[at])
+        assert found[at] == (SampledRow(at) if at % 2 else expected[at])
 
 
 def test_what_fails_fails_alone() -> None:
@@ -173,7 +174,7 @@ def test_what_fails_fails_alone() -> None:
     assert states[1].constraint is not None
     states[1].constraint.error = "too deep"
     found = drawn(logits, states)
-    assert found[0] == found[2] == SampledToken(5)
+    assert found[0] == found[2] == SampledRow(5)
     assert isinstance(found[1], BlazrError) and "too deep" in found[1].message
 
 

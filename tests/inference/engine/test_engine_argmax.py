@@ -1,4 +1,4 @@
-"""Steps in which everybody decodes and takes the likeliest token: the short way through them against the long one."""
+"""A network that gives the argmax of its logits, against one that gives all logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INVALID_IDS = (0, 33, 96)
 
 @dataclass
 class ChoosingNetwork(FakeNetwork):
-    """Chooses tokens itself, as native heads do."""
+    """Gives the argmax of its logits, as native heads do."""
 
     can_choose: bool = True
     num_choices: int = 0
@@ -30,13 +30,6 @@ class ChoosingNetwork(FakeNetwork):
             is_masked = [(int(masked[at // 32]) >> at % 32) & 1 == 1 for at in range(logits.shape[1])]
             logits[:, torch.tensor(is_masked)] = -torch.inf
         return logits.argmax(-1), logits.amax(-1)
-
-
-def long_way(network: FakeNetwork, **options: object) -> Engine:
-    """An engine that takes no short cut."""
-    engine = make_engine(network=network, **options)
-    engine._scheduler._schedule_steadily = lambda: None  # type: ignore[method-assign]
-    return engine
 
 
 def news(outputs: Sequence[EngineOutput]) -> list[dict[str, object]]:
@@ -59,7 +52,7 @@ def random_request(rng: random.Random, name: str, room: int) -> EngineRequest:
 
 
 @pytest.mark.parametrize("kind", ["paged", "slots", "hybrid", "stateless"])
-def test_the_short_way_says_and_does_what_the_long_one_does(kind) -> None:
+def test_an_argmax_network_gives_the_outputs_and_counters_of_one_with_logits(kind) -> None:
     short = plain = 0
     for seed in range(25):
         rng = random.Random(seed)
@@ -76,7 +69,10 @@ def test_the_short_way_says_and_does_what_the_long_one_does(kind) -> None:
         }
         poison = {rng.randrange(97): rng.choice([float("nan"), float("inf")]) for _ in range(rng.choice([0, 0, 2]))}
         network = ChoosingNetwork(spec, dict(poison))
-        engines = [make_engine(network=network, **options), long_way(FakeNetwork(spec, dict(poison)), **options)]
+        engines = [
+            make_engine(network=network, **options),
+            make_engine(network=FakeNetwork(spec, dict(poison)), **options),
+        ]
         arrivals = {f"r{number}": rng.randint(0, 25) for number in range(rng.randint(1, 5))}
         requests = {name: random_request(rng, name, 60) for name in arrivals}
         leaves = {name: rng.randint(0, 60) for name in arrivals if rng.random() < 0.2}
@@ -109,7 +105,7 @@ def test_what_long_decodes_leave_in_the_prefix_cache(kind, block_size: int) -> N
         "num_snapshot_slots": 20,
     }
     spec = make_spec(kind)
-    engines = [make_engine(network=ChoosingNetwork(spec), **options), long_way(FakeNetwork(spec), **options)]
+    engines = [make_engine(network=ChoosingNetwork(spec), **options), make_engine(network=FakeNetwork(spec), **options)]
     for engine in engines:
         for number, length in enumerate((3, 40)):
             engine.add_request(request(f"r{number}", range(number, number + length), max_tokens=600))
@@ -120,7 +116,7 @@ def test_what_long_decodes_leave_in_the_prefix_cache(kind, block_size: int) -> N
     assert cached.num_snapshots > 2 if kind != "paged" else cached.num_idle_blocks > 40
 
 
-def test_an_engine_without_a_prefix_cache_takes_the_short_way_too() -> None:
+def test_an_engine_without_a_prefix_cache_asks_for_the_argmax_too() -> None:
     network = ChoosingNetwork(make_spec("hybrid"))
     engine = make_engine(network=network, prefix_cache=False)
     engine.add_request(request("r", [1, 2, 3], max_tokens=20))

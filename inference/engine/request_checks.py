@@ -1,0 +1,99 @@
+"""Check a request before the engine accepts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from inference.engine.request import EngineRequest
+from inference.engine.state_manager import StateManager
+from inference.errors import InvalidRequest, InvalidSamplingParams, InvalidTokenIds, PromptTooLong
+
+
+class RequestChecks:
+    """Checks requests against one model and one engine.
+
+    Args:
+        vocab_size: Token ids of the model are 0 to ``vocab_size - 1``.
+        states: Limits the length of a sequence.
+    """
+
+    def __init__(self, vocab_size: int, states: StateManager) -> None:
+        self._vocab_size = vocab_size
+        self._states = states
+
+    def check(self, source: EngineRequest) -> int:
+        """Check a request.
+
+        Returns:
+            Output tokens at which the request ends.
+
+        Raises:
+            InvalidTokenIds: The prompt is empty, or the model lacks an id.
+            InvalidSamplingParams: The engine can't follow the parameters.
+            InvalidRequest: Earlier attempts have delivered more than ``max_tokens``.
+            PromptTooLong: Prompt and ``max_tokens`` exceed ``max_model_len``.
+            OutOfCacheBlocks: The request needs more state than there is, even alone.
+        """
+        self._check_token_ids("prompt", source.prompt_token_ids)
+        if not source.prompt_token_ids:
+            raise InvalidTokenIds("the prompt has no tokens; give at least one.", param="prompt")
+        self._check_token_ids("prior_output_token_ids", source.prior_output_token_ids)
+        self._check_params(source)
+        return self._check_length(source)
+
+    def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        try:
+            ids = np.asarray(token_ids)
+        except (OverflowError, ValueError):
+            ids = np.empty(1, dtype=object)
+        if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1):
+            raise InvalidTokenIds(f"{name} must be a list of token ids, integers below 2^63.", param=name)
+        if ids.size and (ids.min() < 0 or ids.max() >= self._vocab_size):
+            bad = int(ids[(ids < 0) | (ids >= self._vocab_size)][0])
+            raise InvalidTokenIds(
+                f"{name} has the token id {bad}, the model's ids are 0 to {self._vocab_size - 1}.", param=name
+            )
+
+    def _check_params(self, source: EngineRequest) -> None:
+        params = source.params
+        if params.n != 1:
+            raise InvalidSamplingParams(f"n is {params.n}, the engine takes one request per choice.", param="n")
+        if params.seed is None and not params.is_greedy:
+            raise InvalidSamplingParams("seed must be set before a request reaches the engine.", param="seed")
+        if source.pooling is not None and params.max_tokens != 0:
+            raise InvalidSamplingParams(
+                f"max_tokens is {params.max_tokens}; a request for a pooled vector generates nothing, set it to 0.",
+                param="max_tokens",
+            )
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", tuple(params.logit_bias))
+
+    def _check_length(self, source: EngineRequest) -> int:
+        num_prompt, limit = len(source.prompt_token_ids), self._states.config.max_model_len
+        requested = source.params.max_tokens
+        capacity = limit - num_prompt
+        if (1 if requested is None else requested) > capacity:
+            more = "" if requested is None else f" and max_tokens is {requested:,}"
+            remedy = "shorten the prompt" if requested is None else "shorten the prompt or lower max_tokens"
+            raise PromptTooLong(
+                f"prompt has {num_prompt:,} tokens{more}, max_model_len is {limit:,}; {remedy}.",
+                param="prompt" if num_prompt > limit else "max_tokens",
+            )
+        max_tokens = requested
+        if max_tokens is None:
+            max_tokens = min(capacity, max(1, self._states.max_sequence_tokens - num_prompt))
+        if source.params.min_tokens > max_tokens:
+            raise InvalidSamplingParams(
+                f"min_tokens is {source.params.min_tokens:,}, only {max_tokens:,} fit behind the prompt; lower it.",
+                param="min_tokens",
+            )
+        if len(source.prior_output_token_ids) > max_tokens:
+            raise InvalidRequest(
+                f"{len(source.prior_output_token_ids):,} tokens were delivered before, max_tokens is {max_tokens:,}.",
+                param="prior_output_token_ids",
+            )
+        # The last token is never computed.
+        self._states.check_fits(max(num_prompt, num_prompt + max_tokens - 1))
+        return max_tokens
