@@ -1,12 +1,12 @@
-"""PrefixCache: finds the state of a sequence's beginning, and remembers that of what was computed.
+"""PrefixCache: finds state for the beginning of a sequence, and keeps the state of computed tokens.
 
-All of it belongs to the engine's thread; only ``disk`` has threads of its own. A sequence that starts asks ``find``
-(and ``fetch`` before that, where a disk has more); ``begin`` puts what was found into its blocks and slot; ``advance``
-after each step and ``end`` make what it computed findable.
+Everything here runs in the engine's thread; only ``disk`` has threads of its own. For a sequence that starts, the
+caller calls ``find`` (and ``fetch`` before it, if the disk may have more). ``begin`` puts the found state into the
+sequence's blocks and slot. ``advance`` after each step and ``end`` add the computed tokens to the tree.
 
-Paged state is shared block by block, and the part of a block by copying, so that reuse is by token. Recurrent state
-is where a snapshot is: a sequence of a model with both resumes at the longest position with a snapshot that all
-blocks before it are there for.
+Paged state is shared block by block, and a part of a block is copied, so reuse is exact to the token. Recurrent state
+exists only at snapshots: a sequence of a model with both kinds resumes at the last snapshot that has all blocks before
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.lookup import Fetched, Match, PrefixLookup
 from inference.engine.prefix_cache.namespace import Namespaces
-from inference.engine.prefix_cache.policy import STRETCH, aligned, is_worth_keeping, snapshot_positions
+from inference.engine.prefix_cache.policy import SNAPSHOT_INTERVAL, aligned, is_worth_keeping, snapshot_positions
 from inference.engine.prefix_cache.saving import DiskIndex
 from inference.engine.prefix_cache.snapshots import SnapshotStore
 from inference.engine.prefix_cache.state_access import StateAccess
@@ -32,7 +32,7 @@ from inference.modelling.spec import ModelSpec
 MAX_DEAD_NODES = 1 << 14
 """Nodes without state that are kept as a record of what was evicted; about 1.5 KB each."""
 MIN_DISK_GAIN = 32
-"""Tokens that the disk has to have beyond the memory to be asked: a short stretch is computed sooner than read."""
+"""Tokens that must be on disk beyond those in memory; fewer are computed sooner than read."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,8 +41,8 @@ class CachedSequence:
 
     Attributes:
         digest: Of its namespace.
-        path: The full nodes of what it has computed so far, or found.
-        tail: The node of the tokens behind them, where something was to be said of them.
+        path: The full nodes of the tokens that it has computed or found.
+        tail: The node of the tokens behind them, if there is one yet.
         start: Where it resumed.
         junction: Where it leaves what was known when it began.
         stops: Positions at which it shall stop for a snapshot, ascending.
@@ -82,9 +82,9 @@ class PrefixCache:
         self.is_enabled = config.prefix_cache and (
             config.num_snapshot_slots > 0 if self._fixed else self._paged and config.num_blocks > 1
         )
-        self._width = config.block_size if self._paged else STRETCH
+        self._width = config.block_size if self._paged else SNAPSHOT_INTERVAL
         # What a decode completes: a block, or the distance of snapshots. The stops of its prefill are behind it.
-        self.decode_stride = gcd(self._width, STRETCH) if self._fixed else self._width
+        self.decode_stride = gcd(self._width, SNAPSHOT_INTERVAL) if self._fixed else self._width
         self._kv = kv
         self._access = access
         self._tree = PrefixTree(self._width, MAX_DEAD_NODES)
@@ -123,15 +123,15 @@ class PrefixCache:
         Args:
             digest: Of its namespace.
             fetched: What was read from disk for it.
-            with_disk: Suppose that all that the disk has were read.
-            may_read: False: it needs all of its rows, so nothing will do.
+            with_disk: Treat everything on disk as if it had been read.
+            may_read: False: it needs the hidden rows of all tokens, so nothing can be reused.
         """
         if not self.is_enabled:
             return Match(reason=MissReason.DISABLED)
         return self._lookup.find(digest, tokens, fetched=fetched, with_disk=with_disk, may_read=may_read)
 
     def fetch(self, digest: bytes, tokens: Sequence[int]) -> Future[Fetched] | None:
-        """Begin to read what the disk has beyond the memory of a sequence's beginning; None: nothing worth it."""
+        """Begin to read the part of a prefix that is on disk but not in memory; None: too little to gain."""
         if self._disk is None:
             return None
         here, there = self.find(digest, tokens), self.find(digest, tokens, with_disk=True)
@@ -144,7 +144,7 @@ class PrefixCache:
         return self._disk.load([node for node, rows in blocks if node.rows < rows], there.state)
 
     def num_shared_in_use(self, match: Match) -> int:
-        """Blocks of a match that running sequences use, so that it doesn't take them from the free ones."""
+        """Blocks of a match that running sequences use; sharing them takes no free block."""
         if not self._paged:
             return 0
         return sum(self._kv.pool.is_used(block) for block in self.blocks_of(match))
@@ -159,7 +159,7 @@ class PrefixCache:
     def begin(
         self, match: Match, digest: bytes, seat: int, slot: int, tokens: Sequence[int], fetched: Fetched | None
     ) -> CachedSequence:
-        """Put what was found into a sequence's blocks and slot; the rest of its blocks is the caller's business.
+        """Put the found state into a sequence's blocks and slot; the caller allocates the other blocks.
 
         Args:
             seat: Has no blocks yet; there are enough free ones.
@@ -185,13 +185,13 @@ class PrefixCache:
 
     def note_found(self, num_cached_tokens: int, reason: MissReason | None) -> None:
         """Count a request, once."""
-        self._counts.note(num_cached_tokens, reason)
+        self._counts.record(num_cached_tokens, reason)
 
     def chunk_stop(self, sequence: CachedSequence, start: int, stop: int, length: int) -> int:
-        """Where a chunk of computation shall end.
+        """Where a chunk of computation has to end.
 
         Args:
-            start, stop: What the step has room for.
+            start, stop: The tokens that fit into the step.
             length: Tokens that are known.
         """
         if not self._fixed or not self.is_enabled:
@@ -204,7 +204,7 @@ class PrefixCache:
         return stop if stop == length else aligned(start, stop)
 
     def advance(self, sequence: CachedSequence, seat: int, slot: int, tokens: Sequence[int], num_computed: int) -> None:
-        """Make what a step has computed findable."""
+        """Add the tokens that a step has computed to the tree."""
         if not self.is_enabled:
             return
         if num_computed >= (len(sequence.path) + 1) * self._width:
@@ -235,7 +235,7 @@ class PrefixCache:
         *,
         is_state_valid: bool,
     ) -> int:
-        """Make all that a sequence has computed findable, and give up its place.
+        """Add everything that a sequence has computed to the tree, and end the sequence.
 
         Args:
             num_computed: Tokens whose paged state is right.
@@ -256,7 +256,7 @@ class PrefixCache:
         return slot
 
     def forget(self, sequence: CachedSequence, seat: int) -> None:
-        """Forget all that a sequence has computed (it may be wrong), and give up its place."""
+        """Remove everything that a sequence has computed (it may be wrong), and end the sequence."""
         own = set(self._kv.blocks_of(seat)) if self._paged else set()
         for node in [*sequence.path, *([] if sequence.tail is None else [sequence.tail])]:
             if node.stop <= sequence.start:
@@ -269,7 +269,7 @@ class PrefixCache:
         self._leave(sequence)
 
     def poll(self) -> None:
-        """Take note of what the disk's threads say."""
+        """Process the results of the disk's threads."""
         if self._disk is not None:
             self._disk.poll()
 
@@ -361,7 +361,7 @@ class PrefixCache:
     # --- remembering ---------------------------------------------------------------------------
 
     def _extend(self, sequence: CachedSequence, seat: int, tokens: Sequence[int], num_computed: int) -> None:
-        """Full nodes for all full blocks that are computed."""
+        """Add a full node for each full block that is computed."""
         path, width = sequence.path, self._width
         while (len(path) + 1) * width <= num_computed:
             parent = path[-1] if path else sequence.digest
@@ -374,7 +374,7 @@ class PrefixCache:
             self._set_tail(sequence, None)
 
     def _place(self, sequence: CachedSequence, seat: int, tokens: Sequence[int], position: int) -> tuple[Node, int]:
-        """The node and offset of a position, its blocks and the part of the last one made findable."""
+        """The node and offset of a position, after the tokens up to it are in the tree."""
         self._extend(sequence, seat, tokens, position)
         path, width = sequence.path, self._width
         number, offset = divmod(position, width)
@@ -402,7 +402,7 @@ class PrefixCache:
         sequence.path.clear()
 
     def _attach(self, node: Node, block: int, rows: int) -> None:
-        """Say that a block in use holds the state of the node's first ``rows`` tokens, if it isn't known of another."""
+        """Record that a block in use holds the state of the node's first ``rows`` tokens, unless another block does."""
         if node.rows >= rows:
             return
         before = self._owners.get(block)
@@ -422,7 +422,7 @@ class PrefixCache:
         self._tree.update(node)
 
     def _evict(self, block: int) -> None:
-        """The pool hands the block out; snapshots behind it would be of no use without it."""
+        """The pool reuses the block; the snapshots of its node are useless without it."""
         node = self._owners[block]
         for snapshot in list(node.snapshots.values()):
             self._snapshots.drop(snapshot)

@@ -83,11 +83,11 @@ class DiskTier:
         budget_bytes: For all models.
 
     Attributes:
-        lost: Keys of files that were removed or couldn't be read; the owner empties it.
+        missing: Keys of files that were removed or couldn't be read; the owner empties it.
     """
 
     def __init__(self, directory: Path, model_key: str, budget_bytes: int) -> None:
-        self.lost: deque[Key] = deque()
+        self.missing: deque[Key] = deque()
         self.num_written = self.num_skipped = self.num_corrupt = self.num_removed = 0
         self._top = directory / "v1"
         self._root = self._top / hashlib.sha256(model_key.encode()).hexdigest()[:32]
@@ -146,7 +146,7 @@ class DiskTier:
         return True
 
     def touch(self, entries: Iterable[Entry], stamp: int) -> None:
-        """Note that entries were used."""
+        """Record that entries were used."""
         self._writer.submit(self._touch, list(entries), stamp)
 
     def load(self, entries: Iterable[Entry]) -> Future[Mapping[Key, Payload]]:
@@ -176,15 +176,15 @@ class DiskTier:
             payload = read()
             if not is_intact():
                 self.num_skipped += 1
-                self.lost.append(entry.key)
+                self.missing.append(entry.key)
                 return
             self._write(entry, payload, stamp)
         except OSError as error:
             logger.warning("a prefix could not be written to the cache directory: %s", error)
-            self.lost.append(entry.key)
+            self.missing.append(entry.key)
         except Exception:
             logger.exception("a prefix could not be written to the cache directory")
-            self.lost.append(entry.key)
+            self.missing.append(entry.key)
         finally:
             with self._lock:
                 self._pending_bytes -= size_bytes
@@ -208,7 +208,7 @@ class DiskTier:
         size = len(head) + payload.nbytes + CHECKSUM_BYTES
         if size > self._budget:
             self.num_skipped += 1
-            self.lost.append(entry.key)
+            self.missing.append(entry.key)
             return
         self._make_room(size)
         try:
@@ -237,7 +237,7 @@ class DiskTier:
                 if payload is None:
                     self._discard(path, corrupt=True)
             if payload is None:
-                self.lost.append(entry.key)
+                self.missing.append(entry.key)
             else:
                 found[entry.key] = payload
         self.touch(entries, time.time_ns())
@@ -248,14 +248,14 @@ class DiskTier:
             try:
                 os.utime(self._root / entry.file_name, ns=(stamp, stamp))
             except FileNotFoundError:
-                self.lost.append(entry.key)
+                self.missing.append(entry.key)
             except OSError as error:
                 logger.warning("the cache directory can't be written: %s", error.strerror)
 
     # --- files ---------------------------------------------------------------------------------
 
     def _read_entry(self, path: Path) -> Entry | None:
-        """What a file says it holds; None if it isn't one of ours, or not whole."""
+        """The entry of a file; None if it isn't a cache file, or incomplete."""
         try:
             if path.is_symlink() or not path.is_file():
                 return None
@@ -276,7 +276,7 @@ class DiskTier:
             return None
 
     def _read_payload(self, path: Path, entry: Entry) -> Payload | None:
-        """The payload of an entry; None if the file isn't sound."""
+        """The payload of an entry; None if the file is damaged."""
         content = np.fromfile(path, np.uint8)
         data = content.data
         try:
@@ -319,7 +319,7 @@ class DiskTier:
             digest, _, rest = path.name.partition(".")
             kind = rest.partition(".")[2]
             if path.parent == self._root and kind in ("block", "state"):
-                self.lost.append((cast("Kind", kind), bytes.fromhex(digest)))
+                self.missing.append((cast("Kind", kind), bytes.fromhex(digest)))
         self._total_bytes = total
 
     def _discard(self, path: Path, *, corrupt: bool = False) -> None:

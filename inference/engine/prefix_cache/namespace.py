@@ -1,4 +1,4 @@
-"""What keeps prefixes apart that have the same tokens."""
+"""Namespaces: which prefixes with the same tokens must not share state."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""At which positions of a sequence a snapshot of its recurrent state is worth a stop.
+"""Choose the positions of a sequence at which prefill stops for a snapshot of its recurrent state.
 
-A snapshot can only be taken where a prefill chunk ends, so each costs a step of its own: a few, chosen well.
+A snapshot can only be taken where a prefill chunk ends, so each costs a step of its own.
 """
 
 from __future__ import annotations
 
-STRETCH = 64
-"""Distance of the positions near the end of a prompt. A question that differs costs at most this much again."""
+SNAPSHOT_INTERVAL = 64
+"""Distance of the positions near the end of a prompt: what a prompt with another ending computes again at most."""
 
 MIN_GAP = 16
 """Two snapshots closer than this aren't worth a step."""
 
-DECODE_STRETCH = 256
+DECODE_INTERVAL = 256
 """Distance of the positions while tokens are generated, where a snapshot costs its copy only."""
 
 
@@ -34,9 +34,9 @@ def snapshot_positions(start: int, stop: int, num_known: int, *, num_slots: int)
     # Where only a few tokens differ, the place before them serves the repetition as well.
     if last > start and (not found or last - num_known >= MIN_GAP):
         found.append(last)
-    if stop - start >= 3 * STRETCH:
-        nearest = (last - MIN_GAP) // STRETCH * STRETCH
-        for position in (nearest, nearest - STRETCH)[: num_slots // 8]:
+    if stop - start >= 3 * SNAPSHOT_INTERVAL:
+        nearest = (last - MIN_GAP) // SNAPSHOT_INTERVAL * SNAPSHOT_INTERVAL
+        for position in (nearest, nearest - SNAPSHOT_INTERVAL)[: num_slots // 8]:
             if position >= start + MIN_GAP and all(abs(position - other) >= MIN_GAP for other in found):
                 found.append(position)
     return sorted(found)
@@ -44,8 +44,8 @@ def snapshot_positions(start: int, stop: int, num_known: int, *, num_slots: int)
 
 def aligned(start: int, stop: int) -> int:
     """Where to end a chunk that the step's budget cuts short: on the grid, if that costs little."""
-    rounded = stop // STRETCH * STRETCH
-    return rounded if rounded - start >= STRETCH else stop
+    rounded = stop // SNAPSHOT_INTERVAL * SNAPSHOT_INTERVAL
+    return rounded if rounded - start >= SNAPSHOT_INTERVAL else stop
 
 
 def is_worth_keeping(position: int, last: int) -> bool:
@@ -54,4 +54,4 @@ def is_worth_keeping(position: int, last: int) -> bool:
     Args:
         last: Position of the sequence's latest snapshot.
     """
-    return position % STRETCH == 0 and position - last >= DECODE_STRETCH
+    return position % SNAPSHOT_INTERVAL == 0 and position - last >= DECODE_INTERVAL

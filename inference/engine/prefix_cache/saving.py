@@ -13,7 +13,7 @@ from inference.engine.state.kv_cache_manager import KVCacheManager
 
 
 class DiskIndex:
-    """Keeps ``Node.saved_rows`` and ``Node.saved_snapshots``. What the files say is entered into the tree at once.
+    """Maintains ``Node.saved_rows`` and ``Node.saved_snapshots``; the files that exist are added to the tree at once.
 
     Args:
         tier: The files.
@@ -30,7 +30,7 @@ class DiskIndex:
         self._read_all()
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Write what isn't on disk yet of a sequence's nodes; what is there was used now."""
+        """Write the parts of a sequence's nodes that aren't on disk, and mark the others as used now."""
         stamp = time.time_ns()
         used: list[Entry] = []
         for node in nodes:
@@ -54,9 +54,9 @@ class DiskIndex:
         return self.tier.load(entries)
 
     def poll(self) -> None:
-        """Forget files that are gone."""
-        while self.tier.lost:
-            key = self.tier.lost.popleft()
+        """Remove files that no longer exist from the nodes."""
+        while self.tier.missing:
+            key = self.tier.missing.popleft()
             node, count = self._nodes.pop(key, (None, 0))
             if node is None:
                 continue
@@ -84,7 +84,7 @@ class DiskIndex:
             return self._access.read_block(block, rows)
 
         def is_intact() -> bool:
-            # The block is handed out, and written to, only after its node has lost it.
+            # The block is handed out, and written to, only after it was taken from its node.
             return node.epoch == epoch
 
         if self._offer(entry, size, read, is_intact, stamp, node, rows):
@@ -122,7 +122,7 @@ class DiskIndex:
         return True
 
     def _read_all(self) -> None:
-        """Enter the files of earlier lives; one whose beginning isn't there can't be used and is removed."""
+        """Add the files of earlier processes to the tree; remove those without the files of their beginning."""
         at: dict[bytes, Node] = {}
         width = self._tree.width
         for entry in self.tier.scan():

@@ -1,12 +1,12 @@
 """SnapshotStore: recurrent states after chosen positions, within a byte budget.
 
-A snapshot is a state slot that no sequence owns. When a new one needs room, the one of least value goes: to host
-memory where a budget for that is given (a device's memory is scarcer), else away.
+A snapshot is a state slot that no sequence owns. When a new one needs a slot, the one of least value is evicted: to
+host memory where there is a budget for it, else for good.
 
 Value (GreedyDual, https://www.usenix.org/conference/usits-97/cost-aware-www-proxy-caching-algorithms): the tokens that
 would have to be computed again from the snapshot before it, once more for each time it was used, on top of a clock
 that stands at the value of what was evicted last. All snapshots of a model have the same size, so value per
-byte is value. What isn't used is overtaken by the clock, whatever it once was worth.
+byte is value. What isn't used is overtaken by the clock, whatever its value was.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
 
 JUNCTION_WEIGHT = 4
-"""A place where two sequences parted is likelier to be met again than any other."""
+"""A position where two sequences diverged is likelier to be reused than any other."""
 
 
 class SnapshotStore:
@@ -26,7 +26,7 @@ class SnapshotStore:
         access: Copies states.
         first_slot: The first slot that isn't for running sequences.
         num_slots: How many there are.
-        host_bytes: Host memory for snapshots that lost their slot.
+        host_bytes: Host memory for snapshots that left their slots.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SnapshotStore:
         return len(self._on_host) * self._access.slot_bytes
 
     def add(self, node: Node, offset: int, slot: int, *, give: bool, is_junction: bool = False) -> int:
-        """Keep a sequence's state as it is now, unless it is kept already.
+        """Keep a sequence's current state, unless there is a snapshot of it.
 
         Args:
             slot: The sequence's.
@@ -81,8 +81,8 @@ class SnapshotStore:
             self._on_host.pop(present, None)
             present.slot, present.payload = kept, None
         else:
-            worth = self._worth(node, offset) * (JUNCTION_WEIGHT if is_junction else 1)
-            present = Snapshot(node, offset, kept, worth, self._clock + worth)
+            gain = self._expected_gain(node, offset) * (JUNCTION_WEIGHT if is_junction else 1)
+            present = Snapshot(node, offset, kept, gain, self._clock + gain)
             node.snapshots[offset] = present
             node.evicted_snapshots.discard(offset)
             self._tree.update(node)
@@ -90,10 +90,10 @@ class SnapshotStore:
         return slot
 
     def touch(self, snapshot: Snapshot, *, use: bool) -> None:
-        """It was asked for; ``use``: and found."""
+        """Refresh the value after a request for this position; ``use``: its state was reused."""
         if use:
-            snapshot.worth += self._worth(snapshot.node, snapshot.offset)
-        snapshot.value = self._clock + snapshot.worth
+            snapshot.expected_gain += self._expected_gain(snapshot.node, snapshot.offset)
+        snapshot.value = self._clock + snapshot.expected_gain
 
     def load(self, snapshot: Snapshot, slot: int) -> None:
         """Put its state into a sequence's slot."""
@@ -104,7 +104,7 @@ class SnapshotStore:
             self._access.copy_slot(snapshot.slot, slot)
 
     def drop(self, snapshot: Snapshot) -> None:
-        """Forget it."""
+        """Remove it and free its slot."""
         node = snapshot.node
         if node.snapshots.get(snapshot.offset) is snapshot:
             del node.snapshots[snapshot.offset]
@@ -137,7 +137,7 @@ class SnapshotStore:
         self._free.append(snapshot.slot)
         snapshot.slot = 0
 
-    def _worth(self, node: Node, offset: int) -> int:
+    def _expected_gain(self, node: Node, offset: int) -> int:
         """Tokens since the nearest snapshot before it."""
         earlier = [other for other in node.snapshots if other < offset]
         position = node.start + offset

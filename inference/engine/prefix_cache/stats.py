@@ -72,7 +72,7 @@ class PrefixCounts:
         self.misses: Counter[str] = Counter()
         self.shortfalls: Counter[str] = Counter()
 
-    def note(self, num_cached_tokens: int, reason: MissReason | None) -> None:
+    def record(self, num_cached_tokens: int, reason: MissReason | None) -> None:
         """One request."""
         self.num_cached_tokens += num_cached_tokens
         self.num_hits += num_cached_tokens > 0

@@ -108,14 +108,14 @@ class Snapshot:
     Attributes:
         slot: The state slot; 0: the state is in host memory.
         payload: The state in host memory; None: it is in a slot.
-        worth: Tokens that need not be computed when it is used.
+        expected_gain: Tokens that need not be computed when it is used.
         value: What eviction orders by.
     """
 
     node: Node
     offset: int
     slot: int
-    worth: int
+    expected_gain: int
     value: float
     payload: Payload | None = None
 

@@ -12,7 +12,7 @@ from inference.engine.config import EngineConfig, plan_state_budget
 from inference.engine.model_runner import allocate_states
 from inference.engine.prefix_cache.model_key import model_key
 from inference.engine.prefix_cache.namespace import Namespaces
-from inference.engine.prefix_cache.policy import STRETCH, aligned, snapshot_positions
+from inference.engine.prefix_cache.policy import SNAPSHOT_INTERVAL, aligned, snapshot_positions
 from inference.modelling.spec import AttentionSpec, LayerSpec, RopeScaling, RopeSpec
 from tests.inference.engine.fakes import make_spec
 
@@ -44,17 +44,17 @@ def test_snapshot_positions_lie_inside_and_apart(start, length, known, slots):
     assert len(found) <= 4
     assert (length > 1) == bool(found)
     assert not found or stop - 1 - max(found) < 16
-    if length >= 3 * STRETCH and slots >= 16:
-        near = [position for position in found if position % STRETCH == 0 or position == known]
-        assert near and stop - 1 - max(near) <= STRETCH + 16
-        assert stop - 1 - min(near) >= STRETCH or known in near
+    if length >= 3 * SNAPSHOT_INTERVAL and slots >= 16:
+        near = [position for position in found if position % SNAPSHOT_INTERVAL == 0 or position == known]
+        assert near and stop - 1 - max(near) <= SNAPSHOT_INTERVAL + 16
+        assert stop - 1 - min(near) >= SNAPSHOT_INTERVAL or known in near
 
 
 @given(start=st.integers(0, 3000), length=st.integers(1, 1000))
 def test_a_chunk_cut_short_ends_on_the_grid_if_that_costs_little(start, length):
     stop = aligned(start, start + length)
     assert start < stop <= start + length
-    assert stop == start + length or (stop % STRETCH == 0 and stop - start >= STRETCH)
+    assert stop == start + length or (stop % SNAPSHOT_INTERVAL == 0 and stop - start >= SNAPSHOT_INTERVAL)
 
 
 def test_the_model_s_key_follows_content(tmp_path):

@@ -7,10 +7,10 @@ from inference.engine.prefix_cache.stats import MissReason, PrefixCacheStats, Pr
 
 def test_a_reason_is_a_miss_or_a_shortfall():
     counts = PrefixCounts()
-    counts.note(0, MissReason.COLD)
-    counts.note(0, MissReason.COLD)
-    counts.note(16, MissReason.DIVERGED)
-    counts.note(31, None)
+    counts.record(0, MissReason.COLD)
+    counts.record(0, MissReason.COLD)
+    counts.record(16, MissReason.DIVERGED)
+    counts.record(31, None)
     assert (counts.num_hits, counts.num_cached_tokens) == (2, 47)
     assert dict(counts.misses) == {"cold": 2} and dict(counts.shortfalls) == {"diverged": 1}
 
