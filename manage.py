@@ -1,13 +1,14 @@
 #!/usr/bin/env python
 """Django's management commands."""
 
-import os
 import sys
+
+from blazr_site.process_environment import use_settings
 
 
 def main() -> None:
     """Run the command of the command line."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+    use_settings()
     from django.core.management import execute_from_command_line
 
     from blazr_site.settings.storage import prepare_data_dir

@@ -1,6 +1,12 @@
-"""The site as a Django application: its system checks and static files."""
+"""The site as a Django application: its system checks, and a warning of variables without effect."""
+
+import logging
 
 from django.apps import AppConfig
+
+from blazr_site.process_environment import process_options
+
+logger = logging.getLogger(__name__)
 
 
 class BlazrSiteConfig(AppConfig):
@@ -10,5 +16,10 @@ class BlazrSiteConfig(AppConfig):
     label = "blazr_site"
 
     def ready(self) -> None:
-        """Importing the modules does both."""
-        from blazr_site import celery, checks  # noqa: F401
+        """Importing the modules does both. Children of ``blazr serve`` leave the warning to it."""
+        from blazr_site import celery, checks  # noqa: F401 - Django isn't set up before
+        from blazr_site.settings import read
+
+        if not process_options().is_child:
+            for sentence, advice in read.warnings():
+                logger.warning("%s %s", sentence, advice)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, cast
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+from blazr_site.process_environment import use_settings
+
+use_settings()
 
 from blazr_site.settings.storage import prepare_data_dir
 

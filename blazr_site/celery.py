@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 from celery import Celery
 from celery.platforms import SecurityWarning
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+from blazr_site.process_environment import use_settings
+
+use_settings()
 
 # It warns of pickled messages under root; only JSON is accepted here (settings.celery).
 warnings.filterwarnings("ignore", category=SecurityWarning)

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from blazr_site.settings import env
+from blazr_site.settings import read
 
 
 @register
@@ -39,15 +39,8 @@ def data_directory(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
 
 @register
 def variable_names(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Variables with our prefix that nothing reads are most likely misspelt."""
-    return [
-        Warning(
-            f"The environment variable {name} is unknown and has no effect.",
-            hint="python -m blazr_site.settings lists the known ones.",
-            id="blazr.W001",
-        )
-        for name in env.unknown_names()
-    ]
+    """Variables with our prefix that nothing reads are misspelt or retired."""
+    return [Warning(sentence, hint=advice, id="blazr.W001") for sentence, advice in read.warnings()]
 
 
 @register(deploy=True)

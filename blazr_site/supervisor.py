@@ -28,6 +28,7 @@ from rich.text import Text
 
 from blazr_site import embedded_redis
 from blazr_site.children import Child, Program
+from blazr_site.process_environment import child_environment
 from inference.errors import BlazrError, Unavailable
 from inference.transport import keys as redis_keys
 from inference.values.states import ModelState, WorkerState, merge_models
@@ -49,8 +50,6 @@ class Site:
         devices: One worker for each.
         preload: Checkpoint ids that every worker loads and keeps, with their names.
         drain_grace_s: Seconds that running requests get at shutdown.
-        environment: Of all children.
-        pool: Celery pool class of the workers.
     """
 
     host: str
@@ -64,8 +63,11 @@ class Site:
     preload: Mapping[str, str]
     drain_grace_s: float
     max_body_bytes: int
-    environment: Mapping[str, str]
-    pool: str = POOL
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Settings that the start has fixed, the same in all children."""
+        return {"BLAZR_DATA_DIR": str(self.data_dir), "BLAZR_PORT": str(self.port)}
 
     @property
     def url(self) -> str:
@@ -139,21 +141,22 @@ class Supervisor:
             directory.mkdir(mode=0o700, exist_ok=True)
             command = embedded_redis.server_command(socket=site.redis_socket, directory=directory, durable=True)
             self._redis = self._child(
-                Program("redis", command, dict(os.environ), REDIS_GRACE_S, restart=False), quiet=True
+                Program("redis", command, child_environment(), REDIS_GRACE_S, restart=False), quiet=True
             )
             self._redis.start()
         await self._step("redis", self._redis_ready(), "embedded" if site.redis_socket else "yours")
         since = time.time()
         self._start_workers()
+        environment = child_environment(options=site.options)
         self._beat = self._child(
-            Program("beat", self._celery("beat", "-S", "celery.beat.Scheduler", "--pidfile="), self._environ(), 5)
+            Program("beat", self._celery("beat", "-S", "celery.beat.Scheduler", "--pidfile="), environment, 5)
         )
         self._beat.start()
-        self._web = self._child(Program("web", self._web_command(), self._environ(), site.drain_grace_s + 5))
+        self._web = self._child(Program("web", self._web_command(), environment, site.drain_grace_s + 5))
         self._web.start()
         await self._step("web", self._web_ready(), site.url)
-        for worker_id, child in self._workers.items():
-            device = child.program.environment["BLAZR_DEVICE"]
+        for number, worker_id in enumerate(self._workers):
+            device = site.devices[number]
             await self._step("worker", self._worker_ready(worker_id, since), f"{worker_id} on {device}")
         self._console.print(Text.assemble(("  ✓ ", "green"), f"{'beat':8}"))
         if site.preload:
@@ -163,11 +166,11 @@ class Supervisor:
         site = self._site
         for number, device in enumerate(site.devices):
             worker_id = f"{os.uname().nodename}-{site.port}-{number}"
-            environment = self._environ(
-                BLAZR_WORKER_ID=worker_id,
-                BLAZR_DEVICE=device,
-                BLAZR_PRELOAD=",".join(site.preload),
-                CELERY_CUSTOM_WORKER_POOL=site.pool,
+            environment = child_environment(
+                options={**site.options, "BLAZR_DEVICE": device},
+                worker_id=worker_id,
+                preload=tuple(site.preload),
+                CELERY_CUSTOM_WORKER_POOL=POOL,
             )
             command = self._celery(
                 "worker", "-P", "custom", "-n", f"{worker_id}@%h", "-Q", redis_keys.DEFAULT_QUEUE,
@@ -192,9 +195,6 @@ class Supervisor:
             *("--timeout-graceful-shutdown", str(int(site.drain_grace_s)), "--backlog", "2048"),
             *("--no-access-log", "--no-server-header", "--log-level", "warning"),
         ]
-
-    def _environ(self, **extra: str) -> dict[str, str]:
-        return {**os.environ, **self._site.environment, "PYTHONUNBUFFERED": "1", **extra}
 
     def _child(self, program: Program, on_exit: Callable[[int], None] | None = None, *, quiet: bool = False) -> Child:
         """A child; a quiet one writes to its log only."""

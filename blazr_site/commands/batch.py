@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,6 +18,7 @@ from blazr_site.commands.models import (
     stderr,
     step_bar,
 )
+from blazr_site.process_environment import use_settings
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the file; the models that the lines name are not looked at, ``--model`` answers them all."""
     # The checks of request bodies are REST framework's; nothing here touches a database.
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+    use_settings()
     import django
 
     django.setup()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
+
+from blazr_site.process_environment import ProcessOptions, use_options, use_settings
 
 
 def add_data_dir_argument(parser: argparse.ArgumentParser) -> None:
@@ -14,8 +15,8 @@ def add_data_dir_argument(parser: argparse.ArgumentParser) -> None:
 def set_up_django(arguments: argparse.Namespace) -> None:
     """Make the ORM usable in this process; cheap when the tables are current."""
     if arguments.data_dir:
-        os.environ["BLAZR_DATA_DIR"] = arguments.data_dir
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+        use_options(ProcessOptions({"BLAZR_DATA_DIR": ("--data-dir", arguments.data_dir)}))
+    use_settings()
     from blazr_site.settings.storage import prepare_data_dir
 
     prepare_data_dir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blazr_site.process_environment import ProcessOptions, use_options, use_settings
 from inference.errors import Conflict
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--device", "BLAZR_DEVICE", "DEVICE", "cpu, cuda:N, several with commas: one worker each (auto)"),
     ("--dtype", "BLAZR_DTYPE", "TYPE", "float32, bfloat16, float16 (auto: what fits device and weights)"),
     ("--quant", "BLAZR_QUANT", "KIND", "int8 or int4: quantise the matrices as they are loaded (none)"),
-    ("--speculative", "BLAZR_SPECULATIVE", "HOW", "guess ahead: ngram or draft:MODEL, and perhaps ,k=N (off)"),
+    ("--speculative", "BLAZR_SPECULATIVE", "HOW", "draft tokens: ngram or draft:MODEL, and perhaps ,k=N (off)"),
     ("--max-model-len", "BLAZR_MAX_MODEL_LEN", "N", "longest prompt plus output in tokens (the model's)"),
     ("--max-num-seqs", "BLAZR_MAX_NUM_SEQS", "N", "requests of a model that are computed together (64)"),
     (
@@ -44,7 +44,7 @@ _OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--cache-bytes", "BLAZR_CACHE_BYTES", "BYTES", "memory for the states of one model (by what is free)"),
     ("--cache-dir", "BLAZR_CACHE_DIR", "DIR", "directory in which the prefix cache outlives a restart (none)"),
     ("--cache-dir-bytes", "BLAZR_CACHE_DIR_BYTES", "BYTES", "most bytes in that directory (16GiB)"),
-    ("--snapshot-bytes", "BLAZR_SNAPSHOT_BYTES", "BYTES", "of the states' memory, for prefix snapshots (1GiB)"),
+    ("--prefix-cache", "BLAZR_PREFIX_CACHE", "HOW", "on, off, or on,snapshots=BYTES,host=BYTES (on)"),
     ("--keep-alive", "BLAZR_KEEP_ALIVE_S", "SECONDS", "unload unused models after so long (300; -1: never)"),
     ("--threads", "BLAZR_NUM_THREADS", "N", "compute threads of a CPU worker (the cores)"),
     ("--log-level", "BLAZR_LOG_LEVEL", "LEVEL", "DEBUG, INFO, WARNING or ERROR (INFO)"),
@@ -61,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, variable, metavar, text in _OPTIONS:
         parser.add_argument(option, dest=variable, metavar=metavar, help=f"{text} ({variable})")
-    parser.add_argument(
-        "--no-prefix-cache", action="store_true", help="compute every prompt anew (BLAZR_PREFIX_CACHE=false)"
-    )
+    parser.add_argument("--no-prefix-cache", action="store_true", help="the same as --prefix-cache off")
     parser.add_argument("--cpu", action="store_true", help="the same as --device cpu")
     parser.add_argument(
         "--no-auth", action="store_true", help="serve the API without keys even beyond loopback (BLAZR_NO_AUTH)"
@@ -81,17 +79,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _set_environment(arguments: argparse.Namespace) -> None:
-    for _, variable, _, _ in _OPTIONS:
-        value = getattr(arguments, variable)
-        if value is not None:
-            os.environ[variable] = value
+    options = {variable: (option, getattr(arguments, variable)) for option, variable, _, _ in _OPTIONS}
     if arguments.cpu:
-        os.environ["BLAZR_DEVICE"] = "cpu"
+        options["BLAZR_DEVICE"] = ("--cpu", "cpu")
     if arguments.no_prefix_cache:
-        os.environ["BLAZR_PREFIX_CACHE"] = "false"
+        options["BLAZR_PREFIX_CACHE"] = ("--no-prefix-cache", "off")
     if arguments.no_auth:
-        os.environ["BLAZR_NO_AUTH"] = "true"
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+        options["BLAZR_NO_AUTH"] = ("--no-auth", "true")
+    use_options(ProcessOptions({name: given for name, given in options.items() if given[1] is not None}))
+    use_settings()
 
 
 @contextmanager
@@ -118,7 +114,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     django.setup()
     from django.conf import settings
 
-    from blazr_site.supervisor import POOL, Site, check_port, device_list, free_port, run_site
+    from blazr_site.supervisor import Site, check_port, device_list, free_port, run_site
     from models_registry.uploads import storage_sweep
 
     console = Console(highlight=False)
@@ -146,8 +142,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         preload={model.checkpoint_id: model.name for model in models if model.preload},
         drain_grace_s=settings.BLAZR_DRAIN_GRACE_S,
         max_body_bytes=settings.BLAZR_MAX_BODY_BYTES,
-        environment={"BLAZR_DATA_DIR": str(settings.BLAZR_DATA_DIR), "BLAZR_PORT": str(port)},
-        pool=os.environ.get("CELERY_CUSTOM_WORKER_POOL") or POOL,
     )
     return run_site(site, console, lambda: _welcome(console, site.url, models, password, key))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import shutil
 from collections.abc import Collection
 
 from rich.console import Console
@@ -14,7 +13,7 @@ _WIDE = 10_000
 
 def output_console() -> Console:
     """Standard output. Into a pipe or a file nothing is folded, unless COLUMNS says how much room there is."""
-    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=_WIDE)
+    return Console(width=shutil.get_terminal_size((_WIDE, 24)).columns)
 
 
 def table(*headings: str, right: Collection[str] = (), whole: Collection[str] = (), title: str | None = None) -> Table:

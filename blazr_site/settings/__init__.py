@@ -1,8 +1,9 @@
-"""Settings of the site: one module per concern, values from the environment through ``env``.
+"""Settings of the site: one module per concern, values from command line, environment and file through ``read``.
 
 ``python -m blazr_site.settings`` prints every variable with its default.
 """
 
+from blazr_site.settings import read as _read
 from blazr_site.settings.api import *  # noqa: F403
 from blazr_site.settings.base import *  # noqa: F403
 from blazr_site.settings.batches import *  # noqa: F403
@@ -14,3 +15,5 @@ from blazr_site.settings.logging import *  # noqa: F403
 from blazr_site.settings.redis import *  # noqa: F403
 from blazr_site.settings.serving import *  # noqa: F403
 from blazr_site.settings.storage import *  # noqa: F403
+
+_read.check_file()

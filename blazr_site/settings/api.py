@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 
-from blazr_site.settings import env
+from blazr_site.settings import read
 
-BLAZR_HOST = env.text("BLAZR_HOST", "127.0.0.1", help="Address that the web server is bound to.") or "127.0.0.1"
-BLAZR_PORT = env.required_integer("BLAZR_PORT", 8080, low=0, high=65535, help="Port of the web server; 0: a free one.")
-BLAZR_NO_AUTH = env.flag("BLAZR_NO_AUTH", False, help="Serve the API without keys even beyond loopback.")
+BLAZR_HOST = read.text("BLAZR_HOST", "127.0.0.1", help="Address that the web server is bound to.") or "127.0.0.1"
+BLAZR_PORT = read.required_integer("BLAZR_PORT", 8080, low=0, high=65535, help="Port of the web server; 0: a free one.")
+BLAZR_NO_AUTH = read.flag("BLAZR_NO_AUTH", False, help="Serve the API without keys even beyond loopback.")
 
 
 def is_loopback(host: str) -> bool:
@@ -22,21 +22,22 @@ def is_loopback(host: str) -> bool:
 
 
 BLAZR_API_KEY_REQUIRED = not is_loopback(BLAZR_HOST) and not BLAZR_NO_AUTH
-BLAZR_MAX_BODY_BYTES: int = env.required_size_bytes(
+BLAZR_MAX_BODY_BYTES: int = read.required_size_bytes(
     "BLAZR_MAX_BODY_BYTES", 32 << 20, low=1 << 10, help="Largest body of an API request."
 )
 
 _LOCAL_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
 # Bound to loopback, only loopback's names are answered: a foreign page whose name was rebound to 127.0.0.1 gets 400.
-ALLOWED_HOSTS = env.texts(
+ALLOWED_HOSTS = read.texts(
     "BLAZR_ALLOWED_HOSTS",
     _LOCAL_HOSTS if is_loopback(BLAZR_HOST) else ["*"],
     help="Host names that the site answers to. Default: loopback's names, or all when bound to anything else.",
 )
-CSRF_TRUSTED_ORIGINS = env.texts(
-    "BLAZR_TRUSTED_ORIGINS", help="Origins such as https://blazr.example whose pages may post (behind a TLS proxy)."
-)
-BLAZR_HTTPS = env.flag("BLAZR_HTTPS", False, help="Reached over HTTPS through a proxy: secure cookies, HSTS.")
+BLAZR_HTTPS = read.flag("BLAZR_HTTPS", False, help="Reached over HTTPS through a proxy: secure cookies, HSTS.")
+# Pages of our own names may post, also when the proxy doesn't pass the Host header on.
+CSRF_TRUSTED_ORIGINS = [
+    f"https://{'*' if name.startswith('.') else ''}{name}" for name in ALLOWED_HOSTS if BLAZR_HTTPS and name != "*"
+]
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = BLAZR_HTTPS
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blazr_site.settings import env
-
 BASE_DIR = Path(__file__).resolve().parents[2]
 
-DEBUG = env.flag("BLAZR_DEBUG", False, help="Django's debug pages; never on a server that others can reach.")
+DEBUG = False
 INSTALLED_APPS = [
     "channels",
     "django.contrib.admin",

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from blazr_site.settings import env
-from blazr_site.settings.redis import _URLS, BLAZR_REDIS_TIMEOUT_S
+from blazr_site.settings.redis import _URLS, BLAZR_REDIS_EMBEDDED, BLAZR_REDIS_TIMEOUT_S
 from blazr_site.settings.storage import BLAZR_DATA_DIR
 
-BLAZR_VISIBILITY_TIMEOUT_S = env.required_integer(
-    "BLAZR_VISIBILITY_TIMEOUT_S",
-    10,
-    low=2,
-    high=3600,
-    help="Seconds after which another worker gets the requests of a killed one.",
-)
-BLAZR_DRAIN_GRACE_S = env.required_integer(
-    "BLAZR_DRAIN_GRACE_S", 30, low=0, high=3600, help="Seconds that running requests may take to finish at shutdown."
-)
-BLAZR_WORKER_ADMISSION = env.required_integer(
-    "BLAZR_WORKER_ADMISSION", 1024, low=1, high=100_000, help="Most requests that one worker holds, over all models."
-)
+# Seconds after which another worker gets the requests of a killed one. A live worker renews them every third of that;
+# over a network a pause of some seconds mustn't look like a death.
+BLAZR_VISIBILITY_TIMEOUT_S = 10 if BLAZR_REDIS_EMBEDDED else 30
+# Seconds that running requests may take to finish at shutdown; what still runs goes back to its queue.
+BLAZR_DRAIN_GRACE_S = 30
+# Requests that one worker holds at most, over all models; the others stay in Redis, where another worker sees them.
+BLAZR_WORKER_ADMISSION = 1024
 
 CELERY_BROKER_URL = _URLS.celery
 CELERY_BROKER_TRANSPORT_OPTIONS = {

@@ -7,7 +7,7 @@ from typing import Any
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
-from blazr_site.settings import env
+from blazr_site.settings import read
 from blazr_site.settings.storage import BLAZR_DATA_DIR
 
 # Deferred transactions that turn from reading to writing ignore the busy timeout: 48 "database is locked" in 3 s
@@ -51,7 +51,9 @@ def database_config(url: str | None) -> dict[str, Any]:
 
 DATABASES = {
     "default": database_config(
-        env.text("DATABASE_URL", help="PostgreSQL (or SQLite) URL. Default: SQLite in the data directory.")
+        read.text(
+            "DATABASE_URL", help="PostgreSQL (or SQLite) URL. Default: SQLite in the data directory.", is_secret=True
+        )
     )
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

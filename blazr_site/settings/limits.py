@@ -1,56 +1,53 @@
-"""Limits of API keys that have none of their own; what is kept of requests."""
+"""Limits of API keys that have none of their own; what is kept of requests, and for how long."""
 
 from __future__ import annotations
 
-from blazr_site.settings import env
+from typing import Any
 
-_HIGH = 10**9
-BLAZR_KEY_RPM = env.integer(
-    "BLAZR_KEY_RPM",
-    None,
-    low=1,
-    high=_HIGH,
-    help="Requests a minute of a key without its own limit. Default: no limit.",
-)
-BLAZR_KEY_TPM = env.integer(
-    "BLAZR_KEY_TPM", None, low=1, high=_HIGH, help="Tokens a minute of a key without its own limit. Default: no limit."
-)
-BLAZR_KEY_CONCURRENT = env.integer(
-    "BLAZR_KEY_CONCURRENT",
-    None,
-    low=1,
-    high=_HIGH,
-    help="Open requests of a key without its own limit. Default: no limit.",
-)
-BLAZR_KEY_LINES = env.integer(
-    "BLAZR_KEY_LINES",
-    None,
-    low=1,
-    high=_HIGH,
-    help="Lines of batches and jobs, queued or running, of a key without its own limit. Default: no limit.",
-)
+from blazr_site.settings import read
+from blazr_site.settings.retired import former_integer
 
-BLAZR_IDEMPOTENCY_TTL_S = env.required_integer(
-    "BLAZR_IDEMPOTENCY_TTL_S",
-    86_400,
-    low=60,
-    high=30 * 86_400,
-    help="Seconds that an answer is kept for requests with the same Idempotency-Key.",
+_KEY_LIMITS = read.pairs(
+    "BLAZR_KEY_LIMITS",
+    dict.fromkeys(("rpm", "tpm", "concurrent", "lines"), lambda value: read.parse_integer(value, 1, 10**9)),
+    kind="rpm=N,tpm=N,concurrent=N,lines=N",
+    help="Limits of a key without its own: requests and tokens a minute, open requests, lines of batches and jobs. "
+    "Default: no limit.",
 )
-BLAZR_IDEMPOTENCY_MAX_BYTES: int = env.required_size_bytes(
-    "BLAZR_IDEMPOTENCY_MAX_BYTES", 1 << 20, help="Largest answer that is kept for its Idempotency-Key."
-)
+BLAZR_KEY_RPM = former_integer("BLAZR_KEY_RPM", _KEY_LIMITS.get("rpm"), low=1)
+BLAZR_KEY_TPM = former_integer("BLAZR_KEY_TPM", _KEY_LIMITS.get("tpm"), low=1)
+BLAZR_KEY_CONCURRENT = former_integer("BLAZR_KEY_CONCURRENT", _KEY_LIMITS.get("concurrent"), low=1)
+BLAZR_KEY_LINES = former_integer("BLAZR_KEY_LINES", _KEY_LIMITS.get("lines"), low=1)
 
-BLAZR_REQUEST_LOG_DAYS = env.required_integer(
-    "BLAZR_REQUEST_LOG_DAYS", 30, low=1, high=36_500, help="Days that the request log keeps a request."
+_DAYS = read.required_integer(
+    "BLAZR_RETENTION_DAYS",
+    30,
+    low=0,
+    high=36_500,
+    help="Days after which files of the API (unless stored with a time of their own), stored responses and the "
+    "request log are deleted; 0: never.",
 )
-BLAZR_REQUEST_LOG_CONTENTS = env.flag(
-    "BLAZR_REQUEST_LOG_CONTENTS", False, help="Keep prompts and answers in the request log too."
+BLAZR_FILE_EXPIRE_DAYS = former_integer("BLAZR_FILE_EXPIRE_DAYS", _DAYS, low=0)
+BLAZR_RESPONSE_RETENTION_DAYS = former_integer("BLAZR_RESPONSE_RETENTION_DAYS", _DAYS, low=1)
+BLAZR_REQUEST_LOG_DAYS = former_integer("BLAZR_REQUEST_LOG_DAYS", _DAYS, low=1)
+
+
+def _request_logging(value: Any) -> str:
+    """``off``, ``lines`` or ``contents``; a switch means the first two."""
+    if isinstance(value, bool) or value in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        return "lines" if value in (True, "1", "true", "yes", "on") else "off"
+    if value not in ("lines", "contents"):
+        raise read.Wrong("one of off, lines, contents")
+    return str(value)
+
+
+_REQUEST_LOGGING = read.custom(
+    "BLAZR_LOG_REQUESTS",
+    _request_logging,
+    kind="off | lines | contents",
+    default="off",
+    help="lines: log each generation at its end, with caller, model, tokens, times; contents: keep prompts and "
+    "outputs in the request log too.",
 )
-BLAZR_REQUEST_LOG_CHARS = env.required_integer(
-    "BLAZR_REQUEST_LOG_CHARS",
-    20_000,
-    low=100,
-    high=10**7,
-    help="Most characters of a prompt, and of an answer, in the request log.",
-)
+BLAZR_LOG_REQUESTS = _REQUEST_LOGGING in ("lines", "contents")
+BLAZR_REQUEST_LOG_CONTENTS = _REQUEST_LOGGING == "contents"

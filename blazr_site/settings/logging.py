@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from blazr_site.settings import env
+from blazr_site.settings import read
 
-BLAZR_LOG_LEVEL = env.text(
+BLAZR_LOG_LEVEL = read.text(
     "BLAZR_LOG_LEVEL", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="Least severe level that is logged."
 )
-BLAZR_LOG_FORMAT = env.text(
+BLAZR_LOG_FORMAT = read.text(
     "BLAZR_LOG_FORMAT", "text", choices=("text", "json"), help="text: lines for people; json: one object per record."
 )
-BLAZR_LOG_REQUESTS = env.flag(
-    "BLAZR_LOG_REQUESTS", False, help="Log each generation request at its end: caller, model, tokens, times."
-)
 # The exporter reads it, and the other OTEL_… variables, itself.
-BLAZR_TRACES_ENDPOINT = env.text(
+BLAZR_TRACES_ENDPOINT = read.text(
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     help="OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; switches tracing on.",
 )
+if BLAZR_TRACES_ENDPOINT:
+    os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", BLAZR_TRACES_ENDPOINT)  # from a file
 LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
-from blazr_site.settings import env
+from blazr_site.settings import read, sources
 from blazr_site.settings.storage import BLAZR_DATA_DIR
 
 _MAX_SOCKET_PATH_BYTES = 100
@@ -68,7 +68,7 @@ def redis_urls(url: str) -> RedisUrls:
 def runtime_dir(data_dir: Path) -> Path:
     """Short directory for the sockets of the server that owns ``data_dir``; not created here."""
     tag = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:10]
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+    base = sources.runtime_base()
     if len(os.fsencode(base)) > _MAX_SOCKET_PATH_BYTES - 40:
         base = Path("/tmp")
     return base / f"blazr-{os.getuid()}-{tag}"
@@ -76,10 +76,11 @@ def runtime_dir(data_dir: Path) -> Path:
 
 BLAZR_RUNTIME_DIR = runtime_dir(BLAZR_DATA_DIR)
 BLAZR_EMBEDDED_REDIS_SOCKET = BLAZR_RUNTIME_DIR / "redis.sock"
-_GIVEN_URL = env.text("REDIS_URL", help="Redis (>= 6.2) of the cluster. Default: embedded, on a private unix socket.")
+_GIVEN_URL = read.text(
+    "REDIS_URL", help="Redis (>= 6.2) of the cluster. Default: embedded, on a private unix socket.", is_secret=True
+)
 BLAZR_REDIS_EMBEDDED = _GIVEN_URL is None
 _URLS = redis_urls(_GIVEN_URL or f"unix://{BLAZR_EMBEDDED_REDIS_SOCKET}?db=0")
 BLAZR_REDIS_URL = _URLS.client
-BLAZR_REDIS_TIMEOUT_S = env.number(
-    "BLAZR_REDIS_TIMEOUT_S", 2.0, low=0.1, high=60, help="Longest wait for one answer of Redis, in seconds."
-)
+# Seconds to wait for one answer of Redis: many times what a busy one takes, and short enough for a client to wait.
+BLAZR_REDIS_TIMEOUT_S = 2.0

@@ -11,36 +11,31 @@ import secrets
 import sys
 from pathlib import Path
 
-from blazr_site.settings import env
+from blazr_site.settings import read
 
-BLAZR_DATA_DIR = env.path("BLAZR_DATA_DIR", "data", help="Directory of the database, uploads, logs and secrets.")
+BLAZR_DATA_DIR = read.required_path(
+    "BLAZR_DATA_DIR", "data", help="Directory of the database, uploads, logs and secrets."
+)
 BLAZR_BLOBS_DIR = BLAZR_DATA_DIR / "blobs"
 BLAZR_CHECKPOINTS_DIR = BLAZR_DATA_DIR / "checkpoints"
 BLAZR_UPLOADS_DIR = BLAZR_DATA_DIR / "uploads"
 BLAZR_FILES_DIR = BLAZR_DATA_DIR / "files"
 BLAZR_LOG_DIR = BLAZR_DATA_DIR / "logs"
-BLAZR_MAX_UPLOAD_BYTES: int = env.required_size_bytes(
+BLAZR_MAX_UPLOAD_BYTES: int = read.required_size_bytes(
     "BLAZR_MAX_UPLOAD_BYTES",
     64 << 30,
     low=1 << 10,
     help="Largest checkpoint that may be uploaded, or pulled by a request, all files together.",
 )
-BLAZR_MAX_PULLS = env.required_integer(
+BLAZR_MAX_PULLS = read.required_integer(
     "BLAZR_MAX_PULLS",
     0,
     low=0,
     high=64,
     help="Models that requests to /api/pull may fetch from the hub at once, per web process; 0: none at all.",
 )
-BLAZR_MAX_FILE_BYTES: int = env.required_size_bytes(
+BLAZR_MAX_FILE_BYTES: int = read.required_size_bytes(
     "BLAZR_MAX_FILE_BYTES", 200 << 20, low=1 << 10, help="Largest file that POST /v1/files takes."
-)
-BLAZR_FILE_EXPIRE_DAYS = env.required_integer(
-    "BLAZR_FILE_EXPIRE_DAYS",
-    30,
-    low=0,
-    high=3650,
-    help="Days after which files of the API are removed, unless they were stored with a time of their own; 0: never.",
 )
 
 SECRET_KEY_FILE = "secret_key"
@@ -86,8 +81,10 @@ def write_secret_once(path: Path, value: str) -> bool:
 
 
 def _secret_key() -> str:
-    given = env.text(
-        "BLAZR_SECRET_KEY", help="Signs sessions, the same in all processes. Default: made at first start."
+    given = read.text(
+        "BLAZR_SECRET_KEY",
+        help="Signs sessions, the same in all processes. Default: made at first start.",
+        is_secret=True,
     )
     if given:
         return given

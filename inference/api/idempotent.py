@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
-from django.conf import settings
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
@@ -24,7 +23,7 @@ from inference.api.event_stream import EventStream
 from inference.api.part_writer import PartWriter
 from inference.errors import BlazrError, InvalidRequest
 from inference.host.coroutines import run_in_background
-from inference.serving.idempotency import RENEW_S, Claim, StoredAnswer, idempotency_claim
+from inference.serving.idempotency import MAX_BYTES, RENEW_S, Claim, StoredAnswer, idempotency_claim
 from inference.values.principal import Principal
 
 logger = logging.getLogger(__name__)
@@ -139,7 +138,7 @@ class _Recording:
         All have to come by here: ``writer`` gets none of them.
         """
         kept: list[bytes] = []
-        size, limit = 0, settings.BLAZR_IDEMPOTENCY_MAX_BYTES
+        size, limit = 0, MAX_BYTES
         async with contextlib.aclosing(self._source()) as source:
             async for part in source:
                 if size <= limit:  # one part beyond it, so that the whole is seen to be too large

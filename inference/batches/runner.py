@@ -46,6 +46,8 @@ from inference.values.served_model import ServedModel
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
+WINDOW = 128
+"""Lines that a worker holds at once: twice the requests that an engine computes together by default."""
 POLL_S = 1.0
 FLUSH_S = 0.2
 FLUSH_LINES = 64
@@ -109,7 +111,7 @@ class BatchRunner(ClaimRunner):
     """
 
     def __init__(
-        self, manager: Manager, *, owner: str, window: int, on_idle: Callable[[], None] = lambda: None
+        self, manager: Manager, *, owner: str, window: int = WINDOW, on_idle: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__("batches", "the lines of batches", owner=owner, window=window)
         self._on_idle = on_idle

@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from django.conf import settings
 from django.db import transaction
 from django.db.models import F, QuerySet
 from django.db.models.functions import Now
@@ -36,6 +35,9 @@ from inference.models import TERMINAL_BATCH_STATES, Batch, BatchState
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
+
+MAX_OPEN = 100
+"""Unfinished batches of one caller: each has a file on disk and a share of every turn of the runner."""
 
 MIN_WINDOW_S, MAX_WINDOW_S = 60, 14 * 86_400
 _WINDOW = re.compile(r"([1-9][0-9]{0,4})([mhd])")
@@ -68,9 +70,9 @@ def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id
             param="input_file_id",
         )
     open_batches = Batch.objects.filter(tenant=principal.tenant, ended_at=None).count()
-    if open_batches >= settings.BLAZR_BATCH_MAX_OPEN:
+    if open_batches >= MAX_OPEN:
         raise QueueFull(
-            f"{open_batches} batches are unfinished, at most {settings.BLAZR_BATCH_MAX_OPEN} are allowed; "
+            f"{open_batches} batches are unfinished, at most {MAX_OPEN} are allowed; "
             "wait for one to end or cancel one.",
             retry_after_s=60,
         )

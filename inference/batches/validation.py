@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 import orjson
-from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
@@ -22,6 +21,10 @@ from inference.models import BatchLine, BatchState
 from inference.serving.served_models import served_model_read
 
 MAX_ERRORS = 100
+MAX_LINES = 50_000
+"""Lines in the input file of a batch; OpenAI's limit."""
+MAX_INPUTS = 50_000
+"""Inputs to embed in all lines of a batch together; OpenAI's limit."""
 INSERT_BATCH = 500
 
 
@@ -63,13 +66,13 @@ def _errors(claim: BatchClaim, lines: Iterator[InputLine | LineError]) -> Iterat
     found = num_inputs = 0
     for count, item in enumerate(lines, start=1):
         error: LineError | None = None
-        if count > settings.BLAZR_BATCH_MAX_LINES:
-            limit = settings.BLAZR_BATCH_MAX_LINES
+        if count > MAX_LINES:
+            limit = MAX_LINES
             yield LineError("too_many_requests", f"The file has more than {limit:,} requests; split it.", None)
             return
         num_inputs += item.num_inputs if isinstance(item, InputLine) else 0
-        if num_inputs > settings.BLAZR_BATCH_MAX_INPUTS:
-            limit = settings.BLAZR_BATCH_MAX_INPUTS
+        if num_inputs > MAX_INPUTS:
+            limit = MAX_INPUTS
             yield LineError("too_many_inputs", f"The file has more than {limit:,} inputs to embed; split it.", None)
             return
         if isinstance(item, LineError):

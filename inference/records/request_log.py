@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SWEEP_BATCH = 500
+MAX_CHARS = 20_000
+"""Characters of a prompt, and of an output, that a row keeps: enough to read, however long the context is."""
 
 
 def contents_are_logged() -> bool:
-    """Whether prompts and answers go into the log (BLAZR_REQUEST_LOG_CONTENTS)."""
+    """Whether prompts and answers go into the log (BLAZR_LOG_REQUESTS=contents)."""
     return bool(settings.BLAZR_REQUEST_LOG_CONTENTS)
 
 
 def logged_contents(builder: AnswerBuilder) -> dict[str, Any]:
-    """``prompt`` and ``answer`` of a record: JSON, each cut after BLAZR_REQUEST_LOG_CHARS; nothing unless asked for."""
+    """``prompt`` and ``answer`` of a record: JSON, each cut after ``MAX_CHARS``; nothing unless asked for."""
     if not contents_are_logged():
         return {}
     texts = [choice.text for prompt in builder.prompts for choice in prompt.choices]
@@ -53,18 +55,20 @@ def log_request(generation: Generation, *, outcome: str, duration_s: float, queu
 def _cut(value: object) -> str:
     # ASCII: neither U+0000 nor a lone surrogate reaches the database.
     text = json.dumps(value)
-    limit = settings.BLAZR_REQUEST_LOG_CHARS
+    limit = MAX_CHARS
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def request_log_sweep() -> int:
-    """Remove what is older than BLAZR_REQUEST_LOG_DAYS, some hundred rows at a time; daily sums stay.
+    """Remove what is older than ``BLAZR_RETENTION_DAYS`` (0: nothing), some hundred rows at a time; daily sums stay.
 
     Returns:
         How many rows went.
     """
     from inference.models import UsageRecord
 
+    if not settings.BLAZR_REQUEST_LOG_DAYS:
+        return 0
     before = timezone.now() - timedelta(days=settings.BLAZR_REQUEST_LOG_DAYS)
     removed = 0
     while True:

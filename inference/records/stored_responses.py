@@ -86,7 +86,9 @@ def response_delete(*, response_id: str, principal: Principal) -> None:
 
 
 def responses_sweep() -> int:
-    """Delete responses older than ``BLAZR_RESPONSE_RETENTION_DAYS``; gives their number. Safe to run anywhere."""
+    """Delete responses older than ``BLAZR_RETENTION_DAYS`` (0: none); gives their number. Safe to run anywhere."""
+    if not settings.BLAZR_RESPONSE_RETENTION_DAYS:
+        return 0
     limit = timezone.now() - timedelta(days=settings.BLAZR_RESPONSE_RETENTION_DAYS)
     deleted = 0
     while True:

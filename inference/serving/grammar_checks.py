@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from django.conf import settings
-
 from inference.errors import QueueFull
 from inference.text.grammars.checker import GrammarChecker, GrammarLimits
 from inference.values.grammar import Grammar
@@ -44,11 +42,6 @@ class GrammarChecks:
             self._num_waiting -= 1
 
 
-def grammar_limits() -> GrammarLimits:
-    """Those of the settings."""
-    return GrammarLimits(settings.BLAZR_GRAMMAR_MAX_BYTES, settings.BLAZR_GRAMMAR_COMPILE_S)
-
-
 _checks: GrammarChecks | None = None
 
 
@@ -56,5 +49,5 @@ def grammar_checks() -> GrammarChecks:
     """The checks of this process."""
     global _checks
     if _checks is None:
-        _checks = GrammarChecks(grammar_limits())
+        _checks = GrammarChecks(GrammarLimits())
     return _checks

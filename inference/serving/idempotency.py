@@ -11,13 +11,16 @@ import secrets
 from dataclasses import dataclass, field
 
 import orjson
-from django.conf import settings
 
 from inference.errors import Conflict, IdempotencyKeyInUse, IdempotencyKeyReused
 from inference.transport import keys as redis_keys
 
 LEASE_S = 30
 RENEW_S = 10.0
+KEPT_S = 86_400
+"""Seconds that a response is kept for requests with the same key; a day, as other APIs have it."""
+MAX_BYTES = 1 << 20
+"""Largest response that is kept: Redis holds it in memory for a day."""
 
 _CLAIM = """
 local found = redis.call('HMGET', KEYS[1], 'digest', 'status', 'headers', 'body')
@@ -72,12 +75,12 @@ class Claim:
         await self._finish("release", 0)
 
     async def store(self, answer: StoredAnswer) -> None:
-        """Keep the answer for BLAZR_IDEMPOTENCY_TTL_S; of one that is too large, or secret, only that it was given."""
-        is_kept = len(answer.body) <= settings.BLAZR_IDEMPOTENCY_MAX_BYTES and not answer.is_secret
+        """Keep the answer for ``KEPT_S``; of one that is too large, or secret, only that it was given."""
+        is_kept = len(answer.body) <= MAX_BYTES and not answer.is_secret
         body = answer.body if is_kept else b""
         await self._finish(
             "store",
-            settings.BLAZR_IDEMPOTENCY_TTL_S,
+            KEPT_S,
             str(answer.status),
             orjson.dumps(answer.headers),
             "1" if is_kept else "0",
@@ -127,7 +130,7 @@ async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | St
     if body is None:
         raise Conflict(
             f"{shown} was answered before, and the answer isn't kept: it had a secret, or more than "
-            f"{settings.BLAZR_IDEMPOTENCY_MAX_BYTES} bytes. Nothing was done again.",
+            f"{MAX_BYTES} bytes. Nothing was done again.",
             param="Idempotency-Key",
         )
     return StoredAnswer(int(status), orjson.loads(headers), body)

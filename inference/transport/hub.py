@@ -43,6 +43,8 @@ READ_BLOCK_MS = 5000
 READ_TIMEOUT_S = READ_BLOCK_MS / 1000 + 5
 CONNECT_TIMEOUT_S = 2.0
 DEADLINE_GRACE_S = 5.0
+WORKER_LOST_TIMEOUT_S = 20
+"""Seconds that a request waits while no worker is alive; a restarted worker needs a few of them."""
 MISSED_BEFORE_LOST = 2
 _TURNS_OF_READERS = 2
 """Of the event loop, before more is asked for: in the first one readers that were woken write to their clients, and
@@ -348,7 +350,7 @@ def get_hub() -> StreamHub:
 
         _hub = StreamHub(
             settings.BLAZR_REDIS_URL,
-            worker_lost_timeout_s=settings.BLAZR_WORKER_LOST_TIMEOUT_S,
+            worker_lost_timeout_s=WORKER_LOST_TIMEOUT_S,
             cancel=cancel_generation,
             ask_load=broker.request_load,
         )

@@ -19,6 +19,11 @@ logger = logging.getLogger(__name__)
 DEFAULT_MEMORY_SHARE = 0.7
 """Of the machine's memory, for models. Of a CUDA device's see ``inference.llm.sizes.CUDA_SHARE``."""
 
+MIN_RESIDENCE_S = 5.0
+"""A loaded model stays so long before it makes room for another: two models in turns would be loaded all the time."""
+STREAM_INTERVAL_S = 0.1
+"""With many streams, the tokens of so many seconds at most are sent together; more is seen as a stutter."""
+
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _attach(sender: Any, **kwargs: Any) -> None:
@@ -31,8 +36,10 @@ def make_runtime() -> WorkerRuntime:
     """The runtime that the settings describe."""
     from django.conf import settings
 
+    from inference.modelling.backends.native import library
     from inference.worker.load_plan import plan_load
 
+    library.select(settings.BLAZR_NATIVE)
     if settings.BLAZR_TRACES_ENDPOINT:
         tracing_start(service="blazr-worker")
     # Here and not at the first load: "ready" shall mean ready.
@@ -46,8 +53,8 @@ def make_runtime() -> WorkerRuntime:
         visibility_timeout_s=settings.BLAZR_VISIBILITY_TIMEOUT_S,
         drain_grace_s=settings.BLAZR_DRAIN_GRACE_S,
         preload=tuple(settings.BLAZR_PRELOAD),
-        min_residence_s=settings.BLAZR_MIN_RESIDENCE_S,
-        stream_interval_s=settings.BLAZR_STREAM_INTERVAL_MS / 1000,
+        min_residence_s=MIN_RESIDENCE_S,
+        stream_interval_s=STREAM_INTERVAL_S,
     )
     return WorkerRuntime(
         config,
@@ -58,15 +65,13 @@ def make_runtime() -> WorkerRuntime:
 
 def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
     """Queued jobs and batches run beside the interactive requests."""
-    from django.conf import settings
-
     from inference.batches.keeper import BatchKeeper
     from inference.batches.runner import BatchRunner
     from inference.jobs.runner import JobRunner
 
     keeper = BatchKeeper(owner=worker_id)
     jobs = JobRunner(manager, owner=worker_id)
-    batches = BatchRunner(manager, owner=worker_id, window=settings.BLAZR_BATCH_WINDOW, on_idle=keeper.wake)
+    batches = BatchRunner(manager, owner=worker_id, on_idle=keeper.wake)
     for part in (jobs, batches, keeper):
         part.start()
     return _Together((keeper, jobs, batches))

@@ -16,7 +16,6 @@ from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 from inference.llm.sizes import load_sizes, needed_bytes
-from inference.serving.grammar_checks import grammar_limits
 from inference.values.speculative_options import SpeculativeOptions
 from inference.worker.interfaces import LoadPlan, Progress
 
@@ -66,7 +65,6 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
         speculative=speculative,
         pooling=own.get("pooling") or "mean",
         num_threads=settings.BLAZR_NUM_THREADS,
-        grammar_limits=grammar_limits(),
     )
     keep_alive_s = own.get("keep_alive_s")
 

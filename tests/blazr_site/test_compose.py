@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import blazr_site.settings  # noqa: F401 - reading them declares the variables
-from blazr_site.settings import env
+from blazr_site.settings import celery, read
 from blazr_site.supervisor import POOL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ def test_the_services_are_those_of_the_design():
 
 @pytest.mark.parametrize("service", OURS)
 def test_every_variable_is_known_to_the_settings(service):
-    assert set(_environment(service)) <= {*env.KNOWN, "CELERY_CUSTOM_WORKER_POOL"}
+    assert set(_environment(service)) <= {*read.KNOWN, "CELERY_CUSTOM_WORKER_POOL"}
 
 
 @pytest.mark.parametrize("service", OURS)
@@ -88,6 +88,6 @@ def test_processes_are_started_as_the_supervisor_starts_them():
 
 
 def test_the_grace_times_leave_room_for_the_drain():
-    drain_s = int(_environment("worker")["BLAZR_DRAIN_GRACE_S"])
+    drain_s = celery.BLAZR_DRAIN_GRACE_S
     for service in ("web", "worker"):
         assert int(COMPOSE["services"][service]["stop_grace_period"].rstrip("s")) > drain_s

@@ -186,8 +186,9 @@ def figures() -> dict[str, int]:
 
 
 def variables(product: list[Module]) -> set[str]:
-    """Names of the environment variables that the code reads or sets."""
-    return {name for module in product for name in re.findall(r"\bBLAZR_[A-Z0-9_]*[A-Z0-9]\b", module.source)}
+    """Names of the environment variables that a person may set: those that the settings declare by reading them."""
+    declared = re.compile(r"\bread\.\w+\(\s*\"(BLAZR_\w+)\"")
+    return {name for module in product for name in declared.findall(module.source)}
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ class LiveServer:
         self.data_dir = data_dir
         self.log_path = data_dir.with_suffix(".log")
         variables = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "DJANGO_"))}
-        variables |= {"OMP_NUM_THREADS": "1", "BLAZR_DRAIN_GRACE_S": "15", **environment}
+        variables |= {"OMP_NUM_THREADS": "1", **environment}
         self.started_at = time.monotonic()
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -126,7 +126,7 @@ class LiveServer:
         text = "".join(choice["text"] for chunk in chunks for choice in chunk.get("choices", ()))
         return text, chunks
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 40) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 60) -> int:
         self.process.send_signal(number)
         try:
             return self.process.wait(timeout_s)

@@ -226,7 +226,7 @@ def test_wrong_model_is_refused_at_once(tmp_path):
         assert done.returncode == 2, done.stdout + done.stderr
         assert done.stderr.count("\n") == 1
     done = _serve("--port", "eighty", "--data-dir", str(tmp_path / "d"))
-    assert (done.returncode, done.stderr.startswith("error: BLAZR_PORT is 'eighty'")) == (2, True)
+    assert (done.returncode, done.stderr.startswith("error: --port is 'eighty'")) == (2, True)
 
 
 def _serve(*options: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from asgiref.sync import sync_to_async
-from django.conf import settings
 from django.http import StreamingHttpResponse
 
 from inference.api.event_stream import HEARTBEAT_S, sse_event
@@ -19,6 +18,9 @@ from inference.records.stored_responses import response_finish
 
 POLL_S = 0.25
 """Between two looks at the database; workers store what they have as often."""
+
+MAX_STREAMS = 256
+"""Streams of background responses of one web process; each reads the database every ``POLL_S``."""
 
 _num_followed = 0
 
@@ -35,10 +37,9 @@ class FollowingStream(StreamingHttpResponse):
     """
 
     def __init__(self, row: StoredResponse, *, starting_after: int = -1) -> None:
-        if _num_followed >= settings.BLAZR_RESPONSE_STREAMS:
+        if _num_followed >= MAX_STREAMS:
             raise QueueFull(
-                f"{settings.BLAZR_RESPONSE_STREAMS} background responses are being streamed; retrieve this one without "
-                "stream.",
+                f"{MAX_STREAMS} background responses are being streamed; retrieve this one without stream.",
                 retry_after_s=5,
             )
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "x-request-id": row.response_id}

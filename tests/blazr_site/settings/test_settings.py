@@ -14,61 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr_site.log_lines import escape_controls
-from blazr_site.settings import env
 from blazr_site.settings.api import is_loopback
 from blazr_site.settings.database import database_config
 from blazr_site.settings.redis import redis_urls, runtime_dir
 from blazr_site.settings.storage import write_secret_once
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(autouse=True)
-def known_variables():
-    """Variables that a test declares are forgotten again."""
-    before = dict(env.KNOWN)
-    yield
-    env.KNOWN.clear()
-    env.KNOWN.update(before)
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [("1048576", 1048576), ("8GiB", 8 << 30), ("8g", 8 << 30), ("500MB", 500_000_000), ("1.5 KiB", 1536)],
-)
-def test_sizes_with_units(monkeypatch, value, wanted):
-    monkeypatch.setenv("BLAZR_X", value)
-    assert env.size_bytes("BLAZR_X", None) == wanted
-
-
-@pytest.mark.parametrize(
-    ("read", "value"),
-    [
-        (lambda: env.size_bytes("BLAZR_X", 0), "lots"),
-        (lambda: env.size_bytes("BLAZR_X", 0), "-1"),
-        (lambda: env.size_bytes("BLAZR_X", 0, low=1 << 20), "1KiB"),
-        (lambda: env.integer("BLAZR_X", 0, low=0, high=9), "10"),
-        (lambda: env.integer("BLAZR_X", 0, low=0, high=9), "1.5"),
-        (lambda: env.number("BLAZR_X", 0, low=0, high=9), "nan"),
-        (lambda: env.flag("BLAZR_X", False), "maybe"),
-        (lambda: env.text("BLAZR_X", choices=("a", "b")), "c"),
-    ],
-)
-def test_bad_value_is_refused_by_name(monkeypatch, read, value):
-    monkeypatch.setenv("BLAZR_X", value)
-    with pytest.raises(ImproperlyConfigured, match="BLAZR_X is"):
-        read()
-
-
-def test_empty_variable_counts_as_unset(monkeypatch):
-    monkeypatch.setenv("BLAZR_X", "")
-    assert env.integer("BLAZR_X", 7, low=0, high=9) == 7
-    assert env.flag("BLAZR_X", True) is True
-
-
-def test_misspelt_variable_is_reported(monkeypatch):
-    monkeypatch.setenv("BLAZR_MAX_NUM_SEQ", "4")
-    assert env.unknown_names() == ["BLAZR_MAX_NUM_SEQ"]
 
 
 def test_three_spellings_of_one_redis():

@@ -177,8 +177,9 @@ def test_a_client_that_leaves_frees_its_key(http, worker):
     assert "Hello" in answer.text
 
 
-def test_an_answer_too_large_to_keep_is_not_computed_again(http, worker, settings):
-    settings.BLAZR_IDEMPOTENCY_MAX_BYTES = 100
+def test_an_answer_too_large_to_keep_is_not_computed_again(http, worker, monkeypatch):
+    monkeypatch.setattr("inference.serving.idempotency.MAX_BYTES", 100)
+    monkeypatch.setattr("inference.api.idempotent.MAX_BYTES", 100)
     for stream in (False, True):
         body = {**CHAT, "stream": stream}
         assert "Hello" in http.post(PATH, json=body, headers=once(f"a{stream}")).text

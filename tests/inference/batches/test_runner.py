@@ -157,8 +157,8 @@ def test_lines_of_responses_have_the_answers_of_their_endpoint(manager):
     }  # fmt: skip
 
 
-def test_a_file_with_too_many_inputs_fails(manager, settings):
-    settings.BLAZR_BATCH_MAX_INPUTS = 10
+def test_a_file_with_too_many_inputs_fails(manager, monkeypatch):
+    monkeypatch.setattr("inference.batches.validation.MAX_INPUTS", 10)
     batch = make_batch([embed("a", ["x"] * 6), embed("b", ["x"] * 5)], endpoint="/v1/embeddings")
     batch = work(batch, make_runner(manager))
     assert (batch.state, "too_many_inputs" in batch.errors) == ("failed", True)
@@ -265,8 +265,8 @@ def test_a_file_that_cannot_run_fails_with_the_lines_that_are_wrong(manager, lin
     assert manager.messages == []
 
 
-def test_too_many_lines_fail_the_batch(manager, settings):
-    settings.BLAZR_BATCH_MAX_LINES = 2
+def test_too_many_lines_fail_the_batch(manager, monkeypatch):
+    monkeypatch.setattr("inference.batches.validation.MAX_LINES", 2)
     batch = work(make_batch([line("a"), line("b"), line("c")]), make_runner(manager))
     assert batch.state == "failed"
     assert "more than 2 requests" in batch.errors

@@ -221,13 +221,13 @@ def test_old_requests_leave_the_log_and_the_sums_stay(db, writer, settings, monk
     assert sum(UsageDay.objects.values_list("requests", flat=True)) == 6
 
 
-def test_contents_are_logged_only_when_asked_for_and_cut(settings):
+def test_contents_are_logged_only_when_asked_for_and_cut(settings, monkeypatch):
     choice = SimpleNamespace(text="x" * 500)
     plan = SimpleNamespace(prompts=({"text": "\0 \ud800"},))
     builder = SimpleNamespace(plan=plan, prompts=[SimpleNamespace(choices=[choice])])
     assert request_log.logged_contents(builder) == {}
     settings.BLAZR_REQUEST_LOG_CONTENTS = True
-    settings.BLAZR_REQUEST_LOG_CHARS = 100
+    monkeypatch.setattr("inference.records.request_log.MAX_CHARS", 100)
     contents = request_log.logged_contents(builder)
     assert contents["prompt"] == '[{"text": "\\u0000 \\ud800"}]'
     assert len(contents["answer"]) == 100

@@ -110,10 +110,12 @@ def find_compiler() -> str | None:
     return None
 
 
+def variant_of_environment() -> str:
+    """``BLAZR_NATIVE``, for processes that read no settings."""
+    return os.environ.get("BLAZR_NATIVE") or "auto"
+
+
 def _cache_folder() -> Path:
-    explicit = os.environ.get("BLAZR_NATIVE_DIR")
-    if explicit:
-        return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "blazr" / "native"
 

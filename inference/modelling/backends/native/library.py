@@ -1,13 +1,12 @@
 """Load the native kernels once per process, if they have been built for this processor.
 
-``BLAZR_NATIVE`` chooses: ``auto`` (default: the library if it is there), ``off`` (PyTorch only), ``generic`` (the
-variant without this processor's special instructions; for tests).
+``BLAZR_NATIVE``, or ``select`` before the first use, chooses: ``auto`` (default: the library if it is there), ``off``
+(PyTorch only), ``generic`` (the variant without this processor's special instructions; for tests).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,17 +14,25 @@ from functools import lru_cache
 import torch
 
 from inference.errors import InvalidRequest
-from inference.modelling.backends.native.build import library_path
+from inference.modelling.backends.native.build import library_path, variant_of_environment
 
 logger = logging.getLogger(__name__)
 
 CHOICES = ("auto", "off", "generic")
+_selected: str | None = None
+
+
+def select(choice: str) -> None:
+    """Choose the kernels of this process, in place of the environment's choice; before they are first used."""
+    global _selected
+    _selected = choice
+    is_available.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
     """Whether ``torch.ops.blazr`` has the kernels; loads them at the first call."""
-    choice = os.environ.get("BLAZR_NATIVE", "auto") or "auto"
+    choice = _selected or variant_of_environment()
     if choice not in CHOICES:
         raise InvalidRequest(f"BLAZR_NATIVE is {choice!r}; it must be {', '.join(CHOICES)}.", param="BLAZR_NATIVE")
     if choice == "off":

@@ -134,8 +134,8 @@ def test_an_output_file_is_no_input(http):
     assert "purpose" in error_of(create(http, input_file_id=file.file_id), 400)["message"]
 
 
-def test_open_batches_are_limited(http, settings):
-    settings.BLAZR_BATCH_MAX_OPEN = 2
+def test_open_batches_are_limited(http, monkeypatch):
+    monkeypatch.setattr("inference.batches.services.MAX_OPEN", 2)
     assert [create(http).status_code for _ in range(3)] == [200, 200, 429]
 
 

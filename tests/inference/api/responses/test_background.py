@@ -220,9 +220,9 @@ def test_background_needs_store():
         ResponseRequestSerializer.shared().read({"model": "m", "input": "x", "background": True, "store": False})
 
 
-def test_too_many_streams_are_turned_away(live_url, client, runner, settings):
+def test_too_many_streams_are_turned_away(live_url, client, runner, monkeypatch):
     response = submit(client)
-    settings.BLAZR_RESPONSE_STREAMS = 0
+    monkeypatch.setattr("inference.api.responses.following.MAX_STREAMS", 0)
     answer = httpx.get(f"{live_url}/v1/responses/{response.id}?stream=true", timeout=20)
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 0

@@ -1,0 +1,48 @@
+"""What processes of one site pass on: options of the command line and the worker's place."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from blazr_site import process_environment
+from blazr_site.process_environment import ProcessOptions, child_environment, process_options, use_options
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    monkeypatch.setenv(process_environment._VARIABLE, "")
+
+
+def test_without_a_command_line_there_are_no_options():
+    assert process_options() == ProcessOptions()
+
+
+def test_options_are_read_as_they_were_set():
+    given = ProcessOptions({"BLAZR_PORT": ("--port", "80")}, config_file="/x/blazr.toml", preload=("a", "b"))
+    use_options(given)
+    assert process_options() == given
+
+
+def test_a_child_gets_what_the_command_line_said_and_what_is_its_own(monkeypatch):
+    use_options(ProcessOptions({"BLAZR_PORT": ("--port", "0"), "BLAZR_DEVICE": ("--device", "cuda:0,cuda:1")}))
+    variables = child_environment(
+        options={"BLAZR_DEVICE": "cuda:1", "BLAZR_DATA_DIR": "/d"}, worker_id="w", preload=("id",), EXTRA="1"
+    )
+    assert variables["EXTRA"] == "1"
+    assert variables["PATH"] == os.environ["PATH"]
+    monkeypatch.setenv(process_environment._VARIABLE, variables[process_environment._VARIABLE])
+    child = process_options()
+    assert child.options == {
+        "BLAZR_PORT": ("--port", "0"), "BLAZR_DEVICE": ("--device", "cuda:1"),
+        "BLAZR_DATA_DIR": ("BLAZR_DATA_DIR", "/d"),
+    }  # fmt: skip
+    assert (child.worker_id, child.preload, child.is_child) == ("w", ("id",), True)
+
+
+def test_the_variable_is_no_setting():
+    assert not process_environment._VARIABLE.startswith("BLAZR_")
+    use_options(ProcessOptions())
+    assert json.loads(os.environ[process_environment._VARIABLE])["is_child"] is False
