@@ -6,7 +6,7 @@ import ipaddress
 
 from blazr_site.settings import read
 
-BLAZR_HOST = read.text("BLAZR_HOST", "127.0.0.1", help="Address that the web server is bound to.") or "127.0.0.1"
+BLAZR_HOST: str = read.text("BLAZR_HOST", "127.0.0.1", help="Address that the web server is bound to.")
 BLAZR_PORT = read.required_integer("BLAZR_PORT", 8080, low=0, high=65535, help="Port of the web server; 0: a free one.")
 BLAZR_NO_AUTH = read.flag("BLAZR_NO_AUTH", False, help="Serve the API without keys even beyond loopback.")
 

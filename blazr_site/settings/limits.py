@@ -27,9 +27,9 @@ _DAYS = read.required_integer(
     help="Days after which files of the API (unless stored with a time of their own), stored responses and the "
     "request log are deleted; 0: never.",
 )
-BLAZR_FILE_EXPIRE_DAYS = former_integer("BLAZR_FILE_EXPIRE_DAYS", _DAYS, low=0)
-BLAZR_RESPONSE_RETENTION_DAYS = former_integer("BLAZR_RESPONSE_RETENTION_DAYS", _DAYS, low=1)
-BLAZR_REQUEST_LOG_DAYS = former_integer("BLAZR_REQUEST_LOG_DAYS", _DAYS, low=1)
+BLAZR_FILE_EXPIRE_DAYS: int = former_integer("BLAZR_FILE_EXPIRE_DAYS", _DAYS, low=0)
+BLAZR_RESPONSE_RETENTION_DAYS: int = former_integer("BLAZR_RESPONSE_RETENTION_DAYS", _DAYS, low=1)
+BLAZR_REQUEST_LOG_DAYS: int = former_integer("BLAZR_REQUEST_LOG_DAYS", _DAYS, low=1)
 
 
 def _request_logging(value: Any) -> str:

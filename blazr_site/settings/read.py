@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -64,6 +64,16 @@ KNOWN: dict[str, Variable] = {}
 
 OTHER_KEYS = {"models"}
 """Keys of ``blazr.toml`` without a variable."""
+
+
+@overload
+def text(name: str, default: str, *, choices: Sequence[str] = (), help: str = "", is_secret: bool = False) -> str: ...
+
+
+@overload
+def text(
+    name: str, default: None = None, *, choices: Sequence[str] = (), help: str = "", is_secret: bool = False
+) -> str | None: ...
 
 
 def text(
@@ -151,7 +161,7 @@ def speculative(name: str, *, help: str = "") -> SpeculativeOptions | None:
         except (InvalidRequest, Wrong):
             raise Wrong("ngram or draft:MODEL, and perhaps ,k=NUMBER") from None
 
-    return _read(Variable(name, "ngram \\| draft:MODEL".replace("\\", ""), "", help), parse)
+    return _read(Variable(name, "ngram | draft:MODEL", "", help), parse)
 
 
 def pairs(name: str, parsers: Mapping[str, Callable[[Any], int]], *, kind: str, help: str = "") -> dict[str, int]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from blazr_site.settings import sources
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ RETIRED = {
 }
 
 
-def former_integer(name: str, default: int | None, *, low: int) -> int | None:
+def former_integer(name: str, default: T, *, low: int) -> int | T:
     """The value of a retired variable that is still read; unset: what took its place.
 
     Raises:

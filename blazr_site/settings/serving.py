@@ -9,11 +9,8 @@ from blazr_site.process_environment import process_options
 from blazr_site.settings import read
 
 BLAZR_MODEL = read.texts("BLAZR_MODEL", help="Models that blazr serve loads at its start: path, hub id, or NAME=path.")
-BLAZR_DEVICE: str = (
-    read.text(
-        "BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one. blazr serve: a list."
-    )
-    or "auto"
+BLAZR_DEVICE: str = read.text(
+    "BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one. blazr serve: a list."
 )
 BLAZR_DTYPE = read.text(
     "BLAZR_DTYPE",
@@ -84,7 +81,7 @@ BLAZR_CACHE_DIR = read.path(
 BLAZR_CACHE_DIR_BYTES = read.required_size_bytes(
     "BLAZR_CACHE_DIR_BYTES", 16 << 30, help="Most bytes in BLAZR_CACHE_DIR, all models together."
 )
-BLAZR_NATIVE = read.text(
+BLAZR_NATIVE: str = read.text(
     "BLAZR_NATIVE",
     "auto",
     choices=("auto", "off", "generic"),
