@@ -150,7 +150,7 @@ def measure_machine(prefix: str) -> dict[str, object]:
     try:
         own = family_of(child.process.pid)
         try:
-            limits = {name: undisturbed(own, lambda name=name: child.ask(name))[0] for name in ("bandwidth", "gemm")}  # type: ignore[misc]
+            limits = {name: undisturbed(own, lambda name=name: child.run(name))[0] for name in ("bandwidth", "gemm")}  # type: ignore[misc]
         except Disturbed as error:
             raise SystemExit(f"the limits of this machine can't be measured: {error}") from None
         return {"processor": processor_name(), "threads": child.facts["threads"], **limits}

@@ -73,8 +73,8 @@ def start(url: str, lines: list[dict[str, Any]]) -> str:
 
 def look(url: str, batch_id: str) -> dict[str, Any]:
     """The batch; asked again while the server is busy starting a worker."""
-    answer: dict[str, Any] = HTTP.get(f"{url}/v1/batches/{batch_id}").raise_for_status().json()
-    return answer
+    batch: dict[str, Any] = HTTP.get(f"{url}/v1/batches/{batch_id}").raise_for_status().json()
+    return batch
 
 
 def wait(url: str, batch_id: str) -> dict[str, Any]:
@@ -114,20 +114,20 @@ def bare_seconds(directory: Path, lines: list[dict[str, Any]], max_num_seqs: int
         message = plan.message(0, request_id=line["custom_id"], web_id="", checkpoint_id="", deadline=2e9)
         prepared.append(llm.prepare(message))
     # As many as a worker holds: the queue in the engine is never empty, and never long.
-    room = threading.Semaphore(2 * max_num_seqs)
+    slots = threading.Semaphore(2 * max_num_seqs)
     ended = threading.Semaphore(0)
 
     def publish(events: Any) -> None:
         for event in events:
             if event["type"] in ("done", "error"):
-                room.release()
+                slots.release()
                 ended.release()
 
     loop: EngineLoop[Any, Any] = EngineLoop(llm, publish, on_refused=print, on_dead=print, name="bare")
     loop.start()
     started, used = time.monotonic(), time.process_time()
     for item in prepared:
-        room.acquire()
+        slots.acquire()
         loop.submit(item)
     for _ in prepared:
         ended.acquire()

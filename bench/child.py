@@ -1,10 +1,10 @@
-"""One measured implementation in a process of its own: reads a JSON command per line, answers one per line.
+"""One measured implementation in a process of its own: reads a JSON command per line, writes one result per line.
 
     python -m bench.child KIND '{"directory": …, more options of the kind}'
 
 It runs in the peer's own environment, so this module needs the standard library only, and each kind's module beyond
 that nothing but the peer. The first line it writes is ``{"ready": true, "load_s": …, …}``; importing libraries
-isn't part of ``load_s``. A command is ``{"do": name, **values}``; the answer is a dict of numbers or lists of them,
+isn't part of ``load_s``. A command is ``{"do": name, **values}``; the result is a dict of numbers or lists of them,
 or ``{"error": text}``. The commands that a kind has are the public methods of its class; all have
 ``memory`` and ``time_to_read`` (of the weights, from the disk).
 
@@ -140,12 +140,12 @@ def main() -> None:
     kind, options = sys.argv[1], json.loads(sys.argv[2])
     weights = Path(options.get("file") or options.get("directory") or os.devnull)
     cold = options.pop("cold", False)
-    answers = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print, in C too, belongs to the log
     module, _, name = KINDS[kind].partition(":")
 
-    def answer(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=answers, flush=True)
+    def write(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=output, flush=True)
 
     try:
         peer: Any = getattr(importlib.import_module(module), name)(**options)
@@ -159,10 +159,10 @@ def main() -> None:
         load_s, after = time.perf_counter() - started, disturbance.moment()
         cpus, words = disturbance.foreign_work(before, after, set(disturbance.family(os.getpid())))
         facts |= {"load_s": load_s, "load_disturbed": words if cpus > disturbance.TOLERATED_CPUS else ""}
-        answer({"ready": True, "pid": os.getpid(), **facts})
+        write({"ready": True, "pid": os.getpid(), **facts})
     except BaseException as error:
         traceback.print_exc()
-        answer({"error": describe(error)})
+        write({"error": describe(error)})
         os._exit(1)
     for line in sys.stdin:
         command = json.loads(line)
@@ -171,14 +171,14 @@ def main() -> None:
             break
         try:
             if name == "memory" and not hasattr(peer, "memory"):
-                answer({"peak_bytes": peak_bytes()})
+                write({"peak_bytes": peak_bytes()})
             elif name == "time_to_read":
-                answer(time_to_read(weights))
+                write(time_to_read(weights))
             else:
-                answer(getattr(peer, name)(**command))
+                write(getattr(peer, name)(**command))
         except BaseException as error:
             traceback.print_exc()
-            answer({"error": describe(error)})
+            write({"error": describe(error)})
     if hasattr(peer, "close"):
         peer.close()
     os._exit(0)  # engines with threads of their own need not end in order

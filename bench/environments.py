@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.processes import ROOT, PeerFailed
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 REQUIREMENTS = {
     "llama-cpp": ["llama-cpp-python"],
     "openvino": ["openvino-genai"],
@@ -36,12 +36,12 @@ class Environments:
 
     Args:
         cache: The folder.
-        say: Gets one line before each long step.
+        report: Gets one line before each long step.
     """
 
-    def __init__(self, cache: Path, say: Say) -> None:
+    def __init__(self, cache: Path, report: Report) -> None:
         self._cache = cache
-        self._say = say
+        self._report = report
         self._failed: dict[str, str] = {}
 
     def python(self, name: str) -> Path:
@@ -66,7 +66,7 @@ class Environments:
         python, complete = directory / "bin" / "python", directory / "complete"
         if complete.exists():
             return python
-        self._say(f"installing {' '.join(REQUIREMENTS[name])} (once; minutes)")
+        self._report(f"installing {' '.join(REQUIREMENTS[name])} (once; minutes)")
         self._run([sys.executable, "-m", "venv", str(directory)])
         # As fast as this machine can: the processor's own instructions.
         pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
@@ -90,7 +90,7 @@ class Environments:
         version = self._run(
             [str(python), "-c", "import importlib.metadata as m; print(m.version('llama-cpp-python'))"]
         ).strip()
-        self._say("fetching llama.cpp's sources")
+        self._report("fetching llama.cpp's sources")
         download = target.with_name("sdist")
         pip = [str(python), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
         self._run([*pip, f"llama-cpp-python=={version}", "-d", str(download)], log="llama-cpp-sources")
@@ -108,7 +108,7 @@ class Environments:
         binary = sources / "build" / "bin" / "llama-server"
         if binary.exists():
             return binary
-        self._say("building llama-server (once; minutes)")
+        self._report("building llama-server (once; minutes)")
         options = ["BUILD_TESTS=OFF", "BUILD_EXAMPLES=OFF", "BUILD_UI=OFF", "USE_PREBUILT_UI=OFF", "OPENSSL=OFF"]
         flags = ["-DCMAKE_BUILD_TYPE=Release", *LLAMA_FLAGS, *(f"-DLLAMA_{option}" for option in options)]
         build = str(sources / "build")
@@ -129,12 +129,12 @@ class Environments:
         partial = file.with_suffix(".partial.gguf")
         module = ["-m", "bench.peers.gguf_files"]
         if form == "bf16":
-            self._say(f"converting {checkpoint.name} to GGUF")
+            self._report(f"converting {checkpoint.name} to GGUF")
             sources = self.llama_sources()
             command = [sys.executable, *module, "convert", str(sources), str(checkpoint), str(partial)]
         else:
             source = self.gguf(checkpoint, "bf16")
-            self._say(f"quantising {checkpoint.name} to {form}")
+            self._report(f"quantising {checkpoint.name} to {form}")
             command = [str(self.python("llama-cpp")), *module, "quantise", str(source), str(partial), form]
         self._run(command, log=f"gguf-{checkpoint.name}-{form}")
         return partial.rename(file)
@@ -147,7 +147,7 @@ class Environments:
     def _openvino_model(self, checkpoint: Path, form: str, directory: Path) -> Path:
         if (directory / "openvino_model.bin").exists():
             return directory
-        self._say(f"exporting {checkpoint.name} to OpenVINO in {form}")
+        self._report(f"exporting {checkpoint.name} to OpenVINO in {form}")
         partial = directory.with_name(f"{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         exporter = self.python("openvino-export").with_name("optimum-cli")

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Interval:
     """Median, smallest and greatest."""
 
     median: float
@@ -19,7 +19,7 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Interval:
         """Of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
@@ -80,16 +80,16 @@ class Figures:
         return cls(content["machine"], content["samples"], content["failures"])
 
 
-def ratio(first: dict[str, float], second: dict[str, float]) -> Spread | None:
+def ratio(first: dict[str, float], second: dict[str, float]) -> Interval | None:
     """Spread of the ratios of rounds that have both; None without such a round."""
     common = [moment for moment in first if moment in second]
-    return Spread.of([first[moment] / second[moment] for moment in common]) if common else None
+    return Interval.of([first[moment] / second[moment] for moment in common]) if common else None
 
 
-def difference(first: dict[str, float], second: dict[str, float]) -> Spread | None:
+def difference(first: dict[str, float], second: dict[str, float]) -> Interval | None:
     """The same for differences."""
     common = [moment for moment in first if moment in second]
-    return Spread.of([first[moment] - second[moment] for moment in common]) if common else None
+    return Interval.of([first[moment] - second[moment] for moment in common]) if common else None
 
 
 def percentile(values: Sequence[float], share: float) -> float:

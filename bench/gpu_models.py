@@ -105,5 +105,5 @@ def _fill(value: torch.Tensor, name: str, generator: torch.Generator) -> None:
     elif value.dim() == 1:
         value.uniform_(0.5, 1.5, generator=generator)
     else:
-        spread = 1.0 if "embed_tokens" in name else value.shape[-1] ** -0.5
-        value.normal_(0.0, spread, generator=generator)
+        scale = 1.0 if "embed_tokens" in name else value.shape[-1] ** -0.5
+        value.normal_(0.0, scale, generator=generator)

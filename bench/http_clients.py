@@ -98,7 +98,7 @@ def exchange(port: int, path: str, bodies: Sequence[dict[str, Any]]) -> tuple[fl
     pieces: dict[int, list[Line]] = {}
     order: list[int] = []
     with ExitStack() as stack:
-        stack.enter_context(_patient())
+        stack.enter_context(_in_batch_class())
         poll = stack.enter_context(select.epoll())
         connections: dict[int, socket.socket] = {}
         started = time.perf_counter()
@@ -128,7 +128,7 @@ def exchange(port: int, path: str, bodies: Sequence[dict[str, Any]]) -> tuple[fl
 
 
 @contextmanager
-def _patient() -> Iterator[None]:
+def _in_batch_class() -> Iterator[None]:
     """Clients elsewhere would not interrupt the server at every token that it writes to them; here neither."""
     policy = os.sched_getscheduler(0)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -161,8 +161,8 @@ def _arrivals(dialect: Dialect, lines: list[Line], new: int) -> Arrivals:
 
 
 def _together(port: int, dialect: Dialect, prompts: list[list[int]], new: int) -> dict[str, Any]:
-    started, answers = exchange(port, dialect.path, [dialect.body(prompt, new) for prompt in prompts])
-    return stream_figures(started, [_arrivals(dialect, lines, new) for lines in answers])
+    started, responses = exchange(port, dialect.path, [dialect.body(prompt, new) for prompt in prompts])
+    return stream_figures(started, [_arrivals(dialect, lines, new) for lines in responses])
 
 
 def run_clients(

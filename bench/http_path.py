@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.child import random_prompts
-from bench.figures import Spread
+from bench.figures import Interval
 from bench.http_clients import DIALECTS, exchange
 from bench.weights import SHAPES, LlamaShape, make_llama
 from blazr_site.embedded_redis import server_command, wait_until_ready
@@ -139,9 +139,9 @@ def run_clients(site: Site, model: str, prompts: list[list[int]], new: int) -> l
     """
     dialect = DIALECTS["blazr-server"]
     bodies = [dialect.body(prompt, new) | {"model": model} for prompt in prompts]
-    started, answers = exchange(site.port, dialect.path, bodies)
+    started, responses = exchange(site.port, dialect.path, bodies)
     found = []
-    for lines in answers:
+    for lines in responses:
         data = [(at, line) for at, line in lines if line.startswith(b"data: {")]
         usage = json.loads(data[-1][1][6:]).get("usage") if data else None
         if not usage or usage["completion_tokens"] != new:
@@ -265,15 +265,15 @@ def ratio(
     engine = Child("engine", directory, quant=quant)
     shares, added = [], []
     try:
-        engine.ask("clients", batch=clients, prompt=128, new=4, seed=1)
+        engine.run("clients", batch=clients, prompt=128, new=4, seed=1)
         wave(site, shape, clients, 128, 4, seed=1)
         for number in range(rounds):
-            bare = engine.ask("clients", batch=clients, prompt=128, new=new, seed=100 + number)["tokens_per_s"]
+            bare = engine.run("clients", batch=clients, prompt=128, new=new, seed=100 + number)["tokens_per_s"]
             served_s = max(in_all for _, in_all in wave(site, shape, clients, 128, new, seed=100 + number))
             shares.append(clients * new / served_s / bare)
             # One by one in turns: the machine's own speed changes from second to second.
             for _ in range(15):
-                alone = engine.ask("first_token", prompt=16, repeats=1)["seconds"]
+                alone = engine.run("first_token", prompt=16, repeats=1)["seconds"]
                 served = first_tokens(site, shape, 1, 16)[0]
                 added.append(1000 * (served - alone))
     finally:
@@ -293,7 +293,7 @@ def report(found: dict[str, Any], console: Console) -> None:
     console.print(f"a lone request, ms since it was sent: {steps}")
     if "ratio" in found:
         for name, values in found["ratio"].items():
-            console.print(f"{name}: median {Spread.of(values).whole()} of {len(values)}")
+            console.print(f"{name}: median {Interval.of(values).whole()} of {len(values)}")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from bench.__main__ import names, positive
 from bench.bounds import read_sizes
 from bench.disturbance import Disturbed, family, undisturbed
 from bench.environments import Environments
-from bench.figures import Spread
+from bench.figures import Interval
 from bench.implementations import IMPLEMENTATIONS, PEERS, Implementation, Job
 from bench.processes import Child
 from bench.weights import CHECKPOINTS, make_checkpoint
@@ -42,17 +42,17 @@ def measure(job: Job, peer: str, bits: int, rounds: int, new: int) -> list[tuple
         ours = start(implementation("blazr", bits).start(job))
         other = start(implementation(peer, bits).start(job))
         for child in (ours, other):
-            child.ask("decode", batch=1, prompt=16, new=8)
-        reader.ask("read")
+            child.run("decode", batch=1, prompt=16, new=8)
+        reader.run("read")
 
         def take_turns(seed: int) -> dict[str, float]:
             first, second = (ours, other) if seed % 2 else (other, ours)
-            read = [reader.ask("read")["bytes_per_s"]]
+            read = [reader.run("read")["bytes_per_s"]]
             rates = {}
             for child in (first, second):
-                answer = child.ask("decode", batch=1, prompt=PROMPT, new=new, seed=seed)
-                rates[child] = answer["tokens_per_s"]
-                read.append(reader.ask("read")["bytes_per_s"])
+                result = child.run("decode", batch=1, prompt=PROMPT, new=new, seed=seed)
+                rates[child] = result["tokens_per_s"]
+                read.append(reader.run("read")["bytes_per_s"])
             return {"ours": rates[ours], "other": rates[other], "read": statistics.median(read)}
 
         def own() -> list[int]:
@@ -66,9 +66,9 @@ def measure(job: Job, peer: str, bits: int, rounds: int, new: int) -> list[tuple
         return found
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
+def interval(values: Sequence[float], digits: int = 2) -> str:
     """Median (low to high)."""
-    return Spread.of(values).whole(digits)
+    return Interval.of(values).whole(digits)
 
 
 def main() -> None:
@@ -94,11 +94,12 @@ def main() -> None:
             stored = implementation("blazr", bits).stored_bits or bits
             bytes_read = sizes.bytes_read(1, PROMPT + given.new / 2, stored)
             print(
-                f"{model}, {bits} bits, {len(found)} rounds: {spread([a for a, _, _ in found], 1)} tokens/s, "
-                f"{given.peer} {spread([b for _, b, _ in found], 1)}, ratio {spread([a / b for a, b, _ in found])}; "
-                f"memory {spread([c / 1e9 for _, _, c in found], 1)} GB/s, "
-                f"of the bound {spread([a * bytes_read / c for a, _, c in found])}, "
-                f"{given.peer} {spread([b * bytes_read / c for _, b, c in found])}"
+                f"{model}, {bits} bits, {len(found)} rounds: {interval([a for a, _, _ in found], 1)} tokens/s, "
+                f"{given.peer} {interval([b for _, b, _ in found], 1)}, "
+                f"ratio {interval([a / b for a, b, _ in found])}; "
+                f"memory {interval([c / 1e9 for _, _, c in found], 1)} GB/s, "
+                f"of the bound {interval([a * bytes_read / c for a, _, c in found])}, "
+                f"{given.peer} {interval([b * bytes_read / c for _, b, c in found])}"
             )
 
 

@@ -111,17 +111,17 @@ def measure(checkpoint: Path, bits: str, cache_bytes: int) -> Round:
         shares.append(cached_share(checkpoint))
         child = Child("loading", checkpoint, quant=_QUANTS[bits], cache_bytes=cache_bytes, cold=True)
         try:
-            load_peak = child.ask("memory")["peak_bytes"]
+            load_peak = child.run("memory")["peak_bytes"]
             if child.facts["load_disturbed"]:
                 continue
-            first_token_s = 16 / child.ask("prefill", tokens=16)["tokens_per_s"]
+            first_token_s = 16 / child.run("prefill", tokens=16)["tokens_per_s"]
             after, _ = undisturbed(family_of(child.process.pid), read)
-            child.ask("decode", batch=8, prompt=32, new=16)
-            child.ask("prefill", tokens=512)
-            work_peak = child.ask("memory")["peak_bytes"]
-            child.ask("write_states")
-            full_peak = child.ask("memory")["peak_bytes"]
-            resident = child.ask("unload")["resident_bytes"]
+            child.run("decode", batch=8, prompt=32, new=16)
+            child.run("prefill", tokens=512)
+            work_peak = child.run("memory")["peak_bytes"]
+            child.run("write_states")
+            full_peak = child.run("memory")["peak_bytes"]
+            resident = child.run("unload")["resident_bytes"]
         finally:
             child.close()
         return Round(

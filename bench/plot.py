@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from bench.figures import Figures, Spread
+from bench.figures import Figures, Interval
 from bench.implementations import IMPLEMENTATIONS
 from bench.report import is_compared
 
@@ -34,8 +34,8 @@ def write_plot(figures: Figures, file: Path) -> None:
                 values = rows.get(item.name, {}).get(task)
                 if values:
                     shade = {16: 0, 8: 1, 4: 2}[item.bits]
-                    spread = Spread.of([scale * value for value in values.values()])
-                    bars.append((item.name, _COLOURS[item.peer][shade], spread))
+                    interval = Interval.of([scale * value for value in values.values()])
+                    bars.append((item.name, _COLOURS[item.peer][shade], interval))
             panels.append((f"{model}, {task.removesuffix(' s').removesuffix(' bytes')}: {unit}", bars))
     column_heights = [0.0] * _COLUMNS
     parts = []
@@ -58,18 +58,18 @@ def unit_of(figure: str) -> tuple[str, float]:
     return ("ms", 1000.0) if figure.endswith(" s") else ("tokens/s", 1.0)
 
 
-def _panel(title: str, bars: list[tuple[str, str, Spread]], x: float, y: float) -> list[str]:
-    longest = max(spread.high for _, _, spread in bars)
+def _panel(title: str, bars: list[tuple[str, str, Interval]], x: float, y: float) -> list[str]:
+    longest = max(interval.high for _, _, interval in bars)
     parts = [f'<text x="{x + 8}" y="{y + 16}" font-size="13" font-weight="bold">{escape(title)}</text>']
-    for number, (name, colour, spread) in enumerate(bars):
+    for number, (name, colour, interval) in enumerate(bars):
         top = y + _HEAD + number * (_BAR + 3)
         start, scale = x + _LEFT, _WIDTH / longest
         middle = top + _BAR / 2
-        low, high = start + spread.low * scale, start + spread.high * scale
+        low, high = start + interval.low * scale, start + interval.high * scale
         parts += [
             f'<text x="{start - 6}" y="{middle + 4}" font-size="11" text-anchor="end">{escape(name)}</text>',
-            f'<rect x="{start}" y="{top}" width="{spread.median * scale:.1f}" height="{_BAR}" fill="{colour}"/>',
+            f'<rect x="{start}" y="{top}" width="{interval.median * scale:.1f}" height="{_BAR}" fill="{colour}"/>',
             f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}" stroke="black" stroke-width="1"/>',
-            f'<text x="{high + 5:.1f}" y="{middle + 4}" font-size="11">{spread.median:,.4g}</text>',
+            f'<text x="{high + 5:.1f}" y="{middle + 4}" font-size="11">{interval.median:,.4g}</text>',
         ]
     return parts

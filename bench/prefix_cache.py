@@ -171,7 +171,7 @@ def measure(name: str, dtype: str, rounds: int, *, disk: bool) -> dict[str, tupl
     network = random_network(spec, {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
     found: dict[str, list[tuple[float, int]]] = {}
 
-    def note(case: str, result: tuple[float, int]) -> None:
+    def record(case: str, result: tuple[float, int]) -> None:
         found.setdefault(case, []).append(result)
 
     with tempfile.TemporaryDirectory() as directory:
@@ -184,17 +184,17 @@ def measure(name: str, dtype: str, rounds: int, *, disk: bool) -> dict[str, tupl
         first_token_s(engine, prompts[-1][:600])  # warm-up
         for full in prompts[:rounds]:
             body, question, other = full[:PROMPT], full[PROMPT : PROMPT + QUESTION], full[PROMPT + QUESTION :]
-            note("cache off", first_token_s(plain, body + question))
-            note("cold", first_token_s(engine, body + question))
+            record("cache off", first_token_s(plain, body + question))
+            record("cold", first_token_s(engine, body + question))
             engine.flush()  # what is being written would share the processor
-            note("the same again", first_token_s(engine, body + question))
+            record("the same again", first_token_s(engine, body + question))
             engine.flush()
-            note("another question", first_token_s(engine, body + other))
+            record("another question", first_token_s(engine, body + other))
         if disk:
             for full in prompts[:rounds]:
                 engine.close()
                 engine = make_engine(network, spec, dtype, disk=tier())
-                note("after a restart", first_token_s(engine, full[: PROMPT + QUESTION]))
+                record("after a restart", first_token_s(engine, full[: PROMPT + QUESTION]))
         engine.close()
     return {
         case: (statistics.median(seconds for seconds, _ in results), min(cached for _, cached in results))

@@ -1,4 +1,4 @@
-"""Handle of a ``bench.child`` process: ask, wait for the answer, end."""
+"""Handle of a ``bench.child`` process: run a command, wait for its result, end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from bench.disturbance import family
 
 ROOT = Path(__file__).resolve().parent.parent
-ANSWER_TIMEOUT_S = 900.0
+READY_TIMEOUT_S = 900.0
 
 
 class PeerFailed(Exception):
@@ -62,13 +62,13 @@ class Child:
             start_new_session=True,
         )
         self._unread = b""
-        self.facts = self._answer()
+        self.facts = self._read_line()
 
-    def ask(self, name: str, **values: Any) -> dict[str, Any]:
-        """Run one command and wait for its answer.
+    def run(self, name: str, **values: Any) -> dict[str, Any]:
+        """Run one command and wait for its result.
 
         Raises:
-            PeerFailed: It answered with an error, died, or took too long.
+            PeerFailed: It returned an error, died, or took too long.
         """
         assert self.process.stdin is not None
         try:
@@ -76,24 +76,24 @@ class Child:
             self.process.stdin.flush()
         except BrokenPipeError:
             raise PeerFailed(self._last_lines()) from None
-        return self._answer()
+        return self._read_line()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        deadline = time.monotonic() + READY_TIMEOUT_S
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             piece = os.read(self.process.stdout.fileno(), 65536) if ready else b""
             if not piece:
-                text = self._last_lines() if ready else f"no answer within {ANSWER_TIMEOUT_S:g} s"
+                text = self._last_lines() if ready else f"no result within {READY_TIMEOUT_S:g} s"
                 self.close()
                 raise PeerFailed(text)
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise PeerFailed(str(answer["error"]))
-        return answer
+        values: dict[str, Any] = json.loads(line)
+        if "error" in values:
+            raise PeerFailed(str(values["error"]))
+        return values
 
     def _last_lines(self) -> str:
         lines = [line for line in Path(self._log.name).read_text(errors="replace").splitlines() if line.strip()]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bounds import Sizes
-from bench.figures import Figures, Spread, ratio
+from bench.figures import Figures, Interval, ratio
 from bench.implementations import IMPLEMENTATIONS, Implementation
 from bench.targets import TARGETS
 from bench.tasks import CLIENTS, Lengths
@@ -76,8 +76,8 @@ def print_report(figures: Figures, console: Console) -> None:
     for model, rows_failed in figures.failures.items():
         for name, tasks in rows_failed.items():
             for words in dict.fromkeys(tasks.values()):
-                told = ", ".join(task for task, text in tasks.items() if text == words)
-                console.print(f"[yellow]not measured[/] {model}, {name}, {told}: ", end="")
+                names = ", ".join(task for task, text in tasks.items() if text == words)
+                console.print(f"[yellow]not measured[/] {model}, {name}, {names}: ", end="")
                 console.print(words, markup=False, highlight=False)
 
 
@@ -121,11 +121,11 @@ def _print_ratios(figures: Figures, model: str, console: Console) -> None:
             continue
         peers = [item.name for item in IMPLEMENTATIONS if item.peer != "blazr" and item.bits == ours.bits]
         found = {
-            (figure, peer): spread
+            (figure, peer): interval
             for figure in rows[ours.name]
             for peer in peers
             if is_compared(figure)
-            and (spread := ratio(figures.values(model, ours.name, figure), figures.values(model, peer, figure)))
+            and (interval := ratio(figures.values(model, ours.name, figure), figures.values(model, peer, figure)))
         }
         columns = [peer for peer in peers if any(name == peer for _, name in found)]
         if not columns:
@@ -170,7 +170,7 @@ def _cell(row: Mapping[str, Mapping[str, float]], figure: str) -> str:
     values = row.get(figure)
     if not values:
         return "–"
-    value = Spread.of(list(values.values())).median
+    value = Interval.of(list(values.values())).median
     if figure.endswith("bytes"):
         return f"{value / 2**20:,.0f} MiB"
     if figure in ("load s", "read s", "own share", "peak of budget"):
@@ -179,7 +179,7 @@ def _cell(row: Mapping[str, Mapping[str, float]], figure: str) -> str:
         return f"{1000 * value:,.1f}"
     bound = row.get(f"{figure} of bound")
     shown = f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
-    return f"{shown} ({Spread.of(list(bound.values())).median:.0%})" if bound else shown
+    return f"{shown} ({Interval.of(list(bound.values())).median:.0%})" if bound else shown
 
 
 def print_targets(figures: Figures, console: Console) -> None:

@@ -174,13 +174,13 @@ def main() -> None:
                 assert stats is not None
                 console.print(
                     f"{name:12} {text:8} batch {batch:2}: {statistics.median(plains):5.0f} tokens/s without; "
-                    f"ratio {spread(ratios)}, control {spread(controls)}; "
+                    f"ratio {interval(ratios)}, control {interval(controls)}; "
                     f"{stats.num_accepted} of {stats.num_proposed} guesses held",
                     highlight=False,
                 )
 
 
-def spread(values: list[float]) -> str:
+def interval(values: list[float]) -> str:
     """Median, least and greatest."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 

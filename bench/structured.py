@@ -27,7 +27,7 @@ from rich.console import Console
 from bench.child import random_prompts
 from bench.prefix_cache import MODELS as SMALL_MODELS
 from bench.prefix_cache import llama_135m, random_network
-from bench.speculation import spread
+from bench.speculation import interval
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
@@ -243,8 +243,8 @@ def main() -> None:
             controls.append(after / before)
         mask_ms = 1000 * mask_seconds(make_constraints(tokenizer, 1), bound.output)
         console.print(
-            f"{name:12} {spec.vocab_size:,} ids, batch {given.batch}: a free step {spread(free_ms)} ms; "
-            f"bound / free {spread(ratios)}, control {spread(controls)}; "
+            f"{name:12} {spec.vocab_size:,} ids, batch {given.batch}: a free step {interval(free_ms)} ms; "
+            f"bound / free {interval(ratios)}, control {interval(controls)}; "
             f"a mask takes {mask_ms:.3f} ms of processor time, {given.batch * mask_ms:.2f} ms a step",
             highlight=False,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.figures import Figures, Spread, difference, ratio
+from bench.figures import Figures, Interval, difference, ratio
 
 _OPENVINO = ("openvino fp16", "openvino int8")
 _RECURRENT = ("mamba2", "hybrid")
@@ -45,15 +45,15 @@ class Target:
             return f"{self.model}, {self.figure}: {ours} / {' or '.join(self.peers)}"
         return f"{self.model}, {ours}: {self.figure}" + (f" against {self.other}" if self.other else "")
 
-    def value(self, figures: Figures) -> Spread | None:
+    def value(self, figures: Figures) -> Interval | None:
         """Over the rounds that have both sides; None without such a round."""
         mine = figures.best(self.model, self.ours, self.figure)
         if not self.peers and self.other is None:
-            return Spread.of(list(mine.values())) if mine else None
+            return Interval.of(list(mine.values())) if mine else None
         theirs = figures.best(self.model, self.peers or self.ours, self.other or self.figure)
         return (difference if self.subtract else ratio)(mine, theirs)
 
-    def met(self, value: Spread) -> bool:
+    def met(self, value: Interval) -> bool:
         """The median is what counts."""
         return value.median <= self.limit if self.at_most else value.median >= self.limit
 

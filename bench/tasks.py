@@ -106,50 +106,50 @@ class Cell:
         finally:
             child.close()
 
-    def _note(self, figure: str, value: float) -> None:
+    def _record(self, figure: str, value: float) -> None:
         self._figures.add(self._model, self._implementation.name, figure, self._moment, value)
 
     def _task(self, child: Child, task: str) -> None:
         lengths = self._lengths
         kind, count = task.rstrip("0123456789"), int(task.lstrip("abcdefghijklmnopqrstuvwxyz-") or 0)
         if kind == "decode":
-            child.ask("decode", batch=count, prompt=16, new=8, seed=self._seeds())  # warm-up
+            child.run("decode", batch=count, prompt=16, new=8, seed=self._seeds())  # warm-up
             values = {"batch": count, "prompt": lengths.decode_prompt(count), "new": lengths.decode_new}
-            self._note(task, self._repeat(child, lambda: child.ask("decode", **values, seed=self._seeds())))
+            self._record(task, self._repeat(child, lambda: child.run("decode", **values, seed=self._seeds())))
         elif kind == "prefill":
-            self._note(
+            self._record(
                 task,
-                self._repeat(child, lambda: child.ask("prefill", tokens=count, seed=self._seeds()), warm_up=True),
+                self._repeat(child, lambda: child.run("prefill", tokens=count, seed=self._seeds()), warm_up=True),
             )
         elif task == "load":
             if child.facts["load_disturbed"]:
                 raise Disturbed(child.facts["load_disturbed"])
-            self._note("load s", child.facts["load_s"])
-            self._note("read s", self._alone(child, lambda: child.ask("time_to_read"))["seconds"])
+            self._record("load s", child.facts["load_s"])
+            self._record("read s", self._alone(child, lambda: child.run("time_to_read"))["seconds"])
         elif task == "memory":
             self._memory(child)
         elif task == "own":
-            child.ask("own_work", batch=32, prompt=1, new=8, seed=self._seeds())
-            answer = self._alone(child, lambda: child.ask("own_work", batch=32, prompt=1, new=64, seed=self._seeds()))
-            self._note("own share", answer["share"])
+            child.run("own_work", batch=32, prompt=1, new=8, seed=self._seeds())
+            measured = self._alone(child, lambda: child.run("own_work", batch=32, prompt=1, new=64, seed=self._seeds()))
+            self._record("own share", measured["share"])
         elif task == "http":
             self._streams(child, "http", lambda clients, new: self._in_process(child, clients, new))
         elif task == "bare":
             self._streams(child, "bare", lambda clients, new: self._in_process(child, clients, new))
-            child.ask("first_token", prompt=_TTFT_PROMPT, repeats=3, seed=self._seeds())
+            child.run("first_token", prompt=_TTFT_PROMPT, repeats=3, seed=self._seeds())
             values = {"prompt": _TTFT_PROMPT, "repeats": _TTFT_REPEATS}
-            answer = self._alone(child, lambda: child.ask("first_token", **values, seed=self._seeds()))
-            self._note("bare first token s", answer["seconds"])
+            measured = self._alone(child, lambda: child.run("first_token", **values, seed=self._seeds()))
+            self._record("bare first token s", measured["seconds"])
         elif task == "http-server":
             self._server(child)
 
     def _memory(self, child: Child) -> None:
         """The peak after some work at batch 8 (the first step of a batch allocates)."""
-        child.ask("decode", batch=8, prompt=32, new=16, seed=self._seeds())
-        self._note("peak bytes", child.ask("memory")["peak_bytes"])
+        child.run("decode", batch=8, prompt=32, new=16, seed=self._seeds())
+        self._record("peak bytes", child.run("memory")["peak_bytes"])
         for name in ("weights_bytes", "cache_bytes"):
             if name in child.facts:
-                self._note(name.replace("_", " "), child.facts[name])
+                self._record(name.replace("_", " "), child.facts[name])
 
     def _alone(self, child: Child, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The answer of a measurement that nothing else computed beside."""
@@ -168,18 +168,18 @@ class Cell:
         return statistics.median(values)
 
     def _in_process(self, child: Child, clients: int, new: int) -> dict[str, Any]:
-        return child.ask("clients", batch=clients, prompt=self._lengths.http_prompt, new=new, seed=self._seeds())
+        return child.run("clients", batch=clients, prompt=self._lengths.http_prompt, new=new, seed=self._seeds())
 
     def _streams(self, child: Child, name: str, run: Callable[[int, int], dict[str, Any]]) -> None:
         for clients in CLIENTS:
             self._progress(f"{name} {clients}")
             run(clients, _WARM_UP_TOKENS)
-            answer = self._alone(child, lambda clients=clients: run(clients, self._lengths.http_new))  # type: ignore[misc]
-            self._note(f"{name}{clients}", answer["tokens_per_s"])
+            measured = self._alone(child, lambda clients=clients: run(clients, self._lengths.http_new))  # type: ignore[misc]
+            self._record(f"{name}{clients}", measured["tokens_per_s"])
             for figure in ("ttft", "itl"):
                 for share in (50, 99):
-                    value = percentile(answer[f"{figure}_s"], share / 100)
-                    self._note(f"{name}{clients} {figure} p{share} s", value)
+                    value = percentile(measured[f"{figure}_s"], share / 100)
+                    self._record(f"{name}{clients} {figure} p{share} s", value)
 
     def _server(self, child: Child) -> None:
         port = int(child.facts["port"])
@@ -206,5 +206,5 @@ class Cell:
             return {"seconds": seconds}
 
         first(3)
-        self._note("http first token s", self._alone(child, lambda: first(_TTFT_REPEATS))["seconds"])
-        self._note("server peak bytes", child.ask("memory")["peak_bytes"])
+        self._record("http first token s", self._alone(child, lambda: first(_TTFT_REPEATS))["seconds"])
+        self._record("server peak bytes", child.run("memory")["peak_bytes"])

@@ -74,7 +74,7 @@ class DocsView(ApiView):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One member of a request or an answer."""
+    """One member of a request or a response."""
 
     name: str
     kind: str
@@ -83,8 +83,8 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One possible answer."""
+class Response:
+    """One possible response."""
 
     status: str
     media_type: str
@@ -105,7 +105,7 @@ class Operation:
     needs_key: bool
     parameters: tuple[Field, ...]
     body: tuple[Field, ...]
-    answers: tuple[Answer, ...]
+    responses: tuple[Response, ...]
 
 
 def _operations(document: Mapping[str, Any]) -> Iterator[Operation]:
@@ -126,7 +126,7 @@ def _operations(document: Mapping[str, Any]) -> Iterator[Operation]:
                 needs_key=bool(found.get("security")) and {} not in found["security"],
                 parameters=tuple(_parameter(document, item) for item in found.get("parameters", ())),
                 body=tuple(_fields(document, body)),
-                answers=tuple(_answers(document, found.get("responses", {}))),
+                responses=tuple(_responses(document, found.get("responses", {}))),
             )
 
 
@@ -136,12 +136,12 @@ def _parameter(document: Mapping[str, Any], item: Mapping[str, Any]) -> Field:
     )
 
 
-def _answers(document: Mapping[str, Any], responses: Mapping[str, Any]) -> Iterator[Answer]:
+def _responses(document: Mapping[str, Any], responses: Mapping[str, Any]) -> Iterator[Response]:
     for status, response in responses.items():
         content = response.get("content") or {"": {}}
         for media_type, found in content.items():
             fields = () if status[:1] in "45" else tuple(_fields(document, found.get("schema", {})))
-            yield Answer(status, media_type, response.get("description", ""), fields)
+            yield Response(status, media_type, response.get("description", ""), fields)
 
 
 def _fields(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Field]:

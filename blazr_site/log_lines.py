@@ -17,8 +17,8 @@ from inference.values.principal import without_keys
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-class UnexpectedAnswers(logging.Filter):
-    """Leaves 503 out of Django's lines about answers: it was given on purpose (readiness asks every second)."""
+class UnexpectedResponses(logging.Filter):
+    """Drop Django's log lines about 503: readiness probes get it on purpose, once a second."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is logged."""

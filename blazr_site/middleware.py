@@ -20,7 +20,7 @@ Handler = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Aw
 
 @sync_and_async_middleware
 def content_security_policy(get_response: Handler) -> Handler:
-    """Send the pages' content security policy with every answer that doesn't bring its own."""
+    """Send the pages' content security policy with every response that doesn't bring its own."""
     from asgiref.sync import iscoroutinefunction
 
     if iscoroutinefunction(get_response):

@@ -1,6 +1,6 @@
 """Static files without a second server: found by Django's finders, revalidated by the browser.
 
-``no-cache`` makes the browser ask each time; the answer is 304 by Last-Modified. So a page never runs with
+``no-cache`` makes the browser ask each time; the response is 304 by Last-Modified. So a page never runs with
 the script of an older version, and there is nothing to collect or to hash.
 """
 

@@ -68,12 +68,12 @@ class LlamaCppPeer:
         """Compute (token, position, sequence, wanted) rows."""
         batch = self._batch
         batch.n_tokens = len(rows)
-        for number, (token, position, sequence, wanted) in enumerate(rows):
+        for number, (token, position, sequence, needs_logits) in enumerate(rows):
             batch.token[number] = token
             batch.pos[number] = position
             batch.n_seq_id[number] = 1
             batch.seq_id[number][0] = sequence
-            batch.logits[number] = wanted
+            batch.logits[number] = needs_logits
         status = llama_cpp.llama_decode(self._context, batch)
         if status:
             raise RuntimeError(f"llama_decode returned {status}")

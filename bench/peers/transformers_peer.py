@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from bench.child import decode_rate, random_prompts
 
-DECODE_ROOM = 256
+MAX_DECODE_TOKENS = 256
 """Tokens that the static cache holds; a longer one would cost the compiled attention more."""
 
 
@@ -68,9 +68,9 @@ class TransformersPeer:
     def _generate_compiled(self, prompts: list[list[int]], new: int) -> tuple[float, list[float]]:
         from transformers import StaticCache
 
-        if len(prompts[0]) + new > DECODE_ROOM:
-            raise RuntimeError(f"{len(prompts[0])} + {new} tokens don't fit the static cache of {DECODE_ROOM}")
-        cache = StaticCache(config=self._model.config, max_cache_len=DECODE_ROOM)
+        if len(prompts[0]) + new > MAX_DECODE_TOKENS:
+            raise RuntimeError(f"{len(prompts[0])} + {new} tokens don't fit the static cache of {MAX_DECODE_TOKENS}")
+        cache = StaticCache(config=self._model.config, max_cache_len=MAX_DECODE_TOKENS)
         times, ids = [], torch.tensor(prompts)
         started = time.perf_counter()
         with torch.inference_mode():

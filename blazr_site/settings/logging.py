@@ -30,7 +30,7 @@ LOGGING: dict[str, Any] = {
         },
         "json": {"()": "blazr_site.log_lines.JsonFormatter"},
     },
-    "filters": {"unexpected": {"()": "blazr_site.log_lines.UnexpectedAnswers"}},
+    "filters": {"unexpected": {"()": "blazr_site.log_lines.UnexpectedResponses"}},
     "handlers": {
         "stderr": {"class": "logging.StreamHandler", "formatter": "json" if BLAZR_LOG_FORMAT == "json" else "line"}
     },

@@ -33,23 +33,23 @@ def engine(checkpoint: Path) -> Iterator[Child]:
 def test_the_engine_says_what_it_holds(engine: Child, checkpoint: Path) -> None:
     assert engine.facts["load_s"] > 0
     assert engine.facts["weights_bytes"] > 0
-    assert engine.ask("memory")["peak_bytes"] > 10 << 20
-    assert engine.ask("time_to_read")["seconds"] > 0
+    assert engine.run("memory")["peak_bytes"] > 10 << 20
+    assert engine.run("time_to_read")["seconds"] > 0
 
 
 def test_the_engine_is_measured(engine: Child) -> None:
-    assert engine.ask("prefill", tokens=32)["tokens_per_s"] > 0
-    assert engine.ask("decode", batch=3, prompt=8, new=8)["tokens_per_s"] > 0
-    assert 0 < engine.ask("own_work", batch=2, prompt=1, new=8)["share"] < 1
-    assert engine.ask("first_token", prompt=4, repeats=2)["seconds"] > 0
-    streams = engine.ask("clients", batch=2, prompt=8, new=5)
+    assert engine.run("prefill", tokens=32)["tokens_per_s"] > 0
+    assert engine.run("decode", batch=3, prompt=8, new=8)["tokens_per_s"] > 0
+    assert 0 < engine.run("own_work", batch=2, prompt=1, new=8)["share"] < 1
+    assert engine.run("first_token", prompt=4, repeats=2)["seconds"] > 0
+    streams = engine.run("clients", batch=2, prompt=8, new=5)
     assert len(streams["ttft_s"]) == 2 and len(streams["itl_s"]) == 8
 
 
 def test_an_error_is_told_and_the_process_goes_on(engine: Child) -> None:
     with pytest.raises(PeerFailed, match="unknown_command"):
-        engine.ask("unknown_command")
-    assert engine.ask("memory")["peak_bytes"] > 0
+        engine.run("unknown_command")
+    assert engine.run("memory")["peak_bytes"] > 0
 
 
 def test_a_process_that_cannot_load_says_why(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_process_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
 def test_transformers_steps_are_counted(checkpoint: Path) -> None:
     child = Child("transformers", checkpoint, environment=ONE_THREAD)
     try:
-        assert child.ask("prefill", tokens=16)["tokens_per_s"] > 0
-        assert child.ask("decode", batch=2, prompt=4, new=4)["tokens_per_s"] > 0
+        assert child.run("prefill", tokens=16)["tokens_per_s"] > 0
+        assert child.run("decode", batch=2, prompt=4, new=4)["tokens_per_s"] > 0
     finally:
         child.close()
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from bench.__main__ import chosen, parse_arguments
 from bench.child import add_unshown, decode_rate, stream_figures
 from bench.environments import last_words
-from bench.figures import Figures, Spread, difference, percentile, ratio
+from bench.figures import Figures, Interval, difference, percentile, ratio
 from bench.plot import write_plot
 from bench.report import print_report
 from bench.targets import TARGETS, Target
@@ -25,8 +25,8 @@ def figures_of(*values: tuple[str, str, str, str, float]) -> Figures:
 
 def test_ratios_pair_values_of_the_same_round_only() -> None:
     ours, theirs = {"a": 6.0, "b": 8.0, "c": 100.0}, {"a": 2.0, "b": 4.0, "d": 1.0}
-    assert ratio(ours, theirs) == Spread(2.5, 2.0, 3.0)
-    assert difference(ours, theirs) == Spread(4.0, 4.0, 4.0)
+    assert ratio(ours, theirs) == Interval(2.5, 2.0, 3.0)
+    assert difference(ours, theirs) == Interval(4.0, 4.0, 4.0)
     assert ratio({"a": 1.0}, {"b": 1.0}) is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.in_turns import implementation, spread
+from bench.in_turns import implementation, interval
 
 
 @pytest.mark.parametrize(
@@ -21,5 +21,5 @@ def test_both_sides_have_the_same_bits(peer: str, bits: int, name: str) -> None:
 
 
 def test_a_spread_is_the_median_with_both_ends() -> None:
-    assert spread([3.0, 1.0, 2.25]) == "2.25 (1.00 to 3.00)"
-    assert spread([10.04], 1) == "10.0 (10.0 to 10.0)"
+    assert interval([3.0, 1.0, 2.25]) == "2.25 (1.00 to 3.00)"
+    assert interval([10.04], 1) == "10.0 (10.0 to 10.0)"

@@ -48,11 +48,11 @@ def test_states_are_written_and_an_unload_gives_their_memory_back(tmp_path: Path
     child = Child("loading", make_llama(LLAMA_TINY, tmp_path), cache_bytes=budget, environment={"OMP_NUM_THREADS": "1"})
     try:
         assert child.facts["import_s"] > 0 and child.facts["resident_before_bytes"] > 0
-        before = child.ask("memory")["peak_bytes"]
-        written = child.ask("write_states")["written_bytes"]
+        before = child.run("memory")["peak_bytes"]
+        written = child.run("write_states")["written_bytes"]
         assert 0.9 * budget < written <= child.facts["cache_bytes"]
-        full = child.ask("memory")["peak_bytes"]
+        full = child.run("memory")["peak_bytes"]
         assert full - before > 0.8 * written
-        assert child.ask("unload")["resident_bytes"] < full - 0.8 * written
+        assert child.run("unload")["resident_bytes"] < full - 0.8 * written
     finally:
         child.close()

@@ -10,7 +10,7 @@ from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedAnswers
+from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedResponses
 from inference.records import log_context
 
 
@@ -61,8 +61,8 @@ def test_keys_keep_their_secret_in_either_format():
 
 
 def test_answers_that_say_not_now_are_no_news():
-    assert not UnexpectedAnswers().filter(record("Service Unavailable: /readyz", status_code=503))
-    assert UnexpectedAnswers().filter(record("Internal Server Error: /v1/models", status_code=500))
-    assert UnexpectedAnswers().filter(record("something else"))
+    assert not UnexpectedResponses().filter(record("Service Unavailable: /readyz", status_code=503))
+    assert UnexpectedResponses().filter(record("Internal Server Error: /v1/models", status_code=500))
+    assert UnexpectedResponses().filter(record("something else"))
     loggers = settings.LOGGING["loggers"]
     assert loggers["django.request"]["filters"] == ["unexpected"]

@@ -13,12 +13,12 @@ comes and says what it is::
 Events (``inference.text.tool_calls.events``), in the order of the text:
 
     ReasoningDelta(text)                     thinking
-    ContentDelta(text)                       the answer
+    ContentDelta(text)                       the text
     ToolCallStart(index, call_id, name)      a call begins; index counts from 0
     ToolCallDelta(index, arguments)          a piece of its arguments' JSON
     ToolCallEnd(index)                       it is complete
 
-However the text is cut into pieces, the events say the same (only the cuts between deltas differ). Text
+However the text is cut into pieces, the events emit the same (only the cuts between deltas differ). Text
 that may still become a call is held back until that is decided. What looks like a call and can't be read stays
 content, marks included. Once a call's arguments have begun, all that follows up to the call's end mark belongs to
 them, valid JSON or not. Space around calls and around a thinking section is left out.

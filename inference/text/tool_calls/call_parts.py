@@ -19,33 +19,33 @@ class Call:
     """One call on its way out: held back until its name is known and its arguments have begun."""
 
     def __init__(
-        self, name: str | None, start: Callable[[str], int | None], say: Callable[[OutputEvent], None]
+        self, name: str | None, start: Callable[[str], int | None], emit: Callable[[OutputEvent], None]
     ) -> None:
         self.name = name
         self.is_started = False
         self.has_arguments = False
         self._start = start
-        self._say = say
+        self._emit = emit
         self._index: int | None = None
         self._held: list[str] = []
-        self._is_settled = False
+        self._has_begun = False
 
     def add(self, text: str) -> None:
         """More of the arguments."""
         if self.is_started:
             if self._index is not None:
-                self._say(ToolCallDelta(self._index, text))
+                self._emit(ToolCallDelta(self._index, text))
         else:
             self._held.append(text)
 
-    def settle(self) -> None:
+    def mark_begun(self) -> None:
         """The arguments have begun like JSON."""
-        self._is_settled = True
+        self._has_begun = True
         self.start_if_ready()
 
     def start_if_ready(self) -> None:
         """Emit what was held back, if all is known."""
-        if self.is_started or not self._is_settled or self.name is None:
+        if self.is_started or not self._has_begun or self.name is None:
             return
         self.is_started = True
         self._index = self._start(self.name)
@@ -59,9 +59,9 @@ class Call:
         if not self.is_started:
             if not self._held:
                 self._held.append("{}")
-            self.settle()
+            self.mark_begun()
         if self._index is not None:
-            self._say(ToolCallEnd(self._index))
+            self._emit(ToolCallEnd(self._index))
 
 
 class CallParts:
@@ -70,8 +70,8 @@ class CallParts:
     Args:
         source: Where the text comes from.
         output: The format, and the names that a call without a mark may have.
-        say_content: Takes text that turned out to be no call.
-        say: Takes the events of calls.
+        emit_content: Takes text that turned out to be no call.
+        emit: Takes the events of calls.
         make_id: Gives each call its id.
     """
 
@@ -79,21 +79,21 @@ class CallParts:
         self,
         source: Source,
         output: OutputFormat,
-        say_content: Callable[[str], None],
-        say: Callable[[OutputEvent], None],
+        emit_content: Callable[[str], None],
+        emit: Callable[[OutputEvent], None],
         make_id: Callable[[], str],
     ) -> None:
         self.source = source
         self.output = output
-        self._say_content = say_content
-        self._say = say
+        self._emit_content = emit_content
+        self._emit = emit
         self._make_id = make_id
         self._open: Call | None = None
         self.num_calls = 0
 
     def call(self, name: str | None = None) -> Call:
         """A call that is about to be read; ``attempt`` ends it."""
-        self._open = call = Call(name, self._start, self._say)
+        self._open = call = Call(name, self._start, self._emit)
         return call
 
     def _start(self, name: str) -> int | None:
@@ -103,7 +103,7 @@ class CallParts:
         if index and not self.output.parallel:
             return None
         self.num_calls += 1
-        self._say(ToolCallStart(index, self._make_id(), name))
+        self._emit(ToolCallStart(index, self._make_id(), name))
         return index
 
     def attempt(self, body: Reader[Call], ends: tuple[str, ...]) -> Reader[bool]:
@@ -130,7 +130,7 @@ class CallParts:
         self._open = None
         text = self.source.marked()
         self.source.release()
-        self._say_content(text)
+        self._emit_content(text)
 
     def _read_rest(self, call: Call, ends: tuple[str, ...]) -> Reader[None]:
         """Arguments that are no JSON: as they are, up to the call's end."""
@@ -190,7 +190,7 @@ class CallParts:
         """An object; or a string that holds one; or null."""
         char = yield from self.source.skip_space()
         if char == "{":
-            yield from read_value(self.source, call.add, call.settle)
+            yield from read_value(self.source, call.add, call.mark_begun)
         elif char == '"':
             call.add((yield from self._read_text(None)))
         elif (yield from self.source.take("null")):
@@ -198,7 +198,7 @@ class CallParts:
         else:
             raise BadJSON
         call.has_arguments = True
-        call.settle()
+        call.mark_begun()
         if call.is_started:
             self.source.mark()
 

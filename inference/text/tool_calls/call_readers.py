@@ -97,13 +97,13 @@ class CallReaders(CallParts):
             is_json = f"{call.name}.{key}" in self.output.json_parameters
             value = _json_of(text.removeprefix("\n").removesuffix("\n"), is_json=is_json)
             call.add(f"{'' if is_first else ', '}{json.dumps(key, ensure_ascii=False)}: {value}")
-            call.settle()
+            call.mark_begun()
             is_first = False
         if not (yield from source.take(XML_FUNCTION_END)):
             raise BadJSON
         call.add("}")
         call.has_arguments = True
-        call.settle()
+        call.mark_begun()
         return call
 
     def _read_mistral(self) -> Reader[bool]:

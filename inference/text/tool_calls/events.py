@@ -14,14 +14,14 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the answer."""
+    """More of the text outside of calls and thinking."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins: its number within the answer, its id, the function's name."""
+    """A call begins: its number within the output, its id, the function's name."""
 
     index: int
     call_id: str
@@ -57,7 +57,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ParsedMessage:
-    """A whole answer. Make it with ``parse_output``, or feed it events with ``add``."""
+    """A whole output. Make it with ``parse_output``, or feed it events with ``add``."""
 
     content: str = ""
     reasoning: str = ""

@@ -1,4 +1,4 @@
-"""The grammar of an answer that has to be, or may hold, well-formed tool calls.
+"""The grammar of an output that has to be, or may hold, well-formed tool calls.
 
 Lark as llguidance reads it, with a JSON schema for the arguments of each function:
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md. What it allows is what ``OutputParser`` reads.
@@ -29,7 +29,7 @@ from inference.values.output_format import (
 )
 
 MAX_FORCED_CALLS = 32
-"""Calls in one answer that has to have some: a model that doesn't know when to stop would go on to its limit."""
+"""Calls in one output that has to have some: a model that doesn't know when to stop would go on to its limit."""
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As Python writes JSON, which is what models are trained with."""
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -79,57 +79,57 @@ def _shape(tools: ToolFormat, template: str) -> _Shape:
 Tags = tuple[str, str]
 
 
-def answer_grammar(answer: Grammar, thinking: Tags) -> Grammar:
-    """``answer``, with a thinking section allowed before it. A client's own Lark grammar stays as it is.
+def output_grammar(grammar: Grammar, thinking: Tags) -> Grammar:
+    """``grammar``, with a thinking section allowed before it. A client's own Lark grammar stays as it is.
 
     Args:
-        answer: What the output has to be.
+        grammar: What the output has to be.
         thinking: Marks of the section.
     """
-    match answer.kind:
+    match grammar.kind:
         case "json_schema" | "json_object":
-            body = _json(_schema(answer))
+            body = _json(_schema(grammar))
         case "choice":
-            body = " | ".join(map(_text, answer.value))
-        case "regex" if "\n" not in answer.value:
-            body = "/" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", answer.value) + "/"
+            body = " | ".join(map(_text, grammar.value))
+        case "regex" if "\n" not in grammar.value:
+            body = "/" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", grammar.value) + "/"
         case _:
-            return answer
-    return Grammar("lark", "\n".join([*_start("answer", thinking), f"answer: {body}"]) + "\n", param=answer.param)
+            return grammar
+    return Grammar("lark", "\n".join([*_start("answer", thinking), f"answer: {body}"]) + "\n", param=grammar.param)
 
 
 def calls_grammar(
-    options: ChatOptions, tools: ToolFormat, template: str, answer: Grammar | None, thinking: Tags | None = None
+    options: ChatOptions, tools: ToolFormat, template: str, grammar: Grammar | None, thinking: Tags | None = None
 ) -> Grammar | None:
-    """What an output has to be, so that its calls are right; None: ``answer``, or anything.
+    """What an output has to be, so that its calls are right; None: ``grammar``, or anything.
 
     Forced calls are the whole output. Where the model may choose and a function is strict, text is free up to the
-    mark of a call, and what follows the mark is a call. With an ``answer`` in JSON, the output is either that or calls.
+    mark of a call, and what follows the mark is a call. With a ``grammar`` in JSON, the output is either that or calls.
 
     Args:
         options: The request's.
         tools: The model's format.
         template: Its chat template, which tells versions of a format apart.
-        answer: What ``response_format`` and its like ask for.
+        grammar: What ``response_format`` and its like ask for.
         thinking: Marks of a section that may come first; free text holds one anyway.
 
     Raises:
         InvalidRequest: A function's parameters are no object.
-        UnsupportedFeature: An ``answer`` that isn't JSON beside tools that the model may call.
+        UnsupportedFeature: A ``grammar`` that isn't JSON beside tools that the model may call.
     """
     if not options.offered:
         return None
     rules = _Rules(_shape(tools, template), options)
     if options.tool_choice in ("required", "named"):
         return rules.grammar(*_start("calls", thinking), rules.calls())
-    if answer is not None:
-        if answer.kind not in ("json_schema", "json_object"):
+    if grammar is not None:
+        if grammar.kind not in ("json_schema", "json_object"):
             raise UnsupportedFeature(
-                f"{answer.param} doesn't go with tools that the model may call; use a JSON schema, leave the tools "
+                f"{grammar.param} doesn't go with tools that the model may call; use a JSON schema, leave the tools "
                 "out, or set tool_choice.",
-                param=answer.param,
+                param=grammar.param,
             )
-        return rules.grammar(*_start("calls | answer", thinking), f"answer: {_json(_schema(answer))}", rules.calls())
+        return rules.grammar(*_start("calls | answer", thinking), f"answer: {_json(_schema(grammar))}", rules.calls())
     if not any(tool["function"].get("strict") for tool in options.offered):
         return None
     if tools == "llama3_json":  # the only mark of a call is that the output begins like one
@@ -179,10 +179,10 @@ def _start(body: str, thinking: Tags | None) -> tuple[str, ...]:
     return (f"start: (thinking SPACE?)? ({body})", section, r"SPACE: /[ \n]{1,16}/")
 
 
-def _schema(answer: Grammar) -> Mapping[str, Any]:
-    if answer.kind == "json_object":
+def _schema(grammar: Grammar) -> Mapping[str, Any]:
+    if grammar.kind == "json_object":
         return {"type": "object"}
-    return answer.value if isinstance(answer.value, dict) else {}
+    return grammar.value if isinstance(grammar.value, dict) else {}
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -105,13 +105,15 @@ def _read_space(source: Source, emit: Callable[[str], None]) -> Reader[str]:
         source.pos += 1
 
 
-def read_value(source: Source, emit: Callable[[str], None], settle: Callable[[], None] = lambda: None) -> Reader[None]:
+def read_value(
+    source: Source, emit: Callable[[str], None], mark_begun: Callable[[], None] = lambda: None
+) -> Reader[None]:
     """Read one value of any kind; ``emit`` gets its text.
 
     Args:
         source: Stands at the value's first character.
         emit: Called with pieces, in order.
-        settle: Called (often) once an object's first member has a value that begins like one, or an array an item.
+        mark_begun: Called (often) once an object's first member has a value that begins like one, or an array an item.
 
     Raises:
         BadJSON: At the first character that can't be right; what came before has been emitted.
@@ -121,11 +123,11 @@ def read_value(source: Source, emit: Callable[[str], None], settle: Callable[[],
         char = yield from source.peek()
         if char == '"':
             if closers:
-                settle()
+                mark_begun()
             yield from read_string(source, emit)
         elif char != "" and char in "{[":
             if closers:
-                settle()
+                mark_begun()
             emit(char)
             source.pos += 1
             closers.append("}" if char == "{" else "]")
@@ -137,7 +139,7 @@ def read_value(source: Source, emit: Callable[[str], None], settle: Callable[[],
         else:
             scalar = yield from _read_scalar(source)
             if closers:
-                settle()
+                mark_begun()
             emit(scalar)
         # A value has ended, or an empty container is about to.
         while closers:

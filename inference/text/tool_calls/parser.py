@@ -39,7 +39,7 @@ class OutputParser:
         self._events: list[OutputEvent] = []
         self._space = ""  # seen, and left out unless more content follows
         self._has_content = False
-        self._calls = CallReaders(self._source, self._output, self._say_content, self._events.append, make_id)
+        self._calls = CallReaders(self._source, self._output, self._emit_content, self._events.append, make_id)
         self._starts = () if self._output.tools is None else CALL_STARTS[self._output.tools]
         self._reader = self._read()
         self._is_over = False
@@ -139,7 +139,7 @@ class OutputParser:
                 stop = len(text)
             else:
                 stop = len(text) - held_length(text, starts, begin)
-            self._say_content(text[begin:stop])
+            self._emit_content(text[begin:stop])
             source.pos = stop
             if found >= 0:
                 return True
@@ -147,7 +147,7 @@ class OutputParser:
                 return False
             yield
 
-    def _say_content(self, text: str) -> None:
+    def _emit_content(self, text: str) -> None:
         """Emit content, but for space at its end: it is left out if nothing but calls follows."""
         text = self._space + text
         if self.num_calls and not self._has_content:

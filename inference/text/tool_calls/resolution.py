@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inference.text.tool_calls.grammar import answer_grammar, calls_grammar
+from inference.text.tool_calls.grammar import calls_grammar, output_grammar
 from inference.text.tool_calls.prompting import with_tools
 from inference.values.chat_options import ChatOptions
 from inference.values.messages import PromptMessage
@@ -58,10 +58,10 @@ def resolve(
     tags = None if reasoning is None else REASONING_TAGS[reasoning]
     # A vocabulary alone doesn't mean that the model has learnt to think, and to come to an end.
     thinking = tags if tags is not None and tags[1] in template else None
-    answer = plan.params.grammar
-    grammar = calls_grammar(options, tools, template, answer, thinking)
-    if grammar is None and answer is not None:
-        grammar = answer if thinking is None else answer_grammar(answer, thinking)
+    constraint = plan.params.grammar
+    grammar = calls_grammar(options, tools, template, constraint, thinking)
+    if grammar is None and constraint is not None:
+        grammar = constraint if thinking is None else output_grammar(constraint, thinking)
     if grammar is not None:
         # Thinking that the template has begun goes on before the grammar; whether it has, the worker sees.
         after = None if tags is None else tags[1]

@@ -14,7 +14,7 @@ Reader = Generator[None, None, Result]
 
 
 class Source:
-    """The text that has arrived and isn't settled.
+    """The text that has arrived and isn't read yet.
 
     Attributes:
         text: What is still needed of it.

@@ -38,7 +38,7 @@ def limit_memory(budget_bytes: int) -> None:
 
 
 def serve(handle: Handler, memory_bytes: int) -> None:
-    """Answer requests until the parent goes away."""
+    """Handle requests until the parent goes away."""
     limit_memory(memory_bytes)
     while True:
         header = _read(8)
@@ -47,10 +47,10 @@ def serve(handle: Handler, memory_bytes: int) -> None:
         body = _read(int.from_bytes(header, "big"))
         if body is None:
             return
-        _write(_answer(handle, body))
+        _write(_response(handle, body))
 
 
-def _answer(handle: Handler, body: bytes) -> bytes:
+def _response(handle: Handler, body: bytes) -> bytes:
     try:
         request = json.loads(body)
         signal.setitimer(signal.ITIMER_PROF, request.pop("cpu_s"))
