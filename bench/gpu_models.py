@@ -10,6 +10,8 @@ from typing import cast
 import torch
 from torch import nn
 
+from inference.modelling.backends.backend import choose_backend
+from inference.modelling.layers.packed import Packable
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant, quantised_kind
 from inference.modelling.spec import (
@@ -22,7 +24,6 @@ from inference.modelling.spec import (
     NormSpec,
     RopeSpec,
 )
-from inference.modelling.weights.loader import Quantisable
 
 NORM = NormSpec("rms", 1e-5)
 
@@ -92,7 +93,9 @@ def quantise_network(network: HybridForCausalLM, quant: Quant) -> HybridForCausa
         for leaf, parameter in list(owner.named_parameters(recurse=False)):
             kind = quantised_kind(f"{path}.{leaf}", parameter.shape, quant)
             if kind is not None:
-                cast("Quantisable", owner).quantise(leaf, parameter.detach(), kind, parameter.dtype)
+                backend = choose_backend(parameter.device, parameter.dtype)
+                packed = backend.quantise(parameter.detach(), kind)
+                cast("Packable", owner).accept(leaf, packed, parameter.dtype, parameter.device)
     return network
 
 

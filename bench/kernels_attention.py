@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from inference.modelling.backends.native import library
+from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.mla import MultiHeadLatentAttention
@@ -132,18 +133,18 @@ def make_calls(
         layer = Attention(spec, hidden_size)
         joint = torch.randn(batch.num_tokens, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim).to(dtype)
         return (
-            lambda: layer.reference(joint, batch, next(states)),
-            lambda: layer._native(joint, batch, next(states)),
+            lambda: layer.mix(joint, batch, next(states)),
+            lambda: FORMS[Attention]["mix"](layer, joint, batch, next(states)),
         )
     latent = MultiHeadLatentAttention(spec, hidden_size).to(dtype)
     for value in latent.parameters():
         torch.nn.init.normal_(value, std=0.05)
     hidden = torch.randn(batch.num_tokens, hidden_size).to(dtype)
     rows = latent.kv_a_proj(hidden), batch
-    queries = latent._queries(hidden)
+    queries = latent.queries(hidden)
     return (
-        lambda: latent.reference(*queries, *rows, next(states)),
-        lambda: latent._native(*queries, *rows, next(states)),
+        lambda: latent.mix(*queries, *rows, next(states)),
+        lambda: FORMS[MultiHeadLatentAttention]["mix"](latent, *queries, *rows, next(states)),
     )
 
 

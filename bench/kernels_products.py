@@ -22,8 +22,9 @@ import torch
 from bench.kernels_attention import median_ms
 from bench.machine import Machine
 from inference.modelling.backends.native import library
+from inference.modelling.backends.native.packing import NativePacked, pack_native
 from inference.modelling.backends.native.program import Program, record
-from inference.modelling.layers.packed import NativePacked, OneDnnPacked, pack_native, pack_onednn
+from inference.modelling.backends.plain import OneDnnPacked, pack_onednn
 
 SHAPES = {
     "135m": {"qkv": (960, 576), "o": (576, 576), "gate-up": (3072, 576), "down": (576, 1536)},

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from inference.host.machine import keep_freed_memory
+from inference.modelling.backends.backend import choose_backend
 from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.linear import Linear
@@ -108,12 +109,10 @@ def measure(name: str, step: str, rounds: int) -> str:
 
     native_rounds, plain_rounds = (rounds, rounds) if max(lengths) == 1 else (LAYERS + 8, LAYERS + 4)
     with torch.inference_mode():
+        plain = median_ms(call, plain_rounds)
+        for layer in layers:
+            choose_backend("cpu", torch.bfloat16).bind(layer)
         native = median_ms(call, native_rounds)
-        serves, library.serves = library.serves, lambda tensor: False
-        try:
-            plain = median_ms(call, plain_rounds)
-        finally:
-            library.serves = serves
     moved = 2 * sum(tensor[0].numel() * 4 for tensor in states[0].values()) * len(lengths)
     rate = f"{moved / native / 1e6:6.1f} GB/s" if max(lengths) == 1 else ""
     return f"{name:46} {step:16} {plain:9.3f} {native:9.3f} {plain / native:6.1f}× {rate}"

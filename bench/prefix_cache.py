@@ -24,7 +24,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.request import EngineRequest
-from inference.modelling.layers.linear import pack_weights
+from inference.modelling.backends.backend import pack_weights
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import (
     AttentionSpec,

@@ -36,6 +36,7 @@ from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
+from inference.modelling.backends.backend import bind_backend
 from inference.modelling.layers.linear import Linear
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import ModelSpec
@@ -79,7 +80,7 @@ def looping_network(spec: ModelSpec, dtype: torch.dtype) -> HybridForCausalLM:
     in_range = successors < spec.vocab_size
     head.weight.data = torch.zeros_like(table)
     head.weight.data[successors[in_range]] = table.data[tokens[in_range]]
-    head.pack()
+    bind_backend(network).pack(head)
     network.lm_head = head
     table.data.mul_(EMBEDDING_SCALE)
     return network

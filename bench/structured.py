@@ -107,7 +107,7 @@ def generate(
     return Run(steps, output)
 
 
-class Follower:
+class Follower(torch.nn.Module):
     """A network whose greedy output is a given text for each row; the work stays that of the network.
 
     Args:
@@ -115,15 +115,13 @@ class Follower:
         scripts: Token ids of each row's output.
     """
 
-    reads_blocks = property(lambda self: getattr(self._network, "reads_blocks", False))
-    can_replay = property(lambda self: getattr(self._network, "can_replay", False))
-
     def __init__(self, network: Any, scripts: list[list[int]]) -> None:
+        super().__init__()
         self._network = network
         self._scripts = torch.tensor(scripts)
         self.step = 0
 
-    def __call__(self, batch: Any, states: Any) -> torch.Tensor:
+    def forward(self, batch: Any, states: Any) -> torch.Tensor:
         """The network's."""
         hidden: torch.Tensor = self._network(batch, states)
         return hidden

@@ -105,7 +105,7 @@ class Engine:
             self._states.prefix_cache = self._prefix_cache
             if speculation is not None:
                 self._speculator = make_speculator(speculation, config, self._states, access)
-            self._sampler = Sampler(config.invalid_token_ids, self._device)
+            self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
         self._requests: dict[str, Request] = {}
         self._pending: list[EngineOutput] = []
         self._num_constrained = 0

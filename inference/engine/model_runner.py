@@ -8,7 +8,7 @@ Shape letters: T tokens of the step, B sequences, D decodes, L longest decode co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,13 @@ from inference.engine.config import EngineConfig
 from inference.engine.device import choose_attention, upload, upload_ids
 from inference.engine.request import TokenLogprobs
 from inference.engine.sampling.logits_processors import InvalidTokens
-from inference.engine.sampling.sampler import Sampler, numerical_error, row_maxima
+from inference.engine.sampling.sampler import Sampler, numerical_error
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import SequenceState, StateManager
 from inference.engine.warm_up import warm_up
+from inference.modelling.backends.backend import Backend, bind_backend
 from inference.modelling.backends.native.decode_programs import DecodePrograms
-from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch
+from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, DecodeInputs
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PagedSequences, PrefillChunk
 from inference.modelling.layers.packed import output_bits
 from inference.modelling.mapped import mapped_zeros
@@ -95,30 +96,32 @@ class ModelRunner:
         self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
         self._invalid = InvalidTokens(config.invalid_token_ids, self._device)
         self._slice_rows = max(1, config.logprobs_slice_bytes // (4 * spec.vocab_size))
-        # Only networks with device paths of their own say so; the others get each token's slot.
-        self._reads_blocks: bool = getattr(network, "reads_blocks", False)
+        # A network that isn't made of layers (a test's) has no faster forms.
+        self.backend = Backend(self._device, TORCH_DTYPES[config.dtype])
+        if isinstance(network, torch.nn.Module):
+            self.backend = bind_backend(network)
+        self._reads_blocks = self.backend.reads_blocks
         self._graphs: DecodeGraphs | None = None
         if self._device.type == "cuda":
             choose_attention()
             if self._reads_blocks:
-                warm_up(network, network.compute_logits, spec, self._layers, config)
-        if self._device.type == "cuda" and getattr(network, "can_capture", False):
+                warm_up(network, network.compute_logits, spec, self._layers, config, self.backend.warm_up_rows)
             paged = states.has_paged_state
-            static = StaticBatch(
-                config.max_num_seqs,
-                config.max_num_seqs * config.max_blocks_per_sequence if paged else 1,
-                config.block_size if paged else 0,
-                self._device,
+            self._graphs = self.backend.capture_decodes(
+                cast("torch.nn.Module", network),
+                spec,
+                self._layers,
+                max_rows=config.max_num_seqs,
+                max_blocks=config.max_num_seqs * config.max_blocks_per_sequence if paged else 1,
+                block_size=config.block_size if paged else 0,
             )
-            self._graphs = DecodeGraphs(network, spec, self._layers, static, config.max_num_seqs)
-            self._graphs.capture()
         self._places: list[SequenceState | None] = []
         self._seats = self._slots = np.zeros(0, dtype=np.int64)
         self._seat_ids = self._slot_ids = torch.from_numpy(self._seats)
         self._tables = torch.from_numpy(states.kv.block_tables)  # the same memory
         self._programs: DecodePrograms | None = None
-        if config.replay_decodes and getattr(network, "can_replay", False):
-            self._programs = DecodePrograms(network, self._layers)
+        if config.replay_decodes:
+            self._programs = self.backend.decode_programs(network, self._layers)
 
     @property
     def state_bytes(self) -> int:
@@ -192,7 +195,7 @@ class ModelRunner:
                 return None
             logits = self.logits_of(hidden, rows)
             self._invalid.apply(logits, ())
-            return row_maxima(logits)
+            return self.backend.row_maxima(logits)
         places, values = network.greatest_logits(_select_rows(hidden, rows), self._invalid_bits)
         return places, values
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from inference.engine.config import EngineConfig
-from inference.modelling.backends.backend import PRODUCT_ROWS
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.spec import ModelSpec
 
@@ -29,6 +28,7 @@ def warm_up(
     spec: ModelSpec,
     states: Sequence[LayerState],
     config: EngineConfig,
+    product_rows: Sequence[int],
 ) -> None:
     """Run steps of every kind.
 
@@ -38,12 +38,13 @@ def warm_up(
         spec: What it was built from.
         states: Of its layers; the scratch slots are zero afterwards.
         config: Sizes.
+        product_rows: Numbers of rows that have products of their own.
     """
     device = torch.device(config.device)
     hidden = forward(scratch_batch(min(2, config.max_num_seqs), MIXED_CHUNKS, config.block_size, device), states)
     compute_logits(hidden[:1])
     most = config.max_num_batched_tokens
-    for rows in sorted({min(rows, most) for rows in PRODUCT_ROWS}):
+    for rows in sorted({min(rows, most) for rows in product_rows}):
         compute_logits(forward(scratch_batch(0, ((rows, 0),), config.block_size, device), states))
     hidden = forward(scratch_batch(0, ((most, 0),), config.block_size, device), states)
     compute_logits(hidden[: config.max_num_seqs])

@@ -11,7 +11,7 @@ import torch
 from inference.engine.config import EngineConfig, StatePlan, blocks_for, plan_state_budget
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.errors import InvalidRequest
-from inference.modelling.layers.linear import pack_weights
+from inference.modelling.backends.backend import pack_weights
 from inference.modelling.quantisation import Quant
 from inference.modelling.spec import Dtype, ModelSpec
 from inference.modelling.weights.loader import load_network

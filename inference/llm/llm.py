@@ -33,7 +33,8 @@ from inference.llm.pooled_output import PooledOutput
 from inference.llm.sizes import choose_dtype, plan_states
 from inference.llm.text_output import TextOutput
 from inference.llm.text_request import PreparedRequest, RequestPreparer
-from inference.modelling.layers.linear import network_bytes, pack_weights
+from inference.modelling.backends.backend import pack_weights
+from inference.modelling.layers.linear import network_bytes
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
 from inference.text.grammars.checker import GrammarLimits

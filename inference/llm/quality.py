@@ -18,8 +18,9 @@ from inference.engine.model_runner import TORCH_DTYPES, allocate_states
 from inference.errors import InvalidRequest
 from inference.llm.options import LLMOptions
 from inference.llm.sizes import choose_dtype
+from inference.modelling.backends.backend import pack_weights
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layers.linear import network_bytes, pack_weights
+from inference.modelling.layers.linear import network_bytes
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant
 from inference.modelling.spec import Dtype, ModelSpec

@@ -9,8 +9,6 @@ from typing import cast
 import torch
 from torch import nn
 
-from inference.modelling.backends.backend import use_triton
-from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Embedding, Linear
@@ -61,8 +59,8 @@ class ResidualStream:
         if norm is None:
             return self._hidden if mixed is None else add_scaled(self._hidden, mixed, self._multiplier)
         if mixed is None:
-            return cast("torch.Tensor", norm(self._hidden))
-        return norm.after_adding(self._hidden, mixed, self._multiplier)
+            return norm.normalise(self._hidden)
+        return norm.add_normalise(self._hidden, mixed, self._multiplier)
 
     def leave(self, mixed: torch.Tensor, multiplier: float) -> None:
         """Add a sublayer's result (T, h), times ``multiplier``."""
@@ -110,22 +108,6 @@ class HybridForCausalLM(nn.Module):
         self.final_norm = Norm(spec.final_norm, spec.hidden_size)
         self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size)
 
-    @property
-    def reads_blocks(self) -> bool:
-        """Whether decodes find their contexts by ``ForwardBatch.decode_tables``."""
-        return use_triton(next(self.parameters()))
-
-    @property
-    def can_capture(self) -> bool:
-        """Whether a decode may be captured in a graph: it runs on kernels, and no layer waits for the device."""
-        waits = any(getattr(module, "waits_for_device", False) for module in self.modules())
-        return self.reads_blocks and not waits
-
-    @property
-    def can_replay(self) -> bool:
-        """Whether a decode asks the same of PyTorch whatever its contexts are: all layers run on native kernels."""
-        return library.serves(self.embed_tokens.weight) and not self.reads_blocks
-
     def forward(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
         """Run one step.
 
@@ -148,7 +130,7 @@ class HybridForCausalLM(nn.Module):
     def can_choose(self) -> bool:
         """Whether ``greatest_logits`` is there: a native head whose sums are the logits."""
         is_plain = self.spec.logits_multiplier == 1.0 and self.spec.logits_softcap is None
-        return is_plain and self._head.can_choose
+        return is_plain and self._head.has_argmax
 
     def greatest_logits(self, hidden: torch.Tensor, masked: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(n, h) rows of ``forward``'s result to what a greedy choice needs of ``compute_logits``.
@@ -160,7 +142,7 @@ class HybridForCausalLM(nn.Module):
             (n,) int64 and (n,) float32: each row's likeliest token, the first among equals, and its logit; NaN if
             there is one in the row.
         """
-        return self._head.greatest(hidden, masked)
+        return self._head.argmax(hidden, masked)
 
     @property
     def _head(self) -> Embedding | Linear:

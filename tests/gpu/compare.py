@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.layers.mlp import activate_reference
+from inference.modelling.layers.mlp import activate
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Relative to the reference's norm. float32: 24 bits after some hundred additions; float16 and bfloat16: a few
@@ -27,6 +27,6 @@ def experts_reference(
     wanted = torch.zeros(hidden.shape[0], down.shape[1], dtype=torch.float64)
     for row in range(hidden.shape[0]):
         for weight, expert in zip(weights[row].tolist(), chosen[row].tolist(), strict=True):
-            inside = activate_reference(hidden[row].double() @ first[expert].double().t(), activation, gated=gated)
+            inside = activate(hidden[row].double() @ first[expert].double().t(), activation, gated=gated)
             wanted[row] += weight * (inside @ down[expert].double().t())
     return wanted

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from inference.modelling.layers.mlp import activate_reference
+from inference.modelling.layers.mlp import activate
 from inference.modelling.layers.norm import Norm, add_scaled
 from inference.modelling.layers.recurrent import GatedNorm
 from inference.modelling.layers.rotary import rotary_embedding, rotate, rotate_first
@@ -37,7 +37,7 @@ def test_norm(spec, width, dtype, device):
     hidden = torch.randn(3, 2 * width).to(dtype)[:, :width] + 0.5
     moved = norm.to(device)
     found = add_norm(hidden.to(device), None, 1.0, spec, moved.weight, moved.bias)
-    assert_close(found, norm.cpu().reference(hidden), dtype)
+    assert_close(found, norm.cpu()(hidden), dtype)
 
 
 @pytest.mark.parametrize("spec", NORMS, ids=str)
@@ -50,7 +50,7 @@ def test_norm_after_an_addition(spec, dtype, device):
     found = add_norm(stream, mixed.to(device), 0.22, spec, moved.weight, moved.bias)
     wanted = add_scaled(hidden, mixed, 0.22)
     assert_close(stream, wanted, dtype)
-    assert_close(found, norm.cpu().reference(wanted), dtype)
+    assert_close(found, norm.cpu()(wanted), dtype)
 
 
 @pytest.mark.parametrize("norm_before_gate", [False, True])
@@ -80,7 +80,7 @@ def test_gated_activation(activation, dtype, device):
     from inference.modelling.backends.triton.activations import gated_activation
 
     values = torch.randn(3, 90).to(dtype) * 4
-    wanted = activate_reference(values.float(), activation, gated=True)
+    wanted = activate(values.float(), activation, gated=True)
     assert_close(gated_activation(values.to(device), activation), wanted, dtype)
 
 
@@ -97,7 +97,7 @@ def test_rotation_and_write(norm, rotary_dim, interleaved, dtype, device):
     weights = (None, None)
     if norm is not None:
         norms = [make_norm(norm, width, dtype) for _ in range(2)]
-        query, key = (each.reference(part) for each, part in zip(norms, (query, key), strict=True))
+        query, key = (each(part) for each, part in zip(norms, (query, key), strict=True))
         weights = tuple(None if each.weight is None else each.weight.to(device) for each in norms)
     cos_sin = None
     if rotary_dim:
@@ -139,7 +139,7 @@ def test_latent_rotation_and_write(norm, interleaved, dtype, device):
     weight = None
     if norm is not None:
         layer = make_norm(norm, rank, dtype)
-        latent = layer.reference(latent)
+        latent = layer(latent)
         weight = None if layer.weight is None else layer.weight.to(device)
     cache = torch.zeros(6, rank + rope, dtype=dtype, device=device)
     turned, rows = latent_rope_and_write(

@@ -31,7 +31,7 @@ from inference.engine.sampling.random_draws import uniforms
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.sampling.token_masks import TokenMasks, narrow_ids
 from inference.errors import BlazrError, GenerationFailed
-from inference.modelling.backends.native import library
+from inference.modelling.backends.plain import row_maxima
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,9 @@ FEW = 64
 CPU_SLICE = 1 << 19
 """Logits that are drawn from at once on the CPU: temporaries that stay in its caches take a seventh of the time
 that those of 32 rows of 128,256 take."""
+
+
+RowMaxima = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class SamplerOutput(NamedTuple):
@@ -72,9 +75,13 @@ class Sampler:
     Args:
         invalid_token_ids: Ids that are never sampled nor listed among alternatives.
         device: Of the logits.
+        row_maxima: The backend's: each row's first maximum and its value.
     """
 
-    def __init__(self, invalid_token_ids: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, invalid_token_ids: Sequence[int], device: torch.device, row_maxima: RowMaxima = row_maxima
+    ) -> None:
+        self._row_maxima = row_maxima
         self._invalid = InvalidTokens(invalid_token_ids, device)
         self._masks = TokenMasks(device)
         self._processors: tuple[LogitsProcessor, ...] = (
@@ -151,7 +158,7 @@ class Sampler:
         else:
             self._invalid.apply(logits, rows)
 
-        token_ids, values = row_maxima(logits)
+        token_ids, values = self._row_maxima(logits)
         most = values.clone()
         self._masks.correct(logits, rows, token_ids, values)
         drawn = [at for at, row in enumerate(rows) if not row.greedy]
@@ -261,17 +268,6 @@ def log_softmax_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     if len(rows) < logits.shape[0]:
         logits = logits[upload_ids(rows, logits.device)]
     return torch.log_softmax(logits, dim=-1)
-
-
-def row_maxima(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(n,) int64 position of each row's maximum, the first among equals, and the maximum; NaN in a row with a NaN."""
-    if library.serves(logits) and logits.dtype == torch.float32:
-        places, values = torch.ops.blazr.row_maxima.default(logits.contiguous())
-        return places, values
-    if logits.device.type == "cpu":
-        # numpy's argmax is vectorised: 0.3 ms against torch's 1.2 ms for 32 rows of 128,256.
-        return torch.from_numpy(logits.numpy().argmax(-1)), logits.amax(-1)
-    return logits.argmax(-1), logits.amax(-1)
 
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None = None) -> torch.Tensor:

@@ -78,7 +78,7 @@ class DraftRunner:
         self._num_tokens = num_tokens
         self._states = StateManager(draft.spec, config)
         self._runner = ModelRunner(draft.network, draft.spec, config, self._states)
-        self._sampler = Sampler(config.invalid_token_ids, torch.device(config.device))
+        self._sampler = Sampler(config.invalid_token_ids, torch.device(config.device), self._runner.backend.row_maxima)
         self._rollback = Rollback(
             self._states.slots,
             StateAccess(draft.spec, self._runner.layer_states, config.block_size),

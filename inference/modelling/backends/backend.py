@@ -1,28 +1,282 @@
-"""Where Triton kernels run: the one question that layers ask before they take their device path.
+"""Backend: the faster forms of layers and weights that a device and dtype have, chosen once per network.
 
-Decided by the tensor's device and by whether triton is installed, never by trying. Modules of
-``inference.modelling.backends.triton`` are imported behind this question only, so that nothing else needs triton.
+The network's layers are plain PyTorch. A backend packs and quantises their weights, puts a faster form in place of some
+methods of each layer, and replays decode steps. It is chosen by device and dtype and by what is installed, never by
+trying: Triton kernels on CUDA, the native library on the CPU, else what PyTorch offers.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from types import MethodType
+from typing import Any
 
 import torch
+from torch import nn
+
+from inference.modelling.backends.native import library
+from inference.modelling.backends.native.decode_programs import DecodePrograms, Forward
+from inference.modelling.backends.native.forms import FORMS as NATIVE_FORMS
+from inference.modelling.backends.native.packing import (
+    NATIVE_DTYPES,
+    PackedRows,
+    can_stream,
+    native_form,
+    pack_native,
+)
+from inference.modelling.backends.plain import onednn_serves, pack_onednn, row_maxima
+from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, StaticBatch
+from inference.modelling.forward_batch import LayerState
+from inference.modelling.layers.layer import cache_attributes
+from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.moe import Experts
+from inference.modelling.layers.packed import Packable, PackedStack, PackedTable, PlainQuantised, quantise_plainly
+from inference.modelling.quantisation import Kind
+from inference.modelling.spec import ModelSpec
 
 PRESENT = find_spec("triton") is not None
 """Whether triton is installed. torch's builds for CUDA bring it along; those for a CPU don't."""
 
 INTERPRETED = PRESENT and os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's own switch for debugging: its kernels then run on the CPU, statement by statement in numpy. With it the
-layers take their device path on CPU tensors too, which is how that path is tested without a device."""
+Triton backend serves CPU tensors too, which is how that path is tested without a device."""
+
+Forms = Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]]
+"""Layer type to the methods that are replaced, by name; each form takes the layer as its first argument."""
 
 
-PRODUCT_ROWS = (1, 16, 64)
-"""Up to how many rows each kernel for products with quantised weights is used; beyond them, the library's product."""
+class Backend:
+    """PyTorch alone; the base of the other backends.
+
+    Args:
+        device: Where the network is.
+        dtype: What it computes in.
+    """
+
+    reads_blocks = False
+    """Whether decodes find their contexts by ``ForwardBatch.decode_tables``."""
+    warm_up_rows: Sequence[int] = ()
+    """Numbers of rows for which products have kernels of their own, to be compiled before the first request."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    def forms(self) -> Forms:
+        """The layer types whose methods this backend replaces."""
+        return {}
+
+    def bind(self, network: nn.Module) -> None:
+        """Put this backend's forms in the place of the layers' methods, instead of another backend's."""
+        forms = self.forms()
+        for module in network.modules():
+            for name in [name for name, value in vars(module).items() if isinstance(value, MethodType)]:
+                delattr(module, name)
+            for name, form in forms.get(type(module), {}).items():
+                setattr(module, name, MethodType(form, module))
+
+    def pack(self, layer: nn.Module) -> bool:
+        """Replace a layer's matrices by the form that this backend multiplies fastest, if there is one.
+
+        Returns:
+            Whether it was done.
+        """
+        # oneDNN's form returns no single rows and has no stacks.
+        if not isinstance(layer, Linear) or not onednn_serves(layer.weight.device, layer.weight.dtype):
+            return False
+        for leaf, matrix in (plain := layer.plain_matrices()).items():
+            layer.accept(leaf, pack_onednn(matrix.detach()), matrix.dtype)
+        return bool(plain)
+
+    def quantise(self, weight: torch.Tensor, kind: Kind) -> PackedTable | PackedStack:
+        """Quantise (N, K), or a stack (E, N, K), float32 or bfloat16."""
+        return quantise_plainly(weight, kind)
+
+    def row_packer(
+        self,
+        layer: nn.Module,
+        leaf: str,
+        shape: torch.Size,
+        *,
+        stored: torch.dtype,
+        parts: Sequence[Sequence[int]],
+        kind: Kind | None,
+        pack: bool,
+    ) -> PackedRows | None:
+        """What packs a parameter while its rows are read, so that its stored form is never there as a whole.
+
+        Args:
+            layer: Owner of the parameter.
+            leaf: The parameter's name.
+            shape: Its shape.
+            stored: dtype in the files.
+            parts: Shapes of the stored tensors, one below the other.
+            kind: How it is quantised; None: not.
+            pack: Whether matrices that aren't quantised are packed.
+
+        Returns:
+            None: It is packed once it is there, if at all.
+        """
+        return None
+
+    def row_maxima(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Position and value of each row's maximum of (n, V) float32, the first among equals; NaN in a row with a NaN.
+
+        Returns:
+            (n,) int64 and (n,) float32.
+        """
+        return row_maxima(logits)
+
+    def decode_programs(self, forward: Forward, states: Sequence[LayerState]) -> DecodePrograms | None:
+        """Replay of decodes on the CPU; None: decodes run eagerly.
+
+        Args:
+            forward: A network with this backend's forms.
+            states: Of its layers.
+        """
+        return None
+
+    def capture_decodes(
+        self, network: nn.Module, spec: ModelSpec, states: Sequence[LayerState], *, max_rows: int, max_blocks: int,
+        block_size: int,
+    ) -> DecodeGraphs | None:  # fmt: skip
+        """Capture decodes in CUDA graphs; None: decodes run eagerly.
+
+        Args:
+            network: With this backend's forms, warmed up.
+            spec: What it was built from.
+            states: Of its layers.
+            max_rows: Most decodes of a step.
+            max_blocks: Most entries of all block tables of a step together.
+            block_size: Tokens in one block; 0: the model has no paged state.
+        """
+        return None
 
 
-def use_triton(values: torch.Tensor) -> bool:
-    """Whether the kernels compute what is done with this tensor."""
-    return (PRESENT and values.is_cuda) or INTERPRETED
+class NativeBackend(Backend):
+    """The native library's kernels: float32 and bfloat16 on the CPU."""
+
+    def forms(self) -> Forms:
+        """The layer types whose methods this backend replaces."""
+        return NATIVE_FORMS
+
+    def pack(self, layer: nn.Module) -> bool:
+        """Replace a layer's matrices by the native layout."""
+        if not isinstance(layer, Packable):
+            return False
+        plain = layer.plain_matrices()
+        if not all(matrix.is_cpu and matrix.dtype in NATIVE_DTYPES for matrix in plain.values()):
+            return False
+        for leaf, matrix in plain.items():
+            layer.accept(leaf, pack_native(matrix.detach(), native_form(matrix.dtype)), matrix.dtype)
+        return bool(plain)
+
+    def quantise(self, weight: torch.Tensor, kind: Kind) -> PackedTable | PackedStack:
+        """Quantise in the native layout."""
+        return pack_native(weight, kind)
+
+    def row_packer(
+        self,
+        layer: nn.Module,
+        leaf: str,
+        shape: torch.Size,
+        *,
+        stored: torch.dtype,
+        parts: Sequence[Sequence[int]],
+        kind: Kind | None,
+        pack: bool,
+    ) -> PackedRows | None:
+        """Pack rows into the native layout, quantised or as they are stored."""
+        if not isinstance(layer, Packable) or not can_stream(shape, parts):
+            return None
+        if kind is not None:
+            return PackedRows(shape, kind, stored) if stored in NATIVE_DTYPES else None
+        if pack and leaf in layer.plain_matrices() and stored == self.dtype:
+            return PackedRows(shape, native_form(stored), stored)
+        return None
+
+    def row_maxima(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Position and value of each row's maximum."""
+        places, values = torch.ops.blazr.row_maxima.default(logits.contiguous())
+        return places, values
+
+    def decode_programs(self, forward: Forward, states: Sequence[LayerState]) -> DecodePrograms | None:
+        """Replay of decodes: all layers run on kernels, which do the same whatever the contexts are."""
+        return DecodePrograms(forward, states)
+
+
+class TritonBackend(Backend):
+    """Triton kernels on a CUDA device."""
+
+    reads_blocks = True
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(device, dtype)
+        # Not at the head: triton isn't installed everywhere, and takes a second to import.
+        from inference.modelling.backends.triton import forms, quantised
+
+        self._forms, self._quantised = forms.FORMS, quantised
+        self.warm_up_rows = quantised.PRODUCT_ROWS
+
+    def forms(self) -> Forms:
+        """The layer types whose methods this backend replaces."""
+        return self._forms
+
+    def pack(self, layer: nn.Module) -> bool:
+        """Plain matrices are what the device's libraries multiply."""
+        return False
+
+    def quantise(self, weight: torch.Tensor, kind: Kind) -> PackedTable | PackedStack:
+        """Quantise in the layout that the kernels read."""
+        return self._quantised.quantise_for_device(weight, kind)
+
+    def capture_decodes(
+        self, network: nn.Module, spec: ModelSpec, states: Sequence[LayerState], *, max_rows: int, max_blocks: int,
+        block_size: int,
+    ) -> DecodeGraphs | None:  # fmt: skip
+        """Capture decodes in CUDA graphs, unless a layer waits for the device."""
+        if self.device.type != "cuda" or not can_capture(network):
+            return None
+        static = StaticBatch(max_rows, max_blocks, block_size, self.device)
+        graphs = DecodeGraphs(network, spec, states, static, max_rows)
+        graphs.capture()
+        return graphs
+
+
+def can_capture(network: nn.Module) -> bool:
+    """Whether no layer waits for the device: experts do for stacks that no kernel takes, to count their rows."""
+    experts = [module for module in network.modules() if isinstance(module, Experts)]
+    return not any(isinstance(stack, PlainQuantised) for layer in experts for stack in layer.packed.values())
+
+
+def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Backend:
+    """The fastest backend for networks on a device that compute in ``dtype``."""
+    device = torch.device(device)
+    if (PRESENT and device.type == "cuda") or INTERPRETED:
+        return TritonBackend(device, dtype)
+    if device.type == "cpu" and dtype in NATIVE_DTYPES and library.is_available():
+        return NativeBackend(device, dtype)
+    return Backend(device, dtype)
+
+
+def bind_backend(network: nn.Module) -> Backend:
+    """Choose the backend of a network by its weights, and bind its forms."""
+    weight = next(network.parameters())
+    backend = choose_backend(weight.device, weight.dtype)
+    backend.bind(network)
+    return backend
+
+
+def pack_weights(network: nn.Module) -> int:
+    """Bind a loaded network's backend and pack every matrix, one by one, so that one weight is there twice.
+
+    The weights are in their final form then, so attributes are cached too.
+
+    Returns:
+        Number of modules whose matrices were packed.
+    """
+    backend = bind_backend(network)
+    packed = sum(backend.pack(module) for module in network.modules())
+    cache_attributes(network)
+    return packed

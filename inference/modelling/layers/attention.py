@@ -1,10 +1,8 @@
 """Grouped-query attention over the paged KV cache.
 
-On a CPU one native call does everything between the projections for all rows of a step
-(``inference/modelling/backends/native/src/attention.cpp``); it reads the cache in place. What follows is its
-definition, and what runs elsewhere: the rows of a step come in two kinds, and each has one path: all decoding
-sequences together in one gather and one attention call; prefill chunks one by one, a fresh chunk over its own keys
-without any gather. Masks and flat indices depend on the step only and are shared by the layers.
+The rows of a step come in two kinds, and each has one path: all decoding sequences together in one gather and one
+attention call; prefill chunks one by one, a fresh chunk over its own keys without any gather. Masks and flat indices
+depend on the step only and are shared by the layers.
 
 Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, N tokens
 up to its end, H query heads, V key/value heads, P head width.
@@ -15,17 +13,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from inference.modelling.backends.backend import use_triton
-from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate_first
 from inference.modelling.spec import AttentionSpec
-
-_NORM_PER_HEAD, _NORM_OVER_ALL = 1, 2
-"""How ``gqa_attention`` norms queries and keys; 0: not."""
 
 
 class Attention(Layer):
@@ -46,24 +39,15 @@ class Attention(Layer):
         if spec.qk_norm is not None:
             self.q_norm = Norm(spec.qk_norm, spec.head_dim if spec.qk_norm_per_head else q_width)
             self.k_norm = Norm(spec.qk_norm, spec.head_dim if spec.qk_norm_per_head else kv_width)
-        self._rope = None if spec.rope is None else rotary_embedding(spec.rope)
+        self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
-        joint = self.qkv_proj(hidden)
-        if use_triton(joint):
-            from inference.modelling.backends.triton import forms as mixers
-
-            mixed = mixers.attention(self, joint, batch, state)
-        elif library.serves(joint):
-            mixed = self._native(joint, batch, state)
-        else:
-            mixed = self.reference(joint, batch, state)
-        out: torch.Tensor = self.o_proj(mixed)
+        out: torch.Tensor = self.o_proj(self.mix(self.qkv_proj(hidden), batch, state))
         return out
 
-    def reference(self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """The joint projection's rows (T, (H + 2V) · P) to o_proj's input (T, H · P), in PyTorch."""
+    def mix(self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """What lies between the projections: qkv_proj's rows (T, (H + 2V) · P) to o_proj's input (T, H · P)."""
         query, key, value = self._heads(joint, batch)
         state["k"].index_copy_(0, batch.slot_mapping, key)
         state["v"].index_copy_(0, batch.slot_mapping, value)
@@ -76,45 +60,10 @@ class Attention(Layer):
                 mixed[:decodes] = self._decode(query[:decodes], batch, state)
             for chunk in batch.prefills:
                 rows = slice(chunk.start, chunk.stop)
-                mixed[rows] = self._prefill(chunk, query[rows], key[rows], value[rows], batch, state)
+                mixed[rows] = self.attend_chunk(chunk, query[rows], key[rows], value[rows], batch, state)
         return mixed.flatten(1)
 
-    def _native(self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """``reference`` in one call."""
-        spec = self.spec
-        norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None
-        if self.q_norm is not None and self.k_norm is not None:
-            if self.q_norm.spec.kind == "rms":
-                over = _NORM_PER_HEAD if spec.qk_norm_per_head else _NORM_OVER_ALL
-                q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
-            else:
-                q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-                query, key, value = torch.tensor_split(joint, (q_width, q_width + kv_width), 1)
-                joint = torch.cat((*(part.flatten(1) for part in self._normed(query, key)), value), 1)
-        cos, sin = (None, None) if self._rope is None else self._rope.step(batch)
-        sequences = batch.paged_sequences()
-        mixed: torch.Tensor = torch.ops.blazr.gqa_attention.default(
-            joint,
-            state["k"],
-            state["v"],
-            batch.slot_mapping,
-            sequences.slots,
-            sequences.table,
-            cos,
-            sin,
-            self._rope is not None and self._rope.spec.interleaved,
-            q_weight,
-            k_weight,
-            over,
-            0.0 if norm is None else norm.eps,
-            0.0 if norm is None else norm.offset,
-            spec.scale,
-            spec.sliding_window or 0,
-            spec.softcap or 0.0,
-        )
-        return mixed.flatten(1)
-
-    def _normed(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def normed(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q (T, H, P) and k (T, V, P) or their rows, over heads or rows as the spec says, to (T, heads, P)."""
         assert self.q_norm is not None and self.k_norm is not None
         width = self.spec.head_dim
@@ -132,10 +81,10 @@ class Attention(Layer):
         # q and k lie side by side, so that one rotation serves both.
         query_key, value = joint[:, : heads + kv_heads], joint[:, heads + kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self._normed(query_key[:, :heads], query_key[:, heads:])
+            query, key = self.normed(query_key[:, :heads], query_key[:, heads:])
             query_key = torch.cat((query, key), 1)
-        if self._rope is not None:
-            query_key = rotate_first(query_key, self._rope.step(batch), self._rope.spec)
+        if self.rope is not None:
+            query_key = rotate_first(query_key, self.rope.step(batch), self.rope.spec)
         return query_key[:, :heads], query_key[:, heads:], value
 
     def _decode(self, query: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
@@ -152,7 +101,7 @@ class Attention(Layer):
         mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap)
         return mixed.reshape(count, spec.num_heads, spec.head_dim)
 
-    def _prefill(
+    def attend_chunk(
         self,
         chunk: PrefillChunk,
         query: torch.Tensor,

@@ -7,11 +7,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.layer import Layer
-from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS, NATIVE_ACTIVATIONS
-from inference.modelling.layers.recurrent import batch_runs
+from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS
 
 
 class CausalConv1d(Layer):
@@ -33,8 +31,8 @@ class CausalConv1d(Layer):
         self.kernel_size = kernel_size
         self.weight = nn.Parameter(torch.empty(width, 1, kernel_size), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(width), requires_grad=False) if bias else None
+        self.activation = activation
         self._activation = ACTIVATION_FUNCTIONS[activation]
-        self._native_activation = NATIVE_ACTIVATIONS[activation]
         self._taps: tuple[nn.Parameter, torch.Tensor] | None = None
 
     def forward(self, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
@@ -48,21 +46,10 @@ class CausalConv1d(Layer):
         Returns:
             (T, C) float32.
         """
-        if library.serves(rows):
-            convolved: torch.Tensor = torch.ops.blazr.causal_conv.default(
-                rows, batch_runs(batch), conv_state, *self.native_arguments()
-            )
-            return convolved
-        return self.reference(rows, batch, conv_state)
+        return self.convolve(rows, batch, conv_state)
 
-    def native_arguments(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-        """Taps (K, C), bias and the activation's number for the kernels; the weights don't change after the load."""
-        if self._taps is None or self._taps[0] is not self.weight:
-            self._taps = (self.weight, self.weight.float().squeeze(1).t().contiguous())
-        return self._taps[1], None if self.bias is None else self.bias.float(), self._native_activation
-
-    def reference(self, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
-        """``forward`` in PyTorch."""
+    def convolve(self, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
+        """Convolve the batch's rows; arguments and result as of ``forward``."""
         rows = rows.float()
         decodes = batch.num_decodes
         if not batch.prefills:
@@ -73,6 +60,12 @@ class CausalConv1d(Layer):
         for chunk in batch.prefills:
             self._prefill(rows[chunk.start : chunk.stop], chunk, conv_state, out[chunk.start : chunk.stop])
         return self._activation(out)
+
+    def taps(self) -> torch.Tensor:
+        """(K, C) float32 weights, computed at the first call: they don't change after the load."""
+        if self._taps is None or self._taps[0] is not self.weight:
+            self._taps = (self.weight, self.weight.float().squeeze(1).t().contiguous())
+        return self._taps[1]
 
     def _decode(self, rows: torch.Tensor, slots: torch.Tensor, conv_state: torch.Tensor) -> torch.Tensor:
         window = torch.cat([conv_state.index_select(0, slots), rows.unsqueeze(2)], 2)

@@ -1,7 +1,10 @@
-"""Layer: torch's Module with the bookkeeping taken out of the way of a call.
+"""Layer: torch's Module with cheaper calls, and methods that a backend may replace per instance.
 
 A decode step of a small model spends as long in Python as in arithmetic, and a good part of that in ``Module.__call__``
 (hooks, which nothing here uses) and ``Module.__getattr__`` (every look at a submodule or parameter).
+
+The methods of a layer type are its definition in PyTorch. ``inference.modelling.backends`` puts faster forms in place
+of some of them, as attributes of the instances; a form calls the type's own method for inputs that it can't serve.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from torch import nn
 
 
 class Layer(nn.Module):
-    """A module without hooks: calling it is calling ``forward``."""
+    """A module without hooks: calling it is calling ``forward`` of its type, which no backend replaces."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -20,7 +23,7 @@ class Layer(nn.Module):
             cls.__call__ = cls.forward  # type: ignore[method-assign]
 
 
-def settle(network: nn.Module) -> None:
+def cache_attributes(network: nn.Module) -> None:
     """Make submodules and parameters ordinary attributes too; once all weights are in their final form.
 
     Registered ones are found only after Python's own lookup has failed, at several times the cost.

@@ -6,20 +6,18 @@ Jamba, https://arxiv.org/abs/2403.19887; growing, bounded state as in the oxidiz
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
-from inference.modelling.layers.recurrent import RecurrentMixer, batch_runs, run_batch, slot_state
+from inference.modelling.layers.recurrent import RecurrentMixer, run_batch, slot_state
 from inference.modelling.layers.scan import selective_scan, selective_step
 from inference.modelling.spec import Mamba1Spec
 
@@ -77,26 +75,14 @@ class Mamba1Mixer(RecurrentMixer):
         x, gate = self.in_proj(hidden).chunk(2, 1)
         x = self.conv1d(x, batch, state["conv_state"])
         dt, b, c = self._step(x.to(hidden.dtype))
-        mixed = self._mix_natively if library.serves(gate) else self.mix
-        out: torch.Tensor = self.out_proj(mixed(x, dt, b, c, gate, batch, state))
+        out: torch.Tensor = self.out_proj(self.mix(x, dt, b, c, gate, batch, state))
         return out
-
-    def _mix_natively(
-        self, x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gate: torch.Tensor,
-        batch: ForwardBatch, state: LayerState,
-    ) -> torch.Tensor:  # fmt: skip
-        limit = self.spec.state_clamp
-        mixed: torch.Tensor = torch.ops.blazr.mamba1_mix.default(
-            x, dt, b, c, gate, batch_runs(batch), state["ssm_state"], self.dt_proj.bias.float(), self.decay_rates(),
-            self.D.float(), math.inf if limit is None else limit,
-        )  # fmt: skip
-        return mixed
 
     def mix(
         self, x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gate: torch.Tensor,
         batch: ForwardBatch, state: LayerState,
     ) -> torch.Tensor:  # fmt: skip
-        """Step sizes, recurrence and gate; the native kernel's reference.
+        """Step sizes, recurrence and gate: what lies between the projections.
 
         Args:
             x: (T, I) float32, convolved.

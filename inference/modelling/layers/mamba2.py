@@ -5,20 +5,15 @@ Source: Dao and Gu 2024, https://arxiv.org/abs/2405.21060, section 7 (the block)
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import nn
 
-from inference.modelling.backends.backend import use_triton
-from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.recurrent import (
     GatedNorm,
     RecurrentMixer,
-    batch_runs,
     head_decay_rates,
     run_batch,
     slot_state,
@@ -54,33 +49,15 @@ class Mamba2Mixer(RecurrentMixer):
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the convolution tails and states of the batch's sequences advance."""
-        projected = self.in_proj(hidden)
-        if use_triton(projected):
-            from inference.modelling.backends.triton import forms as mixers
-
-            return cast("torch.Tensor", self.out_proj(mixers.mamba2(self, projected, batch, state)))
-        mixed = self._mix_natively if library.serves(projected) else self.mix
-        out: torch.Tensor = self.out_proj(mixed(projected, batch, state))
+        out: torch.Tensor = self.out_proj(self.mix(self.in_proj(hidden), batch, state))
         return out
 
-    def _mix_natively(self, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        spec = self.spec
-        mixed: torch.Tensor = torch.ops.blazr.mamba2_mix.default(
-            projected, batch_runs(batch), state["conv_state"], state["ssm_state"], *self.conv1d.native_arguments(),
-            self.decay_rates(), self.dt_bias.float(), self.D.float(), spec.dt_min, spec.dt_max, spec.num_groups,
-            *self.norm.native_arguments(),
-        )  # fmt: skip
-        return mixed
-
     def mix(self, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """What lies between the projections: ``in_proj``'s rows to (T, I) in their dtype.
-
-        The native kernel does the same in one call; this is its reference.
-        """
+        """What lies between the projections: ``in_proj``'s rows to (T, I) in their dtype."""
         spec = self.spec
         bc_width = spec.num_groups * spec.state_size
         gate, xbc, dt = torch.split(projected, [spec.intermediate_size, spec.conv_width, spec.num_heads], 1)
-        xbc = self.conv1d.reference(xbc, batch, state["conv_state"])
+        xbc = self.conv1d(xbc, batch, state["conv_state"])
         x, b, c = torch.split(xbc, [spec.intermediate_size, bc_width, bc_width], 1)
         x = x.view(-1, spec.num_heads, spec.head_dim)
         b, c = (part.view(-1, spec.num_groups, spec.state_size) for part in (b, c))
@@ -100,4 +77,5 @@ class Mamba2Mixer(RecurrentMixer):
 
         y = run_batch(batch, torch.empty_like(entering), decode, prefill)
         y.addcmul_(x, self.D.float().unsqueeze(1))
-        return self.norm.reference(y.flatten(1), gate).to(projected.dtype)
+        normed: torch.Tensor = self.norm(y.flatten(1), gate)
+        return normed

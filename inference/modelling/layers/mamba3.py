@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
@@ -24,7 +23,6 @@ from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import (
     GatedNorm,
     RecurrentMixer,
-    batch_runs,
     head_decay_rates,
     run_batch,
     slot_state,
@@ -74,39 +72,16 @@ class Mamba3Mixer(RecurrentMixer):
         """(T, h) to (T, h); the states of the batch's sequences advance."""
         spec = self.spec
         gate, xbc, dt = self.in_proj(hidden).split([spec.intermediate_size, spec.conv_width, spec.num_heads], 1)
-        mixed = self._mix_natively if library.serves(gate) else self.mix
-        y = mixed(hidden, xbc, dt, batch, state)
+        y = self.mix(hidden, xbc, dt, batch, state)
         if self.mimo_x_down is not None:
             y = self.mimo_x_down(y.to(hidden.dtype)).float()
         out: torch.Tensor = self.out_proj(self.norm(y.flatten(1), gate))
         return out
 
-    def _mix_natively(
-        self, hidden: torch.Tensor, xbc: torch.Tensor, dt: torch.Tensor, batch: ForwardBatch, state: LayerState
-    ) -> torch.Tensor:
-        spec, runs = self.spec, batch_runs(batch)
-        if self.conv1d is not None:
-            xbc = self.conv1d(xbc, batch, state["conv_state"])
-        turns = None if self.theta_proj is None else self.theta_proj(hidden)
-        weight = self.bc_norm.weight
-        x, b, c, weights = torch.ops.blazr.mamba3_prepare.default(
-            xbc, dt, self.lambda_proj(hidden), turns, runs, None if turns is None else state["angle_state"],
-            self.conv1d is not None, state["ssm_state"].shape[0], spec.num_groups, spec.state_size,
-            None if weight is None else weight.float(), spec.bc_norm.eps, self.b_bias.float(), self.c_bias.float(),
-            self.decay_rates(), self.dt_bias.float(), self.D.float(), spec.dt_min, spec.dt_max,
-        )  # fmt: skip
-        if self.mimo_x_up is not None:
-            x = self.mimo_x_up(x.to(hidden.dtype)).float()
-        enter, log_decay, skip, later = weights.unbind(0)
-        y: torch.Tensor = torch.ops.blazr.recur.default(
-            x, enter, log_decay, skip, b, c, runs, state["ssm_state"], later, state["x_state"], state["b_state"]
-        )
-        return y
-
     def mix(
         self, hidden: torch.Tensor, xbc: torch.Tensor, dt: torch.Tensor, batch: ForwardBatch, state: LayerState
     ) -> torch.Tensor:
-        """The recurrence with its inputs and D; the native kernels' reference.
+        """The recurrence with its inputs and D.
 
         Args:
             hidden: (T, h).
@@ -135,14 +110,14 @@ class Mamba3Mixer(RecurrentMixer):
         spec = self.spec
         rows, groups, size = xbc.shape[0], spec.num_groups, spec.state_size
         if self.conv1d is not None:
-            xbc = self.conv1d.reference(xbc, batch, state["conv_state"])
+            xbc = self.conv1d(xbc, batch, state["conv_state"])
         x, b, c = torch.split(xbc.float(), [spec.intermediate_size, groups * size, groups * size], 1)
         if self.conv1d is None:
             x = functional.silu(x)
         # The norm sees single rows of length S, so it may come before the groups are repeated for their heads.
         per_head = (rows, groups, spec.num_heads // groups, size)
-        spread = [self.bc_norm.reference(part.reshape(rows, groups, 1, size)).expand(per_head) for part in (b, c)]
-        b, c = (part.reshape(rows, spec.num_heads, size) for part in spread)
+        expanded = [self.bc_norm(part.reshape(rows, groups, 1, size)).expand(per_head) for part in (b, c)]
+        b, c = (part.reshape(rows, spec.num_heads, size) for part in expanded)
         return x.reshape(rows, spec.num_heads, spec.head_dim), b + self.b_bias.float(), c + self.c_bias.float()
 
     def _recur(

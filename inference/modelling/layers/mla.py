@@ -3,8 +3,7 @@
 A decoding query is multiplied into the space of the latents (the absorbed form), so that attention
 runs over the cached rows as they are, as if there were one key/value head of width r + R; only its
 result is expanded. A prefill chunk expands the latents to keys and values, which is cheaper when there
-are many queries; a few new tokens behind a long context are absorbed too. ``expanded_attention`` is the
-definition that both are held to.
+are many queries.
 
 Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, m tokens,
 H heads, r kv_lora_rank, N unrotated and R rotated width of q and k, W width of v.
@@ -20,8 +19,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.backends.backend import use_triton
-from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import attend, chunk_bias, decode_bias, decode_slots
 from inference.modelling.layers.layer import Layer
@@ -87,26 +84,18 @@ class MultiHeadLatentAttention(Layer):
         if spec.q_rope_from_hidden:
             self.q_rope_proj = Linear(hidden_size, heads * rope)
         self.o_proj = Linear(heads * spec.v_head_dim, hidden_size, spec.bias)
-        self._rope = rotary_embedding(spec.rope)
+        self.rope = rotary_embedding(spec.rope)
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the latents of the rows are written to ``state``."""
-        q_nope, q_rope = self._queries(hidden)
+        q_nope, q_rope = self.queries(hidden)
         rows = self.kv_a_proj(hidden)
-        if use_triton(hidden):
-            from inference.modelling.backends.triton import forms as mixers
+        return cast("torch.Tensor", self.o_proj(self.mix(q_nope, q_rope, rows, batch, state)))
 
-            mixed = mixers.latent_attention(self, q_nope, q_rope, rows, batch, state).flatten(1)
-        elif library.serves(hidden):
-            mixed = self._native(q_nope, q_rope, rows, batch, state)
-        else:
-            mixed = self.reference(q_nope, q_rope, rows, batch, state)
-        return cast("torch.Tensor", self.o_proj(mixed))
-
-    def reference(
+    def mix(
         self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch, state: LayerState
     ) -> torch.Tensor:
-        """What lies between the projections, in PyTorch.
+        """What lies between the projections.
 
         Args:
             q_nope: (T, H, N).
@@ -129,85 +118,8 @@ class MultiHeadLatentAttention(Layer):
                 mixed[:decodes] = self._decode(q_nope[:decodes], q_rope[:decodes], batch, state)
             for chunk in batch.prefills:
                 span = slice(chunk.start, chunk.stop)
-                mixed[span] = self._prefill(chunk, q_nope[span], q_rope[span], latent[span], batch, state)
+                mixed[span] = self.attend_chunk(chunk, q_nope[span], q_rope[span], latent[span], batch, state)
         return mixed.flatten(1)
-
-    def _native(
-        self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch, state: LayerState
-    ) -> torch.Tensor:
-        """``reference`` by native kernels: one call for the rows of the cache, one for all decodes, one per chunk."""
-        spec = self.spec
-        norm, weight = spec.kv_a_norm, None
-        if self.kv_a_norm is not None:
-            if self.kv_a_norm.spec.kind == "rms":
-                weight = self.kv_a_norm.weight
-            else:
-                latent, k_rope = rows[:, : spec.kv_lora_rank], rows[:, spec.kv_lora_rank :]
-                rows, norm = torch.cat((self.kv_a_norm(latent), k_rope), -1), None
-        q_rope = torch.ops.blazr.mla_prepare.default(
-            q_rope,
-            rows,
-            state["latent"],
-            batch.slot_mapping,
-            *self._rope.step(batch),
-            spec.rope.interleaved,
-            weight,
-            norm is not None,
-            0.0 if norm is None else norm.eps,
-            0.0 if norm is None else norm.offset,
-        )
-        decodes = batch.num_decodes
-        parts: list[torch.Tensor] = []
-        if decodes:
-            sequences = batch.decode_sequences()
-            parts.append(
-                torch.ops.blazr.mla_decode.default(
-                    q_nope[:decodes],
-                    q_rope[:decodes],
-                    self.k_b_proj.weight,
-                    self.v_b_proj.weight,
-                    state["latent"],
-                    sequences.slots,
-                    sequences.table,
-                    spec.scale,
-                )
-            )
-        for chunk in batch.prefills:
-            span = slice(chunk.start, chunk.stop)
-            columns, table = _expanded_sequence(batch, chunk)
-            if self.absorbs(chunk.stop - chunk.start, chunk.context_len):
-                parts.append(
-                    torch.ops.blazr.mla_decode.default(
-                        q_nope[span],
-                        q_rope[span],
-                        self.k_b_proj.weight,
-                        self.v_b_proj.weight,
-                        state["latent"],
-                        chunk.kv_slots,
-                        table,
-                        spec.scale,
-                    )
-                )
-                continue
-            key, value = self.expand(state["latent"].index_select(0, chunk.kv_slots))
-            query = torch.cat((q_nope[span], q_rope[span]), -1)
-            mixed = torch.ops.blazr.paged_attention.default(
-                query, key, value, columns, table, spec.v_head_dim, spec.scale, 0, 0.0
-            )
-            parts.append(mixed.flatten(1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def absorbs(self, count: int, context_len: int) -> bool:
-        """Whether the absorbed form costs less for ``count`` new tokens behind ``context_len`` others.
-
-        Multiplications per head: expanded m · r · (N + W) for keys and values, then count · m · (N + R + W); absorbed
-        count · r · (N + W) for queries and results, and count · m · (2r + R) between. A function of the chunk alone.
-        """
-        spec = self.spec
-        rank, widths = spec.kv_lora_rank, spec.qk_nope_head_dim + spec.v_head_dim
-        total = count + context_len
-        wider = max(2 * rank - widths, 0)
-        return count * (wider * total + rank * widths) < total * rank * widths
 
     def _prepare(
         self, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch
@@ -219,11 +131,11 @@ class MultiHeadLatentAttention(Layer):
             latent = self.kv_a_norm(latent)
         # The shared key is one more head to rotate.
         rotated = rotate(
-            torch.cat((q_rope, k_rope.unsqueeze(1)), 1), self._rope.step(batch), interleaved=spec.rope.interleaved
+            torch.cat((q_rope, k_rope.unsqueeze(1)), 1), self.rope.step(batch), interleaved=spec.rope.interleaved
         )
         return rotated[:, :-1], torch.cat((latent, rotated[:, -1]), -1)
 
-    def _queries(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def queries(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q_nope (T, H, N) and q_rope (T, H, R), not rotated yet."""
         spec = self.spec
         heads, nope, rope = spec.num_heads, spec.qk_nope_head_dim, spec.qk_rope_head_dim
@@ -250,7 +162,7 @@ class MultiHeadLatentAttention(Layer):
         mixed = attend(query, rows, rows, scale=spec.scale, mask=decode_bias(batch, None, query.dtype))
         return self.v_b_proj.expand_mixed(mixed.squeeze(1)[..., : spec.kv_lora_rank])
 
-    def _prefill(
+    def attend_chunk(
         self,
         chunk: PrefillChunk,
         q_nope: torch.Tensor,
@@ -286,32 +198,3 @@ class MultiHeadLatentAttention(Layer):
         k_nope = self.k_b_proj(compressed)
         shared = k_rope.unsqueeze(1).expand(-1, self.spec.num_heads, -1)
         return torch.cat((k_nope, shared), -1), self.v_b_proj(compressed)
-
-    def expanded_attention(self, query: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
-        """The definition: one query over all the given tokens, every head spelled out.
-
-        Args:
-            query: (H, N + R), rotated.
-            latent: (m, r + R), cached rows of the tokens that it sees.
-
-        Returns:
-            (H, W).
-        """
-        key, value = self.expand(latent)
-        heads = []
-        for head in range(self.spec.num_heads):
-            scores = key[:, head].float() @ query[head].float() * self.spec.scale
-            heads.append(scores.softmax(0) @ value[:, head].float())
-        return torch.stack(heads).to(latent.dtype)
-
-
-def _expanded_sequence(batch: ForwardBatch, chunk: PrefillChunk) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots and table of a chunk whose keys and values lie in the order of its tokens."""
-    key = ("expanded_sequence", chunk.start)
-    found = cast("tuple[torch.Tensor, torch.Tensor] | None", batch.shared.get(key))
-    if found is None:
-        count = chunk.stop - chunk.start
-        total = chunk.context_len + count
-        found = torch.arange(total), torch.tensor([[0, count, total, 0]])
-        batch.shared[key] = found
-    return found

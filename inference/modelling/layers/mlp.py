@@ -8,8 +8,6 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from inference.modelling.backends.backend import use_triton
-from inference.modelling.backends.native import library
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.spec import MLPSpec
@@ -35,30 +33,14 @@ ACTIVATION_FUNCTIONS: Mapping[str, Activation] = {
 """``inference.modelling.spec.ACTIVATIONS`` by name."""
 
 
-NATIVE_ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4}
-"""The numbers that the native kernels (``activation.h``) give them."""
-
-
 def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:
     """(…, 2f) gate then up to (…, f) act(gate) · up; without gate (…, f) to act.
 
     Args:
-        values: What goes in.
+        values: Output of the first product.
         activation: A name of ``ACTIVATION_FUNCTIONS``.
         gated: Whether there is a gate.
     """
-    if gated and use_triton(values):
-        from inference.modelling.backends.triton.activations import gated_activation
-
-        return gated_activation(values, activation)
-    if gated and library.serves(values):
-        gated_up: torch.Tensor = torch.ops.blazr.gated_activation.default(values, NATIVE_ACTIVATIONS[activation])
-        return gated_up
-    return activate_reference(values, activation, gated=gated)
-
-
-def activate_reference(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:
-    """``activate`` in PyTorch."""
     function = ACTIVATION_FUNCTIONS[activation]
     if not gated:
         return function(values)
@@ -86,5 +68,8 @@ class MLP(Layer):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, h) to (T, h)."""
         first = self.gate_up_proj if self.spec.gated else self.up_proj
-        inner = activate(first(hidden), self.spec.activation, gated=self.spec.gated)
-        return cast("torch.Tensor", self.down_proj(inner))
+        return cast("torch.Tensor", self.down_proj(self.activate(first(hidden))))
+
+    def activate(self, values: torch.Tensor) -> torch.Tensor:
+        """(T, 2f) gate then up, or (T, f), to (T, f)."""
+        return activate(values, self.spec.activation, gated=self.spec.gated)

@@ -6,8 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.backends.backend import use_triton
-from inference.modelling.backends.native import library
 from inference.modelling.layers.layer import Layer
 from inference.modelling.spec import NormSpec
 
@@ -32,17 +30,10 @@ class Norm(Layer):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, width) to the same shape and dtype."""
-        if use_triton(hidden):
-            from inference.modelling.backends.triton.norm import add_norm
+        return self.normalise(hidden)
 
-            return add_norm(hidden, None, 1.0, self.spec, self.weight, self.bias)
-        if library.serves(hidden):
-            normed: torch.Tensor = torch.ops.blazr.norm.default(hidden, *self._native_arguments())
-            return normed
-        return self.reference(hidden)
-
-    def after_adding(self, hidden: torch.Tensor, mixed: torch.Tensor, multiplier: float) -> torch.Tensor:
-        """Add a sublayer's result to the residual stream and normalise the sum.
+    def add_normalise(self, hidden: torch.Tensor, mixed: torch.Tensor, multiplier: float) -> torch.Tensor:
+        """Add a sublayer's output to the residual stream and normalise the sum.
 
         Args:
             hidden: (T, width), overwritten by hidden + multiplier · mixed.
@@ -52,22 +43,10 @@ class Norm(Layer):
         Returns:
             (T, width), the norm of the sum.
         """
-        if use_triton(hidden):
-            from inference.modelling.backends.triton.norm import add_norm
+        return self.normalise(add_scaled(hidden, mixed, multiplier))
 
-            return add_norm(hidden, mixed, multiplier, self.spec, self.weight, self.bias)
-        if library.serves(hidden):
-            normed: torch.Tensor = torch.ops.blazr.add_norm.default(
-                hidden, mixed, multiplier, *self._native_arguments()
-            )
-            return normed
-        return self.reference(add_scaled(hidden, mixed, multiplier))
-
-    def _native_arguments(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float, float, bool]:
-        return self.weight, self.bias, self.spec.eps, self.spec.offset, self.spec.kind == "layer"
-
-    def reference(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``forward`` in PyTorch."""
+    def normalise(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(…, width) to the same shape and dtype."""
         spec = self.spec
         if spec.kind == "rms" and not spec.offset and (self.weight is None or self.weight.dtype == hidden.dtype):
             # The same arithmetic with fewer calls; equal to the bit in bfloat16.

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.layer import Layer
 from inference.modelling.spec import NormSpec
@@ -79,25 +78,6 @@ def run_batch(batch: ForwardBatch, out: torch.Tensor, decode: Decode, prefill: P
     return out
 
 
-def batch_runs(batch: ForwardBatch) -> torch.Tensor:
-    """(B, 4) int64, one row per sequence: first row, number of rows, state slot, 1 if its state starts at zero.
-
-    What the native kernels know of a step; made once and shared by its layers.
-    """
-    runs: torch.Tensor | None = batch.shared.get(batch_runs)
-    if runs is None:
-        decodes = batch.num_decodes
-        runs = torch.zeros(decodes + len(batch.prefills), 4, dtype=torch.int64)
-        if decodes:
-            torch.arange(decodes, out=runs[:decodes, 0])
-            runs[:decodes, 1].fill_(1)
-            runs[:decodes, 2].copy_(batch.decode_state_slots)
-        for row, chunk in enumerate(batch.prefills, decodes):
-            runs[row] = torch.tensor([chunk.start, chunk.stop - chunk.start, chunk.state_slot, not chunk.context_len])
-        batch.shared[batch_runs] = runs
-    return runs
-
-
 def slot_state(pool: torch.Tensor, chunk: PrefillChunk) -> torch.Tensor:
     """The chunk's entry of a state tensor, a view; zeroed when the sequence starts here."""
     entry = pool[chunk.state_slot]
@@ -127,27 +107,18 @@ class GatedNorm(Layer):
 
     def forward(self, values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """(T, I) float32 and its gate to (T, I) in the gate's dtype."""
-        if library.serves(gate):
-            weight, *rest = self.native_arguments()
-            normed: torch.Tensor = torch.ops.blazr.gated_norm.default(values, gate, weight, *rest)
-            return normed
-        return self.reference(values, gate).to(gate.dtype)
+        return self.normalise(values, gate)
 
-    def native_arguments(self) -> tuple[torch.Tensor | None, float, float, int, int]:
-        """Weight, eps, offset, group size and order (0: no norm, 1: after the gate, 2: before it) for the kernels."""
-        if self.spec is None:
-            return None, 0.0, 0.0, self.group_size, 0
-        weight = None if self.weight is None else self.weight.float()
-        return weight, self.spec.eps, self.spec.offset, self.group_size, 2 if self.norm_before_gate else 1
-
-    def reference(self, values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """``forward`` in PyTorch, (T, I) float32."""
+    def normalise(self, values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """(T, I) float32 and its gate to (T, I) in the gate's dtype."""
         factor = functional.silu(gate.float())
         if self.spec is None:
-            return values * factor
-        if self.norm_before_gate:
-            return self._norm(values, self.spec) * factor
-        return self._norm(values * factor, self.spec)
+            normed = values * factor
+        elif self.norm_before_gate:
+            normed = self._norm(values, self.spec) * factor
+        else:
+            normed = self._norm(values * factor, self.spec)
+        return normed.to(gate.dtype)
 
     def _norm(self, values: torch.Tensor, spec: NormSpec) -> torch.Tensor:
         grouped = values.view(values.shape[0], -1, self.group_size)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 import torch
 from torch import nn
 
 from inference.errors import MissingTensor, TensorShapeMismatch
-from inference.modelling.backends.backend import use_triton
-from inference.modelling.backends.native import library
-from inference.modelling.layers.linear import Packable
-from inference.modelling.layers.packed import NATIVE_DTYPES, NativePacked, PackedRows, can_stream, native_form
+from inference.modelling.backends.backend import Backend, choose_backend
+from inference.modelling.backends.native.packing import PackedRows
+from inference.modelling.layers.packed import Packable
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.quantisation import GROUP_SIZES, Kind, Quant, quantised_kind
+from inference.modelling.quantisation import Kind, Quant, quantised_kind
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.files import TensorFiles
 
@@ -25,27 +25,6 @@ _STORED = (torch.bfloat16, torch.float32)
 
 Progress = Callable[[float, str], None]
 """Called with the share done (0 to 1) and the parameter's name."""
-
-
-class Quantisable(Protocol):
-    """A module that takes matrices quantised."""
-
-    def quantise(self, leaf: str, weight: torch.Tensor, kind: Kind, dtype: torch.dtype) -> None:
-        """Take parameter ``leaf``, float32 or bfloat16 as stored, to compute in ``dtype``."""
-        ...
-
-
-@runtime_checkable
-class Streamable(Protocol):
-    """A module that takes matrices in the native layout, which can be made while they are read."""
-
-    def packs_natively(self, leaf: str, dtype: torch.dtype) -> bool:
-        """Whether its ``pack`` gives parameter ``leaf`` of ``dtype`` the native layout."""
-        ...
-
-    def accept(self, leaf: str, packed: NativePacked, dtype: torch.dtype) -> None:
-        """Take parameter ``leaf``, to compute in ``dtype``."""
-        ...
 
 
 def load_network(
@@ -74,76 +53,103 @@ def load_network(
     Raises:
         CheckpointError: A tensor is missing or has the wrong shape, or a file is broken.
     """
-    with torch.device("meta"):
-        network = HybridForCausalLM(spec)
-    wanted = dict(network.named_parameters())
-    if wanted.keys() != spec.parameters.keys():
-        odd = sorted(wanted.keys() ^ spec.parameters.keys())[:5]
-        raise MissingTensor(f"the spec and the network disagree on the parameters {', '.join(odd)}.", param=odd[0])
-    may_stream = _packs_natively(torch.device(device), dtype)
+    network = _empty_network(spec)
+    shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
+    backend = choose_backend(device, dtype)
     with TensorFiles(weight_files) as files, torch.inference_mode():
         # As the files have them: what lies together is read at the rate that a reading from end to end has.
         order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, _stored_names(item[1]))))
-        streams: dict[int, PackedRows] = {}
-        for number, (name, source) in enumerate(order if may_stream else ()):
-            form = _streamed_form(network, name, wanted[name].shape, dtype, quant, pack)
-            stored = None if form is None else _streamed_dtype(files, source, wanted[name].shape)
-            if form is not None and stored is not None and stored in (dtype, *(_STORED if form in GROUP_SIZES else ())):
-                streams[number] = PackedRows(wanted[name].shape, form, stored)
-        files.expect([_stored_names(source) for _, source in order], streams)
-        for number, (name, source) in enumerate(order):
+        parameters = [
+            _Parameter(name, *_owner(network, name), source, shapes[name], quantised_kind(name, shapes[name], quant))
+            for name, source in order
+        ]
+        packers = {
+            number: packer
+            for number, parameter in enumerate(parameters)
+            if (packer := _row_packer(files, backend, parameter, pack=pack)) is not None
+        }
+        files.expect([_stored_names(parameter.source) for parameter in parameters], packers)
+        for number, parameter in enumerate(parameters):
             files.move()
             if progress is not None:
-                progress(number / len(wanted), name)
-            owner, leaf = _owner(network, name)
-            kind = quantised_kind(name, wanted[name].shape, quant)
-            if number in streams:
+                progress(number / len(parameters), parameter.name)
+            if number in packers:
                 files.finish()
-                cast("Streamable", owner).accept(leaf, streams.pop(number).packed, dtype)
-                continue
-            if kind is not None:
-                value = _assemble(files, source, wanted[name].shape, name, None).to(device)
-                cast("Quantisable", owner).quantise(leaf, value, kind, dtype)
+                cast("Packable", parameter.owner).accept(parameter.leaf, packers.pop(number).packed, dtype)
             else:
-                target = torch.float32 if leaf in getattr(owner, "float32_parameters", ()) else dtype
-                value = _assemble(files, source, wanted[name].shape, name, target).to(device)
-                setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
-                if pack and isinstance(owner, Packable) and not any(part.is_meta for part in owner.parameters()):
-                    owner.pack()
-                if value.device.type == "cpu" and _is_used(owner, leaf, value):
-                    files.keep()
-            del value
+                _load_parameter(files, backend, parameter, pack=pack)
+    backend.bind(network)
     if progress is not None:
         progress(1.0, "")
     return network.eval()
 
 
-def _packs_natively(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there are native layouts for what is computed there in ``dtype``."""
-    is_host = device.type == "cpu" and not use_triton(torch.empty(0, device=device))
-    return is_host and dtype in NATIVE_DTYPES and library.is_available()
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A parameter to load.
+
+    Attributes:
+        name: Full name in the network.
+        owner, leaf: The module that has it, and its name there.
+        source: What it is made of.
+        shape: Its shape.
+        kind: How it is quantised; None: not.
+    """
+
+    name: str
+    owner: nn.Module
+    leaf: str
+    source: Source
+    shape: torch.Size
+    kind: Kind | None
 
 
-def _streamed_form(
-    network: nn.Module, name: str, shape: torch.Size, dtype: torch.dtype, quant: Quant, pack: bool
-) -> str | None:
-    """The native layout that a parameter is going to have; None: another form, or only later."""
-    owner, leaf = _owner(network, name)
-    if not isinstance(owner, Streamable):
+def _empty_network(spec: ModelSpec) -> HybridForCausalLM:
+    """The network on the meta device.
+
+    Raises:
+        MissingTensor: The spec names other parameters than the network has.
+    """
+    with torch.device("meta"):
+        network = HybridForCausalLM(spec)
+    odd = sorted(dict(network.named_parameters()).keys() ^ spec.parameters.keys())[:5]
+    if odd:
+        raise MissingTensor(f"the spec and the network disagree on the parameters {', '.join(odd)}.", param=odd[0])
+    return network
+
+
+def _row_packer(files: TensorFiles, backend: Backend, parameter: _Parameter, *, pack: bool) -> PackedRows | None:
+    """What packs a parameter while it is read; None: it is packed later, or not at all."""
+    names = _joined_names(files, parameter.source, parameter.shape)
+    dtypes = {files.dtype_of(name) for name in names or ()}
+    if names is None or len(dtypes) != 1:
         return None
-    kind = quantised_kind(name, shape, quant)
-    if kind is not None:
-        return kind
-    return native_form(dtype) if pack and owner.packs_natively(leaf, dtype) else None
+    return backend.row_packer(
+        parameter.owner,
+        parameter.leaf,
+        parameter.shape,
+        stored=dtypes.pop(),
+        parts=[files.shape_of(name) for name in names],
+        kind=parameter.kind,
+        pack=pack,
+    )
 
 
-def _streamed_dtype(files: TensorFiles, source: Source, shape: torch.Size) -> torch.dtype | None:
-    """How a parameter is stored that can be packed as it is read; None: it can't."""
-    names = _joined_names(files, source, shape)
-    if names is None or not can_stream(shape, [files.shape_of(name) for name in names]):
-        return None
-    dtypes = {files.dtype_of(name) for name in names}
-    return dtypes.pop() if len(dtypes) == 1 else None
+def _load_parameter(files: TensorFiles, backend: Backend, parameter: _Parameter, *, pack: bool) -> None:
+    """Read a parameter, quantise or pack it, and put it into its layer."""
+    owner, leaf, shape = parameter.owner, parameter.leaf, parameter.shape
+    if parameter.kind is not None:
+        value = _assemble(files, parameter.source, shape, parameter.name, None).to(backend.device)
+        packed = backend.quantise(value, parameter.kind)
+        cast("Packable", owner).accept(leaf, packed, backend.dtype, backend.device)
+        return
+    dtype = torch.float32 if leaf in getattr(owner, "float32_parameters", ()) else backend.dtype
+    value = _assemble(files, parameter.source, shape, parameter.name, dtype).to(backend.device)
+    setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
+    if pack and not any(part.is_meta for part in owner.parameters()):
+        backend.pack(owner)
+    if value.device.type == "cpu" and _is_used(owner, leaf, value):
+        files.keep()
 
 
 def _is_used(owner: nn.Module, leaf: str, value: torch.Tensor) -> bool:

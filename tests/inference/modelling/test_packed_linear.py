@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.backends.native import library
-from inference.modelling.layers.linear import Embedding, Linear, can_pack, pack_weights
+from inference.modelling.backends.backend import NativeBackend, choose_backend, pack_weights
+from inference.modelling.layers.linear import Embedding, Linear
 
 packable = pytest.mark.skipif(
-    not can_pack(torch.empty(8, 8, dtype=torch.bfloat16)), reason="this processor has no bfloat16 products"
+    not choose_backend("cpu", torch.bfloat16).pack(Linear(8, 8).bfloat16()),
+    reason="this processor has no bfloat16 products",
 )
 
 
@@ -29,7 +30,7 @@ def test_packed_product_equals_the_plain_one(out_features: int, in_features: int
     layer = make(out_features, in_features, bias)
     weight = layer.weight.double()
     offset = None if layer.bias is None else layer.bias.double()
-    assert layer.pack()
+    assert choose_backend("cpu", torch.bfloat16).pack(layer)
     for rows in (1, 2, 7, 32, 129):
         hidden = torch.randn(rows, in_features, generator=torch.Generator().manual_seed(rows)).bfloat16()
         exact = torch.nn.functional.linear(hidden.double(), weight, offset)
@@ -44,14 +45,14 @@ def test_packing_frees_the_dense_weight_and_keeps_shapes() -> None:
     assert layer.weight.numel() == 0
     assert layer(torch.zeros(0, 16, dtype=torch.bfloat16)).shape == (0, 24)
     assert layer(torch.zeros(2, 3, 16, dtype=torch.bfloat16)).shape == (2, 3, 24)
-    assert not layer.pack()
+    assert not choose_backend("cpu", torch.bfloat16).pack(layer)
 
 
 def test_float32_products_stay_float32() -> None:
     layer = make(24, 16, bias=True, dtype=torch.float32)
     hidden = torch.randn(5, 16, generator=torch.Generator().manual_seed(3))
     plain = layer(hidden)
-    assert pack_weights(layer) == can_pack(plain)
+    assert pack_weights(layer) == isinstance(choose_backend("cpu", torch.float32), NativeBackend)
     torch.testing.assert_close(layer(hidden), plain, rtol=2e-6, atol=2e-6)
 
 
@@ -62,7 +63,7 @@ def test_a_tied_embedding_gives_rows_and_logits_from_one_table(dtype: torch.dtyp
     for is_head in (True, False):
         layer = Embedding(50, 40, is_head=is_head)
         layer.weight.data = table.clone()
-        assert pack_weights(layer) == (is_head and library.serves(table))
+        assert pack_weights(layer) == (is_head and isinstance(choose_backend("cpu", dtype), NativeBackend))
         assert torch.equal(layer(ids), table[ids])
         exact = hidden.double() @ table.double().T
         rounding = 2**-7 if dtype == torch.bfloat16 else 2e-6

@@ -12,12 +12,12 @@ from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
+from inference.modelling.backends.backend import NativeBackend, pack_weights
+from inference.modelling.backends.native import packing
 from inference.modelling.families.registry import family_builder
-from inference.modelling.layers import packed
-from inference.modelling.layers.linear import network_bytes, pack_weights
+from inference.modelling.layers.linear import network_bytes
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant, quantised_kind, weights_bytes
-from inference.modelling.weights import loader
 from inference.modelling.weights.loader import load_network
 from inference.values.sampling_params import SamplingParams
 from models_registry.detection.inspection import inspect_checkpoint
@@ -127,10 +127,10 @@ def test_weights_packed_as_they_are_read_are_the_same(
     checkpoint: Path, quant: Quant, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """bfloat16 too: float32 as stored is quantised as it is, and turned to bfloat16 only where it isn't."""
-    monkeypatch.setattr(packed, "PIECE_BYTES", 1)  # a block at a time
+    monkeypatch.setattr(packing, "PIECE_BYTES", 1)  # a block at a time
     streamed = load(checkpoint, quant, dtype, pack=True)
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "_streamed_form", lambda *_: None)
+        patch.setattr(NativeBackend, "row_packer", lambda *_, **__: None)
         whole = load(checkpoint, quant, dtype, pack=True)
     pack_weights(streamed)
     pack_weights(whole)

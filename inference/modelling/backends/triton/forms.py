@@ -1,33 +1,55 @@
-"""What lies between the projections of each token mixer, on the device: kernels where they pay, the layer's own
-PyTorch (fused attention over a first chunk) where that is what a kernel would do.
+"""Layer types in Triton kernels: ``FORMS`` gives for each type the methods that a CUDA device replaces.
 
-Nothing here waits for the device while a batch only decodes, and nothing's shape depends on how long the contexts
-are: that is what lets ``engine.cuda_graphs`` capture a decode.
+Each form takes the layer and the arguments of the method it replaces, whose docstring describes them. Where a kernel
+would do what PyTorch does (fused attention over a first chunk), the layer's own method is called.
+
+While a batch only decodes, no form waits for the device, and no shape depends on how long the contexts are: that is
+what lets ``cuda_graphs`` capture a decode.
 
 Shape letters: T rows, D decoding sequences, H heads, P head width, r kv_lora_rank, R rotated width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from torch import nn
 
+from inference.modelling.backends.triton.activations import gated_activation
 from inference.modelling.backends.triton.attention import decode_attention, decode_latent_attention
 from inference.modelling.backends.triton.mamba2 import chunk_scan, conv_chunk, conv_step, state_step
-from inference.modelling.backends.triton.norm import gated_norm
+from inference.modelling.backends.triton.moe import run_experts
+from inference.modelling.backends.triton.norm import add_norm, gated_norm
 from inference.modelling.backends.triton.prefill import chunk_attention
+from inference.modelling.backends.triton.quantised import DeviceQuantised
 from inference.modelling.backends.triton.rotary import latent_rope_and_write, rope_and_write
-from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layers.attention import Attention
+from inference.modelling.layers.mamba2 import Mamba2Mixer
+from inference.modelling.layers.mla import MultiHeadLatentAttention
+from inference.modelling.layers.mlp import MLP, activate
+from inference.modelling.layers.moe import Experts
+from inference.modelling.layers.norm import Norm
 
-if TYPE_CHECKING:
-    from inference.modelling.layers.attention import Attention
-    from inference.modelling.layers.mamba2 import Mamba2Mixer
-    from inference.modelling.layers.mla import MultiHeadLatentAttention
+
+def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
+    return add_norm(hidden, None, 1.0, layer.spec, layer.weight, layer.bias)
 
 
-def attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-    """``Attention.reference``: the joint projection's rows (T, (H + 2V) · P) to o_proj's input (T, H · P)."""
+def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multiplier: float) -> torch.Tensor:
+    return add_norm(hidden, mixed, multiplier, layer.spec, layer.weight, layer.bias)
+
+
+def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
+    spec = layer.spec
+    if not spec.gated:
+        return activate(values, spec.activation, gated=False)
+    return gated_activation(values, spec.activation)
+
+
+def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
     heads, kv_heads, width = spec.num_heads, spec.num_kv_heads, spec.head_dim
     split = joint.view(-1, heads + 2 * kv_heads, width)
@@ -36,9 +58,9 @@ def attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state:
         if spec.qk_norm_per_head and layer.q_norm.spec.kind == "rms":
             head_norm, q_weight, k_weight = spec.qk_norm, layer.q_norm.weight, layer.k_norm.weight
         else:
-            normed = layer._normed(split[:, :heads], split[:, heads : heads + kv_heads])
+            normed = layer.normed(split[:, :heads], split[:, heads : heads + kv_heads])
             split = torch.cat((*normed, split[:, heads + kv_heads :]), 1)
-    rope = layer._rope
+    rope = layer.rope
     query, key, value = rope_and_write(
         split,
         None if rope is None else rope.step(batch),
@@ -69,54 +91,52 @@ def attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state:
         parts.append(mixed)
     for chunk in batch.prefills:
         rows = slice(chunk.start, chunk.stop)
-        count = chunk.stop - chunk.start
-        sees_all = spec.sliding_window is None or spec.sliding_window >= count
-        if chunk.context_len == 0 and sees_all and spec.softcap is None:
-            parts.append(layer._prefill(chunk, query[rows], key[rows], value[rows], batch, state))
-            continue
-        parts.append(
-            chunk_attention(
-                query[rows],
-                state["k"],
-                state["v"],
-                chunk.kv_slots,
-                scale=spec.scale,
-                sliding_window=spec.sliding_window,
-                softcap=spec.softcap,
-            )
-        )
+        parts.append(_attend_chunk(layer, chunk, query[rows], key[rows], value[rows], batch, state))
     return torch.cat(parts).flatten(1)
 
 
-def latent_attention(
-    layer: MultiHeadLatentAttention,
-    q_nope: torch.Tensor,
-    q_rope: torch.Tensor,
-    compressed: torch.Tensor,
+def _attend_chunk(
+    layer: Attention,
+    chunk: PrefillChunk,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     batch: ForwardBatch,
     state: LayerState,
 ) -> torch.Tensor:
-    """MLA between its projections.
+    """``Attention.attend_chunk``, which stays for a first chunk of which each row sees all rows before it."""
+    spec = layer.spec
+    sees_all = spec.sliding_window is None or spec.sliding_window >= chunk.stop - chunk.start
+    if chunk.context_len == 0 and sees_all and spec.softcap is None:
+        return layer.attend_chunk(chunk, query, key, value, batch, state)
+    return chunk_attention(
+        query,
+        state["k"],
+        state["v"],
+        chunk.kv_slots,
+        scale=spec.scale,
+        sliding_window=spec.sliding_window,
+        softcap=spec.softcap,
+    )
 
-    Args:
-        layer: Whose expansions and norm are used.
-        q_nope: (T, H, N); q_rope: (T, H, R), not rotated yet.
-        compressed: (T, r + R) of ``kv_a_proj``.
-        batch: The step.
-        state: Of the layer.
 
-    Returns:
-        (T, H, W), o_proj's input.
-    """
+def _mix_latent_attention(
+    layer: MultiHeadLatentAttention,
+    q_nope: torch.Tensor,
+    q_rope: torch.Tensor,
+    rows: torch.Tensor,
+    batch: ForwardBatch,
+    state: LayerState,
+) -> torch.Tensor:
     spec, norm = layer.spec, layer.kv_a_norm
     fuses = norm is not None and norm.spec.kind == "rms"
     if norm is not None and not fuses:
         rank = spec.kv_lora_rank
-        compressed = torch.cat((norm(compressed[:, :rank]), compressed[:, rank:]), 1)
+        rows = torch.cat((norm(rows[:, :rank]), rows[:, rank:]), 1)
     q_rope, latent = latent_rope_and_write(
         q_rope,
-        compressed,
-        layer._rope.step(batch),
+        rows,
+        layer.rope.step(batch),
         batch.slot_mapping,
         state["latent"],
         interleaved=spec.rope.interleaved,
@@ -133,16 +153,15 @@ def latent_attention(
         )
         expanded = layer.v_b_proj.expand_mixed(mixed)
         if not batch.prefills:
-            return expanded
+            return expanded.flatten(1)
         parts.append(expanded)
     for chunk in batch.prefills:
-        rows = slice(chunk.start, chunk.stop)
-        parts.append(layer._prefill(chunk, q_nope[rows], q_rope[rows], latent[rows], batch, state))
-    return torch.cat(parts)
+        span = slice(chunk.start, chunk.stop)
+        parts.append(layer.attend_chunk(chunk, q_nope[span], q_rope[span], latent[span], batch, state))
+    return torch.cat(parts).flatten(1)
 
 
-def mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-    """``Mamba2Mixer.mix``: ``in_proj``'s rows to out_proj's input (T, I) in their dtype."""
+def _mix_mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec, conv = layer.spec, layer.conv1d
     inner = spec.intermediate_size
     gate, dt = projected[:, :inner], projected[:, inner + spec.conv_width :]
@@ -169,33 +188,7 @@ def mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch, sta
         )
     for chunk in batch.prefills:
         rows = slice(chunk.start, chunk.stop)
-        count, fresh = chunk.stop - chunk.start, chunk.context_len == 0
-        entering = torch.empty(count, spec.conv_width, dtype=torch.float32, device=projected.device)
-        conv_chunk(
-            xbc[rows],
-            state["conv_state"][chunk.state_slot],
-            conv.weight,
-            conv.bias,
-            spec.activation,
-            entering,
-            fresh=fresh,
-        )
-        out = torch.empty(count, spec.intermediate_size, dtype=torch.float32, device=projected.device)
-        chunk_scan(
-            entering,
-            dt[rows],
-            dt_bias,
-            rates,
-            skip,
-            state["ssm_state"][chunk.state_slot],
-            out,
-            num_groups=spec.num_groups,
-            dt_min=spec.dt_min,
-            dt_max=spec.dt_max,
-            fresh=fresh,
-            exact=projected.dtype == torch.float32,
-        )
-        parts.append(out)
+        parts.append(_scan_chunk(layer, chunk, xbc[rows], dt[rows], state))
     y = parts[0] if len(parts) == 1 else torch.cat(parts)
     return gated_norm(
         y,
@@ -206,3 +199,56 @@ def mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch, sta
         norm_before_gate=layer.norm.norm_before_gate,
         dtype=projected.dtype,
     )
+
+
+def _scan_chunk(
+    layer: Mamba2Mixer, chunk: PrefillChunk, xbc: torch.Tensor, dt: torch.Tensor, state: LayerState
+) -> torch.Tensor:
+    """A chunk's rows (n, C) and (n, H) through convolution and recurrence, to (n, I) float32."""
+    spec, conv = layer.spec, layer.conv1d
+    count, is_fresh = chunk.stop - chunk.start, chunk.context_len == 0
+    entering = torch.empty(count, spec.conv_width, dtype=torch.float32, device=xbc.device)
+    conv_chunk(
+        xbc,
+        state["conv_state"][chunk.state_slot],
+        conv.weight,
+        conv.bias,
+        spec.activation,
+        entering,
+        fresh=is_fresh,
+    )
+    out = torch.empty(count, spec.intermediate_size, dtype=torch.float32, device=xbc.device)
+    chunk_scan(
+        entering,
+        dt,
+        layer.dt_bias,
+        layer.decay_rates(),
+        layer.D,
+        state["ssm_state"][chunk.state_slot],
+        out,
+        num_groups=spec.num_groups,
+        dt_min=spec.dt_min,
+        dt_max=spec.dt_max,
+        fresh=is_fresh,
+        exact=xbc.dtype == torch.float32,
+    )
+    return out
+
+
+def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    first, second = (layer.packed.get(leaf, getattr(layer, leaf)) for leaf in layer.stacks)
+    if not isinstance(first, torch.Tensor | DeviceQuantised) or not isinstance(second, torch.Tensor | DeviceQuantised):
+        return Experts.mix(layer, hidden, weights, chosen)
+    spec = layer.spec
+    return run_experts(hidden, weights, chosen, first, second, gated=spec.gated, activation=spec.activation)
+
+
+FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
+    Norm: {"normalise": _normalise, "add_normalise": _add_normalise},
+    MLP: {"activate": _activate},
+    Attention: {"mix": _mix_attention},
+    MultiHeadLatentAttention: {"mix": _mix_latent_attention},
+    Mamba2Mixer: {"mix": _mix_mamba2},
+    Experts: {"mix": _mix_experts, "activate": _activate},
+}
+"""Layer type to the methods that are replaced, by name."""

@@ -30,12 +30,13 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from inference.modelling.backends.backend import PRODUCT_ROWS
 from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
 from inference.modelling.quantisation import GROUP_SIZES, Kind
 
 BITS: dict[Kind, int] = {"int8": 8, "int4": 4}
 CHUNK_WORDS = 4
+PRODUCT_ROWS = (1, 16, 64)
+"""Up to how many rows each kernel for products with quantised weights is used; beyond them, the library's product."""
 FEW_ROWS, MAX_ROWS = PRODUCT_ROWS[1:]
 """Of a tile of rows; above the second, nothing is expanded inside a product."""
 PIECE_VALUES = 1 << 24
@@ -77,6 +78,11 @@ class DeviceQuantised:
     def nbytes(self) -> int:
         """Memory of values and scales."""
         return self.words.nbytes + self.scales.nbytes
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values were rounded to fewer bits."""
+        return True
 
     def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """(…, K) to (…, N), in the same dtype."""

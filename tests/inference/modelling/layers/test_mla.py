@@ -63,8 +63,18 @@ def defined(layer: MultiHeadLatentAttention, hidden: torch.Tensor) -> torch.Tens
     turn = {"interleaved": spec.rope.interleaved}
     query = torch.cat((query[..., :nope], rotate(query[..., nope:], cos_sin, **turn)), -1)
     rows = torch.cat((latent, rotate(k_rope.unsqueeze(1), cos_sin, **turn)[:, 0]), -1)
-    heads = [layer.expanded_attention(query[t], rows[: t + 1]) for t in range(len(hidden))]
+    heads = [expanded_attention(layer, query[t], rows[: t + 1]) for t in range(len(hidden))]
     return layer.o_proj(torch.stack(heads).flatten(1))
+
+
+def expanded_attention(layer: MultiHeadLatentAttention, query: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+    """One query (H, N + R) over the tokens (m, r + R) that it sees, every head spelled out, to (H, W)."""
+    key, value = layer.expand(latent)
+    heads = []
+    for head in range(layer.spec.num_heads):
+        scores = key[:, head].float() @ query[head].float() * layer.spec.scale
+        heads.append(scores.softmax(0) @ value[:, head].float())
+    return torch.stack(heads).to(latent.dtype)
 
 
 def make_state(spec: MLASpec, rows: int) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from inference.modelling.backends.native.build import BuildFailed, build
+from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.attention import Attention
 from inference.modelling.spec import AttentionSpec, MLASpec, NormSpec, RopeScaling, RopeSpec
@@ -35,6 +36,7 @@ SPECS = {
     "layer-norm": AttentionSpec(6, 2, 16, 0.3, qk_norm=NormSpec("layer"), rope=RopeSpec(100.0, 16)),
     "layer-norm-over-all": AttentionSpec(6, 2, 16, 0.3, qk_norm=NormSpec("layer"), qk_norm_per_head=False),
 }
+native_mix = FORMS[Attention]["mix"]
 H = 16
 DECODES = (1, 9, 70, 300)
 CHUNKS = ((5, 0), (1, 80), (66, 3), (130, 200))
@@ -91,7 +93,7 @@ def both(spec: AttentionSpec, dtype: torch.dtype, decodes=DECODES, chunks=CHUNKS
     joint = layer.qkv_proj(torch.randn(batch.num_tokens, H, generator=torch.Generator().manual_seed(6)).to(dtype))
     native, plain = make_state(spec, rows, dtype), make_state(spec, rows, dtype)
     with torch.inference_mode():
-        found, wanted = layer._native(joint, batch, native), layer.reference(joint, batch, plain)
+        found, wanted = native_mix(layer, joint, batch, native), layer.mix(joint, batch, plain)
     # In bfloat16 the reference rounds between norm and rotation too: an error of 2^-8 for each rounding.
     exact = dtype == torch.float32
     for name, tensor in plain.items():
@@ -116,12 +118,12 @@ def test_a_row_is_the_same_alone_and_in_a_batch():
     layer, (batch, rows) = make_layer(spec, torch.float32), make_batch(DECODES, ())
     joint = torch.randn(len(DECODES), (6 + 4) * 40, generator=torch.Generator().manual_seed(6))
     with torch.inference_mode():
-        together = layer._native(joint, batch, make_state(spec, rows, torch.float32))
+        together = native_mix(layer, joint, batch, make_state(spec, rows, torch.float32))
         for index, length in enumerate(DECODES):
             alone, _ = make_batch((length,), ())
             alone.slot_mapping = batch.slot_mapping[index : index + 1]
             alone.decode_kv_slots = batch.decode_kv_slots[index : index + 1, :length]
-            row = layer._native(joint[index : index + 1], alone, make_state(spec, rows, torch.float32))
+            row = native_mix(layer, joint[index : index + 1], alone, make_state(spec, rows, torch.float32))
             assert torch.equal(row[0], together[index])
 
 
@@ -131,7 +133,7 @@ def test_no_row_is_written_outside_the_cache(slot):
     layer, (batch, rows) = make_layer(spec, torch.float32), make_batch((9,), ())
     batch.slot_mapping = torch.tensor([slot])
     with pytest.raises(IndexError, match=f"slot {slot}"):
-        layer._native(torch.zeros(1, 12 * 16), batch, make_state(spec, rows, torch.float32))
+        native_mix(layer, torch.zeros(1, 12 * 16), batch, make_state(spec, rows, torch.float32))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inference.modelling.backends.native import forms
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.spec import MLASpec, NormSpec, RopeScaling, RopeSpec
 from tests.inference.modelling.backends.native.test_attention_layer import CHUNKS, DECODES, H, make_batch, make_state
@@ -20,6 +21,7 @@ SPECS = {
     "layer-norm": MLASpec(2, 16, None, 8, 8, 8, 0.25, ROPE, kv_a_norm=NormSpec("layer")),
     "one-head": MLASpec(1, 64, None, 16, 8, 16, 0.2, ROPE),
 }
+native_mix = forms.FORMS[MultiHeadLatentAttention]["mix"]
 
 
 def make_layer(spec: MLASpec, dtype: torch.dtype) -> MultiHeadLatentAttention:
@@ -43,8 +45,8 @@ def test_it_is_the_reference(name, decodes, chunks, dtype):
     hidden = hidden_rows(batch.num_tokens, dtype)
     native, plain = make_state(layer.spec, rows, dtype), make_state(layer.spec, rows, dtype)
     with torch.inference_mode():
-        given = *layer._queries(hidden), layer.kv_a_proj(hidden), batch
-        found, wanted = layer._native(*given, native), layer.reference(*given, plain)
+        given = *layer.queries(hidden), layer.kv_a_proj(hidden), batch
+        found, wanted = native_mix(layer, *given, native), layer.mix(*given, plain)
     # Each side rounds to bfloat16 at several places, 2^-8 each time.
     exact = dtype == torch.float32
     torch.testing.assert_close(
@@ -57,22 +59,22 @@ def test_it_is_the_reference(name, decodes, chunks, dtype):
 @pytest.mark.parametrize("chunk", [(3, 60), (70, 130), (40, 0)])
 @pytest.mark.parametrize("name", SPECS)
 def test_both_forms_of_a_chunk_are_the_reference(name, chunk, absorbs, monkeypatch):
-    monkeypatch.setattr(MultiHeadLatentAttention, "absorbs", lambda *_: absorbs)
+    monkeypatch.setattr(forms, "is_absorbed", lambda *_: absorbs)
     layer, (batch, rows) = make_layer(SPECS[name], torch.float32), make_batch((9,), (chunk,))
     hidden = hidden_rows(batch.num_tokens, torch.float32)
     native, plain = (make_state(layer.spec, rows, torch.float32) for _ in range(2))
     with torch.inference_mode():
-        given = *layer._queries(hidden), layer.kv_a_proj(hidden), batch
-        found, wanted = layer._native(*given, native), layer.reference(*given, plain)
+        given = *layer.queries(hidden), layer.kv_a_proj(hidden), batch
+        found, wanted = native_mix(layer, *given, native), layer.mix(*given, plain)
     torch.testing.assert_close(found, wanted, rtol=0, atol=float(wanted.abs().max()) * 1e-5)
 
 
 def test_few_tokens_behind_many_are_absorbed():
-    layer = MultiHeadLatentAttention(MLASpec(16, 512, None, 128, 64, 128, 0.1, ROPE), H)
-    assert layer.absorbs(1, 10)
-    assert layer.absorbs(20, 1000)
-    assert not layer.absorbs(512, 3584)
-    assert not layer.absorbs(20, 0), "its own tokens are all that there is to expand"
+    spec = MLASpec(16, 512, None, 128, 64, 128, 0.1, ROPE)
+    assert forms.is_absorbed(spec, 1, 10)
+    assert forms.is_absorbed(spec, 20, 1000)
+    assert not forms.is_absorbed(spec, 512, 3584)
+    assert not forms.is_absorbed(spec, 20, 0), "its own tokens are all that there is to expand"
 
 
 def test_a_row_is_the_same_alone_and_in_a_batch():

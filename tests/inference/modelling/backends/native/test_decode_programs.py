@@ -10,10 +10,10 @@ from transformers import DeepseekV2Config, Gemma2Config, LlamaConfig
 
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
+from inference.modelling.backends.backend import pack_weights
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.decode_programs import MAX_ATTEMPTS, DecodePrograms
 from inference.modelling.forward_batch import ForwardBatch
-from inference.modelling.layers.linear import pack_weights
 from tests.inference.engine.fakes import request, run
 from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_attention_families as attention_families

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.backends.native.library import matrix_tiles
-from inference.modelling.layers.packed import (
+from inference.modelling.backends.native.packing import (
     BLOCK_ROWS,
     NativePacked,
     PackedRows,
     can_stream,
-    output_bits,
     pack_native,
-    quantise_plainly,
 )
+from inference.modelling.layers.packed import output_bits, quantise_plainly
 from inference.modelling.quantisation import GROUP_SIZES
 
 SHAPES = [(32, 64), (33, 17), (1, 5), (100, 576), (65, 1100), (17, 2052), (600, 577)]
@@ -118,7 +117,7 @@ def test_greatest_output_against_all_of_them(
         for masked in ([], [0, outputs - 1], list(range(outputs // 2)), list(range(outputs))):
             expected = all_of_them.clone()
             expected[:, masked] = -torch.inf
-            places, values = packed.greatest(hidden, bias, output_bits(masked, outputs))
+            places, values = packed.argmax(hidden, bias, output_bits(masked, outputs))
             assert torch.equal(values, expected.amax(-1))
             assert torch.equal(places, (expected == values.unsqueeze(1)).int().argmax(-1))
 
@@ -127,13 +126,13 @@ def test_greatest_output_of_rows_that_are_no_numbers() -> None:
     packed = pack_native(random(100, 64), "float32")
     hidden = random(5, 64, seed=1)
     hidden[1, 3], hidden[3] = torch.nan, torch.inf
-    places, values = packed.greatest(hidden, None, None)
+    places, values = packed.argmax(hidden, None, None)
     plain_places, plain_values = torch.ops.blazr.row_maxima(packed.wide_linear(hidden, None))
     assert torch.equal(places, plain_places)
     assert torch.equal(values.nan_to_num(7.0), plain_values.nan_to_num(7.0))
     assert values.isfinite().tolist() == [True, False, True, False, True]
     with pytest.raises(RuntimeError, match="for each 32 outputs"):
-        packed.greatest(hidden, None, torch.zeros(3, dtype=torch.int32))
+        packed.argmax(hidden, None, torch.zeros(3, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(("form", "dtype"), [(form, dtype) for form, dtype in FORMS if form != "float32"])

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from inference.modelling.backends.native import library
+from inference.modelling.backends.backend import Backend, NativeBackend
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
@@ -95,7 +95,11 @@ def make_batch(runs: list[tuple[int, int, int]]) -> ForwardBatch:
     )
 
 
+CPU = torch.device("cpu")
+
+
 def run(layer: RecurrentMixer, hidden: torch.Tensor, batch: ForwardBatch, states: LayerState) -> torch.Tensor:
+    NativeBackend(CPU, hidden.dtype).bind(layer)
     with torch.inference_mode():
         return layer(hidden, batch, states)
 
@@ -108,16 +112,10 @@ def clone(states: LayerState) -> LayerState:
     return {name: tensor.clone() for name, tensor in states.items()}
 
 
-def reference(
-    monkeypatch: pytest.MonkeyPatch,
-    layer: RecurrentMixer,
-    hidden: torch.Tensor,
-    batch: ForwardBatch,
-    states: LayerState,
-) -> torch.Tensor:
-    with monkeypatch.context() as patch:
-        patch.setattr(library, "serves", lambda tensor: False)
-        return run(layer, hidden, batch, states)
+def reference(layer: RecurrentMixer, hidden: torch.Tensor, batch: ForwardBatch, states: LayerState) -> torch.Tensor:
+    Backend(CPU, hidden.dtype).bind(layer)
+    with torch.inference_mode():
+        return layer(hidden, batch, states)
 
 
 def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
@@ -131,13 +129,13 @@ MIXED = [(1, 3, 8), (1, 1, 2), (5, 6, 0), (70, 2, 11), (1, 4, 0), (129, 5, 0)]
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_mixed_step_is_the_references(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixed_step_is_the_references(name: str) -> None:
     """Decodes, fresh and later chunks of one and of many rows; outputs, states, and slots that aren't the batch's."""
     spec = LAYERS[name]
     layer, states = make_layer(spec), make_states(spec)
     batch, hidden = make_batch(MIXED), values(sum(count for count, _, _ in MIXED))
     wanted_states, before = clone(states), clone(states)
-    wanted = reference(monkeypatch, layer, hidden, batch, wanted_states)
+    wanted = reference(layer, hidden, batch, wanted_states)
     found = run(layer, hidden, make_batch(MIXED), states)
     assert_close(found, wanted, 3e-5)
     for part, tensor in states.items():
@@ -207,7 +205,7 @@ class _RowByRow(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["mamba2", "mamba2-odd", "mamba3", "mamba3-conv-groups", "mamba1", "mamba1-odd"])
-def test_bfloat16_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_rows(name: str) -> None:
     spec = LAYERS[name]
     layer = make_layer(spec)
     for child in layer.modules():
@@ -216,7 +214,7 @@ def test_bfloat16_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 parameter.data = parameter.data.to(torch.bfloat16)
     hidden, batch = values(sum(count for count, _, _ in MIXED), dtype=torch.bfloat16), make_batch(MIXED)
     states, wanted_states = make_states(spec), make_states(spec)
-    wanted = reference(monkeypatch, layer, hidden, batch, wanted_states)
+    wanted = reference(layer, hidden, batch, wanted_states)
     found = run(layer, hidden, make_batch(MIXED), states)
     assert found.dtype == torch.bfloat16
     # One rounding more or less of a value before a product of 8 bits.
@@ -228,13 +226,13 @@ def test_bfloat16_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("scale", [0.0, 1e4])
-def test_extreme_inputs_stay_finite(name: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extreme_inputs_stay_finite(name: str, scale: float) -> None:
     """Steps of zero and of tens of thousands, decays from none to total."""
     spec = LAYERS[name]
     layer, states = make_layer(spec), make_states(spec)
     runs = [(1, 3, 8), (70, 2, 0), (66, 5, 3)]
     hidden, wanted_states = values(137, scale=scale), clone(states)
-    wanted = reference(monkeypatch, layer, hidden, make_batch(runs), wanted_states)
+    wanted = reference(layer, hidden, make_batch(runs), wanted_states)
     found = run(layer, hidden, make_batch(runs), states)
     assert torch.isfinite(found).all()
     assert all(torch.isfinite(tensor).all() for tensor in states.values())
@@ -271,7 +269,8 @@ def test_convolution(kernel: int, width: int) -> None:
     rows = torch.randn(sum(count for count, _, _ in runs), width, generator=generator)
     state = torch.randn(SLOTS, width, kernel - 1, generator=generator)
     wanted_state = state.clone()
-    wanted = conv.reference(rows, make_batch(runs), wanted_state)
+    wanted = conv(rows, make_batch(runs), wanted_state)
+    NativeBackend(CPU, rows.dtype).bind(conv)
     found = conv(rows, make_batch(runs), state)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     # Tails are inputs as they came in. A run of one row at a sequence's start leaves zeros before it in both forms.
@@ -284,8 +283,9 @@ def test_gated_norm_of_bfloat16_gates(width: int, before_gate: bool) -> None:
     norm = GatedNorm(NormSpec("rms", 1e-5), 2 * width, width, norm_before_gate=before_gate)
     norm.weight.copy_(torch.rand(2 * width))
     rows, gate = torch.randn(3, 2 * width), torch.randn(3, 2 * width).bfloat16()
-    found = norm(rows, gate)
-    torch.testing.assert_close(found, norm.reference(rows, gate).bfloat16(), rtol=2**-7, atol=1e-6)
+    wanted = norm(rows, gate)
+    NativeBackend(CPU, gate.dtype).bind(norm)
+    torch.testing.assert_close(norm(rows, gate), wanted, rtol=2**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize(

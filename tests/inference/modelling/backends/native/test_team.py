@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from inference.modelling.backends.native.packing import pack_native
 from inference.modelling.backends.native.program import Program, record
-from inference.modelling.layers.packed import pack_native
 
 ROUNDS = 30
 

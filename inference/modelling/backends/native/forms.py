@@ -1,0 +1,349 @@
+"""Layer types in native kernels: ``FORMS`` gives for each type the methods that a CPU with the library replaces.
+
+Each form takes the layer and the arguments of the method it replaces, whose docstring describes them. Rows are float32
+or bfloat16, the dtypes that the native backend is chosen for; what a kernel can't do goes to the layer type's method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from inference.modelling.backends.native.packing import NativePacked
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layers.attention import Attention
+from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.mamba1 import Mamba1Mixer
+from inference.modelling.layers.mamba2 import Mamba2Mixer
+from inference.modelling.layers.mamba3 import Mamba3Mixer
+from inference.modelling.layers.mla import MultiHeadLatentAttention
+from inference.modelling.layers.mlp import MLP, activate
+from inference.modelling.layers.moe import Experts, Router
+from inference.modelling.layers.norm import Norm
+from inference.modelling.layers.recurrent import GatedNorm
+from inference.modelling.spec import MLASpec
+
+_ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4}
+"""The numbers that ``src/activation.h`` gives the activations."""
+_NORM_PER_HEAD, _NORM_OVER_ALL = 1, 2
+"""How ``gqa_attention`` norms queries and keys; 0: not."""
+
+
+# --- norms and activations ----------------------------------------------------------------------
+
+
+def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
+    spec = layer.spec
+    normed: torch.Tensor = torch.ops.blazr.norm.default(
+        hidden, layer.weight, layer.bias, spec.eps, spec.offset, spec.kind == "layer"
+    )
+    return normed
+
+
+def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multiplier: float) -> torch.Tensor:
+    spec = layer.spec
+    normed: torch.Tensor = torch.ops.blazr.add_norm.default(
+        hidden, mixed, multiplier, layer.weight, layer.bias, spec.eps, spec.offset, spec.kind == "layer"
+    )
+    return normed
+
+
+def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
+    spec = layer.spec
+    if not spec.gated:
+        return activate(values, spec.activation, gated=False)
+    activated: torch.Tensor = torch.ops.blazr.gated_activation.default(values, _ACTIVATIONS[spec.activation])
+    return activated
+
+
+# --- attention ----------------------------------------------------------------------------------
+
+
+def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+    spec = layer.spec
+    norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None
+    if layer.q_norm is not None and layer.k_norm is not None:
+        if layer.q_norm.spec.kind == "rms":
+            over = _NORM_PER_HEAD if spec.qk_norm_per_head else _NORM_OVER_ALL
+            q_weight, k_weight = layer.q_norm.weight, layer.k_norm.weight
+        else:
+            q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+            query, key, value = torch.tensor_split(joint, (q_width, q_width + kv_width), 1)
+            joint = torch.cat((*(part.flatten(1) for part in layer.normed(query, key)), value), 1)
+    cos, sin = (None, None) if layer.rope is None else layer.rope.step(batch)
+    sequences = batch.paged_sequences()
+    mixed: torch.Tensor = torch.ops.blazr.gqa_attention.default(
+        joint,
+        state["k"],
+        state["v"],
+        batch.slot_mapping,
+        sequences.slots,
+        sequences.table,
+        cos,
+        sin,
+        layer.rope is not None and layer.rope.spec.interleaved,
+        q_weight,
+        k_weight,
+        over,
+        0.0 if norm is None else norm.eps,
+        0.0 if norm is None else norm.offset,
+        spec.scale,
+        spec.sliding_window or 0,
+        spec.softcap or 0.0,
+    )
+    return mixed.flatten(1)
+
+
+def _mix_latent_attention(
+    layer: MultiHeadLatentAttention,
+    q_nope: torch.Tensor,
+    q_rope: torch.Tensor,
+    rows: torch.Tensor,
+    batch: ForwardBatch,
+    state: LayerState,
+) -> torch.Tensor:
+    """One call for the rows of the cache, one for all decodes, one per chunk."""
+    spec = layer.spec
+    norm, weight = spec.kv_a_norm, None
+    if layer.kv_a_norm is not None:
+        if layer.kv_a_norm.spec.kind == "rms":
+            weight = layer.kv_a_norm.weight
+        else:
+            latent, k_rope = rows[:, : spec.kv_lora_rank], rows[:, spec.kv_lora_rank :]
+            rows, norm = torch.cat((layer.kv_a_norm(latent), k_rope), -1), None
+    q_rope = torch.ops.blazr.mla_prepare.default(
+        q_rope,
+        rows,
+        state["latent"],
+        batch.slot_mapping,
+        *layer.rope.step(batch),
+        spec.rope.interleaved,
+        weight,
+        norm is not None,
+        0.0 if norm is None else norm.eps,
+        0.0 if norm is None else norm.offset,
+    )
+    decodes = batch.num_decodes
+    parts: list[torch.Tensor] = []
+    if decodes:
+        sequences = batch.decode_sequences()
+        parts.append(
+            _attend_absorbed(layer, q_nope[:decodes], q_rope[:decodes], state, sequences.slots, sequences.table)
+        )
+    for chunk in batch.prefills:
+        span = slice(chunk.start, chunk.stop)
+        columns, table = _expanded_sequence(batch, chunk)
+        if is_absorbed(spec, chunk.stop - chunk.start, chunk.context_len):
+            parts.append(_attend_absorbed(layer, q_nope[span], q_rope[span], state, chunk.kv_slots, table))
+            continue
+        key, value = layer.expand(state["latent"].index_select(0, chunk.kv_slots))
+        query = torch.cat((q_nope[span], q_rope[span]), -1)
+        mixed = torch.ops.blazr.paged_attention.default(
+            query, key, value, columns, table, spec.v_head_dim, spec.scale, 0, 0.0
+        )
+        parts.append(mixed.flatten(1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_absorbed(
+    layer: MultiHeadLatentAttention,
+    q_nope: torch.Tensor,
+    q_rope: torch.Tensor,
+    state: LayerState,
+    slots: torch.Tensor,
+    table: torch.Tensor,
+) -> torch.Tensor:
+    """(n, H, N) and (n, H, R) over the cached rows of the sequences, to (n, H · W)."""
+    mixed: torch.Tensor = torch.ops.blazr.mla_decode.default(
+        q_nope,
+        q_rope,
+        layer.k_b_proj.weight,
+        layer.v_b_proj.weight,
+        state["latent"],
+        slots,
+        table,
+        layer.spec.scale,
+    )
+    return mixed
+
+
+def is_absorbed(spec: MLASpec, count: int, context_len: int) -> bool:
+    """Whether MLA's absorbed form costs less for ``count`` new tokens behind ``context_len`` others.
+
+    Multiplications per head: expanded m · r · (N + W) for keys and values, then count · m · (N + R + W); absorbed
+    count · r · (N + W) for queries and results, and count · m · (2r + R) between. A function of the chunk alone.
+    """
+    rank, widths = spec.kv_lora_rank, spec.qk_nope_head_dim + spec.v_head_dim
+    total = count + context_len
+    wider = max(2 * rank - widths, 0)
+    return count * (wider * total + rank * widths) < total * rank * widths
+
+
+def _expanded_sequence(batch: ForwardBatch, chunk: PrefillChunk) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots and table of a chunk whose keys and values lie in the order of its tokens."""
+    key = ("expanded_sequence", chunk.start)
+    found: tuple[torch.Tensor, torch.Tensor] | None = batch.shared.get(key)
+    if found is None:
+        count = chunk.stop - chunk.start
+        total = chunk.context_len + count
+        found = torch.arange(total), torch.tensor([[0, count, total, 0]])
+        batch.shared[key] = found
+    return found
+
+
+# --- recurrent mixers ---------------------------------------------------------------------------
+
+
+def batch_runs(batch: ForwardBatch) -> torch.Tensor:
+    """(B, 4) int64, one row per sequence: first row, number of rows, state slot, 1 if its state starts at zero.
+
+    What the recurrent kernels know of a step; made once and shared by its layers.
+    """
+    runs: torch.Tensor | None = batch.shared.get(batch_runs)
+    if runs is None:
+        decodes = batch.num_decodes
+        runs = torch.zeros(decodes + len(batch.prefills), 4, dtype=torch.int64)
+        if decodes:
+            torch.arange(decodes, out=runs[:decodes, 0])
+            runs[:decodes, 1].fill_(1)
+            runs[:decodes, 2].copy_(batch.decode_state_slots)
+        for row, chunk in enumerate(batch.prefills, decodes):
+            runs[row] = torch.tensor([chunk.start, chunk.stop - chunk.start, chunk.state_slot, not chunk.context_len])
+        batch.shared[batch_runs] = runs
+    return runs
+
+
+def _convolve(layer: CausalConv1d, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
+    convolved: torch.Tensor = torch.ops.blazr.causal_conv.default(
+        rows, batch_runs(batch), conv_state, *_conv_arguments(layer)
+    )
+    return convolved
+
+
+def _conv_arguments(layer: CausalConv1d) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+    """Taps (K, C), bias and the activation's number."""
+    return layer.taps(), None if layer.bias is None else layer.bias.float(), _ACTIVATIONS[layer.activation]
+
+
+def _normalise_gated(layer: GatedNorm, values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    normed: torch.Tensor = torch.ops.blazr.gated_norm.default(values, gate, *_gated_norm_arguments(layer))
+    return normed
+
+
+def _gated_norm_arguments(layer: GatedNorm) -> tuple[torch.Tensor | None, float, float, int, int]:
+    """Weight, eps, offset, group size and order (0: no norm, 1: after the gate, 2: before it)."""
+    if layer.spec is None:
+        return None, 0.0, 0.0, layer.group_size, 0
+    weight = None if layer.weight is None else layer.weight.float()
+    return weight, layer.spec.eps, layer.spec.offset, layer.group_size, 2 if layer.norm_before_gate else 1
+
+
+def _mix_mamba1(
+    layer: Mamba1Mixer, x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gate: torch.Tensor,
+    batch: ForwardBatch, state: LayerState,
+) -> torch.Tensor:  # fmt: skip
+    limit = layer.spec.state_clamp
+    mixed: torch.Tensor = torch.ops.blazr.mamba1_mix.default(
+        x, dt, b, c, gate, batch_runs(batch), state["ssm_state"], layer.dt_proj.bias.float(), layer.decay_rates(),
+        layer.D.float(), math.inf if limit is None else limit,
+    )  # fmt: skip
+    return mixed
+
+
+def _mix_mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+    spec = layer.spec
+    mixed: torch.Tensor = torch.ops.blazr.mamba2_mix.default(
+        projected, batch_runs(batch), state["conv_state"], state["ssm_state"], *_conv_arguments(layer.conv1d),
+        layer.decay_rates(), layer.dt_bias.float(), layer.D.float(), spec.dt_min, spec.dt_max, spec.num_groups,
+        *_gated_norm_arguments(layer.norm),
+    )  # fmt: skip
+    return mixed
+
+
+def _mix_mamba3(
+    layer: Mamba3Mixer, hidden: torch.Tensor, xbc: torch.Tensor, dt: torch.Tensor, batch: ForwardBatch,
+    state: LayerState,
+) -> torch.Tensor:  # fmt: skip
+    spec, runs = layer.spec, batch_runs(batch)
+    if layer.conv1d is not None:
+        xbc = layer.conv1d(xbc, batch, state["conv_state"])
+    turns = None if layer.theta_proj is None else layer.theta_proj(hidden)
+    weight = layer.bc_norm.weight
+    x, b, c, weights = torch.ops.blazr.mamba3_prepare.default(
+        xbc, dt, layer.lambda_proj(hidden), turns, runs, None if turns is None else state["angle_state"],
+        layer.conv1d is not None, state["ssm_state"].shape[0], spec.num_groups, spec.state_size,
+        None if weight is None else weight.float(), spec.bc_norm.eps, layer.b_bias.float(), layer.c_bias.float(),
+        layer.decay_rates(), layer.dt_bias.float(), layer.D.float(), spec.dt_min, spec.dt_max,
+    )  # fmt: skip
+    if layer.mimo_x_up is not None:
+        x = layer.mimo_x_up(x.to(hidden.dtype)).float()
+    enter, log_decay, skip, later = weights.unbind(0)
+    y: torch.Tensor = torch.ops.blazr.recur.default(
+        x, enter, log_decay, skip, b, c, runs, state["ssm_state"], later, state["x_state"], state["b_state"]
+    )
+    return y
+
+
+# --- mixture of experts -------------------------------------------------------------------------
+
+
+def _choose_experts(layer: Router, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    spec = layer.spec
+    weights, chosen = torch.ops.blazr.choose_experts.default(
+        logits,
+        layer.correction_bias,
+        spec.top_k,
+        spec.scoring == "softmax",
+        spec.normalise_top_k,
+        spec.normalise_eps,
+        spec.routed_scaling_factor,
+        spec.num_expert_groups,
+        spec.top_k_groups,
+        spec.group_score == "top2",
+    )
+    return weights, chosen
+
+
+def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    first, second = (layer.packed.get(leaf) for leaf in layer.stacks)
+    if not isinstance(first, NativePacked) or not isinstance(second, NativePacked) or first.format != second.format:
+        return Experts.mix(layer, hidden, weights, chosen)
+    spec = layer.spec
+    mixed: torch.Tensor = torch.ops.blazr.expert_mix.default(
+        hidden,
+        weights,
+        chosen,
+        first.data,
+        first.scales,
+        first.format,
+        first.group,
+        second.data,
+        second.scales,
+        second.format,
+        second.group,
+        spec.num_experts,
+        spec.intermediate_size,
+        spec.gated,
+        _ACTIVATIONS[spec.activation],
+    )
+    return mixed
+
+
+FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
+    Norm: {"normalise": _normalise, "add_normalise": _add_normalise},
+    MLP: {"activate": _activate},
+    Attention: {"mix": _mix_attention},
+    MultiHeadLatentAttention: {"mix": _mix_latent_attention},
+    CausalConv1d: {"convolve": _convolve},
+    GatedNorm: {"normalise": _normalise_gated},
+    Mamba1Mixer: {"mix": _mix_mamba1},
+    Mamba2Mixer: {"mix": _mix_mamba2},
+    Mamba3Mixer: {"mix": _mix_mamba3},
+    Router: {"choose": _choose_experts},
+    Experts: {"mix": _mix_experts, "activate": _activate},
+}
+"""Layer type to the methods that are replaced, by name."""
