@@ -91,7 +91,9 @@ def test_grouped_experts_are_the_definition(spec, rows, seed):
     hidden = torch.randn(rows, H, generator=torch.Generator().manual_seed(seed + 1))
     with torch.inference_mode():
         found = layer(hidden)
-        torch.testing.assert_close(found, defined(layer, hidden), rtol=1e-4, atol=1e-5)
+        wanted = defined(layer, hidden)
+    # Sums in float32 err in proportion to their largest terms, whatever is left of these.
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * max(1.0, float(wanted.abs().max())))
 
 
 def test_of_equal_scores_the_lowest_numbers_win():
