@@ -146,7 +146,7 @@ class Sampler:
         """On a device None if a draw turned out to need more than was looked at, unless it is to be ``sure``."""
         if all(row.is_plain for row in rows):
             self._invalid.apply(logits, rows)
-            return argmax_output(*row_maxima(logits))
+            return argmax_output(*self._row_maxima(logits))
         # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. A mask hides them.
         masked = [at for at, row in enumerate(rows) if self._masks.precedes(row)]
         most_of_masked = _select(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
