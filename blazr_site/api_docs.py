@@ -39,7 +39,7 @@ def openapi_document() -> dict[str, Any]:
 def _page() -> str:
     document = openapi_document()
     groups: dict[str, list[Operation]] = {tag: [] for tag in _TAGS_FIRST}
-    for operation in _operations(document):
+    for operation in operations(document):
         groups.setdefault(operation.tag, []).append(operation)
     return render_to_string(
         "inference/api_docs.html",
@@ -108,7 +108,8 @@ class Operation:
     responses: tuple[Response, ...]
 
 
-def _operations(document: Mapping[str, Any]) -> Iterator[Operation]:
+def operations(document: Mapping[str, Any]) -> Iterator[Operation]:
+    """All operations of an OpenAPI document, by path."""
     for path, methods in document["paths"].items():
         for method in _METHODS:
             if method not in methods:

@@ -17,24 +17,28 @@ from blazr_site.settings import read
 from blazr_site.settings.retired import RETIRED
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType
 from inference.api.openai.rerank import RerankRequestSerializer
-from inference.api.platform.infill import InfillRequestSerializer
+from inference.api.platform.infill import REFUSED_IN_INFILL, InfillRequestSerializer
 from inference.api.platform.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
     DetokenizeRequestSerializer,
     TokenizeRequestSerializer,
 )
 from inference.dialects import refusals
+from inference.dialects.anthropic.serializers import REFUSED_IN_MESSAGES
+from inference.dialects.ollama.serializers import REFUSED_OPTIONS
 from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
 from inference.dialects.openai.requests import ChatRequestSerializer, CompletionRequestSerializer
+from inference.dialects.responses.serializers import REFUSED_IN_RESPONSES
 from inference.errors import BlazrError, _classes
 from inference.records import metrics
 from models_registry import uploads  # noqa: F401 - has errors of its own
 from tests.checks.documents import ROOT, documents
 
-README = ROOT / "README.md"
 DOCS = [page for page in documents() if page.parent != ROOT]
 PAGES = documents()
 API = (ROOT / "docs" / "api.md").read_text()
+REFERENCE = (ROOT / "docs" / "api-reference.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 _NAME = re.compile(r"\bBLAZR_[A-Z0-9_]*[A-Z0-9]\b")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -116,8 +120,9 @@ def test_each_decision_has_a_number_of_its_own():
         assert page.read_text().startswith(f"# {int(page.name[:4])}."), page.name
 
 
-def test_every_folder_of_the_readme_exists():
-    rows = re.findall(r"^\| (`[^|]+) \|", section(README.read_text(), "The folders"), flags=re.MULTILINE)
+def test_every_folder_is_in_the_table_and_exists():
+    table = section((ROOT / "docs" / "architecture.md").read_text(), "The folders")
+    rows = re.findall(r"^\| (`[^|]+) \|", table, flags=re.MULTILINE)
     assert rows
     for row in rows:
         # A row may go on with siblings of its first path.
@@ -125,6 +130,9 @@ def test_every_folder_of_the_readme_exists():
         places = [ROOT, (ROOT / names[0]).parent]
         for name in names:
             assert any((place / name).exists() for place in places), name
+    named = {name.removeprefix("inference/") for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    packages = {path.parent.name for path in (ROOT / "inference").glob("*/__init__.py")}
+    assert packages - {"management", "migrations"} <= named
 
 
 @pytest.mark.parametrize("page", DOCS, ids=relative)
@@ -133,35 +141,48 @@ def test_every_source_file_that_is_named_exists(page):
         assert list(ROOT.glob(name.rstrip("/"))), name
 
 
-@pytest.mark.parametrize(
-    ("serializer", "heading"),
-    [(CompletionRequestSerializer, "Parameters"), (ChatRequestSerializer, "Parameters"),
-     (EmbeddingRequestSerializer, "Embeddings"),
-     (RerankRequestSerializer, "Embeddings"), (InfillRequestSerializer, "Filling in the middle"),
-     (ApplyTemplateRequestSerializer, "Tokenize and detokenize"),
-     (TokenizeRequestSerializer, "Tokenize and detokenize"), (DetokenizeRequestSerializer, "Tokenize and detokenize")],
-)  # fmt: skip
-def test_every_parameter_is_in_the_reference(serializer, heading):
-    assert set(serializer().fields) <= first_cells(section(API, heading))
+@pytest.mark.parametrize("serializer", [CompletionRequestSerializer, ChatRequestSerializer])
+def test_every_parameter_of_a_generation_is_in_the_table(serializer):
+    assert set(serializer().fields) <= first_cells(section(API, "Parameters"))
 
 
-def test_the_reference_names_no_parameter_that_does_not_exist():
+def test_the_table_names_no_parameter_that_does_not_exist():
     known = {*CompletionRequestSerializer().fields, *ChatRequestSerializer().fields}
     assert first_cells(section(API, "Parameters")) <= known
 
 
-def test_refused_parameters_and_hints_are_those_of_the_tables():
-    listed = first_cells(section(API, "What is refused, and why"))
-    assert listed == {
-        *refusals.REFUSED_ANYWHERE, *refusals.REFUSED_IN_COMPLETIONS, *refusals.REFUSED_IN_CHAT, *refusals.HINTS,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("serializer", "path"),
+    [(CompletionRequestSerializer, "/v1/completions"), (ChatRequestSerializer, "/v1/chat/completions"),
+     (EmbeddingRequestSerializer, "/v1/embeddings"), (RerankRequestSerializer, "/v1/rerank"),
+     (InfillRequestSerializer, "/infill"), (ApplyTemplateRequestSerializer, "/apply-template"),
+     (TokenizeRequestSerializer, "/tokenize"), (DetokenizeRequestSerializer, "/detokenize")],
+)  # fmt: skip
+def test_the_reference_has_exactly_the_parameters_of_an_endpoint(serializer, path):
+    shown = REFERENCE.split(f"\n### POST {path}\n", 1)[1].split("\n### ", 1)[0]
+    assert first_cells(shown) == set(serializer().fields)
 
 
-def test_refusals_have_their_reason():
-    text = section(API, "What is refused, and why").replace("`", "")
-    tables = (refusals.REFUSED_ANYWHERE, refusals.REFUSED_IN_COMPLETIONS, refusals.REFUSED_IN_CHAT)
-    for name, rule in [item for table in tables for item in table.items()]:
-        assert rule.reason in text, name
+def test_refused_parameters_and_hints_are_those_of_the_tables_with_their_reasons():
+    shown = section(REFERENCE, "Parameters that are refused")
+    tables = {
+        "Everywhere": refusals.REFUSED_ANYWHERE,
+        "Completions": refusals.REFUSED_IN_COMPLETIONS,
+        "Chat completions": refusals.REFUSED_IN_CHAT,
+        "Responses": REFUSED_IN_RESPONSES,
+        "Messages": REFUSED_IN_MESSAGES,
+        "Options of Ollama": REFUSED_OPTIONS,
+        "Infill": REFUSED_IN_INFILL,
+        "Hint": refusals.HINTS,
+    }
+    for title, rules in tables.items():
+        if not rules:
+            continue
+        table = shown.split(f"\n| {title} |", 1)[1].split("\n\n", 1)[0]
+        assert first_cells(table) == set(rules), title
+        for name, rule in rules.items():
+            text = rule.expected if title == "Hint" else rule.reason
+            assert f"| `{name}` | {text} |" in table.replace("\\|", "|"), name
 
 
 def test_every_error_code_is_in_the_table_with_its_status():
@@ -172,7 +193,7 @@ def test_every_error_code_is_in_the_table_with_its_status():
 
 
 def test_every_metric_is_in_the_table():
-    listed = first_cells(section(API, "Probes and metrics"))
+    listed = first_cells(section(OPERATIONS, "Metrics"))
     text = metrics.exposition(models={}, workers={}, names={}, jobs={}).decode()
     names = {name for name in re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE) if not name.endswith("_created")}
     assert {name for name in listed if name.startswith("blazr_")} == names

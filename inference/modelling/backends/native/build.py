@@ -40,6 +40,7 @@ _FLAGS = (
 _COMMON_HEADERS = ("ATen/ops/empty.h", "torch/library.h")
 """Nearly every source includes them, and reading them takes longer than compiling most of the sources."""
 _COMPILE_TIMEOUT_S = 600
+NO_COMPILER = "No C++ compiler was found (c++, g++ or clang++). To make blazr fast, get one: apt-get install g++."
 
 
 class BuildFailed(Exception):
@@ -60,7 +61,7 @@ def build(variant: Variant = "native", *, force: bool = False) -> Path:
         return target
     compiler = find_compiler()
     if compiler is None:
-        raise BuildFailed("no C++ compiler was found (c++, g++ or clang++; on Debian: apt-get install g++).")
+        raise BuildFailed(NO_COMPILER)
     torch_folder = _torch_folder()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
@@ -202,6 +203,9 @@ def main() -> int:
     is_there = library_path(options.variant).exists() and not options.force
     if is_there and options.quiet:
         return 0
+    if not is_there and find_compiler() is None:
+        sys.stderr.write(f"{NO_COMPILER} Until then it runs on PyTorch alone, several times slower.\n")
+        return 1 if options.strict else 0
     if not is_there:
         sys.stdout.write("Compiling the native kernels (once; a minute or two)\n")
         sys.stdout.flush()
