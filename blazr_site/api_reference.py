@@ -62,13 +62,15 @@ def reference() -> str:
 def _operation_lines(operation: Operation) -> Iterator[str]:
     yield f"### {operation.method} {operation.path}\n"
     yield f"{operation.summary}.\n"
-    yield from _table("Parameter", [field for field in operation.parameters if field.name != IDEMPOTENCY_KEY])
+    in_path = {name.strip("{}") for name in operation.path.split("/")}
+    shown = [field for field in operation.parameters if field.name not in in_path | {IDEMPOTENCY_KEY}]
+    yield from _table("Parameter", shown)
     yield from _table("Member of the body", operation.body)
     for answer in operation.answers:
         if answer.status[:1] == "2" and answer.fields:
             names = ", ".join(f"`{field.name}`" for field in answer.fields)
             yield fill(f"{answer.status}: {names}.", MAX_LINE_LENGTH) + "\n"
-    statuses = dict.fromkeys(answer.status for answer in operation.answers)
+    statuses = sorted({answer.status for answer in operation.answers})
     yield fill(f"Statuses: {', '.join(statuses)}.", MAX_LINE_LENGTH) + "\n"
 
 

@@ -11,9 +11,9 @@ from rest_framework import serializers
 View = TypeVar("View", bound=Callable[..., Any])
 
 
-def _one_of(*values: str) -> serializers.RegexField:
+def _one_of(*values: str, help_text: str | None = None) -> serializers.RegexField:
     """One of some words. A pattern, because enums of equal field names collide across the document."""
-    return serializers.RegexField(f"^({'|'.join(values)})$".replace(".", "\\."))
+    return serializers.RegexField(f"^({'|'.join(values)})$".replace(".", "\\."), help_text=help_text)
 
 
 class ErrorBodySerializer(serializers.Serializer[Any]):

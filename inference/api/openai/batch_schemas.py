@@ -17,7 +17,7 @@ class FileUploadSerializer(serializers.Serializer[Any]):
     """The form of POST /v1/files; read by ``file_upload``."""
 
     file = serializers.FileField(help_text="JSON lines for a batch.")
-    purpose = _one_of("batch")
+    purpose = _one_of("batch", help_text="batch.")
     expires_after = serializers.DictField(
         required=False, help_text="anchor: created_at, seconds: 3600 to 2592000; as expires_after[anchor] and so on."
     )

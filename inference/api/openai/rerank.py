@@ -78,7 +78,7 @@ class RerankRequestSerializer(PriorityFieldMixin, PoolingFieldMixin, StrictSeria
 
     model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
     query = StrictCharField(help_text="What is looked for.")
-    documents = DocumentsField()
+    documents = DocumentsField(help_text="Texts, or objects with a text.")
     top_n = StrictIntegerField(
         required=False, min_value=1, max_value=MAX_DOCUMENTS, allow_null=True, help_text="Only the best. Default: all."
     )

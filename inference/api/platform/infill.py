@@ -56,11 +56,27 @@ class InfillRequestSerializer(StrictSerializer):
         help_text="Most tokens; -1, the default: what the context leaves.",
     )
     temperature = StrictNumberField(required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy.")
-    top_k = StrictIntegerField(required=False, min_value=-1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True)
+    top_k = StrictIntegerField(
+        required=False,
+        min_value=-1,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="Keep the k most probable tokens; 0 and -1: off.",
+    )
     top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
-    min_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True)
-    presence_penalty = StrictNumberField(required=False, min_value=-2, max_value=2, allow_null=True)
-    frequency_penalty = StrictNumberField(required=False, min_value=-2, max_value=2, allow_null=True)
+    min_p = StrictNumberField(
+        required=False,
+        min_value=0,
+        max_value=1,
+        allow_null=True,
+        help_text="Keep tokens with at least this share of the highest probability.",
+    )
+    presence_penalty = StrictNumberField(
+        required=False, min_value=-2, max_value=2, allow_null=True, help_text="As in completions."
+    )
+    frequency_penalty = StrictNumberField(
+        required=False, min_value=-2, max_value=2, allow_null=True, help_text="As in completions."
+    )
     seed = StrictIntegerField(
         required=False,
         min_value=-limits.SEED_RANGE,
@@ -68,7 +84,7 @@ class InfillRequestSerializer(StrictSerializer):
         allow_null=True,
         help_text="-1, the default: drawn by the server.",
     )
-    stop = StopField(required=False, allow_null=True)
+    stop = StopField(required=False, allow_null=True, help_text="The text ends before it.")
     cache_prompt = StrictBooleanField(
         required=False, allow_null=True, help_text="Accepted; prefixes are kept by the server's own rules."
     )

@@ -14,8 +14,8 @@ from inference.dialects.strict_serializer import StrictSerializer
 class JobItemSerializer(StrictSerializer):
     """One queued generation."""
 
-    endpoint = serializers.ChoiceField(choices=("completion", "chat"))
-    body = JSONObjectField(help_text="As for POST /v1/completions or /v1/chat/completions; one prompt, no stream.")
+    endpoint = serializers.ChoiceField(choices=("completion", "chat"), help_text="completion or chat.")
+    body = JSONObjectField(help_text="The body of that endpoint: one prompt, no stream; at most 4 MiB.")
     idempotency_key = StrictCharField(
         required=False, max_length=200, allow_null=True, help_text="The same key and body give the same job."
     )
@@ -37,8 +37,15 @@ class JobItemsField(serializers.Field[Any, Any, Any, Any]):
 class JobSubmissionSerializer(StrictSerializer):
     """Body of POST /api/jobs: one job in its own members, or several under jobs."""
 
-    endpoint = serializers.ChoiceField(choices=("completion", "chat"), required=False)
-    body = JSONObjectField(required=False)
-    idempotency_key = StrictCharField(required=False, max_length=200)
-    jobs = JobItemsField(required=False)
-    batch_label = StrictCharField(required=False, max_length=100, allow_blank=True)
+    endpoint = serializers.ChoiceField(choices=("completion", "chat"), required=False, help_text="completion or chat.")
+    body = JSONObjectField(required=False, help_text="The body of that endpoint: one prompt, no stream; at most 4 MiB.")
+    idempotency_key = StrictCharField(
+        required=False, max_length=200, help_text="The same key and body give the same job."
+    )
+    jobs = JobItemsField(required=False, help_text="Up to 50,000 jobs in place of one.")
+    batch_label = StrictCharField(
+        required=False,
+        max_length=100,
+        allow_blank=True,
+        help_text="Common to all jobs of the submission, for finding them.",
+    )

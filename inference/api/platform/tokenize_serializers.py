@@ -21,29 +21,31 @@ class TokenizeRequestSerializer(StrictSerializer):
     parse_special = StrictBooleanField(
         required=False, default=False, help_text="Read control tokens in the text as such."
     )
-    add_generation_prompt = StrictBooleanField(required=False, allow_null=True)
-    continue_final_message = StrictBooleanField(required=False, allow_null=True)
-    chat_template_kwargs = JSONObjectField(required=False, allow_null=True)
+    add_generation_prompt = StrictBooleanField(required=False, allow_null=True, help_text="As in chat.")
+    continue_final_message = StrictBooleanField(required=False, allow_null=True, help_text="As in chat.")
+    chat_template_kwargs = JSONObjectField(required=False, allow_null=True, help_text="As in chat.")
     tools = ToolsField(required=False, allow_null=True, help_text="As in chat; the prompt tells the model of them.")
-    reasoning_effort = ReasoningEffortField(required=False, allow_null=True)
+    reasoning_effort = ReasoningEffortField(required=False, allow_null=True, help_text="As in chat.")
     return_token_strs = StrictBooleanField(required=False, default=False, help_text="Each token's text as well.")
 
 
 class ApplyTemplateRequestSerializer(StrictSerializer):
     """Body of POST /apply-template."""
 
-    model = StrictCharField(max_length=256)
-    messages = MessagesField()
-    add_generation_prompt = StrictBooleanField(required=False, allow_null=True)
-    continue_final_message = StrictBooleanField(required=False, allow_null=True)
-    chat_template_kwargs = JSONObjectField(required=False, allow_null=True)
+    model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
+    messages = MessagesField(help_text="1 to 4,096 messages.")
+    add_generation_prompt = StrictBooleanField(required=False, allow_null=True, help_text="As in chat.")
+    continue_final_message = StrictBooleanField(required=False, allow_null=True, help_text="As in chat.")
+    chat_template_kwargs = JSONObjectField(required=False, allow_null=True, help_text="As in chat.")
     tools = ToolsField(required=False, allow_null=True, help_text="As in chat; the prompt tells the model of them.")
-    reasoning_effort = ReasoningEffortField(required=False, allow_null=True)
+    reasoning_effort = ReasoningEffortField(required=False, allow_null=True, help_text="As in chat.")
 
 
 class DetokenizeRequestSerializer(StrictSerializer):
     """Body of POST /detokenize."""
 
     model = StrictCharField(required=False, max_length=256, help_text="May be left out where one model only is served.")
-    tokens = TokenIdsField()
-    skip_special_tokens = StrictBooleanField(required=False, default=False)
+    tokens = TokenIdsField(help_text="Ids below the model's vocabulary size.")
+    skip_special_tokens = StrictBooleanField(
+        required=False, default=False, help_text="Leave control tokens out. Default: false."
+    )

@@ -126,7 +126,7 @@ class CountTokensRequestSerializer(StrictSerializer):
 class MessageRequestSerializer(CountTokensRequestSerializer):
     """Body of POST /v1/messages."""
 
-    max_tokens = StrictIntegerField(min_value=0, max_value=limits.MAX_TOKENS_LIMIT)
+    max_tokens = StrictIntegerField(min_value=0, max_value=limits.MAX_TOKENS_LIMIT, help_text="Limit of the output.")
     metadata = JSONObjectField(required=False, allow_null=True, help_text="user_id, a hint.")
     service_tier = StrictCharField(required=False, allow_null=True, help_text="auto or standard_only: there is one.")
     stop_sequences = serializers.ListField(
@@ -134,10 +134,17 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
         max_length=limits.MAX_STOP_STRINGS,
         required=False,
         allow_null=True,
+        help_text="At most 16 texts; the output ends before one.",
     )
-    stream = StrictBooleanField(required=False, allow_null=True)
+    stream = StrictBooleanField(required=False, allow_null=True, help_text="Send server-sent events. Default: false.")
     temperature = StrictNumberField(required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy.")
-    top_k = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True)
+    top_k = StrictIntegerField(
+        required=False,
+        min_value=0,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="Keep the k most probable tokens. Default: 0: off.",
+    )
     top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
 
     def plan(self, body: object) -> tuple[GenerationPlan, bool]:

@@ -234,7 +234,9 @@ class OllamaChatRequestSerializer(OllamaRequestSerializer):
     messages = serializers.ListField(
         child=JSONObjectField(), required=False, help_text="Ollama's messages; empty: only load the model."
     )
-    tools = serializers.ListField(child=JSONObjectField(), required=False, allow_null=True)
+    tools = serializers.ListField(
+        child=JSONObjectField(), required=False, allow_null=True, help_text="Functions that the model may call."
+    )
 
     def plan(self, values: Mapping[str, Any], served: ServedModel) -> GenerationPlan:
         """The chat.
@@ -250,12 +252,18 @@ class OllamaEmbedRequestSerializer(StrictSerializer):
 
     takes_hints = True
 
-    model = StrictCharField(max_length=256)
+    model = StrictCharField(max_length=256, help_text="A name from GET /api/tags.")
     input = serializers.JSONField(help_text="A text or a list of texts.")
     truncate = StrictBooleanField(
         required=False, allow_null=True, help_text="Cut what is longer than the context (the default), or refuse it."
     )
-    dimensions = StrictIntegerField(required=False, min_value=1, max_value=MAX_DIMENSIONS, allow_null=True)
+    dimensions = StrictIntegerField(
+        required=False,
+        min_value=1,
+        max_value=MAX_DIMENSIONS,
+        allow_null=True,
+        help_text="Keep so many of the first numbers.",
+    )
     keep_alive = KeepAliveField(required=False, allow_null=True)
     options = JSONObjectField(required=False, allow_null=True, help_text="Only num_ctx.")
 
@@ -296,8 +304,8 @@ class OllamaEmbedRequestSerializer(StrictSerializer):
 class OllamaLegacyEmbeddingRequestSerializer(StrictSerializer):
     """Body of POST /api/embeddings, the older endpoint."""
 
-    model = StrictCharField(max_length=256)
-    prompt = StrictCharField(allow_blank=True)
+    model = StrictCharField(max_length=256, help_text="A name from GET /api/tags.")
+    prompt = StrictCharField(allow_blank=True, help_text="One text.")
     keep_alive = KeepAliveField(required=False, allow_null=True)
     options = JSONObjectField(required=False, allow_null=True, help_text="Only num_ctx.")
 
@@ -305,7 +313,7 @@ class OllamaLegacyEmbeddingRequestSerializer(StrictSerializer):
 class OllamaModelNameSerializer(StrictSerializer):
     """A body that names a model; ``name`` is the older spelling."""
 
-    model = StrictCharField(required=False, max_length=256)
+    model = StrictCharField(required=False, max_length=256, help_text="A name from GET /api/tags.")
     name = StrictCharField(required=False, max_length=256, help_text="The older name of model.")
     verbose = StrictBooleanField(required=False, allow_null=True, help_text="Accepted: everything is shown anyway.")
 
@@ -348,7 +356,7 @@ class OllamaPullRequestSerializer(StrictSerializer):
 class OllamaCopyRequestSerializer(StrictSerializer):
     """Body of POST /api/copy."""
 
-    source = StrictCharField(max_length=256)  # type: ignore[assignment]
+    source = StrictCharField(max_length=256, help_text="A name from GET /api/tags.")  # type: ignore[assignment]
     destination = StrictCharField(max_length=256, help_text="The new name; an alias, no files are copied.")
 
 

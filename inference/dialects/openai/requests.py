@@ -66,18 +66,44 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
     endpoint: ClassVar[Endpoint]
 
     model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
-    max_tokens = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True)
-    n = StrictIntegerField(required=False, min_value=1, max_value=limits.MAX_CHOICES, allow_null=True)
-    stream = StrictBooleanField(required=False, allow_null=True)
+    max_tokens = StrictIntegerField(
+        required=False,
+        min_value=0,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="Limit of the output. Default: 16 for completions, what the context leaves for chat.",
+    )
+    n = StrictIntegerField(
+        required=False,
+        min_value=1,
+        max_value=limits.MAX_CHOICES,
+        allow_null=True,
+        help_text="Choices per prompt. Default: 1.",
+    )
+    stream = StrictBooleanField(required=False, allow_null=True, help_text="Send server-sent events. Default: false.")
     stream_options = StreamOptionsSerializer(required=False, allow_null=True)
     # Additions, by vLLM's names.
-    include_stop_str_in_output = StrictBooleanField(required=False, allow_null=True)
-    prompt_logprobs = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_LOGPROBS, allow_null=True)
-    add_special_tokens = StrictBooleanField(
-        required=False, allow_null=True, help_text="Put the begin-of-sequence token before a text prompt."
+    include_stop_str_in_output = StrictBooleanField(
+        required=False, allow_null=True, help_text="The text ends with the stop string. Default: false."
     )
-    return_token_ids = StrictBooleanField(required=False, allow_null=True)
-    return_tokens_as_token_ids = StrictBooleanField(required=False, allow_null=True)
+    prompt_logprobs = StrictIntegerField(
+        required=False,
+        min_value=0,
+        max_value=limits.MAX_LOGPROBS,
+        allow_null=True,
+        help_text="Log-probabilities of the prompt's tokens, with so many alternatives each.",
+    )
+    add_special_tokens = StrictBooleanField(
+        required=False,
+        allow_null=True,
+        help_text="Put the begin-of-sequence token before a prompt. Default: true; for chat false.",
+    )
+    return_token_ids = StrictBooleanField(
+        required=False, allow_null=True, help_text="Add prompt_token_ids and token_ids to the response. Default: false."
+    )
+    return_tokens_as_token_ids = StrictBooleanField(
+        required=False, allow_null=True, help_text="Log-probabilities name tokens token_id:N. Default: false."
+    )
 
     keep_alive = KeepAliveField(required=False, allow_null=True)
 
@@ -145,17 +171,27 @@ class CompletionRequestSerializer(GenerationSerializer):
     refused = REFUSED_IN_COMPLETIONS
 
     prompt = PromptField(help_text="Text, token ids, or a list of either.")
-    logprobs = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_LOGPROBS, allow_null=True)
-    echo = StrictBooleanField(required=False, allow_null=True, help_text="Put the prompt before the text.")
+    logprobs = StrictIntegerField(
+        required=False,
+        min_value=0,
+        max_value=limits.MAX_LOGPROBS,
+        allow_null=True,
+        help_text="Log-probabilities of the output's tokens, with so many alternatives each.",
+    )
+    echo = StrictBooleanField(
+        required=False, allow_null=True, help_text="The text begins with the prompt. Default: false."
+    )
     parse_special = StrictBooleanField(
-        required=False, allow_null=True, help_text="Control tokens written in a text prompt become tokens."
+        required=False,
+        allow_null=True,
+        help_text="Control tokens written in a text prompt become tokens. Default: false.",
     )
     best_of = StrictIntegerField(
         required=False,
         min_value=1,
         max_value=limits.MAX_CHOICES,
         allow_null=True,
-        help_text="Generate so many and show the n likeliest per token; not with stream.",
+        help_text="Generate so many and return the n most probable per token; not with stream. Default: n.",
     )
     suffix = StrictCharField(
         required=False,
@@ -219,17 +255,29 @@ class ChatRequestSerializer(GenerationSerializer):
     endpoint = "chat"
     refused = REFUSED_IN_CHAT
 
-    messages = MessagesField()
+    messages = MessagesField(help_text="1 to 4,096 messages.")
     max_completion_tokens = StrictIntegerField(
-        required=False, min_value=0, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True
+        required=False,
+        min_value=0,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="The newer name of max_tokens; both may be given if they agree.",
     )
-    logprobs = StrictBooleanField(required=False, allow_null=True)
-    top_logprobs = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_LOGPROBS, allow_null=True)
+    logprobs = StrictBooleanField(
+        required=False, allow_null=True, help_text="Log-probabilities of the output's tokens. Default: false."
+    )
+    top_logprobs = StrictIntegerField(
+        required=False,
+        min_value=0,
+        max_value=limits.MAX_LOGPROBS,
+        allow_null=True,
+        help_text="Alternatives per position; needs logprobs. Default: 0.",
+    )
     add_generation_prompt = StrictBooleanField(
         required=False, allow_null=True, help_text="Default: true unless continue_final_message."
     )
     continue_final_message = StrictBooleanField(
-        required=False, allow_null=True, help_text="The answer goes on with the last message's text."
+        required=False, allow_null=True, help_text="The output continues the last message's text. Default: false."
     )
     chat_template_kwargs = JSONObjectField(
         required=False, allow_null=True, help_text="Values for the model's template, such as enable_thinking."
@@ -237,16 +285,16 @@ class ChatRequestSerializer(GenerationSerializer):
 
     tools = ToolsField(required=False, allow_null=True, help_text="Functions that the model may call.")
     tool_choice = ToolChoiceField(
-        required=False, allow_null=True, help_text="Default: auto with tools. none: the model isn't told of them."
+        required=False, allow_null=True, help_text="none: the model isn't told of them. Default: auto with tools."
     )
     parallel_tool_calls = StrictBooleanField(
-        required=False, allow_null=True, help_text="Default: true. false: calls after the first are left out."
+        required=False, allow_null=True, help_text="false: calls after the first are left out. Default: true."
     )
     reasoning_effort = ReasoningEffortField(
         required=False, allow_null=True, help_text="For templates that know of it; others refuse it."
     )
     include_reasoning = StrictBooleanField(
-        required=False, allow_null=True, help_text="Default: true. false: the answer doesn't show the thinking."
+        required=False, allow_null=True, help_text="false: the response doesn't show the thinking. Default: true."
     )
 
     def _prompts(self, values: dict[str, Any]) -> tuple[PromptMessage, ...]:

@@ -39,24 +39,83 @@ class QueueFieldsMixin(PriorityFieldMixin):
 class SamplingFieldsMixin(QueueFieldsMixin):
     """The fields of all endpoints in OpenAI's shape that choose tokens."""
 
-    temperature = StrictNumberField(required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy.")
-    top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
-    stop = StopField(required=False, allow_null=True)
-    presence_penalty = StrictNumberField(required=False, min_value=-2, max_value=2, allow_null=True)
-    frequency_penalty = StrictNumberField(required=False, min_value=-2, max_value=2, allow_null=True)
-    logit_bias = LogitBiasField(required=False, allow_null=True)
+    temperature = StrictNumberField(
+        required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy. Default: 1."
+    )
+    top_p = StrictNumberField(
+        required=False,
+        min_value=0,
+        max_value=1,
+        allow_null=True,
+        help_text="Above 0: draw from the smallest set of tokens with this probability. Default: 1.",
+    )
+    stop = StopField(
+        required=False,
+        allow_null=True,
+        help_text="The text ends before it: one text or at most 16, of 1 to 1,024 characters.",
+    )
+    presence_penalty = StrictNumberField(
+        required=False,
+        min_value=-2,
+        max_value=2,
+        allow_null=True,
+        help_text="Subtracted once from the logits of tokens in the output. Default: 0.",
+    )
+    frequency_penalty = StrictNumberField(
+        required=False,
+        min_value=-2,
+        max_value=2,
+        allow_null=True,
+        help_text="Subtracted per occurrence in the output. Default: 0.",
+    )
+    logit_bias = LogitBiasField(
+        required=False, allow_null=True, help_text="At most 1,024 token ids to -100 … 100, added to the logits."
+    )
     seed = StrictIntegerField(
-        required=False, min_value=-limits.SEED_RANGE, max_value=limits.SEED_RANGE - 1, allow_null=True
+        required=False,
+        min_value=-limits.SEED_RANGE,
+        max_value=limits.SEED_RANGE - 1,
+        allow_null=True,
+        help_text="Fixes the draws. Default: drawn by the server.",
     )
     # Additions, by vLLM's names.
     top_k = StrictIntegerField(
-        required=False, min_value=-1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True, help_text="0 or -1: off."
+        required=False,
+        min_value=-1,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="Keep the k most probable tokens. Default: 0; 0 and -1: off.",
     )
-    min_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True)
+    min_p = StrictNumberField(
+        required=False,
+        min_value=0,
+        max_value=1,
+        allow_null=True,
+        help_text="Keep tokens with at least this share of the highest probability. Default: 0.",
+    )
     repetition_penalty = StrictNumberField(
-        required=False, min_value=0, max_value=10, allow_null=True, help_text="Above 0; 1: off."
+        required=False,
+        min_value=0,
+        max_value=10,
+        allow_null=True,
+        help_text="Above 0: applied to tokens in prompt and output, as in vLLM. Default: 1.",
     )
-    min_tokens = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True)
-    stop_token_ids = TokenIdsField(required=False, max_length=limits.MAX_STOP_TOKEN_IDS, allow_null=True)
-    ignore_eos = StrictBooleanField(required=False, allow_null=True)
-    skip_special_tokens = StrictBooleanField(required=False, allow_null=True)
+    min_tokens = StrictIntegerField(
+        required=False,
+        min_value=0,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="No end of sequence and no stop before so many tokens. Default: 0.",
+    )
+    stop_token_ids = TokenIdsField(
+        required=False,
+        max_length=limits.MAX_STOP_TOKEN_IDS,
+        allow_null=True,
+        help_text="At most 256 ids that end the text as well.",
+    )
+    ignore_eos = StrictBooleanField(
+        required=False, allow_null=True, help_text="Continue after the end of sequence. Default: false."
+    )
+    skip_special_tokens = StrictBooleanField(
+        required=False, allow_null=True, help_text="Leave control tokens out of the text. Default: true."
+    )

@@ -215,8 +215,12 @@ class InputTokensRequestSerializer(StrictSerializer):
     )
     text = JSONObjectField(required=False, allow_null=True, help_text="format: text, json_object or json_schema.")
     tools = ToolsField(required=False, allow_null=True, help_text="Functions the model may call.")
-    tool_choice = ToolChoiceField(required=False, allow_null=True)
-    parallel_tool_calls = StrictBooleanField(required=False, allow_null=True)
+    tool_choice = ToolChoiceField(
+        required=False, allow_null=True, help_text="none, auto, required, or a function by name. Default: auto."
+    )
+    parallel_tool_calls = StrictBooleanField(
+        required=False, allow_null=True, help_text="false: calls after the first are left out. Default: true."
+    )
     reasoning = JSONObjectField(required=False, allow_null=True, help_text="effort, as the model's template knows it.")
     previous_response_id = StrictCharField(
         required=False, max_length=64, allow_null=True, help_text="The conversation goes on behind that response."
@@ -248,7 +252,11 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
     """Body of POST /v1/responses."""
 
     max_output_tokens = StrictIntegerField(
-        required=False, min_value=1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True
+        required=False,
+        min_value=1,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="Reasoning counts. Default: what the context leaves.",
     )
     include = serializers.ListField(
         child=StrictCharField(max_length=64),
@@ -256,13 +264,21 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
         allow_null=True,
         help_text="message.output_text.logprobs, or nothing.",
     )
-    top_logprobs = StrictIntegerField(required=False, min_value=0, max_value=limits.MAX_LOGPROBS, allow_null=True)
-    metadata = MetadataField(required=False, allow_null=True)
+    top_logprobs = StrictIntegerField(
+        required=False,
+        min_value=0,
+        max_value=limits.MAX_LOGPROBS,
+        allow_null=True,
+        help_text="Alternatives per position; needs the include. Default: 0.",
+    )
+    metadata = MetadataField(
+        required=False, allow_null=True, help_text="At most 16 pairs of texts, kept with the response."
+    )
     store = StrictBooleanField(required=False, allow_null=True, help_text="Keep the response; default true.")
     background = StrictBooleanField(
         required=False, allow_null=True, help_text="Answer at once, run as a queued job; needs store."
     )
-    stream = StrictBooleanField(required=False, allow_null=True)
+    stream = StrictBooleanField(required=False, allow_null=True, help_text="Send server-sent events. Default: false.")
     stream_options = JSONObjectField(required=False, allow_null=True, help_text="include_obfuscation: false.")
     truncation = StrictCharField(
         required=False, allow_null=True, help_text="auto: leave out the oldest turns; disabled: refuse."
