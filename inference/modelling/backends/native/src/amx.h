@@ -15,8 +15,8 @@
 
 namespace blazr {
 
-constexpr int kAmxRows = 16;       // at most
-constexpr int64_t kAmxLine = 64;   // bytes of a row at most
+constexpr int kAmxRows = 16;      // at most
+constexpr int64_t kAmxLine = 64;  // bytes of a row at most
 
 // Whether this processor has tiles, the system lets this process use them, and nobody has turned them off.
 bool use_amx();

@@ -4,38 +4,90 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "attention_ahead.h"
 #include "attention_amx.h"
+#include "attention_prefetch.h"
 
 namespace blazr {
 namespace {
 
-// Items that differ in the head. Blocks outermost, so that the rows of a token's heads are read together.
+// A thread's intermediate values for the items of one task, in one piece of memory.
+struct TaskMemory {
+  uint32_t *queries, *keys, *values, *probabilities;
+  float* mixed;
+  RowState* states;
+};
+
 template <typename T>
-void run_task(const Operands<T>& on, const Item* items, int64_t heads, Ahead<T>& ahead, Scratch& scratch) {
-  const Shape& shape = on.shape;
-  const Item& item = items[0];
-  const int64_t rows = item.num_tokens * shape.group, all_rows = heads * rows, units = units_of<T>(shape.width);
-  constexpr int64_t kProbabilities = kRows * kKeys;
+TaskMemory task_memory(const Shape& shape, int64_t all_rows, Scratch& scratch) {
+  const int64_t units = units_of<T>(shape.width);
   static_assert(sizeof(RowState) % 64 == 0);
   const int64_t state_floats = static_cast<int64_t>(sizeof(RowState) / 4);
   const int64_t sizes[] = {
-      round_up(all_rows * units, kLanes), units * kKeys, shape.padded * kKeys, all_rows * shape.padded,
-      all_rows * state_floats, kProbabilities};
+      round_up(all_rows * units, kLanes),
+      units * kKeys,
+      shape.padded * kKeys,
+      all_rows * shape.padded,
+      all_rows * state_floats,
+      kRows * kKeys};
   int64_t total = 0;
   for (const int64_t size : sizes) total += size;
+  float* parts[std::size(sizes)];
   float* memory = scratch.take(total);
-  auto carve = [&memory](int64_t count) {
-    float* part = memory;
-    memory += count;
-    return part;
-  };
-  auto* queries = reinterpret_cast<uint32_t*>(carve(sizes[0]));
-  auto* keys = reinterpret_cast<uint32_t*>(carve(sizes[1]));
-  auto* values = reinterpret_cast<uint32_t*>(carve(sizes[2]));
-  float* mixed = carve(sizes[3]);
-  auto* states = reinterpret_cast<RowState*>(carve(sizes[4]));
-  auto* probabilities = reinterpret_cast<uint32_t*>(carve(sizes[5]));
+  for (size_t i = 0; i < std::size(sizes); ++i) {
+    parts[i] = memory;
+    memory += sizes[i];
+  }
+  return {
+      reinterpret_cast<uint32_t*>(parts[0]),
+      reinterpret_cast<uint32_t*>(parts[1]),
+      reinterpret_cast<uint32_t*>(parts[2]),
+      reinterpret_cast<uint32_t*>(parts[5]),
+      parts[3],
+      reinterpret_cast<RowState*>(parts[4])};
+}
+
+// The rows of one head against one block of keys, as many at once as the tile has.
+template <typename T>
+void advance_rows(
+    const Operands<T>& on, const Item& item, int64_t block, int count, int64_t first_row, const TaskMemory& memory) {
+  const Shape& shape = on.shape;
+  const int64_t rows = item.num_tokens * shape.group, units = units_of<T>(shape.width);
+  for (int64_t row = 0; row < rows; row += kRows) {
+    const int here = static_cast<int>(std::min<int64_t>(kRows, rows - row));
+    int64_t positions[kRows];
+    for (int i = 0; i < here; ++i) positions[i] = item.position + (row + i) / shape.group - block;
+    const int64_t first = positions[0], last = positions[here - 1], at = first_row + row;
+    if (last < 0) continue;                                               // the block is in their future
+    if (on.rule.window && first - on.rule.window >= count - 1) continue;  // or before their window
+    const bool masked = count < kKeys || first < kKeys - 1 || (on.rule.window && last - on.rule.window >= 0);
+    with_constant<kRows>(here, [&](auto rows_here) {
+      advance<T, decltype(rows_here)::value>(
+          memory.queries + at * units, units, memory.keys, memory.values, shape.padded, count, positions, masked,
+          on.rule, memory.states + at, memory.mixed + at * shape.padded, memory.probabilities);
+    });
+  }
+}
+
+// One row's weighted values, divided by the sum of its weights.
+template <typename T>
+void write_row(const float* from, float sum_of_weights, int64_t width, T* to) {
+  const float share = 1.0f / sum_of_weights;
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const vf part = load(from + i) * share;
+    if (i + kLanes <= width)
+      store(to + i, part);
+    else
+      store_part(to + i, part, width - i);
+  }
+}
+
+// Items that differ in the head. Blocks outermost, so that the rows of a token's heads are read together.
+template <typename T>
+void run_task(const Operands<T>& on, const Item* items, int64_t heads, Prefetcher<T>& prefetcher, Scratch& scratch) {
+  const Shape& shape = on.shape;
+  const Item& item = items[0];
+  const int64_t rows = item.num_tokens * shape.group, all_rows = heads * rows, units = units_of<T>(shape.width);
+  const TaskMemory memory = task_memory<T>(shape, all_rows, scratch);
 
   // A row is one query head of one token; the heads of a token that share keys lie side by side.
   auto place_of = [&](int64_t row) {
@@ -43,62 +95,40 @@ void run_task(const Operands<T>& on, const Item* items, int64_t heads, Ahead<T>&
     return token * shape.heads + items[row / rows].head * shape.group + own % shape.group;
   };
   for (int64_t row = 0; row < all_rows; ++row) {
-    pack_row(on.query + place_of(row) * shape.width, shape.width, queries + row * units, units);
-    states[row] = {splat(0), kNone};
+    pack_row(on.query + place_of(row) * shape.width, shape.width, memory.queries + row * units, units);
+    memory.states[row] = {splat(0), kNone};
   }
-  std::fill_n(mixed, all_rows * shape.padded, 0.0f);
+  std::fill_n(memory.mixed, all_rows * shape.padded, 0.0f);
 
-  auto ask = [&ahead] { ahead.ask(); };
+  auto prefetch = [&prefetcher] { prefetcher.prefetch(); };
   for (int64_t block = item.first_key; block < item.stop_key; block += kKeys) {
     Rows<T> found = find_rows(on, item, block);
     const int count = found.count;
-    ahead.move(count);
+    prefetcher.move(count);
     for (int64_t head = 0; head < heads; ++head) {
-      pack_keys(found.key, count, shape.width, keys, ask);
-      pack_values(found.value, count, shape.value_width, shape.padded, values, ask);
-      for (int64_t row = 0; row < rows; row += kRows) {
-        const int here = static_cast<int>(std::min<int64_t>(kRows, rows - row));
-        int64_t positions[kRows];
-        for (int i = 0; i < here; ++i) positions[i] = item.position + (row + i) / shape.group - block;
-        const int64_t first = positions[0], last = positions[here - 1], at = head * rows + row;
-        if (last < 0) continue;                                                 // the block is in their future
-        if (on.rule.window && first - on.rule.window >= count - 1) continue;    // or before their window
-        const bool masked = count < kKeys || first < kKeys - 1 || (on.rule.window && last - on.rule.window >= 0);
-        with_constant<kRows>(here, [&](auto rows_here) {
-          advance<T, decltype(rows_here)::value>(
-              queries + at * units, units, keys, values, shape.padded, count, positions, masked, on.rule, states + at,
-              mixed + at * shape.padded, probabilities);
-        });
-      }
+      pack_keys(found.key, count, shape.width, memory.keys, prefetch);
+      pack_values(found.value, count, shape.value_width, shape.padded, memory.values, prefetch);
+      advance_rows(on, item, block, count, head * rows, memory);
       for (int i = 0; i < count; ++i) {
         found.key[i] += on.keys.head_stride;
         found.value[i] += on.values.head_stride;
       }
     }
-    ahead.finish();
+    prefetcher.finish();
   }
 
   for (int64_t row = 0; row < all_rows; ++row) {
-    const float sum_of_weights = sum(states[row].total);
-    const float* from = mixed + row * shape.padded;
+    const float sum_of_weights = sum(memory.states[row].total);
+    const float* from = memory.mixed + row * shape.padded;
     const int64_t partial = items[row / rows].partial;
-    if (partial >= 0) {
-      float* to = on.partial + (partial + row % rows) * on.partial_stride();
-      std::memcpy(to, from, shape.padded * sizeof(float));
-      to[shape.padded] = sum_of_weights;
-      to[shape.padded + 1] = states[row].highest;
+    if (partial < 0) {
+      write_row(from, sum_of_weights, shape.value_width, on.out + place_of(row) * shape.value_width);
       continue;
     }
-    T* to = on.out + place_of(row) * shape.value_width;
-    const float share = 1.0f / sum_of_weights;
-    for (int64_t i = 0; i < shape.value_width; i += kLanes) {
-      const vf part = load(from + i) * share;
-      if (i + kLanes <= shape.value_width) {
-        store(to + i, part);
-      } else {
-        store_part(to + i, part, shape.value_width - i);
-      }
-    }
+    float* to = on.partial + (partial + row % rows) * on.partial_stride();
+    std::memcpy(to, from, shape.padded * sizeof(float));
+    to[shape.padded] = sum_of_weights;
+    to[shape.padded + 1] = memory.states[row].highest;
   }
 }
 
@@ -141,7 +171,7 @@ void run_plan(const Operands<T>& on, const Plan& plan) {
   const bool parallel = plan.work >= kSerialWork;
   auto run = [&](int64_t index, bool goes_on) {
     static thread_local Scratch scratch;
-    static thread_local Ahead<T> ahead;
+    static thread_local Prefetcher<T> prefetcher;
     const Task& task = plan.tasks[index];
     if constexpr (std::is_same_v<T, bf16>) {
       if (plan.items[task.first_item].by_tiles) {
@@ -149,8 +179,8 @@ void run_plan(const Operands<T>& on, const Plan& plan) {
         return;
       }
     }
-    ahead.begin(on, plan, index, call, goes_on);
-    run_task(on, plan.items.data() + task.first_item, task.heads, ahead, scratch);
+    prefetcher.begin(on, plan, index, call, goes_on);
+    run_task(on, plan.items.data() + task.first_item, task.heads, prefetcher, scratch);
   };
   if (plan.is_split) {
     // A thread's tasks follow each other, so that it knows what it will read next.
@@ -168,7 +198,8 @@ void run_plan(const Operands<T>& on, const Plan& plan) {
 }
 
 CacheView view_of(const at::Tensor& cache, const char* name, int64_t width) {
-  TORCH_CHECK(cache.dim() == 3 && cache.size(2) >= width, "attention: ", name, " must be (slots, heads, ≥ ", width, ")");
+  TORCH_CHECK(
+      cache.dim() == 3 && cache.size(2) >= width, "attention: ", name, " must be (slots, heads, ≥ ", width, ")");
   TORCH_CHECK(cache.stride(2) == 1 || width == 1, "attention: ", name, " must be contiguous along its last axis");
   return {cache.size(0), cache.size(1), width, cache.stride(0), cache.stride(1)};
 }
@@ -178,14 +209,17 @@ CacheView view_of(const at::Tensor& cache, const char* name, int64_t width) {
 at::Tensor paged_attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& slots,
     const at::Tensor& sequences, int64_t value_width, double scale, int64_t window, double softcap) {
-  TORCH_CHECK(query.dim() == 3 && query.is_contiguous(), "attention: the query must be (rows, heads, width), contiguous");
+  TORCH_CHECK(
+      query.dim() == 3 && query.is_contiguous(), "attention: the query must be (rows, heads, width), contiguous");
   TORCH_CHECK(
       key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type(),
       "attention: query, keys and values must have one dtype");
   TORCH_CHECK(
-      slots.scalar_type() == at::kLong && slots.dim() == 1 && slots.is_contiguous(), "attention: slots must be (N,) int64");
+      slots.scalar_type() == at::kLong && slots.dim() == 1 && slots.is_contiguous(),
+      "attention: slots must be (N,) int64");
   TORCH_CHECK(
-      sequences.scalar_type() == at::kLong && sequences.dim() == 2 && sequences.size(1) == 4 && sequences.is_contiguous(),
+      sequences.scalar_type() == at::kLong && sequences.dim() == 2 && sequences.size(1) == 4 &&
+          sequences.is_contiguous(),
       "attention: sequences must be (B, 4) int64");
   TORCH_CHECK(value_width > 0 && query.size(2) > 0, "attention: empty heads");
   TORCH_CHECK(window >= 0 && softcap >= 0, "attention: a negative window or softcap");
@@ -193,8 +227,8 @@ at::Tensor paged_attention(
   TORCH_CHECK(
       keys.heads == values.heads && keys.slots == values.slots && keys.heads > 0 && query.size(1) % keys.heads == 0,
       "attention: ", query.size(1), " query heads over ", keys.heads, " of keys, ", values.heads, " of values");
-  const Shape shape{
-      query.size(1), keys.heads,  query.size(1) / keys.heads, query.size(2), value_width, round_up(value_width, kLanes)};
+  const Shape shape{query.size(1), keys.heads,  query.size(1) / keys.heads,
+                    query.size(2), value_width, round_up(value_width, kLanes)};
   const bool is_dense = keys.head_stride == key.size(2) && values.head_stride == value.size(2);
   at::Tensor out = at::empty({query.size(0), shape.heads, value_width}, query.options());
   const Plan plan = make_plan(

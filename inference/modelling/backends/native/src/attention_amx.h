@@ -1,24 +1,24 @@
 // Attention of a prefill chunk by matrix tiles (amx.h): scores and weighted values as products of bfloat16 tiles, the
 // softmax between them in float32.
 //
-// Both products are made transposed: scores as keys × queries, outputs as columns × queries. So a key's row is a tile's row
-// as it lies in the cache, a lane is a query from the first product to the last, and maxima and sums run down the
+// Both products are made transposed: scores as keys × queries, outputs as columns × queries. So a key's row is a tile's
+// row as it lies in the cache, a lane is a query from the first product to the last, and maxima and sums run down the
 // lanes: nothing is reduced across a vector. Values are transposed once per item; 32 queries go over all of them.
 //
-// A row's result doesn't depend on the rows beside it: a tile's columns are sums of their own, blocks begin at multiples of
-// 64 keys, and what is masked adds exact zeros.
+// A row's result doesn't depend on the rows beside it: a tile's columns are sums of their own, blocks begin at
+// multiples of 64 keys, and what is masked adds exact zeros.
 #pragma once
 
 #include "amx.h"
-#include "attention_ahead.h"
+#include "attention_prefetch.h"
 
 namespace blazr {
 
-constexpr int kStripKeys = 32;              // keys whose pairs fill a tile's line
-constexpr int kGroupRows = 32;              // rows that go over the keys together: two tiles of 16
-constexpr int kStepValues = 32;             // bfloat16 values of a tile's line
-constexpr int64_t kTileFloats = 256;        // 1 KiB
-constexpr int64_t kPackedFloats = 131072;   // 512 KiB of packed keys and values stay in the second cache
+constexpr int kStripKeys = 32;             // keys whose pairs fill a tile's line
+constexpr int kGroupRows = 32;             // rows that go over the keys together: two tiles of 16
+constexpr int kStepValues = 32;            // bfloat16 values of a tile's line
+constexpr int64_t kTileFloats = 256;       // 1 KiB
+constexpr int64_t kPackedFloats = 131072;  // 512 KiB of packed keys and values stay in the second cache
 
 #ifdef BLAZR_AMX
 
@@ -35,8 +35,8 @@ inline vf exp2_short(vf x) {
   return std::bit_cast<vf>(_mm512_scalef_ps(std::bit_cast<__m512>(p), from));
 }
 
-// Two rows of 16 weights as bfloat16 (to nearest, ties up), interleaved: the first's in the lower halves. Fewer steps than
-// the instruction that converts, whose halves would have to be put in order.
+// Two rows of 16 weights as bfloat16 (to nearest, ties up), interleaved: the first's in the lower halves. Fewer steps
+// than the instruction that converts, whose halves would have to be put in order.
 inline vu weight_pairs(vf first, vf second) {
   constexpr uint32_t kHalf = 0x8000;
   const vu low = (std::bit_cast<vu>(first) + kHalf) >> 16, high = std::bit_cast<vu>(second) + kHalf;
@@ -106,9 +106,9 @@ class TileAttention {
  private:
   static constexpr int64_t kScores = kKeys * kGroupRows, kWeights = kScores / 2;
 
-  // Products that are under way: the weighted values of the block before and the scores of the block after the one whose
-  // weights are made, in steps of four instructions. Tiles hold sums (0 to 3) and operands. Sums are stored some time
-  // after they are asked for: a store that waits for them keeps later instructions from starting.
+  // Products that are under way: the weighted values of the block before and the scores of the block after the one
+  // whose weights are made, in steps of four instructions. Tiles hold sums (0 to 3) and operands. Sums are stored some
+  // time after they are asked for: a store that waits for them keeps later instructions from starting.
   struct Products {
     // Values × weights: each 32 columns of the output take the block's strips, one after the other.
     const float *values = nullptr, *weights = nullptr;
@@ -218,7 +218,8 @@ class TileAttention {
     const bf16 *keys[kStripKeys], *values[kStripKeys];
     for (int i = 0; i < count; ++i) {
       const int64_t slot = slots[i];
-      TORCH_CHECK_INDEX(slot >= 0 && slot < on_.keys.slots, "attention: slot ", slot, " of a cache with ", on_.keys.slots);
+      TORCH_CHECK_INDEX(
+          slot >= 0 && slot < on_.keys.slots, "attention: slot ", slot, " of a cache with ", on_.keys.slots);
       keys[i] = on_.key + slot * on_.keys.slot_stride + item_.head * on_.keys.head_stride;
       values[i] = on_.value + slot * on_.values.slot_stride + item_.head * on_.values.head_stride;
     }
@@ -272,7 +273,8 @@ class TileAttention {
         const int64_t here = std::min<int64_t>(kAmxRows, count - half * kAmxRows);
         vu block[kLanes] = {};
         for (int64_t i = 0; i < here; ++i)
-          block[i] = std::bit_cast<vu>(load_line(on_.query + places_[half * kAmxRows + i] * on_.shape.width + at, left));
+          block[i] =
+              std::bit_cast<vu>(load_line(on_.query + places_[half * kAmxRows + i] * on_.shape.width + at, left));
         transpose(block);
         float* to = queries_ + (step * 2 + half) * kTileFloats;
         for (int i = 0; i < kLanes; ++i) std::memcpy(to + i * kLanes, &block[i], sizeof block[i]);
@@ -360,8 +362,8 @@ class TileAttention {
     }
   }
 
-  // What the weights of 16 rows are relative to; whether it moves, and by what older sums then shrink. A base follows the
-  // maximum only when that has left it by 2^8: greater weights are as exact, and the output is seldom scaled.
+  // What the weights of 16 rows are relative to; whether it moves, and by what older sums then shrink. A base follows
+  // the maximum only when that has left it by 2^8: greater weights are as exact, and the output is seldom scaled.
   bool move_base(const float* scores, int half, int64_t keys, vf& kept) const {
     constexpr float kSlack = 8;
     scores += half * kLanes;
@@ -391,7 +393,7 @@ class TileAttention {
     for (int half = 0; half < 2; ++half) {
       const vf base = load(base_ + half * kLanes);
       const vf shift = base == splat(kNone) ? splat(0) : base;  // nothing seen yet: all weights are 2^-inf
-      vf sums[kTurn] = {};  // an addition's result takes long
+      vf sums[kTurn] = {};                                      // an addition's result takes long
       for (int strip = 0; strip < strips; ++strip) {
         const float* from = scores + strip * kStripKeys * kGroupRows + half * kLanes;
         auto* to = reinterpret_cast<uint32_t*>(weights + (2 * strip + half) * kTileFloats);
@@ -449,7 +451,7 @@ class TileAttention {
   bool is_plain_;  // the scores' rule is a positive factor
   float factor_;
   float *packed_, *queries_, *states_;
-  float *scores_[2], *weights_[2];  // of a block and the next one
+  float *scores_[2], *weights_[2];            // of a block and the next one
   float *total_ = nullptr, *base_ = nullptr;  // of the group
   int64_t places_[kGroupRows];                // rows of the query and the output
   int32_t tokens_[kGroupRows];                // from the item's first

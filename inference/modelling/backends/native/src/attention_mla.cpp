@@ -104,8 +104,8 @@ at::Tensor mla_decode(
     using T = std::remove_pointer_t<decltype(type)>;
     T* to = query.data_ptr<T>();
     absorb(
-        {count, heads, nope, rank, q_nope.stride(0), q_nope.stride(1), heads * width, width}, q_nope.const_data_ptr<T>(),
-        k_b.const_data_ptr<T>(), to);
+        {count, heads, nope, rank, q_nope.stride(0), q_nope.stride(1), heads * width, width},
+        q_nope.const_data_ptr<T>(), k_b.const_data_ptr<T>(), to);
     const T* rotated = q_rope.const_data_ptr<T>();
     for (int64_t row = 0; row < count * heads; ++row)
       std::memcpy(to + row * width + rank, rotated + row * rope, rope * sizeof(T));

@@ -1,6 +1,6 @@
 // How attention's work is cut: into items that a thread computes alone, and tasks of the items that are read together.
-// The cut of a sequence follows from that sequence alone, but for items by matrix tiles, where a row's result is the same in
-// each cut; which items make a task changes no result.
+// The cut of a sequence follows from that sequence alone, but for items by matrix tiles, where a row's result is the
+// same in each cut; which items make a task changes no result.
 #pragma once
 
 #include <vector>
@@ -62,8 +62,8 @@ inline int64_t split_length(int64_t keys) {
 }
 
 // Items to tasks. With enough parts for all threads, one thread takes the heads of a part together: the rows of a
-// token's heads lie side by side, so that memory is read from end to end. `token_bytes`: of a token's keys and values; 0
-// if they don't lie so.
+// token's heads lie side by side, so that memory is read from end to end. `token_bytes`: of a token's keys and values;
+// 0 if they don't lie so.
 inline void make_tasks(Plan& plan, const Shape& shape, int64_t token_bytes) {
   const auto count = static_cast<int64_t>(plan.items.size());
   const bool is_enough = token_bytes > 0 && count / shape.kv_heads >= kPartsPerThread * at::get_num_threads();
@@ -78,7 +78,8 @@ inline void make_tasks(Plan& plan, const Shape& shape, int64_t token_bytes) {
   }
 }
 
-// New tokens of an item by matrix tiles: the items of a sequence are of one size. A row's result is the same in each cut.
+// New tokens of an item by matrix tiles: the items of a sequence are of one size. A row's result is the same in each
+// cut.
 inline int64_t matrix_tokens(int64_t tokens, const Shape& shape) {
   const int64_t rows = tokens * shape.group, wanted = kItemsPerThread * at::get_num_threads();
   const int64_t most = std::clamp(rows * shape.kv_heads / wanted, kFewestRows, kMatrixRows);

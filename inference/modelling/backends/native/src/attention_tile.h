@@ -21,9 +21,9 @@
 
 namespace blazr {
 
-constexpr int kKeys = 64;                     // keys of a block
-constexpr int kKeyVectors = kKeys / kLanes;   // vectors of scores in a row
-constexpr int kRows = 6;                      // rows whose scores stay in registers: 6 · 4 of 32, and the operands
+constexpr int kKeys = 64;                    // keys of a block
+constexpr int kKeyVectors = kKeys / kLanes;  // vectors of scores in a row
+constexpr int kRows = 6;                     // rows whose scores stay in registers: 6 · 4 of 32, and the operands
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 #ifdef __AVX512BF16__
@@ -46,8 +46,7 @@ template <typename T>
 inline vf step(vf acc, vu a, vu b) {
 #ifdef __AVX512BF16__
   if constexpr (kPairs<T>) {
-    __m512 sum = _mm512_dpbf16_ps(
-        std::bit_cast<__m512>(acc), std::bit_cast<__m512bh>(a), std::bit_cast<__m512bh>(b));
+    __m512 sum = _mm512_dpbf16_ps(std::bit_cast<__m512>(acc), std::bit_cast<__m512bh>(a), std::bit_cast<__m512bh>(b));
     return std::bit_cast<vf>(sum);
   }
 #endif
@@ -173,8 +172,8 @@ inline void store_pairs(const bf16* low, const bf16* high, uint32_t* to) {
   std::memcpy(&first, low, sizeof first);
   std::memcpy(&second, high, sizeof second);
   const vw begin = __builtin_shufflevector(
-      first, second, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45,
-      14, 46, 15, 47);
+      first, second, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13,
+      45, 14, 46, 15, 47);
   const vw end = __builtin_shufflevector(
       first, second, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28,
       60, 29, 61, 30, 62, 31, 63);
@@ -201,7 +200,9 @@ inline void pack_values(
         const int64_t left = width - at;
         // A bfloat16 is the upper half of its float32: two of them are one unit.
         vf low = left >= kLanes ? load(low_row + at) : load_part(low_row + at, left);
-        vf high = high_row == nullptr ? splat(0) : left >= kLanes ? load(high_row + at) : load_part(high_row + at, left);
+        vf high = high_row == nullptr ? splat(0)
+                  : left >= kLanes    ? load(high_row + at)
+                                      : load_part(high_row + at, left);
         store_units(to + at, (std::bit_cast<vu>(low) >> 16) | std::bit_cast<vu>(high));
       }
       to += padded;
@@ -243,9 +244,9 @@ inline void multiply(const uint32_t* rows, int64_t units, const uint32_t* packed
 
 // What the scores go through.
 struct ScoreRule {
-  float scale;        // of q·k
-  float softcap;      // 0: none
-  int64_t window;     // positions that a query sees, its own included; 0: all
+  float scale;     // of q·k
+  float softcap;   // 0: none
+  int64_t window;  // positions that a query sees, its own included; 0: all
 
   // To exponents of 2, so that the softmax needs 2^x only.
   vf operator()(vf scores) const {

@@ -124,8 +124,7 @@ void convolve(const Convolution& conv, const std::vector<Run>& runs, const T* ro
     for (int64_t row = begin; row < end; ++row) {
       while (row >= run->start + run->count) ++run;
       if (run->count == 1)
-        convolve_one(
-            conv, rows + row * stride, conv.state + run->slot * width * kept, run->fresh, out + row * width);
+        convolve_one(conv, rows + row * stride, conv.state + run->slot * width * kept, run->fresh, out + row * width);
       else if (row - run->start >= kept)
         convolve_row(conv, rows + (row - kept) * stride, stride, out + row * width);
     }
@@ -147,7 +146,8 @@ std::vector<Run> read_runs(const at::Tensor& runs, int64_t rows, int64_t slots) 
   int64_t next = 0;
   for (int64_t i = 0; i < runs.size(0); ++i, values += 4) {
     Run run{values[0], values[1], values[2], values[3] != 0};
-    TORCH_CHECK(run.start == next && run.count > 0 && run.count <= rows - next, "runs: they must cover the rows in order");
+    TORCH_CHECK(
+        run.start == next && run.count > 0 && run.count <= rows - next, "runs: they must cover the rows in order");
     TORCH_CHECK(run.slot >= 0 && run.slot < slots, "runs: state slot ", run.slot, " of ", slots);
     next += run.count;
     found.push_back(run);

@@ -76,7 +76,8 @@ using MaybeTensor = std::optional<at::Tensor>;
 
 template <typename Run>
 void with_norm(
-    const MaybeTensor& weight, const MaybeTensor& bias, int64_t width, double eps, double offset, bool centred, Run&& run) {
+    const MaybeTensor& weight, const MaybeTensor& bias, int64_t width, double eps, double offset, bool centred,
+    Run&& run) {
   const auto type = weight.has_value() ? weight->scalar_type() : at::kFloat;
   for (const MaybeTensor* given : {&weight, &bias}) {
     if (!given->has_value()) continue;
@@ -85,13 +86,16 @@ void with_norm(
   }
   dispatch(type, "norm", [&](auto* pointer) {
     using W = std::remove_pointer_t<decltype(pointer)>;
-    const auto data = [](const MaybeTensor& tensor) { return tensor.has_value() ? tensor->const_data_ptr<W>() : nullptr; };
+    const auto data = [](const MaybeTensor& tensor) {
+      return tensor.has_value() ? tensor->const_data_ptr<W>() : nullptr;
+    };
     run(NormOf<W>{data(weight), data(bias), static_cast<float>(eps), static_cast<float>(offset), centred});
   });
 }
 
 at::Tensor norm(
-    const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, double eps, double offset, bool centred) {
+    const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, double eps, double offset,
+    bool centred) {
   const at::Tensor x = input.contiguous();
   at::Tensor out = at::empty_like(x);
   const int64_t width = x.size(-1), rows = width ? x.numel() / width : 0;
@@ -150,8 +154,7 @@ at::Tensor gated_activation(const at::Tensor& joint, int64_t kind) {
         const T *gate = from + row * doubled, *up = gate + width;
         T* result = to + row * width;
         int64_t i = 0;
-        for (; i + kLanes <= width; i += kLanes)
-          store(result + i, activation(load(gate + i), kind) * load(up + i));
+        for (; i + kLanes <= width; i += kLanes) store(result + i, activation(load(gate + i), kind) * load(up + i));
         if (i < width) {
           const int64_t left = width - i;
           store_part(result + i, activation(load_part(gate + i, left), kind) * load_part(up + i, left), left);

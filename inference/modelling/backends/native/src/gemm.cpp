@@ -1,5 +1,5 @@
-// y = x Wᵀ + b with packed weights (gemm.h), in the rows' dtype or (wide) float32, or of each row of y the greatest value
-// alone; and rows of the weights back, for embeddings.
+// y = x Wᵀ + b with packed weights (gemm.h), in the rows' dtype or (wide) float32, or of each row of y the greatest
+// value alone; and rows of the weights back, for embeddings.
 #include "gemm.h"
 
 #include <c10/util/FunctionRef.h>
@@ -88,7 +88,7 @@ void product_of(const Matrix& w, const T* x, int64_t rows, Take take) {
   Panels shared = all;
   at::Tensor memory;
   if (!own) memory = fill_panels<F>(x, w.inputs, w, shared);
-  const Upcoming* upcoming = Team::current() ? Team::current()->upcoming() : nullptr;
+  const Upcoming* upcoming = ThreadPool::current() ? ThreadPool::current()->upcoming() : nullptr;
   const auto run = [&](int64_t panel, int64_t panel_end, int64_t block, int64_t block_end) {
     Panels panels = shared;
     if (own) fill_own<F>(x, w, panels, product);
@@ -100,9 +100,8 @@ void product_of(const Matrix& w, const T* x, int64_t rows, Take take) {
   const bool parallel = w.blocks() * w.block_bytes * all.count > kParallelWork;
   if (all.count <= panels_at_once(all)) {  // each thread reads long runs of blocks
     const int64_t most = std::max<int64_t>(1, kSumsAtOnce / (rows * kBlock));
-    share_runs(w.blocks(), most, parallel, [&](int64_t block, int64_t block_end) {
-      run(0, all.count, block, block_end);
-    });
+    share_runs(
+        w.blocks(), most, parallel, [&](int64_t block, int64_t block_end) { run(0, all.count, block, block_end); });
     return;
   }
   const Cut cut(w.blocks(), all);
@@ -149,7 +148,8 @@ class Greatest {
   int64_t place() const { return is_nan() ? 0 : kLast - (best_.load(std::memory_order_relaxed) & kLast); }
   float value() const {
     const uint32_t order = best_.load(std::memory_order_relaxed) >> 32;
-    return is_nan() ? std::numeric_limits<float>::quiet_NaN() : std::bit_cast<float>(order & kSign ? order ^ kSign : ~order);
+    return is_nan() ? std::numeric_limits<float>::quiet_NaN()
+                    : std::bit_cast<float>(order & kSign ? order ^ kSign : ~order);
   }
 
  private:
@@ -177,11 +177,14 @@ void greatest(const Matrix& w, const T* x, int64_t rows, const T* bias, const in
       uint32_t hidden = masked ? static_cast<uint32_t>(masked[at]) : 0;
       if (width < kBlock) hidden |= ~uint32_t{0} << width;
       if (!bias && !hidden) continue;
-      for (float* row = sums + (at - block) * count * kBlock; row < sums + (at + 1 - block) * count * kBlock; row += kBlock) {
+      for (float* row = sums + (at - block) * count * kBlock; row < sums + (at + 1 - block) * count * kBlock;
+           row += kBlock) {
         for (int64_t i = 0; bias && i < kBlock; i += kLanes) {
           const int64_t left = width - i;
           if (left > 0)
-            store(row + i, load(row + i) + (left >= kLanes ? load(bias + output + i) : load_part(bias + output + i, left)));
+            store(
+                row + i,
+                load(row + i) + (left >= kLanes ? load(bias + output + i) : load_part(bias + output + i, left)));
         }
         for (uint32_t bits = hidden; bits; bits &= bits - 1) row[std::countr_zero(bits)] = least;
       }

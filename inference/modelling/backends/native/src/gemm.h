@@ -17,17 +17,17 @@
 
 namespace blazr {
 
-constexpr int64_t kTileBytes = 16384;   // of a block, that stay in the first cache while the panels pass
-constexpr int64_t kPanelBytes = 262144; // of activations, that stay in the second cache while the blocks pass
+constexpr int64_t kTileBytes = 16384;          // of a block, that stay in the first cache while the panels pass
+constexpr int64_t kPanelBytes = 262144;        // of activations, that stay in the second cache while the blocks pass
 constexpr int64_t kTiledPanelBytes = 1 << 20;  // the same on processors with matrix tiles, where it has 2 MB
-constexpr int64_t kRowsAtOnce = 240;    // whose sums stay there
+constexpr int64_t kRowsAtOnce = 240;           // whose sums stay there
 constexpr int64_t kTiledRowsAtOnce = 256;
-constexpr int64_t kBlocksAtOnce = 8;    // the same of blocks
+constexpr int64_t kBlocksAtOnce = 8;  // the same of blocks
 
 // Sums of the panels [panel_begin, panel_end) with the blocks [block_begin, block_end), at most kBlocksAtOnce of them.
-// sums: [blocks][rows][32]. `on`: the end of this thread's part of the matrix, and what it reads then. All along, what lies
-// further on is asked for: in the processor's own order by one panel, which reads as fast as memory gives, and by several,
-// whose arithmetic takes longer, as it lies, kTileBytes ahead.
+// sums: [blocks][rows][32]. `on`: the end of this thread's part of the matrix, and what it reads then. All along, what
+// lies further on is asked for: in the processor's own order by one panel, which reads as fast as memory gives, and by
+// several, whose arithmetic takes longer, as it lies, kTileBytes ahead.
 template <class F>
 void multiply(
     const Matrix& w, const Panels& panels, int64_t panel_begin, int64_t panel_end, int64_t block_begin,

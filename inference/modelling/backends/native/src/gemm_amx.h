@@ -1,8 +1,8 @@
 // The sums of a panel with a block of weights by matrix tiles: 16 rows × 16 outputs at a time (amx.h).
 //
-// A tile's instruction multiplies 16 words of each row with 16 words of each output, which is 32 inputs of bfloat16 or 64
-// of int8, in a clock for each row. The weights lie as it wants them: a step's 128 bytes are a line of two tiles. int4 has
-// too small groups to gain: scaling their sums takes longer than the products.
+// A tile's instruction multiplies 16 words of each row with 16 words of each output, which is 32 inputs of bfloat16 or
+// 64 of int8, in a clock for each row. The weights lie as it wants them: a step's 128 bytes are a line of two tiles.
+// int4 has too small groups to gain: scaling their sums takes longer than the products.
 #pragma once
 
 #include <algorithm>

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "activation.h"
+#include "arguments.h"
 #include "gemm.h"
 
 namespace blazr {
@@ -206,28 +207,42 @@ void mix(
   });
 }
 
-at::Tensor expert_mix(
-    const at::Tensor& input, const at::Tensor& weights, const at::Tensor& chosen, const at::Tensor& up_data,
-    const std::optional<at::Tensor>& up_scales, int64_t up_format, int64_t up_group, const at::Tensor& down_data,
-    const std::optional<at::Tensor>& down_scales, int64_t down_format, int64_t down_group, int64_t experts,
-    int64_t width, bool gated, int64_t kind) {
-  TORCH_CHECK(input.dim() == 2 && chosen.dim() == 2 && weights.sizes() == chosen.sizes(), "expert_mix: wrong shapes");
-  TORCH_CHECK(chosen.size(0) == input.size(0), "expert_mix: a choice for each row is needed");
+struct ExpertArguments {
+  at::Tensor input;            // (T, D)
+  at::Tensor weights, chosen;  // (T, top_k): float32 and int64
+  at::Tensor up_data;          // the experts' matrices, packed (gemm_layout.h)
+  std::optional<at::Tensor> up_scales;
+  int64_t up_format, up_group;
+  at::Tensor down_data;
+  std::optional<at::Tensor> down_scales;
+  int64_t down_format, down_group;
+  int64_t experts, width;  // their number, and the values between the two products
+  bool gated;
+  int64_t activation;
+};
+
+at::Tensor expert_mix(const ExpertArguments& in) {
   TORCH_CHECK(
-      weights.scalar_type() == at::kFloat && chosen.scalar_type() == at::kLong,
+      in.input.dim() == 2 && in.chosen.dim() == 2 && in.weights.sizes() == in.chosen.sizes(),
+      "expert_mix: wrong shapes");
+  TORCH_CHECK(in.chosen.size(0) == in.input.size(0), "expert_mix: a choice for each row is needed");
+  TORCH_CHECK(
+      in.weights.scalar_type() == at::kFloat && in.chosen.scalar_type() == at::kLong,
       "expert_mix: float32 weights and int64 experts are needed");
-  const at::Tensor x = input.contiguous(), share_of = weights.contiguous(), numbers = chosen.contiguous();
+  const at::Tensor x = in.input.contiguous(), share_of = in.weights.contiguous(), numbers = in.chosen.contiguous();
   const int64_t rows = x.size(0), hidden = x.size(1), top_k = numbers.size(1);
-  const Stack up = stack_of(up_data, up_scales, up_format, experts, gated ? 2 * width : width, hidden, up_group);
-  const Stack down = stack_of(down_data, down_scales, down_format, experts, hidden, width, down_group);
+  const Stack up = stack_of(
+      in.up_data, in.up_scales, in.up_format, in.experts, in.gated ? 2 * in.width : in.width, hidden, in.up_group);
+  const Stack down =
+      stack_of(in.down_data, in.down_scales, in.down_format, in.experts, hidden, in.width, in.down_group);
   at::Tensor out = at::empty_like(x);
-  const Work work = divide(numbers.const_data_ptr<int64_t>(), numbers.numel(), experts);
+  const Work work = divide(numbers.const_data_ptr<int64_t>(), numbers.numel(), in.experts);
   if (rows == 0) return out;
-  TORCH_CHECK(up_format == down_format, "expert_mix: both stacks must have one format");
-  with_format_and_rows(up_format, x.scalar_type(), "expert_mix", [&](auto f, auto* type) {
+  TORCH_CHECK(in.up_format == in.down_format, "expert_mix: both stacks must have one format");
+  with_format_and_rows(in.up_format, x.scalar_type(), "expert_mix", [&](auto f, auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     mix<decltype(f), T>(
-        x.const_data_ptr<T>(), rows, share_of.const_data_ptr<float>(), top_k, work, up, down, gated, kind,
+        x.const_data_ptr<T>(), rows, share_of.const_data_ptr<float>(), top_k, work, up, down, in.gated, in.activation,
         out.data_ptr<T>());
   });
   return out;
@@ -318,7 +333,13 @@ std::tuple<at::Tensor, at::Tensor> choose_experts(
     TORCH_CHECK(
         bias->numel() == experts && bias->scalar_type() == at::kFloat && bias->is_contiguous(),
         "choose_experts: the correction bias doesn't fit");
-  const Rules rules{top_k, groups, top_groups, is_softmax, normalise, sum_of_two, static_cast<float>(eps),
+  const Rules rules{top_k,
+                    groups,
+                    top_groups,
+                    is_softmax,
+                    normalise,
+                    sum_of_two,
+                    static_cast<float>(eps),
                     static_cast<float>(factor)};
   at::Tensor weights = at::empty({rows, top_k}, values.options());
   at::Tensor chosen = at::empty({rows, top_k}, values.options().dtype(at::kLong));
@@ -341,12 +362,13 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
       "Tensor down, Tensor? down_scales, int down_format, int down_group, int experts, int width, bool gated, "
       "int activation) -> Tensor");
   library.def(
-      "choose_experts(Tensor logits, Tensor? bias, int top_k, bool is_softmax, bool normalise, float eps, float factor, "
+      "choose_experts(Tensor logits, Tensor? bias, int top_k, bool is_softmax, bool normalise, float eps, float "
+      "factor, "
       "int groups, int top_groups, bool sum_of_two) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) {
-  library.impl("expert_mix", expert_mix);
+  library.impl("expert_mix", with_arguments<expert_mix>());
   library.impl("choose_experts", choose_experts);
 }
 

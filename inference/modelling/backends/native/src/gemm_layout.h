@@ -28,7 +28,7 @@ struct Matrix {
   const uint8_t* data;
   const bf16* scales;
   int64_t outputs, inputs;
-  int64_t unit;         // inputs in a group; for bf16 and float, those between two looks at the loop's end
+  int64_t unit;  // inputs in a group; for bf16 and float, those between two looks at the loop's end
   int64_t block_bytes;
 
   int64_t blocks() const { return ceil_div(outputs, kBlock); }
@@ -42,9 +42,9 @@ struct Integer {
   static constexpr int64_t kStepBytes = kFour ? 64 : 128;  // of a block's weights
   static constexpr int64_t kAlign = kFour ? 8 : 4;         // inputs are padded to a multiple of it
   static constexpr int32_t kOffset = kFour ? 8 : 128;
-  static constexpr int kPanel = kWide ? 8 : 2;  // most rows in a panel
-  static constexpr int64_t kUsualSteps = kFour ? 8 : 32;   // of a group
-  static constexpr int64_t kLine = kFour ? 0 : 16;         // words of a row of activations in a matrix tile; 0: none
+  static constexpr int kPanel = kWide ? 8 : 2;            // most rows in a panel
+  static constexpr int64_t kUsualSteps = kFour ? 8 : 32;  // of a group
+  static constexpr int64_t kLine = kFour ? 0 : 16;        // words of a row of activations in a matrix tile; 0: none
 };
 
 struct Half {
@@ -113,6 +113,6 @@ int64_t block_bytes_of(int64_t inputs) {
 }
 
 constexpr int64_t kTiledIntegers = 48;  // rows from which matrix tiles are worth it for int8
-constexpr int64_t kPlainUnit = 256;  // of the formats without groups
+constexpr int64_t kPlainUnit = 256;     // of the formats without groups
 
 }  // namespace blazr

@@ -1,6 +1,6 @@
-// Activations in panels of a few rows: four bytes of each row side by side, [steps][rows], or for matrix tiles a line of
-// them, [lines][rows][words]. For int8 and int4 they are quantised to signed bytes per row and group on the way, by the
-// group's greatest magnitude.
+// Activations in panels of a few rows: four bytes of each row side by side, [steps][rows], or for matrix tiles a line
+// of them, [lines][rows][words]. For int8 and int4 they are quantised to signed bytes per row and group on the way, by
+// the group's greatest magnitude.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@ constexpr int kMostRows = 2 * kAmxRows;  // of any panel
 
 // Rows in panels.
 struct Panels {
-  uint32_t* steps = nullptr;    // panel p from start(p) · depth: [depth][size(p)], or [depth / line][size(p)][line]
-  float* scales = nullptr;      // panel p from start(p) · units: [units][size(p)]
-  int32_t* offsets = nullptr;   // alike: what the weights' offset adds to the sum, negated
+  uint32_t* steps = nullptr;   // panel p from start(p) · depth: [depth][size(p)], or [depth / line][size(p)][line]
+  float* scales = nullptr;     // panel p from start(p) · units: [units][size(p)]
+  int32_t* offsets = nullptr;  // alike: what the weights' offset adds to the sum, negated
   int64_t rows = 0, depth = 0, units = 0;
-  int64_t line = 0;             // words of a row in a matrix tile; 0: no tiles are used
+  int64_t line = 0;  // words of a row in a matrix tile; 0: no tiles are used
   int64_t most = 0, count = 0, base = 0, extra = 0;
 
   Panels(int64_t rows_, int64_t most_, int64_t depth_, int64_t units_, int64_t line_)
@@ -87,7 +87,7 @@ inline float greatest_magnitude(const T* from, int64_t count) {
 }
 
 constexpr int64_t kMostGroup = 4096;  // inputs
-constexpr float kTiny = 1e-30f;  // magnitudes below count as 0: their reciprocal would overflow
+constexpr float kTiny = 1e-30f;       // magnitudes below count as 0: their reciprocal would overflow
 
 // Words of `width` rows step by step: to[step][row]. There are sixteen pointers, those from `width` on to any such row.
 inline void interleave(const uint32_t* const* rows, int width, int64_t steps, uint32_t* to) {
@@ -144,8 +144,8 @@ inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to)
   return {greatest < kTiny ? 0.0f : greatest / 127.0f, sum(total)};
 }
 
-// Whether the products of `rows` rows use matrix tiles. Sums of bfloat16 products come out otherwise than without, in the
-// last bits, so there it is the same for any number of rows; integers are exact, and few rows are faster without.
+// Whether the products of `rows` rows use matrix tiles. Sums of bfloat16 products come out otherwise than without, in
+// the last bits, so there it is the same for any number of rows; integers are exact, and few rows are faster without.
 template <class F>
 bool suits_tiles(const Matrix& w, int64_t rows) {
   if (F::kLine == 0 || !use_amx()) return false;

@@ -12,18 +12,18 @@ namespace blazr {
 constexpr int64_t kScalesAhead = 1024;  // bfloat16 values, which two lines of weights or more lie between
 
 struct TileArgs {
-  const uint32_t* steps;    // of the panel, from its first step
+  const uint32_t* steps;  // of the panel, from its first step
   const float* scales;
   const int32_t* offsets;
-  int64_t depth;            // steps of the whole panel
-  const uint8_t* weights;   // of the block, from its first step
+  int64_t depth;           // steps of the whole panel
+  const uint8_t* weights;  // of the block, from its first step
   const bf16* weight_scales;
   int64_t unit_begin, unit_end, unit_steps;
-  float* sums;              // [rows][32]
-  bool is_first;            // the sums start at 0
-  WeightsAhead ahead;       // what is read later, asked for at each step
-  int64_t advance;          // bytes by which a step moves it
-  bool in_pages;            // its order (read_ahead.h)
+  float* sums;         // [rows][32]
+  bool is_first;       // the sums start at 0
+  WeightsAhead ahead;  // what is read later, asked for at each step
+  int64_t advance;     // bytes by which a step moves it
+  bool in_pages;       // its order (read_ahead.h)
 };
 
 inline vi splat_bits(uint32_t word) { return vi{} + static_cast<int32_t>(word); }
@@ -42,8 +42,7 @@ inline vi dot_bytes(vi acc, vi weights, vi activations) {
 
 inline vf fused_multiply_add(vf a, vf b, vf c) {
 #ifdef __AVX512F__
-  auto result =
-      _mm512_fmadd_ps(std::bit_cast<__m512>(a), std::bit_cast<__m512>(b), std::bit_cast<__m512>(c));
+  auto result = _mm512_fmadd_ps(std::bit_cast<__m512>(a), std::bit_cast<__m512>(b), std::bit_cast<__m512>(c));
   return std::bit_cast<vf>(result);
 #else
   return a * b + c;
@@ -146,8 +145,8 @@ void tile(const TileArgs& t) {
       for (int v = 0; v < kVectors; ++v) {
         const vf scale = load(t.weight_scales + unit * kBlock + v * kLanes);
         for (int r = 0; r < R; ++r)
-          sums[r][v] = fused_multiply_add(
-              __builtin_convertvector(acc[r][v], vf), scale * t.scales[unit * R + r], sums[r][v]);
+          sums[r][v] =
+              fused_multiply_add(__builtin_convertvector(acc[r][v], vf), scale * t.scales[unit * R + r], sums[r][v]);
       }
     } else {
       for (int64_t step = first; step < last; ++step, a += R, w += 128) {
@@ -160,8 +159,7 @@ void tile(const TileArgs& t) {
             if constexpr (F::kPerStep == 2)
               sums[r][v] = dot_halves(sums[r][v], values[v], broadcast);
             else
-              sums[r][v] =
-                  fused_multiply_add(std::bit_cast<vf>(values[v]), std::bit_cast<vf>(broadcast), sums[r][v]);
+              sums[r][v] = fused_multiply_add(std::bit_cast<vf>(values[v]), std::bit_cast<vf>(broadcast), sums[r][v]);
           }
         }
       }

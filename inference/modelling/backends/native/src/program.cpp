@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "team.h"
+#include "thread_pool.h"
 
 namespace blazr {
 namespace {
@@ -30,11 +30,13 @@ class Program : public torch::CustomClassHolder {
   }
 
   // A call of an operator; every argument of its schema and every result has a register.
-  void add_call(const std::string& name, const std::string& overload, std::vector<int64_t> arguments,
-                std::vector<int64_t> results) {
+  void add_call(
+      const std::string& name, const std::string& overload, std::vector<int64_t> arguments,
+      std::vector<int64_t> results) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-    TORCH_CHECK(op.schema().arguments().size() == arguments.size() && op.schema().returns().size() == results.size(),
-                "program: ", name, " takes another number of arguments or gives another number of results");
+    TORCH_CHECK(
+        op.schema().arguments().size() == arguments.size() && op.schema().returns().size() == results.size(),
+        "program: ", name, " takes another number of arguments or gives another number of results");
     for (size_t i = 0; i < arguments.size(); ++i) {
       const c10::IValue& value = constants_.at(arguments[i]);
       const bool takes_tensor = op.schema().arguments()[i].type()->kind() == c10::TypeKind::TensorType;
@@ -52,7 +54,7 @@ class Program : public torch::CustomClassHolder {
 
   // The elements of a list of tensors, into registers.
   void add_unpacking(int64_t list, std::vector<int64_t> results) {
-    instructions_.push_back({Kind::kSpread, std::nullopt, {list}, std::move(results), {}});
+    instructions_.push_back({Kind::kUnpack, std::nullopt, {list}, std::move(results), {}});
   }
 
   // No more instructions: which registers a run is given, and which it gives back.
@@ -73,16 +75,17 @@ class Program : public torch::CustomClassHolder {
     }
     values_ = constants_;
     plan_weights();
-    has_team_ = std::none_of(
-        instructions_.begin(), instructions_.end(), [&](const Instruction& instruction) { return is_heavy(instruction); });
+    uses_pool_ = std::none_of(instructions_.begin(), instructions_.end(), [&](const Instruction& instruction) {
+      return is_heavy(instruction);
+    });
   }
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
     TORCH_CHECK(inputs.size() == inputs_.size(), "program: ", inputs.size(), " inputs instead of ", inputs_.size());
     for (size_t i = 0; i < inputs.size(); ++i) values_[inputs_[i]] = inputs[i];
     try {
-      if (has_team_)
-        Team::lead([&] { execute_all(); });
+      if (uses_pool_)
+        ThreadPool::run([&] { execute_all(); });
       else
         execute_all();
     } catch (...) {
@@ -102,7 +105,7 @@ class Program : public torch::CustomClassHolder {
   int64_t num_calls() const { return static_cast<int64_t>(instructions_.size()); }
 
  private:
-  enum class Kind { kCall, kGather, kSpread };
+  enum class Kind { kCall, kGather, kUnpack };
 
   struct Instruction {
     Kind kind;
@@ -137,13 +140,13 @@ class Program : public torch::CustomClassHolder {
     }
   }
 
-  // Whether another library computes for long: within a team it would have one thread.
+  // Whether another library computes for long: within the pool it would have one thread.
   bool is_heavy(const Instruction& instruction) const {
     if (!instruction.op) return false;
     const std::string& name = instruction.op->operator_name().name;
     if (name.starts_with("blazr::")) return false;
     if (!name.starts_with("aten::")) return true;
-    static const std::set<std::string> products = {"aten::linear", "aten::mm",     "aten::addmm",
+    static const std::set<std::string> products = {"aten::linear", "aten::mm",      "aten::addmm",
                                                    "aten::bmm",    "aten::baddbmm", "aten::matmul"};
     if (!products.contains(name)) return false;
     return std::any_of(instruction.arguments.begin(), instruction.arguments.end(), [&](int64_t argument) {
@@ -152,9 +155,9 @@ class Program : public torch::CustomClassHolder {
   }
 
   void execute_all() {
-    Team* team = Team::current();
+    ThreadPool* pool = ThreadPool::current();
     for (const Instruction& instruction : instructions_) {
-      if (team) team->announce(instruction.upcoming < 0 ? nullptr : &upcoming_[instruction.upcoming]);
+      if (pool) pool->prefetch(instruction.upcoming < 0 ? nullptr : &upcoming_[instruction.upcoming]);
       execute(instruction);
       for (const int64_t done : instruction.last_uses) values_[done] = c10::IValue();
     }
@@ -167,7 +170,7 @@ class Program : public torch::CustomClassHolder {
       values_[instruction.results[0]] = std::move(list);
       return;
     }
-    if (instruction.kind == Kind::kSpread) {
+    if (instruction.kind == Kind::kUnpack) {
       const auto list = values_[instruction.arguments[0]].toTensorList();
       TORCH_CHECK(list.size() == instruction.results.size(), "program: a list of another length");
       for (size_t i = 0; i < list.size(); ++i) values_[instruction.results[i]] = list.get(i);
@@ -185,7 +188,7 @@ class Program : public torch::CustomClassHolder {
   std::vector<int64_t> outputs_;
   std::vector<c10::IValue> values_;
   std::vector<Upcoming> upcoming_;
-  bool has_team_ = false;
+  bool uses_pool_ = false;
   torch::jit::Stack stack_;
 };
 

@@ -265,8 +265,8 @@ void pack_rows(
       "pack_rows: rows from ", first, " on have no place");
   const bool is_grouped = format == kInt8 || format == kInt4;
   TORCH_CHECK(
-      !is_grouped || (scales.scalar_type() == at::kBFloat16 &&
-                      (begin + w.blocks()) * w.units() * kBlock <= scales.numel()),
+      !is_grouped ||
+          (scales.scalar_type() == at::kBFloat16 && (begin + w.blocks()) * w.units() * kBlock <= scales.numel()),
       "pack_rows: the scales don't fit");
   dispatch(rows.scalar_type(), "pack_rows", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -302,7 +302,8 @@ std::tuple<at::Tensor, at::Tensor> pack_weight(const at::Tensor& weight, int64_t
   const int64_t tasks = ceil_div(blocks, kBlocksEach);
   // A thread that the system has put aside holds nobody up.
   share(matrices * tasks, weight.numel() > 65536, [&](int64_t task) {
-    const int64_t matrix = task / tasks, first = task % tasks * kBlocksEach, count = std::min(kBlocksEach, blocks - first);
+    const int64_t matrix = task / tasks, first = task % tasks * kBlocksEach,
+                  count = std::min(kBlocksEach, blocks - first);
     const int64_t row = first * kBlock, begin = matrix * blocks + first;
     pack_rows(
         flat.narrow(0, matrix * outputs + row, std::min(count * kBlock, outputs - row)),

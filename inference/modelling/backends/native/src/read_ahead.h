@@ -14,7 +14,8 @@ constexpr int64_t kPiece = 128;  // bytes that are asked for at once
 constexpr int64_t kPage = 4096, kPages = 8, kPieces = kPage / kPiece;
 constexpr int64_t kWindow = kPages * kPage;
 constexpr int64_t kOrderLength = kPages * kPieces;  // pieces, after which the order repeats
-constexpr int64_t kAhead = 4096;  // bytes in advance, where they are asked for as they lie and by a product with one row
+constexpr int64_t kAhead =
+    4096;  // bytes in advance, where they are asked for as they lie and by a product with one row
 
 // What is asked for where reading is at an address: the piece so many bytes further on.
 struct ReadOrder {
@@ -41,8 +42,8 @@ struct WeightsAhead {
   const uint8_t* end;       // as of a ReadOn
   int64_t jump;             // from there to what is next
 
-  // Asks for a piece. kOnce: as read once, so that it passes through the first cache and doesn't push what the operators
-  // and Python between the products need out of the others; else into the second cache.
+  // Asks for a piece. kOnce: as read once, so that it passes through the first cache and doesn't push what the
+  // operators and Python between the products need out of the others; else into the second cache.
   template <bool kOnce>
   void ask() const {
     const uint8_t* piece = at + offsets[reinterpret_cast<uintptr_t>(at) / kPiece % kOrderLength];

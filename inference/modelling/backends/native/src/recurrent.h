@@ -44,7 +44,7 @@ class Scratch {
 
 // ln x of a positive, normal x: m · 2^e with m from √½ to √2, ln m = 2 artanh((m-1)/(m+1)) by its series.
 inline vf log(vf x) {
-  vi bits = (vi)x;  // the same bits: what a cast between vectors means
+  vi bits = (vi)x;                          // the same bits: what a cast between vectors means
   vi exponent = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3: √½
   vi mantissa = bits - (exponent << 23);
   vf m = (vf)mantissa;
@@ -167,7 +167,8 @@ inline void transpose_matrix(
       for (int i = 0; i < kLanes; ++i) to[column * to_stride + row + i] = from[(row + i) * from_stride + column];
   }
   for (; row < rows; ++row)
-    for (int64_t column = 0; column < columns; ++column) to[column * to_stride + row] = from[row * from_stride + column];
+    for (int64_t column = 0; column < columns; ++column)
+      to[column * to_stride + row] = from[row * from_stride + column];
 }
 
 // Whole vectors where they fit, the last one in part.
@@ -214,6 +215,7 @@ struct GatedNorm {
 
 template <typename T>
 void gated_norm(
-    const GatedNorm& norm, const float* values, const T* gate, int64_t gate_stride, T* out, int64_t rows, int64_t width);
+    const GatedNorm& norm, const float* values, const T* gate, int64_t gate_stride, T* out, int64_t rows,
+    int64_t width);
 
 }  // namespace blazr

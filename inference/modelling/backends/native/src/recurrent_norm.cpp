@@ -34,13 +34,14 @@ void norm_group(const GatedNorm& norm, const float* values, const T* gate, const
 }
 
 at::Tensor gated_norm_op(
-    const at::Tensor& values, const at::Tensor& gate, const std::optional<at::Tensor>& weight, double eps, double offset,
-    int64_t group, int64_t order) {
+    const at::Tensor& values, const at::Tensor& gate, const std::optional<at::Tensor>& weight, double eps,
+    double offset, int64_t group, int64_t order) {
   TORCH_CHECK(values.dim() == 2 && gate.sizes() == values.sizes() && gate.stride(1) == 1, "gated_norm: (T, I) twice");
   const int64_t rows = values.size(0), width = values.size(1);
   TORCH_CHECK(group > 0 && width % group == 0, "gated_norm: groups of ", group, " in ", width);
-  GatedNorm norm{weight ? checked(*weight, {width}, "norm weight") : nullptr, static_cast<float>(eps),
-                 static_cast<float>(offset), group, order};
+  GatedNorm norm{
+      weight ? checked(*weight, {width}, "norm weight") : nullptr, static_cast<float>(eps), static_cast<float>(offset),
+      group, order};
   const float* from = checked(values, {rows, width}, "values");
   at::Tensor out = at::empty({rows, width}, gate.options());
   dispatch(gate.scalar_type(), "gated_norm", [&](auto* type) {
@@ -54,7 +55,8 @@ at::Tensor gated_norm_op(
 
 template <typename T>
 void gated_norm(
-    const GatedNorm& norm, const float* values, const T* gate, int64_t gate_stride, T* out, int64_t rows, int64_t width) {
+    const GatedNorm& norm, const float* values, const T* gate, int64_t gate_stride, T* out, int64_t rows,
+    int64_t width) {
   const int64_t groups = width / norm.group, grain = std::max<int64_t>(1, kGrainValues / norm.group);
   parallel_for(0, rows * groups, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
@@ -77,7 +79,8 @@ template void gated_norm(const GatedNorm&, const float*, const bf16*, int64_t, b
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
   library.def(
-      "gated_norm(Tensor values, Tensor gate, Tensor? weight, float eps, float offset, int group, int order) -> Tensor");
+      "gated_norm(Tensor values, Tensor gate, Tensor? weight, float eps, float offset, int group, int order) -> "
+      "Tensor");
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) { library.impl("gated_norm", gated_norm_op); }

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "arguments.h"
 #include "attention.h"
 
 namespace blazr {
@@ -51,8 +52,8 @@ void scale_head(float* head, int64_t width, float scale, const float* weight, fl
 // `count` heads of `width` values, `stride` apart in `from`, to `to(head)`, normed and rotated.
 template <typename T, typename Target>
 void prepare_heads(
-    const T* from, int64_t count, int64_t stride, int64_t width, const RowNorm& norm, const Rotation& rotation, int64_t row,
-    float* scratch, Target&& to) {
+    const T* from, int64_t count, int64_t stride, int64_t width, const RowNorm& norm, const Rotation& rotation,
+    int64_t row, float* scratch, Target&& to) {
   const float* weight = norm.weight.empty() ? nullptr : norm.weight.data();
   float* spare = scratch + round_up(width, kLanes) + kLanes;
   float shared_scale = 1;
@@ -78,8 +79,7 @@ void prepare_heads(
 }
 
 int64_t checked_slot(const int64_t* slots, int64_t row, int64_t count) {
-  TORCH_CHECK_INDEX(
-      slots[row] >= 0 && slots[row] < count, "attention: slot ", slots[row], " of a cache with ", count);
+  TORCH_CHECK_INDEX(slots[row] >= 0 && slots[row] < count, "attention: slot ", slots[row], " of a cache with ", count);
   return slots[row];
 }
 
@@ -92,8 +92,8 @@ void check_cache(const at::Tensor& cache, const at::Tensor& rows, int64_t heads,
 
 // The joint projection's rows (T, (H + 2V) · P) to queries (T, H, P); keys and values to their slots.
 at::Tensor prepare_qkv(
-    const at::Tensor& joint, at::Tensor& key, at::Tensor& value, const at::Tensor& slot_mapping, const RowNorm& q_norm,
-    const RowNorm& k_norm, const Rotation& rotation) {
+    const at::Tensor& joint, const at::Tensor& key, const at::Tensor& value, const at::Tensor& slot_mapping,
+    const RowNorm& q_norm, const RowNorm& k_norm, const Rotation& rotation) {
   const int64_t rows = joint.size(0), kv_heads = key.size(1), width = key.size(2);
   const int64_t heads = joint.size(1) / width - 2 * kv_heads;
   check_cache(key, joint, kv_heads, width);
@@ -126,11 +126,22 @@ at::Tensor prepare_qkv(
   return query;
 }
 
-at::Tensor gqa_attention(
-    const at::Tensor& joint, at::Tensor key, at::Tensor value, const at::Tensor& slot_mapping, const at::Tensor& slots,
-    const at::Tensor& sequences, const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
-    bool interleaved, const std::optional<at::Tensor>& q_weight, const std::optional<at::Tensor>& k_weight,
-    int64_t norm_over, double eps, double offset, double scale, int64_t window, double softcap) {
+struct GqaArguments {
+  at::Tensor joint;         // (T, (H + 2V) · P): queries, keys and values of each row
+  at::Tensor key, value;    // the caches (slots, V, P)
+  at::Tensor slot_mapping;  // (T,): each row's slot in the caches
+  at::Tensor slots, sequences;
+  std::optional<at::Tensor> cos, sin;  // (T, 1, D)
+  bool interleaved;
+  std::optional<at::Tensor> q_norm, k_norm;
+  int64_t norm_over;  // RowNorm::Over
+  double eps, offset, scale;
+  int64_t window;
+  double softcap;
+};
+
+at::Tensor gqa_attention(const GqaArguments& in) {
+  const at::Tensor &joint = in.joint, &key = in.key;
   TORCH_CHECK(joint.dim() == 2 && joint.is_contiguous(), "attention: the joint rows must be (T, width), contiguous");
   TORCH_CHECK(key.dim() == 3 && key.size(1) > 0 && key.size(2) > 0, "attention: keys must be (slots, heads, width)");
   const int64_t width = key.size(2), kv_heads = key.size(1), all_heads = joint.size(1) / width;
@@ -138,21 +149,29 @@ at::Tensor gqa_attention(
       joint.size(1) == all_heads * width && all_heads > 2 * kv_heads, "attention: rows of ", joint.size(1),
       " values are not the heads of ", width, " of a query beside ", kv_heads, " of keys and of values");
   const int64_t heads = all_heads - 2 * kv_heads;
-  const bool per_head = norm_over == RowNorm::kPerHead;
-  const RowNorm q_norm = row_norm_of(q_weight, norm_over, eps, offset, per_head ? width : heads * width);
-  const RowNorm k_norm = row_norm_of(k_weight, norm_over, eps, offset, per_head ? width : kv_heads * width);
-  const Rotation rotation = rotation_of(cos, sin, interleaved, joint.size(0), width);
-  const at::Tensor query = prepare_qkv(joint, key, value, slot_mapping, q_norm, k_norm, rotation);
-  return paged_attention(query, key, value, slots, sequences, width, scale, window, softcap);
+  const bool per_head = in.norm_over == RowNorm::kPerHead;
+  const RowNorm q_norm = row_norm_of(in.q_norm, in.norm_over, in.eps, in.offset, per_head ? width : heads * width);
+  const RowNorm k_norm = row_norm_of(in.k_norm, in.norm_over, in.eps, in.offset, per_head ? width : kv_heads * width);
+  const Rotation rotation = rotation_of(in.cos, in.sin, in.interleaved, joint.size(0), width);
+  const at::Tensor query = prepare_qkv(joint, key, in.value, in.slot_mapping, q_norm, k_norm, rotation);
+  return paged_attention(query, key, in.value, in.slots, in.sequences, width, in.scale, in.window, in.softcap);
 }
 
+struct MlaArguments {
+  at::Tensor q_rope;  // (T, H, R), its last axis contiguous
+  at::Tensor rows;    // (T, r + R), contiguous
+  at::Tensor cache;   // (slots, r + R)
+  at::Tensor slot_mapping;
+  at::Tensor cos, sin;
+  bool interleaved;
+  std::optional<at::Tensor> norm;
+  bool is_normed;
+  double eps, offset;
+};
+
 // The rows of MLA's cache: the latent, normed, and the shared key, rotated; returns the queries' rotated parts.
-//
-// q_rope: (T, H, R), its last axis contiguous; rows: (T, r + R) contiguous; cache: (S, r + R).
-at::Tensor mla_prepare(
-    const at::Tensor& q_rope, const at::Tensor& rows, at::Tensor cache, const at::Tensor& slot_mapping,
-    const at::Tensor& cos, const at::Tensor& sin, bool interleaved, const std::optional<at::Tensor>& weight,
-    bool normed, double eps, double offset) {
+at::Tensor mla_prepare(const MlaArguments& in) {
+  const at::Tensor &q_rope = in.q_rope, &rows = in.rows, &cache = in.cache;
   TORCH_CHECK(q_rope.dim() == 3 && q_rope.stride(2) == 1, "attention: rotated queries must be (T, heads, R)");
   const int64_t count = q_rope.size(0), heads = q_rope.size(1), width = q_rope.size(2), row_width = cache.size(-1);
   const int64_t rank = row_width - width;
@@ -163,15 +182,16 @@ at::Tensor mla_prepare(
   TORCH_CHECK(
       cache.scalar_type() == rows.scalar_type() && q_rope.scalar_type() == rows.scalar_type(),
       "attention: latents and queries of two dtypes");
-  check_slots(slot_mapping, count);
-  const RowNorm norm = row_norm_of(weight, normed ? RowNorm::kPerHead : RowNorm::kNone, eps, offset, rank);
-  const Rotation rotation = rotation_of(cos, sin, interleaved, count, width);
+  check_slots(in.slot_mapping, count);
+  const int64_t norm_over = in.is_normed ? RowNorm::kPerHead : RowNorm::kNone;
+  const RowNorm norm = row_norm_of(in.norm, norm_over, in.eps, in.offset, rank);
+  const Rotation rotation = rotation_of(in.cos, in.sin, in.interleaved, count, width);
   at::Tensor out = at::empty({count, heads, width}, rows.options());
   dispatch(rows.scalar_type(), "attention", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T *queries = q_rope.const_data_ptr<T>(), *from = rows.const_data_ptr<T>();
     T *to = cache.data_ptr<T>(), *to_query = out.data_ptr<T>();
-    const int64_t* slots = slot_mapping.const_data_ptr<int64_t>();
+    const int64_t* slots = in.slot_mapping.const_data_ptr<int64_t>();
     const int64_t grain = std::max<int64_t>(1, kGrainValues / (row_width + heads * width));
     parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(2 * (round_up(std::max(rank, width), kLanes) + kLanes));
@@ -179,9 +199,8 @@ at::Tensor mla_prepare(
         T* cached = to + checked_slot(slots, row, cache.size(0)) * row_width;
         const T* here = from + row * row_width;
         prepare_heads(here, 1, rank, rank, norm, {}, row, scratch.data(), [&](int64_t) { return cached; });
-        prepare_heads(here + rank, 1, width, width, {}, rotation, row, scratch.data(), [&](int64_t) {
-          return cached + rank;
-        });
+        prepare_heads(
+            here + rank, 1, width, width, {}, rotation, row, scratch.data(), [&](int64_t) { return cached + rank; });
         prepare_heads(
             queries + row * q_rope.stride(0), heads, q_rope.stride(1), width, {}, rotation, row, scratch.data(),
             [&](int64_t head) { return to_query + (row * heads + head) * width; });
@@ -214,8 +233,7 @@ Rotation rotation_of(
   return {cos->const_data_ptr<float>(), sin->const_data_ptr<float>(), width, interleaved};
 }
 
-RowNorm row_norm_of(
-    const std::optional<at::Tensor>& weight, int64_t over, double eps, double offset, int64_t width) {
+RowNorm row_norm_of(const std::optional<at::Tensor>& weight, int64_t over, double eps, double offset, int64_t width) {
   TORCH_CHECK(over >= RowNorm::kNone && over <= RowNorm::kOverAll, "norm: unknown form ", over);
   RowNorm norm;
   norm.over = static_cast<decltype(norm.over)>(over);
@@ -274,8 +292,8 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) {
-  library.impl("gqa_attention", gqa_attention);
-  library.impl("mla_prepare", mla_prepare);
+  library.impl("gqa_attention", with_arguments<gqa_attention>());
+  library.impl("mla_prepare", with_arguments<mla_prepare>());
 }
 
 }  // namespace blazr

@@ -16,8 +16,9 @@ struct Rotation {
   bool interleaved = false;
 };
 
-Rotation rotation_of(const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin, bool interleaved,
-                     int64_t rows, int64_t head_width);
+Rotation rotation_of(
+    const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin, bool interleaved, int64_t rows,
+    int64_t head_width);
 
 // RMSNorm of a head or of all heads of a row together.
 struct RowNorm {

@@ -149,7 +149,7 @@ inline void transpose(vu rows[kLanes]) {
 // Range reduction to |r| ≤ ln 2 / 2 and the Taylor polynomial of degree 7, whose error there is below 2^-25.
 inline vf exp(vf x) {
   constexpr float kLog2e = 1.44269504088896341f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
-  vi underflow = x < splat(-87.3f), overflow = x > splat(88.3f);
+  vi underflow = x<splat(-87.3f), overflow = x> splat(88.3f);
   x = vmin(vmax(x, splat(-87.3f)), splat(88.3f));
   vf scaled = x * kLog2e;
   // Round to nearest by the magic number 1.5 · 2^23.

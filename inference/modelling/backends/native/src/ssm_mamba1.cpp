@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "arguments.h"
 #include "recurrent.h"
 
 namespace blazr {
@@ -12,7 +13,7 @@ constexpr int64_t kGrainValues = 16384;      // exponentials below which a secon
 
 template <typename T>
 struct Selective {
-  const float* x;  // (T, I)
+  const float* x;              // (T, I)
   const T *dt, *b, *c, *gate;  // (T, I), (T, S), (T, S), (T, I)
   int64_t dt_stride, b_stride, c_stride, gate_stride;
   const float *dt_bias, *a, *skip;  // (I,), (I, S), (I,)
@@ -54,39 +55,57 @@ void scan_block(const Selective<T>& layer, const Run& run, int64_t first, int64_
   transpose_matrix(state, kLanes, stored, size, size, count);
 }
 
-at::Tensor mamba1_mix(
-    const at::Tensor& x, const at::Tensor& dt, const at::Tensor& b, const at::Tensor& c, const at::Tensor& gate,
-    const at::Tensor& runs, at::Tensor state, const at::Tensor& dt_bias, const at::Tensor& a, const at::Tensor& skip,
-    double limit) {
-  TORCH_CHECK(state.dim() == 3 && x.dim() == 2, "mamba1_mix: rows (T, I) and states (slots, I, S) are needed");
-  const int64_t slots = state.size(0), channels = state.size(1), size = state.size(2), rows = x.size(0);
+struct Mamba1Arguments {
+  at::Tensor x, dt, b, c, gate;  // (T, I), (T, I), (T, S), (T, S), (T, I)
+  at::Tensor runs;
+  at::Tensor state;  // (slots, I, S)
+  at::Tensor dt_bias, a, skip;
+  double limit;
+};
+
+at::Tensor mamba1_mix(const Mamba1Arguments& in) {
+  TORCH_CHECK(in.state.dim() == 3 && in.x.dim() == 2, "mamba1_mix: rows (T, I) and states (slots, I, S) are needed");
+  const int64_t slots = in.state.size(0), channels = in.state.size(1), size = in.state.size(2), rows = in.x.size(0);
   const auto rows_of = [&](const at::Tensor& tensor, int64_t width, const char* name) {
     TORCH_CHECK(
-        tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == width && tensor.stride(1) == 1, "mamba1_mix: ",
-        name, " must be (", rows, ", ", width, "), its rows contiguous");
-    TORCH_CHECK(tensor.scalar_type() == gate.scalar_type(), "mamba1_mix: ", name, " has another dtype than the gate");
+        tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == width && tensor.stride(1) == 1,
+        "mamba1_mix: ", name, " must be (", rows, ", ", width, "), its rows contiguous");
+    TORCH_CHECK(
+        tensor.scalar_type() == in.gate.scalar_type(), "mamba1_mix: ", name, " has another dtype than the gate");
   };
-  rows_of(dt, channels, "dt");
-  rows_of(b, size, "B");
-  rows_of(c, size, "C");
-  rows_of(gate, channels, "the gate");
-  const auto found = read_runs(runs, rows, slots);
-  at::Tensor out = at::empty({rows, channels}, gate.options());
-  dispatch(gate.scalar_type(), "mamba1_mix", [&](auto* type) {
+  rows_of(in.dt, channels, "dt");
+  rows_of(in.b, size, "B");
+  rows_of(in.c, size, "C");
+  rows_of(in.gate, channels, "the gate");
+  const auto found = read_runs(in.runs, rows, slots);
+  at::Tensor out = at::empty({rows, channels}, in.gate.options());
+  dispatch(in.gate.scalar_type(), "mamba1_mix", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const Selective<T> layer{
-        checked(x, {rows, channels}, "x"), dt.const_data_ptr<T>(), b.const_data_ptr<T>(), c.const_data_ptr<T>(),
-        gate.const_data_ptr<T>(), dt.stride(0), b.stride(0), c.stride(0), gate.stride(0),
-        checked(dt_bias, {channels}, "dt_bias"), checked(a, {channels, size}, "A"), checked(skip, {channels}, "D"),
-        checked(state, {slots, channels, size}, "state"), out.data_ptr<T>(), channels, size, static_cast<float>(limit)};
+        checked(in.x, {rows, channels}, "x"),
+        in.dt.const_data_ptr<T>(),
+        in.b.const_data_ptr<T>(),
+        in.c.const_data_ptr<T>(),
+        in.gate.const_data_ptr<T>(),
+        in.dt.stride(0),
+        in.b.stride(0),
+        in.c.stride(0),
+        in.gate.stride(0),
+        checked(in.dt_bias, {channels}, "dt_bias"),
+        checked(in.a, {channels, size}, "A"),
+        checked(in.skip, {channels}, "D"),
+        checked(in.state, {slots, channels, size}, "state"),
+        out.data_ptr<T>(),
+        channels,
+        size,
+        static_cast<float>(in.limit)};
     const int64_t blocks = (channels + kLanes - 1) / kLanes, num_runs = found.size();
     const int64_t each = std::max<int64_t>(1, rows / std::max<int64_t>(1, num_runs)) * kLanes * size;
     parallel_for(0, num_runs * blocks, std::max<int64_t>(1, kGrainValues / each), [&](int64_t begin, int64_t end) {
       Scratch scratch(2 * size * kLanes);
       for (int64_t task = begin; task < end; ++task) {
         const int64_t first = task % blocks * kLanes;
-        scan_block(
-            layer, found[task / blocks], first, std::min<int64_t>(kLanes, channels - first), scratch.begin());
+        scan_block(layer, found[task / blocks], first, std::min<int64_t>(kLanes, channels - first), scratch.begin());
       }
     });
   });
@@ -101,6 +120,6 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
       "Tensor a, Tensor skip, float limit) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(blazr, CPU, library) { library.impl("mamba1_mix", mamba1_mix); }
+TORCH_LIBRARY_IMPL(blazr, CPU, library) { library.impl("mamba1_mix", with_arguments<mamba1_mix>()); }
 
 }  // namespace blazr

@@ -7,10 +7,10 @@
 namespace blazr {
 namespace {
 
-constexpr int64_t kChunk = 64;                // rows whose mixing matrix is made at once: it stays in the first cache
-constexpr int64_t kPanel = 4 * kLanes;        // greatest part of a head's width that one task has
-constexpr float kLeastLogDecay = -1000.0f;    // e^-1000 is 0 in float32, and sums of these keep their digits
-constexpr int64_t kGrainState = 8192;         // state values below which a second thread isn't woken
+constexpr int64_t kChunk = 64;              // rows whose mixing matrix is made at once: it stays in the first cache
+constexpr int64_t kPanel = 4 * kLanes;      // greatest part of a head's width that one task has
+constexpr float kLeastLogDecay = -1000.0f;  // e^-1000 is 0 in float32, and sums of these keep their digits
+constexpr int64_t kGrainState = 8192;       // state values below which a second thread isn't woken
 
 inline float bounded(float log_decay) { return log_decay < kLeastLogDecay ? kLeastLogDecay : log_decay; }
 
@@ -114,7 +114,7 @@ void score(const Recurrence& layer, const ChunkScores& chunk, int64_t group, flo
 }
 
 struct ChunkFactors {
-  float high[kChunk], low[kChunk];   // the sum of log decays up to a row, in two floats
+  float high[kChunk], low[kChunk];     // the sum of log decays up to a row, in two floats
   float since[kChunk], until[kChunk];  // e^sum, e^(sum of the last - sum)
 };
 
@@ -151,7 +151,8 @@ void mix(const float* scores, const ChunkFactors& factors, int64_t count, float*
   }
 }
 
-// The rows of a run for the columns first … first+count-1 of a head: chunk after chunk, the state transposed (S, W) in scratch.
+// The rows of a run for the columns first … first+count-1 of a head: chunk after chunk, the state transposed (S, W) in
+// scratch.
 template <int kVectors>
 void scan_panel(
     const Recurrence& layer, const Run& run, const ChunkScores* chunks, int64_t num_chunks, const float* scores,
@@ -183,9 +184,8 @@ void scan_panel(
       const float enter = layer.enter[(chunk.first + i) * layer.heads + head];
       float* to = entering + i * kWide;
       if (count < kWide) std::fill(to + count / kLanes * kLanes, to + kWide, 0.0f);
-      by_lanes(count, [&](int64_t p, int64_t left) {
-        store(to + p, load_some(x + i * layer.x_stride + p, left) * enter);
-      });
+      by_lanes(
+          count, [&](int64_t p, int64_t left) { store(to + p, load_some(x + i * layer.x_stride + p, left) * enter); });
     }
     for (int64_t i = 0; i < chunk.count; i += kTileRows) {
       const int64_t rows = std::min<int64_t>(kTileRows, chunk.count - i);
@@ -229,8 +229,9 @@ void scan(const Recurrence& layer, const std::vector<Run>& runs, const std::vect
     first_chunk.push_back(chunks.size());
     const Run& run = runs[index];
     for (int64_t at = 0; at < run.count; at += kChunk)
-      chunks.push_back({index, run.start + at, std::min(kChunk, run.count - at),
-                        static_cast<int64_t>(chunks.size()) * layer.groups * kChunk * kChunk});
+      chunks.push_back(
+          {index, run.start + at, std::min(kChunk, run.count - at),
+           static_cast<int64_t>(chunks.size()) * layer.groups * kChunk * kChunk});
   }
   first_chunk.push_back(chunks.size());
   at::Tensor scores = at::empty({static_cast<int64_t>(chunks.size()) * layer.groups * kChunk * kChunk}, at::kFloat);
@@ -251,8 +252,8 @@ void scan(const Recurrence& layer, const std::vector<Run>& runs, const std::vect
       const int64_t count = std::min(kPanel, layer.width - first), from = first_chunk[number];
       with_constant<kTileVectors>((count + kLanes - 1) / kLanes, [&](auto vectors) {
         scan_panel<vectors.value>(
-            layer, runs[long_runs[number]], chunks.data() + from, first_chunk[number + 1] - from, all, head, first, count,
-            scratch.begin());
+            layer, runs[long_runs[number]], chunks.data() + from, first_chunk[number + 1] - from, all, head, first,
+            count, scratch.begin());
       });
     }
   });

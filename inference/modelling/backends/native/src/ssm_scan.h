@@ -5,9 +5,9 @@
 
 namespace blazr {
 
-// y_t = s_t C_t + skip_t x_t with s_t = e^{log_decay_t} s_{t-1} + enter_t x_t ⊗ B_t, for T rows, H heads of width P, G groups,
-// state size S. With `later` (Mamba-3) the token before a run still enters the state, before the first decay, with
-// weight later_t; x_before and b_before take the run's last token.
+// y_t = s_t C_t + skip_t x_t with s_t = e^{log_decay_t} s_{t-1} + enter_t x_t ⊗ B_t, for T rows, H heads of width P, G
+// groups, state size S. With `later` (Mamba-3) the token before a run still enters the state, before the first decay,
+// with weight later_t; x_before and b_before take the run's last token.
 struct Recurrence {
   const float* x;  // (T, H, P), rows x_stride apart
   int64_t x_stride;

@@ -65,9 +65,8 @@ constexpr int kTileVectors = 4;
 // Call `body` with the numbers of rows and of vectors of a tile as constants.
 template <typename Body>
 inline void with_tile(int64_t rows, int64_t vectors, Body&& body) {
-  with_constant<kTileVectors>(vectors, [&](auto vectors_) {
-    with_constant<kTileRows>(rows, [&](auto rows_) { body(rows_, vectors_); });
-  });
+  with_constant<kTileVectors>(
+      vectors, [&](auto vectors_) { with_constant<kTileRows>(rows, [&](auto rows_) { body(rows_, vectors_); }); });
 }
 
 }  // namespace blazr

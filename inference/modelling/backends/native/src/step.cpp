@@ -11,15 +11,17 @@
 namespace blazr {
 namespace {
 
-// What a step of decodes reads: token ids (D), positions (D), the new tokens' slots (D), the slots of all tokens of each
-// context, one sequence after the other in the longest one's length L (D · L), 0 beyond its end, and the (D, 4) table of
-// `PagedSequences`. `tables`: (seats, W) int32; `seats`: (D) int64. A block size of 0: nothing is paged, all slots are 0.
+// What a step of decodes reads: token ids (D), positions (D), the new tokens' slots (D), the slots of all tokens of
+// each context, one sequence after the other in the longest one's length L (D · L), 0 beyond its end, and the (D, 4)
+// table of `PagedSequences`. `tables`: (seats, W) int32; `seats`: (D) int64. A block size of 0: nothing is paged, all
+// slots are 0.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> decode_inputs(
     const at::Tensor& tables, const at::Tensor& seats, at::IntArrayRef token_ids, at::IntArrayRef positions,
     int64_t block_size) {
   const int64_t count = seats.numel();
   TORCH_CHECK(
-      tables.dim() == 2 && tables.scalar_type() == at::kInt && tables.is_contiguous(), "decode_inputs: (S, W) int32 needed");
+      tables.dim() == 2 && tables.scalar_type() == at::kInt && tables.is_contiguous(),
+      "decode_inputs: (S, W) int32 needed");
   TORCH_CHECK(
       seats.scalar_type() == at::kLong && seats.is_contiguous() && static_cast<int64_t>(token_ids.size()) == count &&
           static_cast<int64_t>(positions.size()) == count,
@@ -29,7 +31,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> decode_in
   const bool is_paged = block_size > 0;
   TORCH_CHECK(!is_paged || longest <= width * block_size, "decode_inputs: tables too short");
   const auto options = seats.options();
-  at::Tensor ids = at::empty({count}, options), places = at::empty({count}, options), mapping = at::empty({count}, options);
+  at::Tensor ids = at::empty({count}, options), places = at::empty({count}, options),
+             mapping = at::empty({count}, options);
   at::Tensor slots = at::empty({is_paged ? count * longest : 0}, options), table = at::empty({count, 4}, options);
   const int32_t* blocks = tables.const_data_ptr<int32_t>();
   const int64_t* seat = seats.const_data_ptr<int64_t>();

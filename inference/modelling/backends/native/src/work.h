@@ -1,4 +1,4 @@
-// Work shared by threads: OpenMP's, or within a replayed step those of its team.
+// Work shared by threads: OpenMP's, or within a replayed step those of its pool.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -9,7 +9,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "team.h"
+#include "thread_pool.h"
 
 namespace blazr {
 
@@ -17,15 +17,15 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Whether a second thread can help here.
 inline bool has_helpers() {
-  if (Team::current() != nullptr) return true;
+  if (ThreadPool::current() != nullptr) return true;
   return at::get_num_threads() > 1 && !at::in_parallel_region();
 }
 
 // Run work(thread) once on each thread that is there to help, this one included; `count` threads have something to do.
 template <typename Work>
 void on_threads(int64_t count, Work&& work) {
-  if (Team* team = Team::current()) {
-    team->run(work);
+  if (ThreadPool* pool = ThreadPool::current()) {
+    pool->on_threads(work);
     return;
   }
   at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t begin, int64_t end) {
@@ -47,12 +47,12 @@ void share(int64_t count, bool parallel, Task&& task) {
   });
 }
 
-// at::parallel_for, also by a team: run(begin, end) for parts of at least `grain`.
+// at::parallel_for, also by a pool: run(begin, end) for parts of at least `grain`.
 template <typename Run>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, Run&& run) {
   const int64_t count = end - begin;
   if (count <= 0) return;
-  if (Team::current() == nullptr) {
+  if (ThreadPool::current() == nullptr) {
     at::parallel_for(begin, end, grain, run);
     return;
   }

@@ -1,4 +1,4 @@
-#include "team.h"
+#include "thread_pool.h"
 
 #include <ATen/Parallel.h>
 #include <omp.h>
@@ -49,7 +49,8 @@ class Fetcher {
 
  private:
   void begin(int thread) {
-    const int64_t first = part_begin(seen_->count, thread, threads_), last = part_begin(seen_->count, thread + 1, threads_);
+    const int64_t first = part_begin(seen_->count, thread, threads_),
+                  last = part_begin(seen_->count, thread + 1, threads_);
     at_ = seen_->data + first * seen_->block_bytes;
     end_ = at_ + std::min(kFetchBytes, (last - first) * seen_->block_bytes);
   }
@@ -62,41 +63,41 @@ class Fetcher {
 
 }  // namespace
 
-thread_local Team* Team::current_ = nullptr;
+thread_local ThreadPool* ThreadPool::current_ = nullptr;
 
-void Team::lead(const std::function<void()>& body) {
+void ThreadPool::run(const std::function<void()>& body) {
   const int threads = at::get_num_threads();
   if (threads < 2 || at::in_parallel_region() || current_ != nullptr) {
     body();
     return;
   }
-  Team team;
+  ThreadPool pool;
   std::exception_ptr error;
 #pragma omp parallel num_threads(threads)
   {
     if (omp_get_thread_num() == 0) {
-      current_ = &team;
+      current_ = &pool;
       try {
         body();
       } catch (...) {
         error = std::current_exception();
       }
       current_ = nullptr;
-      team.state_.fetch_or(kOver, std::memory_order_release);
+      pool.state_.fetch_or(kOver, std::memory_order_release);
     } else {
-      team.serve(omp_get_thread_num(), threads);
+      pool.work(omp_get_thread_num(), threads);
     }
   }
   if (error) std::rethrow_exception(error);
 }
 
-void Team::run_job(Call call, void* context) {
+void ThreadPool::run_job(Call call, void* context) {
   call_ = call;
   context_ = context;
   const uint64_t job = (state_.load(std::memory_order_relaxed) / kJob + 1) * kJob;
   state_.store(job | kOpen, std::memory_order_release);
   current_ = nullptr;  // what the work itself shares, it does alone
-  perform(0);
+  call_job(0);
   current_ = this;
   state_.fetch_and(~kOpen, std::memory_order_relaxed);
   for (int spins = 0; state_.load(std::memory_order_acquire) & kActive; ++spins) {
@@ -106,7 +107,7 @@ void Team::run_job(Call call, void* context) {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void Team::serve(int thread, int threads) {
+void ThreadPool::work(int thread, int threads) {
   Fetcher fetcher(thread, threads);
   uint64_t last = 0;
   for (int spins = 0;;) {
@@ -115,7 +116,7 @@ void Team::serve(int thread, int threads) {
     if ((state & kOpen) && state / kJob != last) {
       if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire)) continue;
       last = state / kJob;
-      perform(thread);
+      call_job(thread);
       state_.fetch_sub(1, std::memory_order_release);
       spins = 0;
     } else if (!fetcher.fetch(upcoming_.load(std::memory_order_relaxed))) {
@@ -125,7 +126,7 @@ void Team::serve(int thread, int threads) {
   }
 }
 
-void Team::perform(int thread) noexcept {
+void ThreadPool::call_job(int thread) noexcept {
   try {
     call_(context_, thread);
   } catch (...) {

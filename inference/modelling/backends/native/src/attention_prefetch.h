@@ -46,7 +46,7 @@ Rows<T> find_rows(const Operands<T>& on, const Item& item, int64_t first) {
 // rows of the task's heads, which lie side by side. What comes next is asked for by two lines, with each two that are
 // packed: bursts would fill all that a processor can wait for at once.
 template <typename T>
-class Ahead {
+class Prefetcher {
  public:
   // The thread begins a task. `call` is a number of its own for each call of the operator; `goes_on`: the tasks after
   // this one will most likely be this thread's, too.
@@ -61,17 +61,17 @@ class Ahead {
     is_over_ = false;
     at_ = end_ = nullptr;
     value_ = nullptr;
-    asked_ = 0;
-    wanted_ = kKeys;
+    num_prefetched_ = 0;
+    num_needed_ = kKeys;
     enter(task);
     finish();
   }
 
   // `count` tokens are about to be packed.
-  void move(int64_t count) { wanted_ += count; }
+  void move(int64_t count) { num_needed_ += count; }
 
   // For two lines.
-  void ask() {
+  void prefetch() {
     if (at_ >= end_ && !next_row()) return;
     __builtin_prefetch(at_);
     __builtin_prefetch(at_ + kLine);
@@ -81,7 +81,7 @@ class Ahead {
   // For what is left before the next block: rows that don't begin with a line have one more than are packed, and a task
   // whose last block is short leaves most of the next one's.
   void finish() {
-    while (at_ < end_ || next_row()) ask();
+    while (at_ < end_ || next_row()) prefetch();
   }
 
  private:
@@ -105,14 +105,14 @@ class Ahead {
       value_ = nullptr;
       return true;
     }
-    if (asked_ >= wanted_ || is_over_) return false;
+    if (num_prefetched_ >= num_needed_ || is_over_) return false;
     if (slot_ == stop_) {
       is_over_ = task_ >= last_;
       if (is_over_) return false;
       enter(task_ + 1);
     }
     const int64_t slot = *slot_++;
-    ++asked_;
+    ++num_prefetched_;
     if (slot < 0 || slot >= on_->keys.slots) return false;  // an error when it is packed
     if (values_ != nullptr) value_ = values_ + slot * on_->values.slot_stride;
     see(keys_ + slot * on_->keys.slot_stride, key_count_);
@@ -133,7 +133,7 @@ class Ahead {
   const int64_t *slot_ = nullptr, *stop_ = nullptr;
   const T *keys_ = nullptr, *values_ = nullptr;
   int64_t key_count_ = 0, value_count_ = 0;
-  int64_t asked_ = 0, wanted_ = 0;  // tokens since the way began
+  int64_t num_prefetched_ = 0, num_needed_ = 0;  // tokens since the way began
   const char *at_ = nullptr, *end_ = nullptr;
   const T* value_ = nullptr;  // the row after this one
 };
