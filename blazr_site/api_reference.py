@@ -66,11 +66,11 @@ def _operation_lines(operation: Operation) -> Iterator[str]:
     shown = [field for field in operation.parameters if field.name not in in_path | {IDEMPOTENCY_KEY}]
     yield from _table("Parameter", shown)
     yield from _table("Member of the body", operation.body)
-    for answer in operation.answers:
-        if answer.status[:1] == "2" and answer.fields:
-            names = ", ".join(f"`{field.name}`" for field in answer.fields)
-            yield fill(f"{answer.status}: {names}.", MAX_LINE_LENGTH) + "\n"
-    statuses = sorted({answer.status for answer in operation.answers})
+    for response in operation.responses:
+        if response.status[:1] == "2" and response.fields:
+            names = ", ".join(f"`{field.name}`" for field in response.fields)
+            yield fill(f"{response.status}: {names}.", MAX_LINE_LENGTH) + "\n"
+    statuses = sorted({response.status for response in operation.responses})
     yield fill(f"Statuses: {', '.join(statuses)}.", MAX_LINE_LENGTH) + "\n"
 
 
