@@ -22,7 +22,7 @@ from inference.records.tracing import is_tracing, worker_trace
 from inference.transport import keys as redis_keys
 from inference.transport.control import CancelledRequests
 from inference.transport.kombu_transport import settled
-from inference.transport.publisher import EventPublisher, Settlement
+from inference.transport.publisher import Acknowledgement, EventPublisher
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.worker.lease import LeaseKeeper, hand_back
 from inference.worker.model_manager import ModelManager
@@ -225,7 +225,7 @@ class Deliveries:
     def _send(self, events: list[GenerationEvent]) -> None:
         """Send events to their web processes; the last event of a request acknowledges its message."""
         addressed: list[tuple[str, GenerationEvent]] = []
-        ended: list[Settlement] = []
+        ended: list[Acknowledgement] = []
         for event in events:
             request_id = event["request_id"]
             is_last = event["type"] in ("done", "error")
@@ -265,7 +265,7 @@ class Deliveries:
         with self._lock:
             return self._deliveries.pop(request_id, None)
 
-    def _acknowledgement(self, delivery: _Delivery) -> Settlement:
+    def _acknowledgement(self, delivery: _Delivery) -> Acknowledgement:
         def acknowledge() -> None:
             self._leases.release(delivery.tags)
             settled.add(delivery.tags)
@@ -273,7 +273,7 @@ class Deliveries:
                 callback()
 
         message = delivery.message
-        return Settlement(message["request_id"], message["model"], tuple(delivery.tags), acknowledge)
+        return Acknowledgement(message["request_id"], message["model"], tuple(delivery.tags), acknowledge)
 
 
 def _nothing() -> None:

@@ -52,7 +52,7 @@ class Worker:
 
     def crash(self) -> None:
         """Stop everything without a word, as kill -9 would."""
-        self.runtime.publisher.publish = lambda events, settlements=(): None
+        self.runtime.publisher.publish = lambda events, acknowledgements=(): None
         self.runtime.leases.stop()
         self.runtime.heartbeat._stopping = True
         self.runtime.control.stop()

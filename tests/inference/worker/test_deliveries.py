@@ -21,7 +21,8 @@ async def test_events_reach_their_readers_and_messages_are_settled(hub, worker, 
         w.deliver(message(f"r{number}", text="x" * (number + 1)))
     for number, events in enumerate(await asyncio.gather(*(collect(item) for item in subscriptions))):
         assert tokens(events) == [100 * (number + 1) + step for step in range(5)]
-        assert [event["type"] for event in events] == ["start", *["delta"] * 5, "done"]
+        kinds = [event["type"] for event in events]
+        assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("start", {"delta"}, "done")
     wait_until(lambda: len(w.acked) == 8)
     assert client.zcard(redis_keys.UNACKED_INDEX) == client.hlen(redis_keys.UNACKED) == 0
     assert client.zcard(redis_keys.flight("a")) == 0

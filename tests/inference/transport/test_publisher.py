@@ -1,0 +1,205 @@
+"""The publisher over a real Redis: what is sent at once, what waits for the interval, and nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import redis
+
+from inference.transport import keys as redis_keys
+from inference.transport.publisher import Acknowledgement, EventPublisher
+from inference.values.messages import GenerationEvent
+from tests.inference.transport.test_deltas import delta, start
+from tests.inference.worker.fakes import wait_until
+
+STREAMS = 20
+
+
+def step(index: int) -> list[GenerationEvent]:
+    return [delta(number, index) for number in range(STREAMS)]
+
+
+@pytest.fixture
+def client(redis_urls_in_settings):
+    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
+    yield found
+    found.delete(redis_keys.out("web"))
+    found.close()
+
+
+@pytest.fixture
+def begin(client):
+    """Start a publisher that has sent the first tokens of ``STREAMS`` requests, and flushed one delta."""
+    publishers = []
+
+    def begin(interval_s: float):
+        publisher = EventPublisher(client, interval_s=interval_s)
+        publisher.start()
+        publishers.append(publisher)
+        for number, events in enumerate((step(1), [delta(99, 2)])):
+            publish(publisher, events)
+            wait_until(lambda number=number: client.xlen(redis_keys.out("web")) == number + 1)
+        assert publisher.flush(5)
+        return publisher, lambda: [
+            redis_keys.unpack(fields[b"e"]) for _, fields in client.xrange(redis_keys.out("web"))[2:]
+        ]
+
+    yield begin
+    for publisher in publishers:
+        publisher.stop()
+
+
+def publish(publisher: EventPublisher, events: list[GenerationEvent], acknowledgements=()) -> None:
+    publisher.publish([("web", event) for event in events], acknowledgements)
+
+
+def test_deltas_of_one_interval_are_sent_together(begin):
+    publisher, deliveries = begin(0.2)
+    publish(publisher, step(2))
+    publish(publisher, step(3))
+    assert deliveries() == []
+    wait_until(lambda: len(deliveries()) == 1)
+    assert [(event["index"], event["span"]) for event in deliveries()[0]] == [(2, 2)] * STREAMS
+    # The interval is over, and nothing waits: what comes next is sent at once.
+    time.sleep(0.5)
+    before = time.monotonic()
+    publish(publisher, step(4))
+    wait_until(lambda: len(deliveries()) == 2)
+    assert time.monotonic() - before < 0.15
+    assert deliveries()[1] == step(4)
+
+
+def test_without_an_interval_every_step_is_sent_at_once(begin):
+    publisher, deliveries = begin(0.0)
+    for index in (2, 3):
+        publish(publisher, step(index))
+        wait_until(lambda index=index: len(deliveries()) == index - 1)
+    assert deliveries() == [step(2), step(3)]
+
+
+def test_an_end_takes_along_the_deltas_of_its_request_only(begin):
+    publisher, deliveries = begin(60.0)
+    acknowledged = threading.Event()
+    publish(publisher, step(2))
+    ends = [delta(0, 3, finish_reason="length"), {"request_id": "r0", "attempt": 0, "index": 4, "type": "done"}]
+    publish(publisher, [*ends, *step(3)[1:]], [Acknowledgement("r0", "a", then=acknowledged.set)])
+    assert acknowledged.wait(5)
+    assert [(event["request_id"], event["index"], event.get("span")) for event in deliveries()[0]] == [
+        ("r0", 2, 2),
+        ("r0", 4, None),
+    ]
+    assert publisher.flush(5)
+    assert [(event["request_id"], event["index"], event["span"]) for event in deliveries()[1]] == [
+        (f"r{number}", 2, 2) for number in range(1, STREAMS)
+    ]
+
+
+def test_an_acknowledgement_without_events_takes_along_the_deltas_of_its_request(begin):
+    publisher, deliveries = begin(60.0)
+    acknowledged = threading.Event()
+    publish(publisher, step(2))
+    publish(publisher, [], [Acknowledgement("r3", "a", then=acknowledged.set)])
+    assert acknowledged.wait(5)
+    assert deliveries() == [[delta(3, 2)]]
+
+
+def test_deltas_are_sent_in_time_although_other_requests_end_meanwhile(begin):
+    publisher, deliveries = begin(0.2)
+    before = time.monotonic()
+    publish(publisher, step(2))
+    for number in range(3):
+        publish(publisher, [delta(number, 3, finish_reason="length")])
+        time.sleep(0.03)
+    wait_until(lambda: len(deliveries()) == 4)
+    assert 0.1 < time.monotonic() - before < 2.0
+    assert [event["request_id"] for event in deliveries()[3]] == [f"r{number}" for number in range(3, STREAMS)]
+
+
+def test_a_first_token_is_sent_alone_while_others_wait(begin):
+    publisher, deliveries = begin(60.0)
+    publish(publisher, step(2))
+    publish(publisher, [*step(3), start(STREAMS), delta(STREAMS, 1)])
+    wait_until(lambda: len(deliveries()) == 1)
+    assert deliveries()[0] == [start(STREAMS), delta(STREAMS, 1)]
+    assert publisher.flush(5)
+    assert [(event["index"], event["span"]) for event in deliveries()[1]] == [(2, 2)] * STREAMS
+
+
+def test_a_flush_does_not_wait_for_the_interval(begin):
+    publisher, deliveries = begin(60.0)
+    publish(publisher, step(2))
+    assert publisher.flush(5)
+    assert [delivery[0]["index"] for delivery in deliveries()] == [2]
+
+
+def test_a_first_token_does_not_hold_up_the_engine_while_redis_is_away(begin, monkeypatch):
+    publisher, deliveries = begin(0.0)
+    is_back = threading.Event()
+    send_once = publisher._send_once
+
+    def wait_for_redis(batch) -> None:
+        is_back.wait(10)
+        send_once(batch)
+
+    monkeypatch.setattr(publisher, "_send_once", wait_for_redis)
+    publish(publisher, [delta(0, 1)])
+    wait_until(lambda: publisher._sending)
+    for number in (1, 2):
+        publish(publisher, [delta(number, 1)])
+    is_back.set()
+    wait_until(lambda: len(deliveries()) == 2)
+    assert [[event["request_id"] for event in delivery] for delivery in deliveries()] == [["r0"], ["r1", "r2"]]
+
+
+def test_an_end_and_its_acknowledgements_are_one_transaction(begin, client):
+    publisher, deliveries = begin(0.0)
+    acknowledged = [threading.Event(), threading.Event()]
+    flight = redis_keys.flight("a")
+    try:
+        for number in range(3):
+            client.zadd(flight, {f"r{number}": 1})
+            client.zadd(redis_keys.UNACKED_INDEX, {f"t{number}": 1})
+            client.hset(redis_keys.UNACKED, f"t{number}", "message")
+        client.config_resetstat()
+        ends = [{"request_id": f"r{number}", "attempt": 0, "index": 2, "type": "done"} for number in range(2)]
+        publish(publisher, ends, [Acknowledgement(f"r{n}", "a", (f"t{n}",), acknowledged[n].set) for n in range(2)])
+        assert all(event.wait(5) for event in acknowledged)
+        assert deliveries() == [ends]
+        assert client.info("commandstats")["cmdstat_exec"]["calls"] == 1
+        assert client.zrange(flight, 0, -1) == [b"r2"]
+        assert client.zrange(redis_keys.UNACKED_INDEX, 0, -1) == [b"t2"]
+        assert client.hkeys(redis_keys.UNACKED) == [b"t2"]
+    finally:
+        client.delete(flight, redis_keys.UNACKED_INDEX, redis_keys.UNACKED)
+
+
+def test_an_acknowledgement_that_redis_refuses_is_tried_again(begin, client):
+    publisher, _ = begin(0.0)
+    acknowledged = threading.Event()
+    flight = redis_keys.flight("a")
+    try:
+        client.set(flight, "not a sorted set")
+        publish(
+            publisher,
+            [{"request_id": "r1", "attempt": 0, "index": 2, "type": "done"}],
+            [Acknowledgement("r1", "a", (), acknowledged.set)],
+        )
+        assert not acknowledged.wait(0.3)
+        client.delete(flight)
+        client.zadd(flight, {"r1": 1})
+        assert acknowledged.wait(5)
+        assert not client.exists(flight)
+    finally:
+        client.delete(flight)
+
+
+def test_events_are_sent_although_the_connection_was_cut(begin, client):
+    publisher, deliveries = begin(0.0)
+    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    publish(publisher, [delta(1, 2)])
+    publish(publisher, [delta(1, 3)])
+    assert publisher.flush(5)
+    sent = [event for delivery in deliveries() for event in delivery]
+    assert sum(event.get("span", 1) for event in sent) == 2
