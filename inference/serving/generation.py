@@ -132,6 +132,7 @@ class Generation:
         from inference.transport.queue import publish_generation
 
         hub = get_hub()
+        await hub.start()
         deadline = time.time() + settings.BLAZR_REQUEST_TIMEOUT_S
         room = asyncio.Semaphore(PUBLISH_CONCURRENCY)
 
@@ -150,7 +151,7 @@ class Generation:
                     message["traceparent"] = self._trace.traceparent
                 # Set before: a publish that fails half-way may have reached the queue.
                 part.is_published = True
-                await publish_generation(message)
+                await publish_generation(message, part.subscription)
 
         for number in range(len(self.plan.prompts)):
             request_id = self.request_id if len(self.plan.prompts) == 1 else f"{self.request_id}-{number}"

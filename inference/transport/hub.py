@@ -24,16 +24,17 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import redis.asyncio as aioredis
+from django.conf import settings
 from redis.exceptions import RedisError
 
 from inference.errors import Unavailable
 from inference.transport import keys as redis_keys
 from inference.transport.control import cancel_generation
-from inference.transport.link import RedisLink
+from inference.transport.queue import request_load
 from inference.transport.subscription import Inbox, PublishedMessage, Subscription
 
 logger = logging.getLogger(__name__)
@@ -46,9 +47,6 @@ DEADLINE_GRACE_S = 5.0
 WORKER_LOST_TIMEOUT_S = 20
 """Seconds that a request waits while no worker is alive; a restarted worker needs a few of them."""
 MISSED_BEFORE_LOST = 2
-_TURNS_OF_READERS = 2
-"""Of the event loop, before more is asked for: in the first one readers that were woken write to their clients, and
-what they wrote goes out at its end."""
 
 
 # Which of the delivery tags are in the queue.
@@ -187,29 +185,23 @@ class StreamHub:
             logger.error("a task of the stream hub failed", exc_info=error)
 
     async def _read(self) -> None:
-        # Of the reader's own: it asks after every step of every model.
-        link = RedisLink(self._redis_url, connect_timeout_s=CONNECT_TIMEOUT_S, **_keepalive(self._redis_url))
+        assert self._client is not None
         key = redis_keys.out(self.web_id)
         pause_s = 0.05
-        try:
-            while not self._closing:
-                try:
-                    entries = await _read_entries(link, key, self._last_id)
-                    pause_s = 0.05
-                except Exception as error:  # whatever it is, the readers of this process depend on this loop
-                    logger.warning("reading events failed (%r), trying again", error)
-                    with contextlib.suppress(RedisError, OSError):
-                        await link.close()
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, 1.0)
-                    continue
-                for entry_id, (name, payload, *_) in entries:
+        while not self._closing:
+            try:
+                answer: Any = await self._client.xread({key: self._last_id}, count=512, block=READ_BLOCK_MS)
+                pause_s = 0.05
+            except Exception as error:  # whatever it is, the requests of this process depend on this loop
+                logger.warning("reading events failed (%r), trying again", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
+                continue
+            for _, entries in answer or ():
+                for entry_id, fields in entries:
                     self._last_id = entry_id
-                    await self._take(name, payload)
-                for _ in range(_TURNS_OF_READERS):
-                    await asyncio.sleep(0)
-        finally:
-            await link.close()
+                    for name, payload in fields.items():
+                        await self._take(name, payload)
 
     async def _take(self, name: bytes, payload: bytes) -> None:
         """Hand the events of one entry to their readers, or answer a worker's question."""
@@ -324,14 +316,6 @@ class StreamHub:
                 self.cancel_soon(subscription.request_id)
 
 
-async def _read_entries(link: RedisLink, key: str, last_id: bytes) -> Sequence[tuple[bytes, Sequence[bytes]]]:
-    """Entries behind ``last_id``, each with its fields: name, value, …; waits for the first one, for a while."""
-    answer = await link.call(
-        "XREAD", "COUNT", 512, "BLOCK", READ_BLOCK_MS, "STREAMS", key, last_id, timeout_s=READ_TIMEOUT_S
-    )
-    return answer[0][1] if answer else ()
-
-
 def _keepalive(redis_url: str) -> dict[str, bool]:
     """A dead peer shows itself by TCP keep-alive or its reset; unix sockets have no such option."""
     return {"socket_keepalive": True} if redis_url.startswith("redis") else {}
@@ -344,15 +328,11 @@ def get_hub() -> StreamHub:
     """The hub of this process, made from the settings at the first call."""
     global _hub
     if _hub is None:
-        from django.conf import settings
-
-        from inference.transport import queue as broker
-
         _hub = StreamHub(
             settings.BLAZR_REDIS_URL,
             worker_lost_timeout_s=WORKER_LOST_TIMEOUT_S,
             cancel=cancel_generation,
-            ask_load=broker.request_load,
+            ask_load=request_load,
         )
     return _hub
 

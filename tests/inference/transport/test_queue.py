@@ -66,7 +66,7 @@ def test_prompts_do_not_show_in_headers():
 
 async def test_publish_queues_and_asks_for_the_model_once(hub, client):
     subscription = hub.register("r1")
-    await broker.publish_generation(message("r1"))
+    await broker.publish_generation(message("r1"), subscription)
     await broker.publish_generation(message("r2"))
     assert (subscription.checkpoint_id, client.llen("m.a"), client.llen("default")) == ("a", 2, 1)
     assert client.zcard(redis_keys.flight("a")) == 2
@@ -94,72 +94,26 @@ async def test_admission_is_exact_and_forgets_expired_requests(hub, client, sett
     await broker.publish_generation(message("r4"))
 
 
-async def test_requests_that_come_together_share_a_call_and_are_judged_alone(hub, client, settings):
+async def test_requests_that_come_together_are_admitted_one_by_one(hub, client, settings):
     settings.BLAZR_MAX_IN_FLIGHT = 19
-    names = [f"r{number}" for number in range(20)]
-    for name in names:
-        hub.register(name)
-    client.config_resetstat()
-    found = await asyncio.gather(*(broker.publish_generation(message(name)) for name in names), return_exceptions=True)
-    refused = [name for name, answer in zip(names, found, strict=True) if isinstance(answer, QueueFull)]
+    subscriptions = {f"r{number}": hub.register(f"r{number}") for number in range(20)}
+    found = await asyncio.gather(
+        *(broker.publish_generation(message(name), item) for name, item in subscriptions.items()),
+        return_exceptions=True,
+    )
+    refused = [name for name, answer in zip(subscriptions, found, strict=True) if isinstance(answer, QueueFull)]
     assert len(refused) == 1
     queued = [json.loads(item)["headers"] for item in client.lrange("m.a", 0, -1)]
-    assert sorted([*refused, *(item["id"] for item in queued)]) == sorted(names)
+    assert sorted([*refused, *(item["id"] for item in queued)]) == sorted(subscriptions)
     assert all(item["id"] == item["root_id"] for item in queued)
-    # Each call counts the workers once, and so does the hub.
-    calls = client.info("commandstats")["cmdstat_zcount"]["calls"]
-    assert calls <= 1 + len(names) / broker.PUBLISHED_TOGETHER + 2  # the first one goes alone
-    for name in names:
-        published = hub.get(name).published
-        assert (published is None) == (name in refused)
-        assert published is None or json.loads(published.envelope)["headers"]["id"] == name
+    for name, item in subscriptions.items():
+        assert (item.published is None) == (name in refused)
+        assert item.published is None or json.loads(item.published.envelope)["headers"]["id"] == name
 
 
-async def test_requests_of_two_models_that_come_together_go_to_their_queues(hub, client):
+async def test_requests_of_two_models_go_to_their_queues(client):
     await asyncio.gather(*(broker.publish_generation(message(name, model=name[0])) for name in ("a1", "b1", "a2")))
     assert (client.llen("m.a"), client.llen("m.b")) == (2, 1)
-
-
-async def test_the_first_after_a_pause_goes_out_at_once_and_the_next_ones_share_a_call(hub, client):
-    await hub.start()
-    client.config_resetstat()
-    publishing = [asyncio.create_task(broker.publish_generation(message(name))) for name in ("r1", "r2", "r3")]
-    while not (waiting := broker._outbox()._waiting):
-        await asyncio.sleep(0)
-    assert "r1" not in [parts[1] for _, parts in waiting["a"]]
-    await asyncio.gather(*publishing)
-    # Each call counts the workers once, and so does the hub.
-    assert client.info("commandstats")["cmdstat_zcount"]["calls"] <= 2 + 1
-    await asyncio.sleep(2 * broker.ALONE_AFTER_S)
-    after_a_pause = asyncio.create_task(broker.publish_generation(message("r4")))
-    while not after_a_pause.done():
-        assert not broker._outbox()._waiting
-        await asyncio.sleep(0)
-    assert client.llen("m.a") == 4
-
-
-async def test_who_has_gone_before_the_call_takes_the_message_back(hub, client):
-    await broker.publish_generation(message("r0"))
-    leaving = asyncio.create_task(broker.publish_generation(message("r1")))
-    staying = asyncio.create_task(broker.publish_generation(message("r2")))
-    await hub.start()
-    while not broker._outbox()._waiting:
-        await asyncio.sleep(0)
-    leaving.cancel()
-    await staying
-    assert [json.loads(item)["headers"]["id"] for item in client.lrange("m.a", 0, -1)] == ["r2", "r0"]
-
-
-async def test_every_request_of_a_call_that_failed_gets_an_error_of_its_own(hub, settings, tmp_path):
-    await hub.start()
-    settings.BLAZR_REDIS_URL = f"unix://{tmp_path}/none.sock?db=0"
-    settings.BLAZR_REDIS_TIMEOUT_S = 0.5
-    found = await asyncio.gather(
-        *(broker.publish_generation(message(name)) for name in ("r1", "r2")), return_exceptions=True
-    )
-    assert [type(item) for item in found] == [Unavailable, Unavailable]
-    assert found[0] is not found[1]
-    assert found[0].retry_after_s == found[1].retry_after_s == 2
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -197,11 +151,9 @@ async def test_message_that_was_lost_on_its_way_is_published_again(hub, client, 
     """A worker that is killed right after BRPOP takes the message along; so does a Redis that forgets everything."""
     monkeypatch.setattr(streams, "HEARTBEAT_INTERVAL_S", 0.05)
     client.zadd(redis_keys.WORKERS, {"w": time.time()})
-    hub.register("lost")
-    hub.register("queued")
-    hub.register("held")
+    await hub.start()
     for name in ("lost", "held", "queued"):
-        await broker.publish_generation(message(name))
+        await broker.publish_generation(message(name), hub.register(name))
     lost, held = client.rpop("m.a"), client.rpop("m.a")
     tag = json.loads(held)["properties"]["delivery_tag"]
     client.hset(redis_keys.UNACKED, tag, "x")
