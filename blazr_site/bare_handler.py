@@ -9,7 +9,6 @@ requests end when the client goes away, and a thread with a database connection 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from io import BytesIO
 from typing import Any, cast
@@ -24,10 +23,10 @@ from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, set_script_prefix
 
 from inference.api.event_stream import EventStream
-from inference.api.part_writer import PartWriter, Send
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 
 
 class BareHandler(ASGIHandler):
@@ -117,10 +116,11 @@ class BareHandler(ASGIHandler):
             return
         headers = [(name.encode("ascii"), value.encode("latin1")) for name, value in response.items()]
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-        with contextlib.closing(PartWriter(send)) as writer:
-            async with contextlib.aclosing(response.parts(writer)) as parts:
-                async for part in parts:
-                    await writer.write(part)
+
+        async def send_part(part: bytes) -> None:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+        await response.write_to(send_part)
         await send({"type": "http.response.body"})
 
 

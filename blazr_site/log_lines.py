@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
-from inference.records import log_context, tracing
+from inference.records import tracing
 from inference.values.principal import without_keys
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             "process": record.process,
         }
-        about = {"request_id": log_context.request_id.get(), "trace_id": tracing.trace_id_current()}
+        about = {"request_id": tracing.current_request_id(), "trace_id": tracing.trace_id_current()}
         shown |= {name: value for name, value in about.items() if value is not None}
         shown |= getattr(record, "facts", {})
         if record.exc_info:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import orjson
@@ -35,6 +36,7 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
 from inference.access.authentication import principal_of_websocket
+from inference.api.event_stream import StreamReader, output_format
 from inference.api.exception_handler import as_blazr_error
 from inference.dialects.openai.requests import plan_from_body
 from inference.errors import (
@@ -46,8 +48,8 @@ from inference.errors import (
     UnsupportedFeature,
 )
 from inference.host.coroutines import run_in_background
-from inference.serving.generation import Generation
-from inference.serving.services import generation_start
+from inference.serving.generation import Generation, generation_start
+from inference.values.messages import GenerationEvent
 from inference.values.principal import Principal, principal_set
 
 MAX_REQUESTS_PER_SOCKET = 64
@@ -175,35 +177,22 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         assert self.principal is not None
         principal_set(self.principal)
         started = time.monotonic()
-        first_token_at: float | None = None
         generation: Generation | None = None
         try:
             plan = plan_from_body(kind, body)
             generation = await generation_start(plan=plan, principal=self.principal)
-            answer = generation.format
-            async with contextlib.aclosing(generation.events()) as batches:
-                accepted = {
-                    "type": "accepted",
-                    "id": client_id,
-                    "request_id": generation.request_id,
-                    "created": generation.created,
-                    "model": generation.served.name,
-                }
-                await self._send(accepted)
-                is_open = False
-                async for number, events in batches:
-                    chunks: list[Any] = []
-                    if not is_open:
-                        is_open = True
-                        chunks += answer.opening()
-                    for event in events:
-                        if first_token_at is None and event.get("token_ids"):
-                            first_token_at = time.monotonic()
-                        chunks += answer.chunks(number, event)
-                    for chunk in chunks:
-                        await self._send({"type": "chunk", "id": client_id, "chunk": chunk})
-            if plan.include_usage:
-                await self._send({"type": "chunk", "id": client_id, "chunk": answer.usage_chunk()})
+            accepted = {
+                "type": "accepted",
+                "id": client_id,
+                "request_id": generation.request_id,
+                "created": generation.created,
+                "model": generation.served.name,
+            }
+            await self._send(accepted)
+            writer = _FrameWriter(generation, client_id, self._send_text)
+            await generation.deliver(writer)
+            await writer.flush_usage()
+            first_token_at = writer.first_token_at
             done = {
                 "type": "done",
                 "id": client_id,
@@ -222,7 +211,7 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             with contextlib.suppress(Exception):
                 await self._send_error(client_id, as_blazr_error(error))
         finally:
-            # The events' own ending doesn't run when the socket broke before the first of them was asked for.
+            # ``deliver`` doesn't close it when the socket broke before.
             if generation is not None:
                 await asyncio.shield(run_in_background(generation.close()))
 
@@ -232,6 +221,46 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         )
 
     async def _send(self, payload: dict[str, Any]) -> None:
+        await self._send_text(orjson.dumps(payload))
+
+    async def _send_text(self, frame: bytes) -> None:
         # One frame at a time: the server below isn't made for concurrent writers.
         async with self._write_lock:
-            await self.send(text_data=orjson.dumps(payload).decode())
+            await self.send(text_data=frame.decode())
+
+
+class _FrameWriter(StreamReader):
+    """Writes a generation as frames, a chunk each.
+
+    Attributes:
+        first_token_at: ``time.monotonic()`` of the first token; None before.
+    """
+
+    def __init__(self, generation: Generation, client_id: str, send_frame: Callable[[bytes], Awaitable[None]]) -> None:
+        super().__init__(generation)
+        self.first_token_at: float | None = None
+        self._client_id = client_id
+        self._send_frame = send_frame
+        self._format = output_format(generation)
+        self._put_chunks(self._format.opening())
+
+    def take(self, number: int, event: GenerationEvent) -> None:
+        """Put the frames of an event."""
+        if self.first_token_at is None and event.get("token_ids"):
+            self.first_token_at = time.monotonic()
+        self._put_chunks(self._format.chunks(number, event))
+
+    async def send(self, parts: list[bytes]) -> None:
+        """Send each frame by itself."""
+        for frame in parts:
+            await self._send_frame(frame)
+
+    async def flush_usage(self) -> None:
+        """Send the usage, if it was asked for."""
+        if self.generation.plan.include_usage:
+            self._put_chunks([self._format.usage_chunk()])
+        await self.flush()
+
+    def _put_chunks(self, chunks: Iterable[Any]) -> None:
+        for chunk in chunks:
+            self.put(orjson.dumps({"type": "chunk", "id": self._client_id, "chunk": chunk}))

@@ -1,36 +1,53 @@
-"""Server-sent events: a running generation as the byte chunks of an HTTP answer.
+"""Write a running generation as server-sent events, or in the stream format of another API.
 
-https://html.spec.whatwg.org/multipage/server-sent-events.html: ``data: JSON`` and an empty line per
-chunk, a comment now and then so that proxies keep a silent connection, ``data: [DONE]`` at the end. An
-error after the start comes as ``data: {"error": …}``, then ``[DONE]``. Other APIs write their events by
-a ``StreamFormat`` of their own.
+https://html.spec.whatwg.org/multipage/server-sent-events.html: ``data: JSON`` and an empty line per chunk, a comment
+now and then so that proxies keep a silent connection, ``data: [DONE]`` at the end. An error after the start comes as
+``data: {"error": …}``, then ``[DONE]``. Other APIs have a ``StreamFormat`` of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import orjson
 from django.http import StreamingHttpResponse
 
 from inference.api.exception_handler import as_blazr_error
-from inference.api.part_writer import PartWriter
-from inference.errors import BlazrError
+from inference.dialects.openai.outputs.base import AnswerFormat
+from inference.dialects.openai.outputs.formats import answer_format
+from inference.errors import BlazrError, GenerationFailed
 from inference.host.coroutines import run_in_background
 from inference.serving.generation import Generation
 from inference.values.messages import GenerationEvent
 
 HEARTBEAT_S = 15.0
 STALL_S = 30.0
-"""A client that takes nothing for so long is cut: what is generated for it would only pile up."""
+"""A client that takes nothing for so long is disconnected."""
+MAX_WAITING_BYTES = 1 << 20
+"""Of a stream, for a client that is slow; a client that falls further behind gets an error."""
+
+SendPart = Callable[[bytes], Awaitable[None]]
+"""Sends a part of a response body; waits while the client is behind."""
 
 _DONE = b"data: [DONE]\n\n"
 _HEARTBEAT = b": keep-alive\n\n"
 _MARK = "\ue000 text \ue001"
 """Stands for the text of a chunk; nothing that comes before the text in a chunk has it."""
+
+
+def output_format(generation: Generation) -> AnswerFormat:
+    """Arrange the output of a generation in OpenAI's shapes, whole or as chunks."""
+    return answer_format(
+        generation.plan,
+        generation.builder,
+        request_id=generation.request_id,
+        created=generation.created,
+        model=generation.served.name,
+    )
 
 
 def sse_data(payload: Any) -> bytes:
@@ -72,7 +89,7 @@ class ChunkStream:
     heartbeat = _HEARTBEAT
 
     def __init__(self, generation: Generation) -> None:
-        self._format = generation.format
+        self._format = output_format(generation)
         self._include_usage = generation.plan.include_usage
         self._frame: tuple[bytes, bytes] | None = None
 
@@ -101,8 +118,125 @@ class ChunkStream:
         return sse_data(error.to_openai()) + _DONE
 
 
+class StreamReader(ABC):
+    """Reader of a generation that keeps parts until the client takes them; belongs to the event loop.
+
+    Args:
+        generation: Fails when more than ``MAX_WAITING_BYTES`` wait for a slow client.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.is_sending = False
+        self._waiting: list[bytes] = []
+        self._num_bytes = 0
+        self._ready = asyncio.Event()
+        self._has_ended = False
+
+    @abstractmethod
+    def take(self, number: int, event: GenerationEvent) -> None:
+        """Make parts of an event, and ``put`` them."""
+
+    @abstractmethod
+    async def send(self, parts: list[bytes]) -> None:
+        """Send parts to the client; wait while it is behind."""
+
+    def put(self, part: bytes) -> None:
+        """Send a part as soon as the client has taken the parts before."""
+        if not part:
+            return
+        if self.is_sending and self._num_bytes > MAX_WAITING_BYTES:
+            self._waiting.clear()
+            self._num_bytes = 0
+            self.generation.give_up(
+                GenerationFailed("The client reads too slowly: 1 MiB of output is waiting. Read faster.")
+            )
+            return
+        self._waiting.append(part)
+        self._num_bytes += len(part)
+        self._ready.set()
+
+    def end(self) -> None:
+        """No further event comes."""
+        self._has_ended = True
+        self._ready.set()
+
+    async def write(self) -> None:
+        """Send parts as they come, until the end."""
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            await self.flush()
+            if self._has_ended and not self._waiting:
+                return
+
+    async def flush(self) -> None:
+        """Send the parts that wait now."""
+        if self._waiting:
+            parts, self._waiting = self._waiting, []
+            self._num_bytes = 0
+            self.is_sending = True
+            await self.send(parts)
+            self.is_sending = False
+
+
+class ByteWriter(StreamReader):
+    """Writes the body of a streamed response: everything that waits in one piece, and heartbeats.
+
+    Args:
+        generation: A running one.
+        stream: Makes bytes of its events.
+        send: Sends a piece.
+    """
+
+    def __init__(self, generation: Generation, stream: StreamFormat, send: SendPart) -> None:
+        super().__init__(generation)
+        self._stream = stream
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._sent_at = self._loop.time()  # or, while sending, since when
+        self._timer = self._loop.call_later(min(HEARTBEAT_S, STALL_S), self._check)
+
+    def take(self, number: int, event: GenerationEvent) -> None:
+        """Put the bytes of an event."""
+        self.put(self._stream.parts(number, event))
+
+    async def send(self, parts: list[bytes]) -> None:
+        """Send parts as one piece."""
+        self._sent_at = self._loop.time()
+        await self._send(b"".join(parts))
+        self._sent_at = self._loop.time()
+
+    async def run(self) -> None:
+        """Write the whole body."""
+        try:
+            try:
+                self.put(self._stream.opening())
+                await self.generation.deliver(self)
+                last = await self._stream.closing()
+            except Exception as error:
+                last = await self._stream.failure(as_blazr_error(error))
+            self.put(last)
+            await self.flush()
+        finally:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        """Send a heartbeat on a silent stream; end the stream of a client that takes nothing."""
+        passed_s = self._loop.time() - self._sent_at
+        if self.is_sending and passed_s >= STALL_S and self._task is not None:
+            self._task.cancel()
+            return
+        left_s = (STALL_S if self.is_sending else HEARTBEAT_S) - passed_s
+        if left_s <= 0:
+            self.put(self._stream.heartbeat)
+            left_s = HEARTBEAT_S
+        self._timer = self._loop.call_later(min(left_s, STALL_S), self._check)
+
+
 class EventStream(StreamingHttpResponse):
-    """The answer that streams ``generation``.
+    """The response that streams ``generation``.
 
     Args:
         generation: A running one.
@@ -115,102 +249,49 @@ class EventStream(StreamingHttpResponse):
             "X-Accel-Buffering": "no",  # nginx would collect chunks
             "x-request-id": generation.request_id,
         }
-        self._stream = stream or ChunkStream(generation)
-        super().__init__(_Body(generation, self._stream), content_type="text/event-stream", headers=headers)
         self.generation = generation
+        self._stream = stream or ChunkStream(generation)
+        super().__init__(_Body(self), content_type="text/event-stream", headers=headers)
 
-    def parts(self, writer: PartWriter | None = None) -> AsyncGenerator[bytes, None]:
-        """The body's parts, for a server that takes them as they are; once, in place of iterating.
-
-        With a ``writer`` most of them don't come this way: it gets them at once.
-        """
-        return _chunks(self.generation, self._stream, writer)
+    async def write_to(self, send: SendPart) -> None:
+        """Send the whole body, each part as soon as it is there; once, in place of iterating."""
+        await ByteWriter(self.generation, self._stream, send).run()
 
 
 class _Body:
-    """The body's chunks; Django calls ``close`` at the end even when it never asked for the first one."""
+    """The body for Django's own handler, which calls ``close`` even when it never asked for the first part."""
 
-    def __init__(self, generation: Generation, stream: StreamFormat) -> None:
-        self._generation = generation
-        self._stream = stream
+    def __init__(self, response: EventStream) -> None:
+        self._response = response
         self._loop = asyncio.get_running_loop()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return _chunks(self._generation, self._stream)
+        return parts_of(self._response.write_to)
 
     def close(self) -> None:
         """Cancel the generation unless it is over; called from any thread."""
-        if self._generation.is_closed:
+        generation = self._response.generation
+        if generation.is_closed:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is everything
-            self._loop.call_soon_threadsafe(lambda: run_in_background(self._generation.close()))
+            self._loop.call_soon_threadsafe(lambda: run_in_background(generation.close()))
 
 
-async def _chunks(
-    generation: Generation, stream: StreamFormat, writer: PartWriter | None = None
-) -> AsyncGenerator[bytes, None]:
-    def write_now(event: GenerationEvent) -> None:
-        assert writer is not None
-        if part := stream.parts(0, event):
-            writer.write_now(part)
+async def parts_of(write_to: Callable[[SendPart], Awaitable[None]]) -> AsyncGenerator[bytes, None]:
+    """The parts that ``write_to`` sends; each is sent once the part before was taken."""
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    is_open = False
-    with _StallGuard() as guard:
-        try:
-            async with contextlib.aclosing(generation.events(idle_s=HEARTBEAT_S)) as batches:
-                async for number, events in batches:
-                    if not events:
-                        guard.watch()
-                        yield stream.heartbeat
-                        guard.rest()
-                        continue
-                    parts: list[bytes] = []
-                    if not is_open:
-                        is_open = True
-                        parts.append(stream.opening())
-                        if writer is not None:
-                            generation.follow(write_now, lambda: not writer.is_behind)
-                    # A client that fell behind gets all that waits in one write.
-                    parts += [stream.parts(number, event) for event in events]
-                    if any(parts):
-                        guard.watch()
-                        yield b"".join(parts)
-                        guard.rest()
-            yield await stream.closing()
-        except Exception as error:
-            yield await stream.failure(as_blazr_error(error))
+    async def send(part: bytes) -> None:
+        queue.put_nowait(part)
+        await queue.join()
 
-
-class _StallGuard:
-    """Cancels the task that writes to a client which has stopped reading.
-
-    One timer for the whole stream, which looks how long the chunk of that moment has been waiting.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._since: float | None = None
-        self._timer = self._loop.call_later(STALL_S, self._look)
-
-    def __enter__(self) -> _StallGuard:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._timer.cancel()
-
-    def watch(self) -> None:
-        """A chunk is being handed over; the client has ``STALL_S`` to take it."""
-        self._since = self._loop.time()
-
-    def rest(self) -> None:
-        """It was taken."""
-        self._since = None
-
-    def _look(self) -> None:
-        now = self._loop.time()
-        left = STALL_S if self._since is None else self._since + STALL_S - now
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
-        elif self._task is not None:
-            self._task.cancel()
+    task = asyncio.ensure_future(write_to(send))
+    task.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (part := await queue.get()) is not None:
+            yield part
+            queue.task_done()
+        await task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -12,15 +12,14 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from inference.api.event_stream import EventStream
-from inference.api.part_writer import PartWriter
+from inference.api.event_stream import EventStream, SendPart, parts_of
 from inference.errors import BlazrError, InvalidRequest
 from inference.host.coroutines import run_in_background
 from inference.serving.idempotency import MAX_BYTES, RENEW_S, Claim, StoredAnswer, idempotency_claim
@@ -114,7 +113,7 @@ def _record(response: StreamingHttpResponse, holder: _Holder) -> None:
     """Let ``response`` keep what it sends."""
     recording = _Recording(response, holder)
     if isinstance(response, EventStream):
-        response.parts = recording.parts  # type: ignore[method-assign]
+        response.write_to = recording.write_to  # type: ignore[method-assign]
     response.streaming_content = recording
 
 
@@ -125,26 +124,26 @@ class _Recording:
         self._response = response
         self._holder = holder
         self._loop = asyncio.get_running_loop()
-        self._source: Callable[[], Any] = (
-            response.parts if isinstance(response, EventStream) else _iterate(response.streaming_content)
+        self._write_to: Callable[[SendPart], Awaitable[None]] = (
+            response.write_to if isinstance(response, EventStream) else _writer_of(response.streaming_content)
         )
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.parts()
+        return parts_of(self.write_to)
 
-    async def parts(self, writer: PartWriter | None = None) -> AsyncGenerator[bytes, None]:
-        """Pass the parts on, and keep them if all of them went out and nothing failed.
-
-        All have to come by here: ``writer`` gets none of them.
-        """
+    async def write_to(self, send: SendPart) -> None:
+        """Pass the parts on, and keep them if all of them were sent and nothing failed."""
         kept: list[bytes] = []
         size, limit = 0, MAX_BYTES
-        async with contextlib.aclosing(self._source()) as source:
-            async for part in source:
-                if size <= limit:  # one part beyond it, so that the whole is seen to be too large
-                    kept.append(part)
-                size += len(part)
-                yield part
+
+        async def send_and_keep(part: bytes) -> None:
+            nonlocal size
+            if size <= limit:  # one part beyond it, so that the whole is seen to be too large
+                kept.append(part)
+            size += len(part)
+            await send(part)
+
+        await self._write_to(send_and_keep)
         if isinstance(self._response, EventStream) and self._response.generation.outcome != "completed":
             await self._holder.release()
         else:
@@ -157,12 +156,12 @@ class _Recording:
                 self._loop.call_soon_threadsafe(lambda: run_in_background(self._holder.release()))
 
 
-def _iterate(content: Any) -> Callable[[], AsyncGenerator[bytes, None]]:
-    async def parts() -> AsyncGenerator[bytes, None]:
+def _writer_of(content: Any) -> Callable[[SendPart], Awaitable[None]]:
+    async def write_to(send: SendPart) -> None:
         async for part in content:
-            yield part
+            await send(part)
 
-    return parts
+    return write_to
 
 
 # --- digests -----------------------------------------------------------------------------------

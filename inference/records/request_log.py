@@ -1,18 +1,18 @@
-"""What the request log keeps beside the figures, and for how long; contents are left out unless they are asked for."""
+"""The request log: a line per request, contents where they are asked for, and removal of old records."""
 
 from __future__ import annotations
 
 import json
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
 
-if TYPE_CHECKING:
-    from inference.serving.generation import Generation
-    from inference.values.output_builder import AnswerBuilder
+from inference.models import UsageRecord
+from inference.records.usage import Usage
+from inference.values.output_builder import AnswerBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -34,20 +34,19 @@ def logged_contents(builder: AnswerBuilder) -> dict[str, Any]:
     return {"prompt": _cut(list(builder.plan.prompts)), "answer": _cut(texts)}
 
 
-def log_request(generation: Generation, *, outcome: str, duration_s: float, queue_s: float) -> None:
+def log_request(usage: Usage) -> None:
     """One log record about a request that has ended (BLAZR_LOG_REQUESTS); never its contents."""
-    builder = generation.builder
     facts = {
-        "request_id": generation.request_id,
-        "tenant": generation.principal.tenant,
-        "model": generation.served.name,
-        "endpoint": generation.surface.name,
-        "outcome": outcome,
-        "prompt_tokens": builder.prompt_tokens,
-        "cached_tokens": builder.cached_tokens,
-        "completion_tokens": builder.completion_tokens,
-        "duration_s": round(duration_s, 4),
-        "queue_s": round(queue_s, 4),
+        "request_id": usage.request_id,
+        "tenant": usage.tenant,
+        "model": usage.model,
+        "endpoint": usage.endpoint,
+        "outcome": usage.outcome,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "duration_s": round(usage.duration_s, 4),
+        "queue_s": round(usage.queue_s, 4),
     }
     logger.info("request %s", " ".join(f"{name}={value}" for name, value in facts.items()), extra={"facts": facts})
 
@@ -65,8 +64,6 @@ def request_log_sweep() -> int:
     Returns:
         How many rows went.
     """
-    from inference.models import UsageRecord
-
     if not settings.BLAZR_REQUEST_LOG_DAYS:
         return 0
     before = timezone.now() - timedelta(days=settings.BLAZR_REQUEST_LOG_DAYS)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,8 +30,20 @@ if TYPE_CHECKING:
 SHORTEST_LOAD_S = 0.005
 """A wait for the model that is shorter is none."""
 
+_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
 _tracer: Tracer | None = None
 _provider: TracerProvider | None = None
+
+
+def current_request_id() -> str | None:
+    """The id of the generation that this task serves, as the client sees it in x-request-id; for log records."""
+    return _request_id.get()
+
+
+def set_current_request_id(request_id: str) -> None:
+    """Let the log records of this task name the generation."""
+    _request_id.set(request_id)
 
 
 def tracing_start(*, service: str, processor: SpanProcessor | None = None) -> None:

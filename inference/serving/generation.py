@@ -1,34 +1,36 @@
-"""Generation: a request in flight, as the process that answers sees it.
+"""Start generations, pass their events to a reader, and cancel what nobody waits for.
 
-It publishes one message per prompt, waits until every prompt was accepted, so that errors before that become a real
-HTTP status, and then yields events; whoever stops listening, for whatever reason, cancels it. At its end it settles
-limits, metrics, traces and usage.
+``generation_start`` looks up the model, checks the request against the model and the caller's limits, and publishes
+one message per prompt. It returns once every prompt was accepted, so that errors before that become a real HTTP
+status. ``Generation.deliver`` then passes the events to the one reader that it is given, and ends the generation.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from django.conf import settings
 
-from inference.access.admission import FREE, Admission
+from inference.access.admission import FREE, Admission, admit
 from inference.access.key_watch import key_watch
-from inference.dialects.openai.outputs.base import AnswerFormat
-from inference.dialects.openai.outputs.formats import answer_format
 from inference.errors import BlazrError, GenerationFailed, ModelLoading
 from inference.host.coroutines import run_all, run_in_background
-from inference.records import log_context, metrics
-from inference.records.request_log import contents_are_logged, log_request, logged_contents
-from inference.records.tracing import generation_trace
-from inference.records.usage import Usage, usage_now, usage_writer
-from inference.transport.subscription import Inbox, Subscription
+from inference.records.request_log import contents_are_logged
+from inference.records.tracing import generation_trace, set_current_request_id
+from inference.serving.accounting import Accounting
+from inference.serving.grammar_checks import grammar_checks
+from inference.serving.served_models import plan_for_model, served_model_get
+from inference.transport.control import cancel_generation
+from inference.transport.hub import get_hub
+from inference.transport.queue import publish_generation
+from inference.transport.subscription import Subscription
+from inference.values.limits import estimate_tokens
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import AnswerBuilder
 from inference.values.plan import GenerationPlan
@@ -55,27 +57,67 @@ class Surface:
     id_prefix: str
 
 
-class _Part:
+_SURFACES = {
+    "completion": Surface("completion", "cmpl-"),
+    "chat": Surface("chat", "chatcmpl-"),
+    "embedding": Surface("embedding", "embd-"),
+}
+
+
+class Reader(Protocol):
+    """Takes the events of a generation."""
+
+    def take(self, number: int, event: GenerationEvent) -> None:
+        """Take an event of prompt ``number``, in the hub's task; must not wait. The generation's builder has it."""
+        ...
+
+    def end(self) -> None:
+        """No further event comes."""
+        ...
+
+    async def write(self) -> None:
+        """Return after ``end``, once everything that was taken has been written."""
+        ...
+
+
+class _WholeOutput:
+    """Reader of a response that is sent as a whole."""
+
+    def __init__(self, take: Callable[[int, GenerationEvent], object] | None) -> None:
+        self._take = take
+        self._end = asyncio.Event()
+
+    def take(self, number: int, event: GenerationEvent) -> None:
+        if self._take is not None:
+            self._take(number, event)
+
+    def end(self) -> None:
+        self._end.set()
+
+    async def write(self) -> None:
+        await self._end.wait()
+
+
+class _Prompt:
     """One prompt of a request."""
 
-    def __init__(self, number: int, request_id: str, subscription: Subscription) -> None:
+    def __init__(self, number: int, request_id: str) -> None:
         self.number = number
         self.request_id = request_id
-        self.subscription = subscription
+        self.subscription: Subscription | None = None
         self.is_published = False
         self.is_started = False
         self.is_finished = False
 
 
 class Generation:
-    """A request in flight.
+    """A request in flight, as the web process sees it.
 
     Attributes:
         surface: The API it came through.
         request_id: What the API calls it; its prompts are ``request_id`` or ``request_id-N`` for the workers.
         created: Unix time of its start.
-        builder: What its events said so far.
-        format: Arranges them.
+        builder: The output so far.
         outcome: How it ended: ``completed``, ``cancelled``, or an error's code; None while it runs.
     """
 
@@ -92,33 +134,32 @@ class Generation:
         self.served = served
         self.surface = surface
         self.outcome: str | None = None
-        self._admission = admission
         self.request_id = surface.id_prefix + secrets.token_hex(16)
-        log_context.request_id.set(self.request_id)
-        self._trace = generation_trace(model=served.name, endpoint=surface.name, request_id=self.request_id)
+        set_current_request_id(self.request_id)
         self.created = int(time.time())
+        self._deadline = time.time() + settings.BLAZR_REQUEST_TIMEOUT_S
         self.builder = AnswerBuilder(plan, keep_text=not plan.stream or contents_are_logged())
-        self.format: AnswerFormat = answer_format(
-            plan, self.builder, request_id=self.request_id, created=self.created, model=served.name
+        self._trace = generation_trace(model=served.name, endpoint=surface.name, request_id=self.request_id)
+        self._accounting = Accounting(
+            request_id=self.request_id,
+            principal=principal,
+            model=served.name,
+            endpoint=surface.name,
+            admission=admission,
+            trace=self._trace,
         )
-        self._arrived = time.monotonic()
-        self._started: float | None = None
-        self._deadline = self._arrived + settings.BLAZR_REQUEST_TIMEOUT_S
-        self._parts: list[_Part] = []
-        self._part_of: dict[str, _Part] = {}
-        self._num_open = 0
-        self._is_waiting = False
-        self._followed_at = 0.0
-        self._inbox = Inbox()
-        self._early: list[tuple[int, list[GenerationEvent]]] = []
+        single = len(plan.prompts) == 1
+        self._prompts = [
+            _Prompt(number, self.request_id if single else f"{self.request_id}-{number}")
+            for number in range(len(plan.prompts))
+        ]
+        self._num_unstarted = self._num_open = len(self._prompts)
+        self._held: list[tuple[int, GenerationEvent]] = []  # until there is a reader
+        self._reader: Reader | None = None
+        self._started = asyncio.Event()  # every prompt has started, or the request has failed
+        self._has_ended = False
         self._error: BlazrError | None = None
-        self._first_token_at: float | None = None
-        self._last_token_at: dict[int, float] = {}
-        self._is_closed = False
-        self._active = metrics.child(metrics.ACTIVE, served.name)
-        self._itl = metrics.child(metrics.ITL, served.name)
-        self._generated = metrics.child(metrics.GENERATED_TOKENS, served.name)
-        self._active.inc()
+        self._timer = asyncio.get_running_loop().call_later(settings.BLAZR_REQUEST_TIMEOUT_S, self._expire)
 
     # --- opening -------------------------------------------------------------------------------
 
@@ -128,86 +169,59 @@ class Generation:
         Raises:
             BlazrError: A prompt was refused, or failed before its start.
         """
-        from inference.transport.hub import get_hub
-        from inference.transport.queue import publish_generation
-
-        hub = get_hub()
-        await hub.start()
-        deadline = time.time() + settings.BLAZR_REQUEST_TIMEOUT_S
-        room = asyncio.Semaphore(PUBLISH_CONCURRENCY)
-
-        async def publish(part: _Part) -> None:
-            async with room:
-                message = self.plan.message(
-                    part.number,
-                    request_id=part.request_id,
-                    web_id=hub.web_id,
-                    checkpoint_id=self.served.checkpoint_id,
-                    deadline=deadline,
-                    tenant=self.principal.cache_tenant,
-                    owner=self.principal.tenant,
-                )
-                if self._trace is not None:
-                    message["traceparent"] = self._trace.traceparent
-                # Set before: a publish that fails half-way may have reached the queue.
-                part.is_published = True
-                await publish_generation(message, part.subscription)
-
-        for number in range(len(self.plan.prompts)):
-            request_id = self.request_id if len(self.plan.prompts) == 1 else f"{self.request_id}-{number}"
-            part = self._part_of[request_id] = _Part(number, request_id, hub.register(request_id, self._inbox))
-            self._parts.append(part)
-        self._num_open = len(self._parts)
-        if len(self._parts) == 1:
-            await publish(self._parts[0])
+        await get_hub().start()
+        if len(self._prompts) == 1:
+            await self._publish(self._prompts[0])
         else:
-            await run_all(publish(part) for part in self._parts)
-        while not all(part.is_started for part in self._parts):
-            found = await self._next(self._deadline - time.monotonic())
-            if found is None:
-                raise ModelLoading(
-                    f"The model {self.served.name!r} did not start on the request within "
-                    f"{settings.BLAZR_REQUEST_TIMEOUT_S} s; try again later.",
-                    param="model",
-                    retry_after_s=30,
-                )
-            self._early.append(found)
-            self._raise_error()
-        self._started = time.monotonic()
+            concurrency = asyncio.Semaphore(PUBLISH_CONCURRENCY)
 
-    # --- following -----------------------------------------------------------------------------
+            async def publish(prompt: _Prompt) -> None:
+                async with concurrency:
+                    await self._publish(prompt)
 
-    async def events(self, *, idle_s: float | None = None) -> AsyncGenerator[tuple[int, list[GenerationEvent]], None]:
-        """(prompt number, its next events), until every prompt is done; then the generation is closed.
+            await run_all(publish(prompt) for prompt in self._prompts)
+        await self._started.wait()
+        self._raise_error()
+        self._accounting.start()
 
-        Args:
-            idle_s: Yield an empty list for prompt 0 when nothing came for so long; None: only wait.
+    async def _publish(self, prompt: _Prompt) -> None:
+        if self._has_ended:  # another prompt was refused meanwhile
+            return
+        hub = get_hub()
+        message = self.plan.message(
+            prompt.number,
+            request_id=prompt.request_id,
+            web_id=hub.web_id,
+            checkpoint_id=self.served.checkpoint_id,
+            deadline=self._deadline,
+            tenant=self.principal.cache_tenant,
+            owner=self.principal.tenant,
+        )
+        if self._trace is not None:
+            message["traceparent"] = self._trace.traceparent
+        prompt.subscription = hub.register(prompt.request_id, lambda event: self._take(prompt, event))
+        # Set before: a publish that fails half-way may have reached the queue.
+        prompt.is_published = True
+        await publish_generation(message, prompt.subscription)
+
+    # --- events --------------------------------------------------------------------------------
+
+    async def deliver(self, reader: Reader) -> None:
+        """Pass all events to ``reader`` until the generation has ended, then close it.
 
         Raises:
             BlazrError: A prompt failed, or time is over; the other prompts are cancelled.
         """
         outcome = "cancelled"
         try:
-            early, self._early = self._early, []
-            for item in early:
-                yield item
-            while self._num_open:
-                now = time.monotonic()
-                left = self._deadline - now
-                if left <= 0:
-                    raise GenerationFailed(
-                        f"The request did not end within {settings.BLAZR_REQUEST_TIMEOUT_S} s; "
-                        "ask for fewer tokens, or queue it as a job."
-                    )
-                quiet_s = now - self._followed_at
-                if idle_s is not None:
-                    left = min(left, idle_s - quiet_s if quiet_s < idle_s else idle_s)
-                found = await self._next(left)
-                if found is not None:
-                    yield found
-                    self._raise_error()
-                elif idle_s is not None and time.monotonic() - self._followed_at >= idle_s:
-                    yield 0, []
+            self._reader = reader
+            held, self._held = self._held, []
+            for number, event in held:
+                reader.take(number, event)
+            if self._has_ended:
+                reader.end()
+            await reader.write()
+            self._raise_error()
             outcome = "completed"
         except BlazrError as error:
             outcome = error.code
@@ -218,184 +232,159 @@ class Generation:
             else:
                 await self.close(outcome)  # nothing to cancel, so nothing to wait for
 
-    async def answer(self) -> dict[str, Any]:
-        """The whole answer.
+    async def wait(self, take: Callable[[int, GenerationEvent], object] | None = None) -> None:
+        """Wait for the end, for a response that is sent as a whole.
+
+        Args:
+            take: Gets the number of its prompt and each event; None: the builder is enough.
 
         Raises:
             BlazrError: It failed.
         """
-        await self.wait()
-        return self.format.whole()
+        await self.deliver(_WholeOutput(take))
 
-    async def wait(self) -> None:
-        """Take in all events.
-
-        Raises:
-            BlazrError: It failed.
-        """
-        # aclosing: a cancelled task has to run the generator's end now, not when it is collected.
-        async with contextlib.aclosing(self.events()) as events:
-            async for _ in events:
-                pass
-
-    async def _next(self, timeout_s: float) -> tuple[int, list[GenerationEvent]] | None:
-        """The next events of any prompt, taken into the builder; None: nothing came in time."""
-        self._is_waiting = True
-        try:
-            subscription = await self._inbox.get(max(timeout_s, 0))
-        finally:
-            self._is_waiting = False
-        if subscription is None:
-            return None
-        part = self._part_of[subscription.request_id]
-        events = subscription.take()
-        if not events:
-            raise self._error or GenerationFailed("The server is stopping; send the request again.")
-        for event in events:
-            self._take(part, event)
-        return part.number, events
-
-    def follow(self, take: Callable[[GenerationEvent], None], can_take: Callable[[], bool]) -> None:
-        """Pass deltas to ``take`` as they come, in place of ``events``, which only gets the others then.
-
-        That spares a switch to the reader's task for each token. It is done while the reader has taken all that came
-        before and ``can_take`` says yes, for requests of one choice; of several, what comes together goes out together.
-        """
-        if len(self._parts) != 1 or self.plan.params.n != 1:
+    def _take(self, prompt: _Prompt, event: GenerationEvent) -> None:
+        """Take an event from the hub; must neither wait nor raise."""
+        if self._has_ended:
             return
-        part = self._parts[0]
-
-        def take_delta(event: GenerationEvent) -> bool:
-            if event["type"] != "delta" or not self._is_waiting or not can_take():
-                return False
-            self._followed_at = time.monotonic()
-            self._take(part, event)
-            try:
-                take(event)
-            except Exception:
-                logger.exception("a part of %s could not be passed on", self.request_id)
-                self.give_up(GenerationFailed("The answer could not be written because of an internal error."))
-            return True
-
-        part.subscription.follow(take_delta)
-
-    def _take(self, part: _Part, event: GenerationEvent) -> None:
-        self.builder.add(part.number, event)
         kind = event["type"]
-        if kind == "delta":
-            if num_tokens := len(event.get("token_ids", ())):
-                self._count_tokens(part.number, num_tokens)
-            return
-        part.is_started = True
-        if kind == "start" or part.is_finished:
-            return
-        part.is_finished = True
-        self._num_open -= 1
         if kind == "error":
-            # Raised once what came before it has been passed on.
-            self._error = self._error or BlazrError.from_dict(event.get("error", {}))
+            prompt.is_finished = True
+            self._num_open -= 1
+            self.give_up(BlazrError.from_dict(event.get("error", {})))
+            return
+        self.builder.add(prompt.number, event)
+        if kind == "delta" and (num_tokens := len(event.get("token_ids", ()))):
+            self._accounting.count_tokens(prompt.number, num_tokens)
+        if self._reader is None:
+            self._held.append((prompt.number, event))
+        else:
+            try:
+                self._reader.take(prompt.number, event)
+            except Exception:
+                logger.exception("an event of %s could not be written", self.request_id)
+                self.give_up(GenerationFailed("The output could not be written because of an internal error."))
+                return
+        if kind != "delta":
+            self._advance(prompt, is_done=kind == "done")
+
+    def _advance(self, prompt: _Prompt, *, is_done: bool) -> None:
+        if not prompt.is_started:
+            prompt.is_started = True
+            self._num_unstarted -= 1
+            if not self._num_unstarted:
+                self._started.set()
+        if is_done:
+            prompt.is_finished = True
+            self._num_open -= 1
+            if not self._num_open:
+                self._end()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._started.set()
+        if self._reader is not None:
+            self._reader.end()
+
+    def _expire(self) -> None:
+        timeout_s = settings.BLAZR_REQUEST_TIMEOUT_S
+        if self._started.is_set():
+            self.give_up(
+                GenerationFailed(
+                    f"The request did not end within {timeout_s} s; ask for fewer tokens, or queue it as a job."
+                )
+            )
+        else:
+            self.give_up(
+                ModelLoading(
+                    f"The model {self.served.name!r} did not start on the request within {timeout_s} s; try again "
+                    "later.",
+                    param="model",
+                    retry_after_s=30,
+                )
+            )
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _count_tokens(self, number: int, num_tokens: int) -> None:
-        now = time.monotonic()
-        if self._first_token_at is None:
-            self._first_token_at = now
-            metrics.child(metrics.TTFT, self.served.name).observe(now - self._arrived)
-        last = self._last_token_at.get(number)
-        if last is not None:
-            self._itl.observe((now - last) / num_tokens)
-        self._last_token_at[number] = now
-        self._generated.inc(num_tokens)
-
     # --- ending --------------------------------------------------------------------------------
 
     def give_up(self, error: BlazrError) -> None:
-        """End it with ``error``, for a reason that isn't the workers'; they are told by ``close``."""
-        self._error = self._error or error
-        for part in self._parts:
-            if not part.is_finished:
-                part.subscription.close()
+        """End the generation with ``error``, and cancel its other prompts."""
+        if self._has_ended:
+            return
+        self._error = error
+        self._end()
+        if self._num_open:
+            run_in_background(self._cancel_unfinished())
 
     @property
     def is_closed(self) -> bool:
         """Whether ``close`` has been called."""
-        return self._is_closed
+        return self.outcome is not None
 
     async def close(self, outcome: str = "cancelled") -> None:
-        """Cancel what still runs and settle the accounts; a second call does nothing."""
-        if self._is_closed:
+        """Cancel what still runs, and report what was used; a second call does nothing."""
+        if self.is_closed:
             return
-        self._is_closed = True
         self.outcome = outcome
+        self._timer.cancel()
         if self.principal.key_id is not None:
             key_watch().remove(self)
-        self._settle(outcome)
-        unfinished = [part for part in self._parts if part.is_published and not part.is_finished]
-        if unfinished:
-            from inference.transport.control import cancel_generation
+        self._accounting.finish(outcome, self.builder)
+        self._end()
+        await self._cancel_unfinished()
 
-            async def cancel(part: _Part) -> None:
-                try:
-                    async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                        await cancel_generation(part.request_id)
-                except (BlazrError, TimeoutError):
-                    # The worker stops at the request's deadline then.
-                    logger.warning("the cancellation of %s could not be sent", part.request_id)
+    async def _cancel_unfinished(self) -> None:
+        unfinished = [prompt for prompt in self._prompts if prompt.is_published and not prompt.is_finished]
+        for prompt in unfinished:
+            prompt.is_finished = True
+            if prompt.subscription is not None:
+                prompt.subscription.close()
+        await asyncio.gather(*(_cancel(prompt.request_id) for prompt in unfinished))
 
-            await asyncio.gather(*(cancel(part) for part in unfinished))
-        for part in self._parts:
-            part.subscription.close()
 
-    def _settle(self, outcome: str) -> None:
-        """Metrics and the usage record."""
-        name, endpoint = self.served.name, self.surface.name
-        duration_s = time.monotonic() - self._arrived
-        queue_s = duration_s if self._started is None else self._started - self._arrived
-        self._active.dec()
-        metrics.child(metrics.REQUESTS, name, endpoint, outcome).inc()
-        metrics.child(metrics.DURATION, name, endpoint).observe(duration_s)
-        prompt_tokens, cached_tokens = self.builder.prompt_tokens, self.builder.cached_tokens
-        completion_tokens = self.builder.completion_tokens
-        self._admission.settle(tokens=prompt_tokens + completion_tokens)
-        metrics.count_for_key(
-            name,
-            self.principal.kind,
-            outcome,
-            {"prompt": prompt_tokens, "cached": cached_tokens, "generated": completion_tokens},
-        )
-        if self._trace is not None:
-            self._trace.end(
-                outcome=outcome,
-                queue_s=queue_s,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                is_accepted=self._started is not None,
-            )
-        if settings.BLAZR_LOG_REQUESTS:
-            log_request(self, outcome=outcome, duration_s=duration_s, queue_s=queue_s)
-        if prompt_tokens:
-            metrics.child(metrics.PROMPT_TOKENS, name).inc(prompt_tokens)
-            metrics.child(metrics.CACHED_TOKENS, name).inc(cached_tokens)
-        if not prompt_tokens and not self.builder.completion_tokens:
-            return
-        usage_writer().offer(
-            Usage(
-                request_id=self.request_id,
-                tenant=self.principal.tenant,
-                endpoint=endpoint,
-                model=name,
-                outcome=outcome,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=self.builder.completion_tokens,
-                cached_tokens=cached_tokens,
-                ttft_s=None if self._first_token_at is None else self._first_token_at - self._arrived,
-                duration_s=duration_s,
-                created_at=usage_now(),
-                queue_s=queue_s,
-                engine_s=duration_s - queue_s,
-                **logged_contents(self.builder),
-            )
-        )
+async def _cancel(request_id: str) -> None:
+    try:
+        async with asyncio.timeout(CANCEL_TIMEOUT_S):
+            await cancel_generation(request_id)
+    except (BlazrError, TimeoutError):
+        # The worker stops at the request's deadline then.
+        logger.warning("the cancellation of %s could not be sent", request_id)
+
+
+async def generation_start(*, plan: GenerationPlan, principal: Principal, surface: Surface | None = None) -> Generation:
+    """Send a request to the workers and wait until all of its prompts are accepted.
+
+    Args:
+        plan: The checked request.
+        principal: The caller.
+        surface: The API it came through, when that isn't the plan's own endpoint.
+
+    Returns:
+        The running generation; the caller must call ``deliver``, ``wait`` or ``close``.
+
+    Raises:
+        UnknownModel: Nothing is served under that name.
+        InvalidRequest: The model can't do this, or the worker refused the prompt.
+        PermissionRefused: The key isn't for this model.
+        RateLimitExceeded: A limit of the key is reached.
+        Unavailable: The queue is full, or the model didn't get ready in time.
+    """
+    served = await served_model_get(name=plan.model)
+    plan = plan_for_model(plan, served)
+    if plan.params.grammar is not None:
+        await grammar_checks().check(plan.params.grammar)
+    admission = await admit(principal, tokens=estimate_tokens(plan))
+    generation = Generation(plan.with_seed(), principal, served, surface or _SURFACES[plan.endpoint], admission)
+    if principal.key_id is not None:
+        key_watch().add(generation, principal.key_id)
+    try:
+        await generation.open()
+    except BaseException as error:
+        # Cancelled means that the client has gone.
+        outcome = error.code if isinstance(error, BlazrError) else "cancelled"
+        await asyncio.shield(run_in_background(generation.close(outcome)))
+        raise
+    return generation

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from inference.errors import QueueFull, UnsupportedFeature
+from inference.serving.served_models import plan_for_model, served_model_get
+from inference.values.plan import GenerationPlan
 from inference.values.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -179,3 +181,20 @@ def tokenizer_cache() -> TokenizerCache:
     if _cache is None:
         _cache = TokenizerCache()
     return _cache
+
+
+async def prompt_tokens(plan: GenerationPlan) -> tuple[int, int]:
+    """Count the tokens of a chat request without generating.
+
+    Returns:
+        The tokens of the plan's one prompt, and the most tokens of prompt and output of its model.
+
+    Raises:
+        UnknownModel: Nothing is served under that name.
+        InvalidRequest: The model can't do this, or the prompt can't be rendered.
+        QueueFull: Too many wait for their tokens to be counted.
+    """
+    served = await served_model_get(name=plan.model)
+    (prompt,) = plan_for_model(plan, served).prompts
+    ids = await tokenizer_cache().run(served, lambda text: text.token_ids(prompt))
+    return len(ids), served.max_model_len

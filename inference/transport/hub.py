@@ -1,8 +1,7 @@
-"""StreamHub: the events of all requests of this web process, from one Redis stream to their readers.
+"""StreamHub: read the one Redis stream of this web process and pass its events to the requests.
 
-Workers write one stream entry per engine step and web process (``out:<web_id>``) with all events of
-that step; one reader here takes the entries apart. A reader of a request sees its events once, in
-order and without a gap, whatever worker and attempt they come from:
+Workers write entries with the events of many requests (``out:<web_id>``); one task here takes the entries apart. A
+request gets its events once, in order and without a gap, whatever worker and attempt they come from:
 
 - ``index`` is dense within an attempt. A lower one than expected is a repeated delivery and is
   dropped, a higher one means that the stream was cut: the request fails rather than skip tokens.
@@ -35,7 +34,8 @@ from inference.errors import Unavailable
 from inference.transport import keys as redis_keys
 from inference.transport.control import cancel_generation
 from inference.transport.queue import request_load
-from inference.transport.subscription import Inbox, PublishedMessage, Subscription
+from inference.transport.subscription import PublishedMessage, Subscription
+from inference.values.messages import GenerationEvent
 
 logger = logging.getLogger(__name__)
 
@@ -142,33 +142,27 @@ class StreamHub:
 
     # --- requests
 
-    def register(self, request_id: str, inbox: Inbox | None = None) -> Subscription:
+    def register(self, request_id: str, receive: Callable[[GenerationEvent], None]) -> Subscription:
         """Listen to a request; call it before the request is published.
 
         Args:
             request_id: Unique among the open ones.
-            inbox: Learns when there is something to take; several subscriptions may share one.
+            receive: Gets each event as it comes (see ``Subscription``).
 
         Raises:
             ValueError: The id is registered already.
         """
         if request_id in self._subscriptions:
             raise ValueError(f"request {request_id!r} is registered already")
-        if self._started is None:
-            self._spawn(self.start())
-        subscription = self._subscriptions[request_id] = Subscription(self, request_id, inbox)
+        subscription = self._subscriptions[request_id] = Subscription(self, request_id, receive)
         return subscription
-
-    def get(self, request_id: str) -> Subscription | None:
-        """The open subscription of a request."""
-        return self._subscriptions.get(request_id)
 
     def forget(self, request_id: str) -> None:
         """Drop a subscription that ended or was closed."""
         self._subscriptions.pop(request_id, None)
 
     def cancel_soon(self, request_id: str) -> None:
-        """Tell the workers, without waiting, that nobody wants the request any more."""
+        """Cancel the request at the workers, without waiting."""
         if self._cancel is not None:
             self._spawn(self._cancel(request_id))
 
@@ -247,7 +241,7 @@ class StreamHub:
                 self._worker_seen_at = time.monotonic()  # unknown is not gone
             if not self._started.done():
                 self._started.set_result(None)
-            self._end_the_hopeless()
+            self._expire_waiting()
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
     async def _beat_once(self) -> None:
@@ -302,7 +296,7 @@ class StreamHub:
                     subscription.num_missed = 0
                     await self._client.lpush(queue, redis_keys.as_redelivered(message.envelope))
 
-    def _end_the_hopeless(self) -> None:
+    def _expire_waiting(self) -> None:
         now = time.time()
         lost_s = time.monotonic() - self._worker_seen_at
         for subscription in list(self._subscriptions.values()):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedResponses
-from inference.records import log_context
+from inference.records.tracing import current_request_id
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -29,11 +29,11 @@ def test_a_record_is_one_line_of_ascii_whatever_users_wrote(text):
 
 
 def test_request_facts_and_traceback_are_members():
-    token = log_context.request_id.set("chatcmpl-1")
+    token = current_request_id.set("chatcmpl-1")
     try:
         shown = json.loads(JsonFormatter().format(record("ended", facts={"model": "tiny", "completion_tokens": 3})))
     finally:
-        log_context.request_id.reset(token)
+        current_request_id.reset(token)
     assert shown["request_id"] == "chatcmpl-1"
     assert (shown["level"], shown["logger"], shown["model"]) == ("WARNING", "inference.x", "tiny")
     assert shown["completion_tokens"] == 3

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from inference.api.event_stream import sse_event
+from inference.api.event_stream import output_format, sse_event
 from inference.dialects.anthropic.events import Event, MessageEvents, message_error
 from inference.dialects.anthropic.serializers import CHAT_NAMES
 from inference.dialects.chat_bridge import event_pieces, renamed
 from inference.errors import BlazrError
-from inference.serving.generation import Generation, Surface
-from inference.serving.services import generation_start
+from inference.serving.generation import Generation, Surface, generation_start
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
@@ -27,6 +25,7 @@ class RunningMessage:
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
+        self._format = output_format(generation)
         self._events = MessageEvents(message_id=generation.request_id, model=generation.served.name)
 
     async def whole(self) -> dict[str, Any]:
@@ -35,10 +34,7 @@ class RunningMessage:
         Raises:
             BlazrError: It failed.
         """
-        async with contextlib.aclosing(self.generation.events()) as batches:
-            async for number, events in batches:
-                for event in events:
-                    self._take(number, event)
+        await self.generation.wait(self._take)
         self._events.finished(self.generation.builder.usage())
         return self._events.message
 
@@ -61,9 +57,7 @@ class RunningMessage:
         return _written([message_error(renamed(error, CHAT_NAMES))])
 
     def _take(self, number: int, event: GenerationEvent) -> list[Event]:
-        return [
-            made for piece in event_pieces(self.generation.format, number, event) for made in self._events.take(piece)
-        ]
+        return [made for piece in event_pieces(self._format, number, event) for made in self._events.take(piece)]
 
 
 async def running_message(plan: GenerationPlan, principal: Principal) -> RunningMessage:

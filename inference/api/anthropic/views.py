@@ -20,7 +20,7 @@ from inference.dialects.anthropic.serializers import (
 )
 from inference.dialects.chat_bridge import chat_plan, renamed
 from inference.errors import InvalidRequest
-from inference.serving.prompt_length import prompt_tokens
+from inference.serving.tokenizers import prompt_tokens
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """What is different between them (https://platform.claude.com/docs/en/api/versioning) is refused or taken in both."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
+from inference.api.event_stream import output_format
 from inference.api.ollama.base import line, nanoseconds, now
 from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece, TextPiece, pieces
 from inference.errors import BlazrError
@@ -28,6 +28,7 @@ class RunningAnswer:
 
     def __init__(self, generation: Generation, model: str, *, is_chat: bool) -> None:
         self._generation = generation
+        self._format = output_format(generation)
         self._model = model
         self._is_chat = is_chat
         self._calls: dict[int, tuple[str, list[str]]] = {}
@@ -41,11 +42,12 @@ class RunningAnswer:
         """
         text: list[str] = []
         thinking: list[str] = []
-        async with contextlib.aclosing(self._generation.events()) as batches:
-            async for number, events in batches:
-                for event in events:
-                    for piece in self._take(number, event):
-                        (thinking if isinstance(piece, ReasoningPiece) else text).append(piece.text)
+
+        def take(number: int, event: GenerationEvent) -> None:
+            for piece in self._take(number, event):
+                (thinking if isinstance(piece, ReasoningPiece) else text).append(piece.text)
+
+        await self._generation.wait(take)
         return self._object("".join(text), "".join(thinking), is_last=True)
 
     # --- as a stream ---------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class RunningAnswer:
 
     def _pieces(self, number: int, event: GenerationEvent) -> Iterator[Piece]:
         if self._generation.plan.endpoint == "chat":
-            for chunk in self._generation.format.chunks(number, event):
+            for chunk in self._format.chunks(number, event):
                 yield from pieces(chunk)
         elif event["type"] == "delta":
             yield TextPiece(event.get("text", ""))

@@ -11,6 +11,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from inference.api.base import json_body, json_response
+from inference.api.event_stream import output_format
 from inference.api.ollama import schemas
 from inference.api.ollama.base import SURFACE, LineStream, OllamaView, nanoseconds, now, served_by_ollama_name
 from inference.api.ollama.running import RunningAnswer
@@ -22,8 +23,7 @@ from inference.dialects.ollama.serializers import (
     OllamaLegacyEmbeddingRequestSerializer,
 )
 from inference.dialects.openai.outputs.embedding import EmbeddingFormat
-from inference.serving.generation import Generation
-from inference.serving.services import generation_start
+from inference.serving.generation import Generation, generation_start
 from inference.transport.worker_states import model_states
 from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
@@ -127,7 +127,7 @@ class EmbedView(OllamaView):
         values = serializer.parse(await json_body(request))
         served = await served_by_ollama_name(values["model"])
         generation = await _embedding(serializer.plan(values, served), self)
-        payload = await asyncio.to_thread(lambda: cast("EmbeddingFormat", generation.format).vectors().tolist())
+        payload = await asyncio.to_thread(lambda: cast("EmbeddingFormat", output_format(generation)).vectors().tolist())
         return json_response(
             {
                 "model": values["model"],
@@ -158,7 +158,7 @@ class LegacyEmbeddingsView(OllamaView):
         values["input"] = [values.pop("prompt")]
         plan = OllamaEmbedRequestSerializer.shared().plan(values, served, normalize=False)
         generation = await _embedding(plan, self)
-        return json_response({"embedding": cast("EmbeddingFormat", generation.format).vectors()[0].tolist()})
+        return json_response({"embedding": cast("EmbeddingFormat", output_format(generation)).vectors()[0].tolist()})
 
 
 async def _embedding(plan: GenerationPlan, view: OllamaView) -> Generation:

@@ -10,9 +10,10 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from inference.api.base import ApiView, json_body
+from inference.api.event_stream import output_format
 from inference.api.schemas import GENERATION_ERRORS, EmbeddingListSerializer, documented
 from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
-from inference.serving.services import generation_start
+from inference.serving.generation import generation_start
 
 
 class EmbeddingsView(ApiView):
@@ -36,5 +37,5 @@ class EmbeddingsView(ApiView):
         generation = await generation_start(plan=plan, principal=self.principal)
         await generation.wait()
         # Millions of numbers take a while to write.
-        body = await asyncio.to_thread(lambda: orjson.dumps(generation.format.whole()))
+        body = await asyncio.to_thread(lambda: orjson.dumps(output_format(generation).whole()))
         return HttpResponse(body, content_type="application/json", headers={"x-request-id": generation.request_id})

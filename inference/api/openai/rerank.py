@@ -18,6 +18,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from inference.api.base import ApiView, json_body, json_response
+from inference.api.event_stream import output_format
 from inference.api.schemas import GENERATION_ERRORS, RerankedSerializer, documented
 from inference.dialects.fields import (
     MAX_INPUTS,
@@ -32,8 +33,7 @@ from inference.dialects.openai.outputs.embedding import EmbeddingFormat
 from inference.dialects.openai.sampling_fields import PriorityFieldMixin
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import BlazrError
-from inference.serving.generation import Generation
-from inference.serving.services import generation_start
+from inference.serving.generation import Generation, generation_start
 from inference.values.messages import PromptMessage
 from inference.values.plan import GenerationPlan
 
@@ -126,7 +126,7 @@ class RerankView(ApiView):
 
 
 def _answer(generation: Generation, values: dict[str, Any]) -> dict[str, Any]:
-    vectors = cast("EmbeddingFormat", generation.format).vectors()
+    vectors = cast("EmbeddingFormat", output_format(generation)).vectors()
     scores: list[float] = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0).tolist()
     # Equal scores keep the order of the documents.
     best = sorted(range(len(scores)), key=lambda number: -scores[number])[: values.get("top_n")]

@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from inference.api.base import ApiView, json_body, json_response
-from inference.api.event_stream import EventStream
+from inference.api.event_stream import EventStream, output_format
 from inference.api.openai.model_objects import model_object, model_objects
 from inference.api.schemas import (
     GENERATION_ERRORS,
@@ -23,8 +23,8 @@ from inference.api.schemas import (
 )
 from inference.dialects.openai.requests import ChatRequestSerializer, CompletionRequestSerializer, plan_from_body
 from inference.errors import Conflict, NotFound
+from inference.serving.generation import generation_start
 from inference.serving.served_models import served_model_cache_clear
-from inference.serving.services import generation_start
 from inference.values.plan import Endpoint
 
 _STREAM = (
@@ -47,7 +47,8 @@ class GenerationView(ApiView):
         generation = await generation_start(plan=plan, principal=self.principal)
         if plan.stream:
             return EventStream(generation)
-        return json_response(await generation.answer(), headers={"x-request-id": generation.request_id})
+        await generation.wait()
+        return json_response(output_format(generation).whole(), headers={"x-request-id": generation.request_id})
 
 
 class CompletionsView(GenerationView):

@@ -24,8 +24,7 @@ from inference.dialects.fields import (
 from inference.dialects.openai.requests import plan_from_body
 from inference.dialects.refusals import Refused
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.serving.generation import Generation
-from inference.serving.services import generation_start
+from inference.serving.generation import Generation, generation_start
 from inference.values import sampling_params as limits
 from inference.values.plan import GenerationPlan
 

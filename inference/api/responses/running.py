@@ -9,15 +9,14 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from inference.api.event_stream import sse_event
+from inference.api.event_stream import output_format, sse_event
 from inference.api.exception_handler import as_blazr_error
 from inference.dialects.chat_bridge import event_pieces, renamed
 from inference.dialects.responses.events import Event, ResponseEvents, response_error
 from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import BlazrError
 from inference.records.stored_responses import response_store
-from inference.serving.generation import Generation, Surface
-from inference.serving.services import generation_start
+from inference.serving.generation import Generation, Surface, generation_start
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
@@ -38,6 +37,7 @@ class RunningResponse:
 
     def __init__(self, generation: Generation, request: ResponseRequest, principal: Principal) -> None:
         self.generation = generation
+        self._format = output_format(generation)
         self._request = request
         self._principal = principal
         self._events = ResponseEvents(
@@ -48,7 +48,6 @@ class RunningResponse:
                 model=generation.served.name,
             )
         )
-        self._is_open = False
 
     async def whole(self) -> dict[str, Any]:
         """The finished response.
@@ -57,10 +56,7 @@ class RunningResponse:
             BlazrError: It failed.
         """
         self._events.started()
-        async with contextlib.aclosing(self.generation.events()) as batches:
-            async for number, events in batches:
-                for event in events:
-                    self._take(number, event)
+        await self.generation.wait(self._take)
         self._events.finished(usage=self.generation.builder.usage(), now=int(time.time()))
         await self._store()
         return self._events.response
@@ -69,7 +65,6 @@ class RunningResponse:
 
     def opening(self) -> bytes:
         """Created, in progress."""
-        self._is_open = True
         return _written(self._events.started())
 
     def parts(self, number: int, event: GenerationEvent) -> bytes:
@@ -89,17 +84,14 @@ class RunningResponse:
 
     async def failure(self, error: BlazrError) -> bytes:
         """The last event of a response that failed."""
-        events = [] if self._is_open else self._events.started()
-        events += self._events.failed(renamed(error, CHAT_NAMES))
+        events = self._events.failed(renamed(error, CHAT_NAMES))
         # Best effort: the failure itself may be that the database is away.
         with contextlib.suppress(Exception):
             await self._store()
         return _written(events)
 
     def _take(self, number: int, event: GenerationEvent) -> list[Event]:
-        return [
-            made for piece in event_pieces(self.generation.format, number, event) for made in self._events.take(piece)
-        ]
+        return [made for piece in event_pieces(self._format, number, event) for made in self._events.take(piece)]
 
     async def _store(self) -> None:
         if self._events.response["store"]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inference.dialects.responses.items import Item
 from inference.dialects.responses.serializers import ResponseRequest
 from inference.errors import InvalidRequest
-from inference.serving.prompt_length import prompt_tokens
+from inference.serving.tokenizers import prompt_tokens
 from inference.values.plan import GenerationPlan
 
 RESERVED_SHARE = 4

@@ -44,7 +44,7 @@ from inference.dialects.responses.serializers import (
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
 from inference.records.stored_responses import response_delete, response_get
 from inference.serving.grammar_checks import grammar_checks
-from inference.serving.prompt_length import prompt_tokens
+from inference.serving.tokenizers import prompt_tokens
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inference.api.part_writer import PartWriter
 
 from inference.api import event_stream as sse
-from inference.api.part_writer import PartWriter
 from inference.dialects.openai.outputs.formats import answer_format
 from inference.values.output_builder import AnswerBuilder
 from inference.values.plan import GenerationPlan

@@ -1,0 +1,127 @@
+"""Report what a generation used: metrics while it runs; limits, trace, log line and usage record at its end."""
+
+from __future__ import annotations
+
+import time
+
+from django.conf import settings
+
+from inference.access.admission import Admission
+from inference.records import metrics
+from inference.records.request_log import log_request, logged_contents
+from inference.records.tracing import GenerationTrace
+from inference.records.usage import Usage, usage_now, usage_writer
+from inference.values.output_builder import AnswerBuilder
+from inference.values.principal import Principal
+
+
+class Accounting:
+    """Times and counts of one generation.
+
+    Args:
+        request_id: What the API calls the generation.
+        principal: The caller.
+        model: The served name.
+        endpoint: The API's name, for metrics and usage records.
+        admission: The caller's limits, which learn how many tokens were used.
+        trace: The generation's span; None while nothing is traced.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        principal: Principal,
+        model: str,
+        endpoint: str,
+        admission: Admission,
+        trace: GenerationTrace | None,
+    ) -> None:
+        self._request_id = request_id
+        self._principal = principal
+        self._model = model
+        self._endpoint = endpoint
+        self._admission = admission
+        self._trace = trace
+        self._arrived = time.monotonic()
+        self._started: float | None = None
+        self._first_token_at: float | None = None
+        self._last_token_at: dict[int, float] = {}
+        self._itl = metrics.child(metrics.ITL, model)
+        self._generated = metrics.child(metrics.GENERATED_TOKENS, model)
+        metrics.child(metrics.ACTIVE, model).inc()
+
+    def start(self) -> None:
+        """Every prompt was accepted by an engine."""
+        self._started = time.monotonic()
+
+    def count_tokens(self, number: int, num_tokens: int) -> None:
+        """Count the tokens of one delta of prompt ``number``."""
+        now = time.monotonic()
+        if self._first_token_at is None:
+            self._first_token_at = now
+            metrics.child(metrics.TTFT, self._model).observe(now - self._arrived)
+        last = self._last_token_at.get(number)
+        if last is not None:
+            self._itl.observe((now - last) / num_tokens)
+        self._last_token_at[number] = now
+        self._generated.inc(num_tokens)
+
+    def finish(self, outcome: str, builder: AnswerBuilder) -> None:
+        """Report the end; once.
+
+        Args:
+            outcome: ``completed``, ``cancelled``, or an error's code.
+            builder: What was generated.
+        """
+        duration_s = time.monotonic() - self._arrived
+        queue_s = duration_s if self._started is None else self._started - self._arrived
+        prompt_tokens, cached_tokens = builder.prompt_tokens, builder.cached_tokens
+        completion_tokens = builder.completion_tokens
+        self._admission.settle(tokens=prompt_tokens + completion_tokens)
+        self._report_metrics(outcome, duration_s, prompt_tokens, cached_tokens, completion_tokens)
+        if self._trace is not None:
+            self._trace.end(
+                outcome=outcome,
+                queue_s=queue_s,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                is_accepted=self._started is not None,
+            )
+        usage = Usage(
+            request_id=self._request_id,
+            tenant=self._principal.tenant,
+            endpoint=self._endpoint,
+            model=self._model,
+            outcome=outcome,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cached_tokens=cached_tokens,
+            ttft_s=None if self._first_token_at is None else self._first_token_at - self._arrived,
+            duration_s=duration_s,
+            created_at=usage_now(),
+            queue_s=queue_s,
+            engine_s=duration_s - queue_s,
+            **logged_contents(builder),
+        )
+        if settings.BLAZR_LOG_REQUESTS:
+            log_request(usage)
+        if prompt_tokens or completion_tokens:
+            usage_writer().offer(usage)
+
+    def _report_metrics(
+        self, outcome: str, duration_s: float, prompt_tokens: int, cached_tokens: int, completion_tokens: int
+    ) -> None:
+        model = self._model
+        metrics.child(metrics.ACTIVE, model).dec()
+        metrics.child(metrics.REQUESTS, model, self._endpoint, outcome).inc()
+        metrics.child(metrics.DURATION, model, self._endpoint).observe(duration_s)
+        if prompt_tokens:
+            metrics.child(metrics.PROMPT_TOKENS, model).inc(prompt_tokens)
+            metrics.child(metrics.CACHED_TOKENS, model).inc(cached_tokens)
+        metrics.count_for_key(
+            model,
+            self._principal.kind,
+            outcome,
+            {"prompt": prompt_tokens, "cached": cached_tokens, "generated": completion_tokens},
+        )
