@@ -21,7 +21,6 @@ from inference.errors import BlazrError, EngineError, GenerationFailed, Unavaila
 from inference.records.tracing import is_tracing, worker_trace
 from inference.transport import keys as redis_keys
 from inference.transport.control import CancelledRequests
-from inference.transport.kombu_transport import settled
 from inference.transport.publisher import Acknowledgement, EventPublisher
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.worker.lease import LeaseKeeper, hand_back
@@ -86,7 +85,6 @@ class Deliveries:
         tag: str,
         redelivered: bool,
         acknowledge: Callable[[], None],
-        is_recorded: bool = False,
     ) -> None:
         """Take one message; returns quickly, as Celery's event loop waits.
 
@@ -94,7 +92,6 @@ class Deliveries:
             tag: Its delivery tag. The lease renews the tag; the end of the request acknowledges it.
             redelivered: Another worker had the message before.
             acknowledge: Called once when the message has ended.
-            is_recorded: The transport has recorded the tag as this worker's.
         """
         request_id = message["request_id"]
         with self._lock:
@@ -104,10 +101,10 @@ class Deliveries:
                 running.acknowledge.append(acknowledge)
                 if tag not in running.tags:
                     running.tags.append(tag)
-                self._leases.hold(tag, is_recorded=is_recorded)
+                self._leases.hold(tag)
                 return
             delivery = self._deliveries[request_id] = _Delivery(message, [tag], [acknowledge])
-            self._leases.hold(tag, is_recorded=is_recorded)
+            self._leases.hold(tag)
         if request_id in self._cancelled:
             self._drop(request_id)
         elif message["deadline"] < time.time():
@@ -268,7 +265,6 @@ class Deliveries:
     def _acknowledgement(self, delivery: _Delivery) -> Acknowledgement:
         def acknowledge() -> None:
             self._leases.release(delivery.tags)
-            settled.add(delivery.tags)
             for callback in delivery.acknowledge:
                 callback()
 

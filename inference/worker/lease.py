@@ -36,7 +36,6 @@ class LeaseKeeper:
         self._interval_s = visibility_timeout_s / 5
         self._tags: set[str] = set()
         self._new: list[str] = []
-        self._unheld: set[str] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
@@ -46,12 +45,10 @@ class LeaseKeeper:
         """Start the thread; once."""
         self._thread.start()
 
-    def hold(self, tag: str, *, is_recorded: bool = False) -> None:
-        """Renew this tag from now on, and record it as this worker's unless that is done already (``is_recorded``)."""
+    def hold(self, tag: str) -> None:
+        """Renew this tag from now on, and record it as this worker's."""
         with self._lock:
             self._tags.add(tag)
-            if is_recorded:
-                return
             self._new.append(tag)
         self._wake.set()
 
@@ -90,15 +87,10 @@ class LeaseKeeper:
             self._wake.clear()
 
     def _renew(self) -> None:
-        """Renew the held tags, and forget recorded tags that two rounds in a row found unheld.
-
-        The transport records a message before its tag is held, so one round proves nothing.
-        """
-        unheld = recorded_tags(self._client, self._worker_id) - set(self.held())
-        # Read after ``unheld``: a tag that became held meanwhile stays recorded.
+        """Renew the held tags, and forget recorded tags that are not held any more."""
+        recorded = recorded_tags(self._client, self._worker_id)  # only this thread records tags
         tags = self.held()
-        renew(self._client, self._worker_id, tags, gone=(unheld & self._unheld).difference(tags))
-        self._unheld = unheld
+        renew(self._client, self._worker_id, tags, gone=recorded.difference(tags))
 
     def _take_new(self) -> list[str]:
         with self._lock:

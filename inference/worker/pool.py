@@ -17,7 +17,6 @@ from typing import Any
 from celery.concurrency.base import BasePool, apply_target
 
 from inference.transport import keys as redis_keys
-from inference.transport.kombu_transport import EngineChannel, use_in_this_process
 from inference.worker import runtime as worker_runtime
 from inference.worker.bootstrap import make_runtime
 from inference.worker.deliveries import Deliveries
@@ -26,8 +25,6 @@ from inference.worker.runtime import WorkerRuntime
 logger = logging.getLogger(__name__)
 
 TASK_THREADS = 4
-
-use_in_this_process()  # Celery imports its pool before it connects
 
 
 class Handle:
@@ -64,7 +61,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.runtime = self.make_runtime()
         self._deliveries: Deliveries = self.runtime.deliveries
         worker_runtime.set_current(self.runtime)
-        EngineChannel.worker_id = self.runtime.config.worker_id
         self.runtime.start()
 
     def on_stop(self) -> None:
@@ -108,7 +104,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 tag=request["properties"]["delivery_tag"],
                 redelivered=bool(request["delivery_info"].get("redelivered")),
                 acknowledge=acknowledge,
-                is_recorded=True,
             )
         except Exception:
             # The message is no generation request: it must not come back for ever.

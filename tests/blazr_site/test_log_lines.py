@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import sys
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedResponses
-from inference.records.tracing import current_request_id
+from inference.records.tracing import set_current_request_id
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -29,11 +30,11 @@ def test_a_record_is_one_line_of_ascii_whatever_users_wrote(text):
 
 
 def test_request_facts_and_traceback_are_members():
-    token = current_request_id.set("chatcmpl-1")
-    try:
-        shown = json.loads(JsonFormatter().format(record("ended", facts={"model": "tiny", "completion_tokens": 3})))
-    finally:
-        current_request_id.reset(token)
+    def formatted() -> str:
+        set_current_request_id("chatcmpl-1")
+        return JsonFormatter().format(record("ended", facts={"model": "tiny", "completion_tokens": 3}))
+
+    shown = json.loads(contextvars.copy_context().run(formatted))
     assert shown["request_id"] == "chatcmpl-1"
     assert (shown["level"], shown["logger"], shown["model"]) == ("WARNING", "inference.x", "tiny")
     assert shown["completion_tokens"] == 3

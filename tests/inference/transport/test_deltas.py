@@ -53,12 +53,13 @@ class _Hub:
 
 def _read(deliveries: list[list[GenerationEvent]], request: str) -> tuple[str, list[int], list[str], list[str | None]]:
     """Text, tokens, log-probabilities and ends that a reader of ``request`` gets, in order."""
-    subscription = Subscription(_Hub(), request)
+    events_of: list[GenerationEvent] = []
+    subscription = Subscription(_Hub(), request, events_of.append)
     for events in deliveries:
         for event in events:
             if event["request_id"] == request:
                 subscription.accept(event)
-    taken = [event for event in subscription.take() if event["type"] == "delta"]
+    taken = [event for event in events_of if event["type"] == "delta"]
     return (
         "".join(event["text"] for event in taken),
         [token for event in taken for token in event["token_ids"]],

@@ -65,7 +65,7 @@ def test_prompts_do_not_show_in_headers():
 
 
 async def test_publish_queues_and_asks_for_the_model_once(hub, client):
-    subscription = hub.register("r1")
+    subscription = hub.register("r1", print)
     await broker.publish_generation(message("r1"), subscription)
     await broker.publish_generation(message("r2"))
     assert (subscription.checkpoint_id, client.llen("m.a"), client.llen("default")) == ("a", 2, 1)
@@ -96,7 +96,7 @@ async def test_admission_is_exact_and_forgets_expired_requests(hub, client, sett
 
 async def test_requests_that_come_together_are_admitted_one_by_one(hub, client, settings):
     settings.BLAZR_MAX_IN_FLIGHT = 19
-    subscriptions = {f"r{number}": hub.register(f"r{number}") for number in range(20)}
+    subscriptions = {f"r{number}": hub.register(f"r{number}", print) for number in range(20)}
     found = await asyncio.gather(
         *(broker.publish_generation(message(name), item) for name, item in subscriptions.items()),
         return_exceptions=True,
@@ -153,7 +153,7 @@ async def test_message_that_was_lost_on_its_way_is_published_again(hub, client, 
     client.zadd(redis_keys.WORKERS, {"w": time.time()})
     await hub.start()
     for name in ("lost", "held", "queued"):
-        await broker.publish_generation(message(name), hub.register(name))
+        await broker.publish_generation(message(name), hub.register(name, print))
     lost, held = client.rpop("m.a"), client.rpop("m.a")
     tag = json.loads(held)["properties"]["delivery_tag"]
     client.hset(redis_keys.UNACKED, tag, "x")

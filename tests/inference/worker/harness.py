@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 
@@ -10,9 +9,9 @@ import redis
 
 from inference.errors import BlazrError
 from inference.transport import keys as redis_keys
-from inference.transport.subscription import Subscription
 from inference.values.messages import GenerationEvent
 from inference.worker.runtime import WorkerConfig, WorkerRuntime
+from tests.inference.transport.collected import Collected
 from tests.inference.worker.fakes import FakePlans
 
 
@@ -59,9 +58,8 @@ class Worker:
         self.runtime.manager.drain(0)
 
 
-async def collect(subscription: Subscription, timeout_s: float = 15) -> list[GenerationEvent]:
-    async with asyncio.timeout(timeout_s):
-        return [event async for events in subscription for event in events]
+async def collect(collected: Collected, timeout_s: float = 15) -> list[GenerationEvent]:
+    return await collected.all(timeout_s)
 
 
 def tokens(events: list[GenerationEvent]) -> list[int]:

@@ -9,6 +9,7 @@ import redis
 
 from inference.transport import keys as redis_keys
 from inference.worker.lease import hand_back
+from tests.inference.transport.collected import Collected
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
 from tests.inference.worker.harness import collect, error, tokens
 
@@ -16,7 +17,7 @@ from tests.inference.worker.harness import collect, error, tokens
 async def test_events_reach_their_readers_and_messages_are_settled(hub, worker, client):
     w = worker()
     client.zadd(redis_keys.flight("a"), {f"r{number}": time.time() + 60 for number in range(8)})
-    subscriptions = [hub.register(f"r{number}") for number in range(8)]
+    subscriptions = [Collected(hub, f"r{number}") for number in range(8)]
     for number in range(8):
         w.deliver(message(f"r{number}", text="x" * (number + 1)))
     for number, events in enumerate(await asyncio.gather(*(collect(item) for item in subscriptions))):
@@ -33,7 +34,7 @@ async def test_events_reach_their_readers_and_messages_are_settled(hub, worker, 
 async def test_next_worker_goes_on_behind_what_the_client_has(hub, worker, client):
     """kill -9 in the middle: no gap, no repetition, and the dead attempt's late events are dropped."""
     first = worker("w1", make=lambda _: FakeLLM(step_s=0.01))
-    subscription = hub.register("r")
+    subscription = Collected(hub, "r")
     item = message("r", max_tokens=60)
     tag = first.deliver(item)
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 10)
@@ -59,7 +60,7 @@ def test_acknowledged_tags_do_not_come_back(client):
 async def test_poison_is_given_up_after_two_lost_workers(hub, worker, client):
     w = worker()
     client.hset(redis_keys.attempt("r"), mapping={"n": 2, "suspects": 2})
-    subscription = hub.register("r")
+    subscription = Collected(hub, "r")
     w.deliver(message("r"), redelivered=True)
     assert "given up: 3 workers" in error(await collect(subscription)).message
     wait_until(lambda: w.acked == ["r"])
@@ -67,7 +68,7 @@ async def test_poison_is_given_up_after_two_lost_workers(hub, worker, client):
 
 async def test_same_message_twice_runs_once_and_ends_both(hub, worker, client):
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
-    subscription = hub.register("r")
+    subscription = Collected(hub, "r")
     w.deliver(message("r", max_tokens=30), tag="one")
     await asyncio.sleep(0.05)
     w.deliver(message("r", max_tokens=30), tag="two", redelivered=True)
@@ -112,7 +113,7 @@ async def test_cancel_that_comes_just_before_the_submit_counts(worker, client, m
 
 async def test_deadline_in_the_queue_gives_an_error(hub, worker):
     w = worker()
-    subscription = hub.register("r")
+    subscription = Collected(hub, "r")
     w.deliver(message("r", deadline=time.time() - 1))
     assert error(await collect(subscription)).http_status == 503
 
@@ -131,7 +132,7 @@ async def test_request_that_can_not_be_submitted_ends_with_an_error(hub, worker,
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(w.runtime.manager, "submit", broken)
-    subscription = hub.register("r")
+    subscription = Collected(hub, "r")
     w.deliver(message("r"))
     found = error(await collect(subscription))
     assert (found.http_status, "secret" in found.message) == (500, False)

@@ -6,7 +6,8 @@ import pytest
 import redis
 
 from inference.transport import keys as redis_keys
-from inference.worker.lease import LeaseKeeper, record_tags, recorded_tags
+from inference.worker.lease import LeaseKeeper, recorded_tags
+from tests.inference.worker.fakes import wait_until
 
 WORKER = "lease-test"
 
@@ -25,38 +26,25 @@ def keeper(client):
     return LeaseKeeper(client, WORKER, visibility_timeout_s=60)  # its thread isn't started: rounds are called here
 
 
-def test_a_tag_that_is_taken_while_leases_are_renewed_stays_recorded(client, keeper):
-    keeper.hold("old", is_recorded=True)
-    record_tags(client, WORKER, ["old", "taken"])  # as the transport does, before anybody holds it
-    keeper._renew()
-    assert recorded_tags(client, WORKER) == {"old", "taken"}
-    keeper.hold("taken", is_recorded=True)
-    keeper._renew()
-    keeper._renew()
-    assert recorded_tags(client, WORKER) == {"old", "taken"}
-
-
-def test_a_tag_that_nobody_holds_is_recorded_for_two_rounds_at_most(client, keeper):
+def test_held_tags_are_recorded_until_a_round_finds_them_released(client, keeper):
     keeper.hold("held")
-    record_tags(client, WORKER, ["released"])
+    keeper.hold("released")
     keeper._renew()
+    assert recorded_tags(client, WORKER) == {"held", "released"}
+    keeper.release(["released"])
     keeper._renew()
     assert recorded_tags(client, WORKER) == {"held"}
     keeper.release(["held"])
     keeper._renew()
-    keeper._renew()
     assert recorded_tags(client, WORKER) == set()
 
 
-def test_a_tag_that_is_held_between_two_looks_stays(client, keeper):
-    record_tags(client, WORKER, ["slow"])
-    keeper._renew()
-    held = keeper.held
-    answers = iter([[], ["slow"]])
-    keeper.held = lambda: next(answers)  # it is held just after the round has looked for the first time
-    keeper._renew()
-    keeper.held = held
-    assert recorded_tags(client, WORKER) == {"slow"}
+def test_a_new_tag_is_recorded_without_waiting_for_the_next_round(client, keeper):
+    keeper.start()
+    wait_until(lambda: client.exists(redis_keys.tags(WORKER)) == 0)
+    keeper.hold("new")
+    wait_until(lambda: recorded_tags(client, WORKER) == {"new"}, 5)
+    keeper.stop()
 
 
 def test_renewing_resets_the_age_of_what_is_still_in_the_books_only(client, keeper):

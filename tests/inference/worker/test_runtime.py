@@ -12,6 +12,7 @@ from inference.errors import InvalidRequest
 from inference.transport import keys as redis_keys
 from inference.transport.worker_states import model_states, model_states_sync, worker_states
 from inference.worker.lease import release_worker
+from tests.inference.transport.collected import Collected
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
 from tests.inference.worker.harness import collect, error, tokens
 
@@ -19,7 +20,7 @@ from tests.inference.worker.harness import collect, error, tokens
 async def test_one_stream_entry_per_step_not_per_token(hub, worker, client):
     gate = threading.Event()
     w = worker(make=lambda _: FakeLLM(gate=gate, step_s=0.01), max_num_seqs=32)
-    subscriptions = [hub.register(f"r{number}") for number in range(16)]
+    subscriptions = [Collected(hub, f"r{number}") for number in range(16)]
     for number in range(16):
         w.deliver(message(f"r{number}", max_tokens=20))
     await asyncio.to_thread(wait_until, lambda: "a" in w.plans.llms and w.plans.llms["a"].running)
@@ -54,7 +55,7 @@ async def test_cancel_frees_the_slot_quickly(worker, client):
 
 async def test_load_error_reaches_the_client_with_its_class(hub, worker):
     w = worker(fail={"a": InvalidRequest("no such shard.", param="file")})
-    subscription = hub.register("r")
+    subscription = Collected(hub, "r")
     w.deliver(message("r"))
     found = error(await collect(subscription))
     assert (type(found), found.message, found.param) == (InvalidRequest, "no such shard.", "file")
@@ -62,7 +63,7 @@ async def test_load_error_reaches_the_client_with_its_class(hub, worker):
 
 async def test_stop_hands_unfinished_requests_back_without_suspicion(hub, worker, client):
     w = worker(make=lambda _: FakeLLM(step_s=0.02))
-    subscription = hub.register("long")
+    subscription = Collected(hub, "long")
     tag = w.deliver(message("long", max_tokens=300))
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 3)
     await asyncio.to_thread(w.runtime.stop, 0.2)
@@ -85,14 +86,14 @@ async def test_events_survive_a_redis_that_is_away(hub, worker, client, monkeypa
         send(batch)
 
     monkeypatch.setattr(w.runtime.publisher, "_send_once", flaky)
-    subscription = hub.register("r")
+    subscription = Collected(hub, "r")
     w.deliver(message("r", max_tokens=50))
     assert tokens(await collect(subscription)) == [300 + step for step in range(50)]
 
 
 async def test_connections_that_are_cut_lose_nothing(hub, worker, client):
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
-    subscriptions = [hub.register(f"r{number}") for number in range(4)]
+    subscriptions = [Collected(hub, f"r{number}") for number in range(4)]
     for number in range(4):
         w.deliver(message(f"r{number}", max_tokens=100))
     collecting = asyncio.gather(*(collect(item, 30) for item in subscriptions))
@@ -122,7 +123,7 @@ async def test_dead_engine_hands_its_requests_over_and_leaves(hub, worker, clien
     codes: list[int] = []
     monkeypatch.setattr("inference.worker.runtime.os._exit", codes.append)
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
-    subscription = hub.register("r")
+    subscription = Collected(hub, "r")
     tag = w.deliver(message("r", max_tokens=100))
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 5)
     w.plans.llms["a"].die = True

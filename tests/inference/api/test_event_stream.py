@@ -1,4 +1,4 @@
-"""Parts of an answer: written at once while the client keeps up, finished by the answer's task when it doesn't."""
+"""Streams: parts are sent as they come, wait for a slow client, and what failed ends the stream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inference.api.part_writer import PartWriter
 
 from inference.api import event_stream as sse
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.api.event_stream import StreamReader, parts_of
+from inference.errors import BlazrError
 from inference.values.output_builder import AnswerBuilder
 from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
@@ -22,88 +22,101 @@ from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.slow_reader import slow_chat
 
 
-class Server:
-    """A server's ``send``: waits while the client is behind."""
+class Reader(StreamReader):
+    """A reader whose client takes parts while ``may_send`` is set."""
 
     def __init__(self):
-        self.bodies: list[bytes] = []
-        self.may_write = asyncio.Event()
-        self.may_write.set()
+        super().__init__(self)
+        self.pieces: list[list[bytes]] = []
+        self.errors: list[BlazrError] = []
+        self.may_send = asyncio.Event()
+        self.may_send.set()
 
-    async def send(self, message):
-        assert message["type"] == "http.response.body"
-        assert message["more_body"] is True
-        if not self.may_write.is_set():
-            await self.may_write.wait()
-        self.bodies.append(message["body"])
+    def give_up(self, error):
+        self.errors.append(error)
+        self.end()
 
+    def take(self, number, event):
+        self.put(event)
 
-def begun():
-    """A server whose client is behind, and a writer with a part that waits for it."""
-    server = Server()
-    writer = PartWriter(server.send)
-    server.may_write.clear()
-    writer.write_now(b"a")
-    return server, writer
+    async def send(self, parts):
+        await self.may_send.wait()
+        self.pieces.append(parts)
 
 
-async def test_a_part_is_out_at_once_while_the_client_keeps_up():
-    server = Server()
-    writer = PartWriter(server.send)
-    writer.write_now(b"a")
-    assert server.bodies == [b"a"]
-    assert not writer.is_behind
-    await writer.write(b"b")
-    assert server.bodies == [b"a", b"b"]
+async def test_a_part_is_sent_at_once_while_the_client_keeps_up():
+    reader = Reader()
+    writing = asyncio.create_task(reader.write())
+    for part in (b"a", b"b"):
+        reader.take(0, part)
+        await asyncio.sleep(0.01)
+    reader.end()
+    await writing
+    assert reader.pieces == [[b"a"], [b"b"]]
 
 
-async def test_what_waits_for_the_client_comes_before_what_is_written_next():
-    server, writer = begun()
-    assert writer.is_behind
-    task = asyncio.create_task(writer.write(b"b"))
+async def test_parts_that_come_together_or_wait_for_the_client_are_sent_together():
+    reader = Reader()
+    writing = asyncio.create_task(reader.write())
+    reader.may_send.clear()
+    for part in (b"a", b"b"):
+        reader.take(0, part)
     await asyncio.sleep(0.01)
-    assert server.bodies == []
-    server.may_write.set()
-    await task
-    assert server.bodies == [b"a", b"b"]
-    assert not writer.is_behind
+    for part in (b"c", b"", b"d"):
+        reader.take(0, part)
+    reader.end()
+    reader.may_send.set()
+    await writing
+    assert reader.pieces == [[b"a", b"b"], [b"c", b"d"]]
 
 
-async def test_a_client_that_has_caught_up_by_itself_gets_what_waited():
-    server, writer = begun()
-    server.may_write.set()
+async def test_a_client_that_falls_a_megabyte_behind_gets_an_error_in_place_of_it():
+    reader = Reader()
+    for _ in range(3):
+        reader.take(0, bytes(1 << 20))  # nothing is being sent: what comes at the start is not the client's fault
+    writing = asyncio.create_task(reader.write())
+    reader.may_send.clear()
     await asyncio.sleep(0)
-    await writer.write(b"b")
-    assert server.bodies == [b"a", b"b"]
+    assert reader.errors == []
+    for _ in range(3):
+        reader.take(0, bytes(600_000))
+    assert ["too slowly" in error.message for error in reader.errors] == [True]
+    reader.may_send.set()
+    await writing
+    assert [len(parts) for parts in reader.pieces] == [3]
 
 
-async def test_a_task_that_is_cancelled_drops_what_waited():
-    server, writer = begun()
-    task = asyncio.create_task(writer.write(b"b"))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    server.may_write.set()
-    await asyncio.sleep(0.01)
-    assert server.bodies == []
+async def test_parts_of_a_writer_come_one_by_one_and_its_error_behind_them():
+    sent = []
+
+    async def write_to(send):
+        for part in (b"a", b"b"):
+            await send(part)
+            sent.append(part)
+        raise ValueError("broken")
+
+    taken = []
+    with pytest.raises(ValueError, match="broken"):
+        async for part in parts_of(write_to):
+            taken.append((part, list(sent)))
+    assert taken == [(b"a", []), (b"b", [b"a"])]
 
 
-async def test_closing_drops_what_waited():
-    server, writer = begun()
-    writer.close()
-    server.may_write.set()
-    await asyncio.sleep(0.01)
-    assert server.bodies == []
-    assert not writer.is_behind
+async def test_closing_the_parts_cancels_the_writer():
+    cancelled = asyncio.Event()
 
+    async def write_to(send):
+        try:
+            await send(b"a")
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
-async def test_what_the_server_raises_is_raised():
-    async def send(message):
-        raise RuntimeError("gone")
-
-    with pytest.raises(RuntimeError, match="gone"):
-        PartWriter(send).write_now(b"a")
+    parts = parts_of(write_to)
+    assert await anext(parts) == b"a"
+    await parts.aclose()
+    assert cancelled.is_set()
 
 
 # --- chunks ------------------------------------------------------------------------------------------
@@ -115,10 +128,16 @@ def _plan(endpoint, params=None, **values):
     return GenerationPlan(endpoint, "tiny", ({"text": "x"},), params or SamplingParams(), stream=True, **values)
 
 
+class _Served:
+    name = 'a "model" é'
+
+
 class _Generation:
+    request_id, created, served = "r", 1, _Served()
+
     def __init__(self, plan):
         self.plan = plan
-        self.format = answer_format(plan, AnswerBuilder(plan), request_id="r", created=1, model='a "model" é')
+        self.builder = AnswerBuilder(plan)
 
 
 @pytest.mark.parametrize("endpoint", ["completion", "chat"])
@@ -134,7 +153,7 @@ def test_chunks_of_plain_text_are_those_of_the_format(endpoint, include_usage, t
         include_usage=include_usage,
     )
     stream = sse.ChunkStream(_Generation(plan))
-    reference = _Generation(plan).format
+    reference = sse.output_format(_Generation(plan))
     for text in texts:
         event = {**EVENT, "text": text}
         assert reference.plain_text(0, event) == text
@@ -154,7 +173,7 @@ def test_other_events_are_not_plain_text(event, endpoint):
     plan = GenerationPlan(
         endpoint=endpoint, model="tiny", prompts=({"text": "x"},), params=SamplingParams(n=2), stream=True
     )
-    assert _Generation(plan).format.plain_text(0, event) is None
+    assert sse.output_format(_Generation(plan)).plain_text(0, event) is None
 
 
 # --- over HTTP ---------------------------------------------------------------------------------------
@@ -182,14 +201,15 @@ def test_a_stream_that_flows_has_no_heartbeats(live_url, worker, monkeypatch):
 
 
 def test_a_reader_that_falls_behind_and_catches_up_gets_everything_in_order(live_url, worker, monkeypatch):
-    writers: list[PartWriter] = []
-    write_now = PartWriter.write_now
+    writers: list[sse.ByteWriter] = []
+    take = sse.ByteWriter.take
 
-    def noted(writer, body):
-        write_now(writer, body)
+    def recorded(writer, number, event):
         writers.append(writer)
+        take(writer, number, event)
 
-    monkeypatch.setattr(PartWriter, "write_now", noted)
+    monkeypatch.setattr(sse.ByteWriter, "take", recorded)
+    monkeypatch.setattr(sse, "MAX_WAITING_BYTES", 1 << 30)
     is_behind, num_deltas = threading.Event(), 0
 
     def script(reply: Reply):
@@ -201,13 +221,13 @@ def test_a_reader_that_falls_behind_and_catches_up_gets_everything_in_order(live
             return reply.delta(f"<{num_deltas}>{text}")
 
         yield reply.start()
-        while not (writers and writers[-1].is_behind):  # what the system keeps for a socket is full then
+        while not (writers and writers[-1].is_sending and writers[-1]._num_bytes > 500_000):
             yield delta("x" * 50_000)
             time.sleep(0.005)
         for _ in range(5):
             yield delta("")
         is_behind.set()
-        wait_for(lambda: not writers[-1].is_behind)
+        wait_for(lambda: not writers[-1].is_sending)
         for _ in range(5):
             yield delta("")
             time.sleep(0.02)
@@ -225,4 +245,19 @@ def test_a_reader_that_falls_behind_and_catches_up_gets_everything_in_order(live
     assert -1 not in places
     assert places == sorted(places)
     assert b"data: [DONE]\n\n" in whole[-40:]
-    assert len(writers) > num_deltas - 10  # those that came while it was behind waited for the answer's task
+
+
+def test_a_reader_that_falls_a_megabyte_behind_gets_an_error_and_its_slot_is_freed(live_url, worker):
+    def script(reply: Reply):
+        yield reply.start()
+        while not reply.cancelled.is_set():
+            yield reply.delta("x" * 100_000)
+            time.sleep(0.005)
+
+    worker.script = script
+    with slow_chat(live_url, BODY) as (raw, first):
+        wait_for(lambda: len(worker.cancelled) == 1, 20)
+        received = [first]
+        while piece := raw.recv(1 << 16):
+            received.append(piece)
+    assert b"too slowly" in b"".join(received)[-600:]
