@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from io import BytesIO
 from typing import Any, cast
 
-from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, set_script_prefix
@@ -27,6 +31,17 @@ from inference.api.event_stream import EventStream
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+
+_connections: ContextVar[list[str] | None] = ContextVar("connections", default=None)
+"""Aliases of the database connections that this request has opened; shared with the request's thread."""
+
+
+@receiver(connection_created)
+def _record_connection(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
+    opened = _connections.get()
+    if opened is not None:
+        opened.append(connection.alias)
 
 
 class BareHandler(ASGIHandler):
@@ -56,10 +71,12 @@ class BareHandler(ASGIHandler):
         """Serve one request."""
         # Code that must not share a thread with other requests (the database's) gets one of this request's own, which
         # starts with its first use and ends with the context.
-        async with ThreadSensitiveContext() as context:
-            await self._serve(scope, receive, send, context)
+        async with ThreadSensitiveContext():
+            await self._serve(scope, receive, send)
 
-    async def _serve(self, scope: Any, receive: Receive, send: Send, context: ThreadSensitiveContext) -> None:
+    async def _serve(self, scope: Any, receive: Receive, send: Send) -> None:
+        connections: list[str] = []
+        _connections.set(connections)
         try:
             body = await self.read_body(receive)
         except RequestAborted:
@@ -75,8 +92,8 @@ class BareHandler(ASGIHandler):
                     await self._send_until_cancelled(response, send)
         finally:
             finish = self._finish_without_response if response is None else response.close
-            # Both send Django's signal request_finished, which ends the database connections of its thread.
-            if context in SyncToAsync.context_to_thread_executor:
+            # Both send Django's signal request_finished, which closes the database connections of its thread.
+            if connections:
                 await sync_to_async(finish)()
             else:
                 finish()

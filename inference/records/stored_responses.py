@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from django.conf import settings
@@ -19,9 +19,7 @@ from django.utils import timezone
 
 from inference.errors import NotFound
 from inference.models import GenerationJob, StoredResponse
-
-if TYPE_CHECKING:
-    from inference.values.principal import Principal
+from inference.values.principal import Principal
 
 Item = dict[str, Any]
 

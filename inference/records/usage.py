@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 
+from inference.models import UsageDay, UsageRecord
 from inference.records.metrics import USAGE_DROPPED
 
 logger = logging.getLogger(__name__)
@@ -127,8 +128,6 @@ def _store(taken: Sequence[Usage]) -> int:
     """
     from django.db import transaction
 
-    from inference.models import UsageRecord
-
     with transaction.atomic():
         known = set(
             UsageRecord.objects.filter(request_id__in=[item.request_id for item in taken]).values_list(
@@ -154,8 +153,6 @@ def usage_store(*, records: Sequence[Usage]) -> int:
 
 def _add_to_days(records: Sequence[Usage]) -> None:
     from django.db.models import F
-
-    from inference.models import UsageDay
 
     sums: dict[tuple[date, str, str], dict[str, float]] = {}
     for item in records:

@@ -14,6 +14,7 @@ import orjson
 
 from inference.errors import Conflict, IdempotencyKeyInUse, IdempotencyKeyReused
 from inference.transport import keys as redis_keys
+from inference.transport.clients import redis_client
 
 LEASE_S = 30
 RENEW_S = 10.0
@@ -88,8 +89,6 @@ class Claim:
         )
 
     async def _finish(self, action: str, expire_s: int, *rest: str | bytes) -> int:
-        from inference.transport.clients import redis_client
-
         async with redis_client() as client:
             return int(await client.eval(_FINISH, 1, self.key, self.owner, action, expire_s, *rest))
 
@@ -108,8 +107,6 @@ async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | St
         Conflict: It was answered, with something that isn't kept.
         Unavailable: Redis can't be reached.
     """
-    from inference.transport.clients import redis_client
-
     claim = Claim(redis_keys.idempotency(tenant, hashlib.sha256(key.encode()).hexdigest()))
     async with redis_client() as client:
         verdict, *rest = await client.eval(_CLAIM, 1, claim.key, digest, claim.owner, LEASE_S)

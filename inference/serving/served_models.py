@@ -1,14 +1,14 @@
-"""Reads of the web process: served models (cached for a few seconds) and what the workers say of them."""
+"""Look up served models for the web process, with a short cache, and express a plan in terms of its model."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.db import InterfaceError, OperationalError, connections
+from channels.db import database_sync_to_async
+from django.conf import settings
 
 from inference.errors import InvalidRequest, UnknownModel
 from inference.host.coroutines import PerLoop
@@ -19,47 +19,18 @@ from inference.values.plan import GenerationPlan
 from inference.values.principal import principal_current
 from inference.values.served_model import ServedModel
 from inference.values.tokenizer_spec import TokenizerSpec
-
-if TYPE_CHECKING:
-    from models_registry.models import Checkpoint
+from models_registry.aliases import alias_checkpoint_id
+from models_registry.models import Checkpoint
+from models_registry.selectors import checkpoint_get_by_name, checkpoint_list
 
 CACHE_S = 3.0
-"""How long a checkpoint's row may be believed: a renamed or deleted model answers so much longer."""
+"""How long a checkpoint's row is cached: a renamed or deleted model is served so much longer."""
 MAX_CACHED_MODELS = 256
-CONNECTION_S = 10.0
-"""How long the connection that rows are read by is kept without a use."""
 
-
-class _Rows:
-    """What an event loop reads of the served models: every row at most once at a time, however many ask for it.
-
-    In a thread of its own that keeps its connection for a while: a request's own thread would have to start, connect,
-    and end, which takes longer than all else that a short request costs this process.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="served-models")
-        self._reading: dict[tuple[int, str], asyncio.Future[ServedModel | None]] = {}
-        self._closing: asyncio.TimerHandle | None = None
-
-    async def read(self, name: str, known: ServedModel | None) -> ServedModel | None:
-        """The model under ``name`` as the database has it now; None: there is none."""
-        what = _version, name
-        reading = self._reading.get(what)
-        if reading is None:
-            loop = asyncio.get_running_loop()
-            reading = self._reading[what] = loop.run_in_executor(self._thread, _read_again, name, known)
-            reading.add_done_callback(lambda _: self._reading.pop(what))
-            if self._closing is not None:
-                self._closing.cancel()
-            self._closing = loop.call_later(CONNECTION_S, self._thread.submit, connections.close_all)
-        return await asyncio.shield(reading)  # others may wait for it, too
-
-
-_rows = PerLoop(_Rows)
+_lock = PerLoop(asyncio.Lock)
 _cache: dict[str, tuple[float, ServedModel | None]] = {}
 _version = 0
-"""Of the cache: what was being read when it was cleared doesn't go into it."""
+"""Of the cache: a row that was read before the cache was cleared isn't stored in it."""
 
 
 def served_model_cache_clear() -> None:
@@ -77,15 +48,12 @@ async def served_model_get(*, name: str) -> ServedModel:
         PermissionRefused: The caller's key isn't for it.
     """
     principal_current().check_model(name)
-    read_at, served = _cache.get(name, (-CACHE_S, None))
-    if time.monotonic() - read_at > CACHE_S:
-        version, now = _version, time.monotonic()
-        served = await _rows().read(name, served)
-        if version == _version:
-            if len(_cache) >= MAX_CACHED_MODELS:
-                # Mostly names that nobody serves; the models in use come back with their next request.
-                _cache.clear()
-            _cache[name] = (now, served)
+    is_fresh, served = _cached(name)
+    if not is_fresh:
+        async with _lock():  # one query, however many requests wait for the row
+            is_fresh, served = _cached(name)
+            if not is_fresh:
+                served = await _read_into_cache(name)
     if served is None:
         raise UnknownModel(
             f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
@@ -101,7 +69,7 @@ async def served_model_or_only(*, name: str | None) -> ServedModel:
         UnknownModel, PermissionRefused: As ``served_model_get``.
     """
     if name is None:
-        names = await sync_to_async(lambda: [row.served_model_name for row in available_checkpoints()])()
+        names = await database_sync_to_async(lambda: [row.served_model_name for row in available_checkpoints()])()
         if len(names) != 1:
             raise InvalidRequest(
                 f"model is required, as {len(names)} models are served; GET /v1/models lists them.", param="model"
@@ -110,19 +78,24 @@ async def served_model_or_only(*, name: str | None) -> ServedModel:
     return await served_model_get(name=name)
 
 
-def _read_again(name: str, known: ServedModel | None) -> ServedModel | None:
-    """``_read``, once more if the connection that was kept is of no use any more."""
-    try:
-        return _read(name, known)
-    except (InterfaceError, OperationalError):
-        connections.close_all()
-        return _read(name, known)
+def _cached(name: str) -> tuple[bool, ServedModel | None]:
+    read_at, served = _cache.get(name, (-math.inf, None))
+    return time.monotonic() - read_at <= CACHE_S, served
+
+
+async def _read_into_cache(name: str) -> ServedModel | None:
+    version, now = _version, time.monotonic()
+    _, known = _cache.get(name, (now, None))
+    served = await database_sync_to_async(_read)(name, known)
+    if version == _version:
+        if len(_cache) >= MAX_CACHED_MODELS:
+            # Mostly names that nobody serves; the models in use come back with their next request.
+            _cache.clear()
+        _cache[name] = (now, served)
+    return served
 
 
 def _read(name: str, known: ServedModel | None) -> ServedModel | None:
-    from models_registry.aliases import alias_checkpoint_id
-    from models_registry.selectors import checkpoint_list
-
     if "\0" in name:
         return None
     if known is not None:
@@ -144,8 +117,6 @@ def served_model_read(name: str) -> ServedModel:
         UnknownModel: There is none.
         PermissionRefused: The caller's key isn't for it.
     """
-    from models_registry.selectors import checkpoint_get_by_name
-
     principal_current().check_model(name)
     return served_model(checkpoint_get_by_name(name))
 
@@ -188,8 +159,6 @@ def chat_prompt_for_model(prompt: PromptMessage, options: ChatOptions, model: Se
 
 def max_model_len(checkpoint: Checkpoint) -> int:
     """Longest prompt plus output: the least of the model's context, its setting and the server's."""
-    from django.conf import settings
-
     limits = (
         checkpoint.max_position_embeddings,
         checkpoint.settings.get("max_model_len"),
@@ -200,9 +169,6 @@ def max_model_len(checkpoint: Checkpoint) -> int:
 
 def available_checkpoints() -> Any:
     """Rows of the checkpoints that the caller may use now."""
-    from models_registry.models import Checkpoint
-    from models_registry.selectors import checkpoint_list
-
     found = checkpoint_list().filter(state=Checkpoint.State.AVAILABLE)
     allowed = principal_current().models
     return found if allowed is None else found.filter(served_model_name__in=sorted(allowed))

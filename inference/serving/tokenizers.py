@@ -11,17 +11,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from inference.errors import QueueFull, UnsupportedFeature
 from inference.serving.served_models import plan_for_model, served_model_get
+from inference.text.tokenisation.chat_template import ChatTemplate, Piece
+from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
+from inference.values.messages import PromptMessage
 from inference.values.plan import GenerationPlan
 from inference.values.served_model import ServedModel
-
-if TYPE_CHECKING:
-    from inference.text.tokenisation.chat_template import ChatTemplate, Piece
-    from inference.text.tokenisation.tokenizer import Tokenizer
-    from inference.values.messages import PromptMessage
 
 Result = TypeVar("Result")
 
@@ -36,9 +34,6 @@ class ModelText:
     """One model's tokenizer and template."""
 
     def __init__(self, served: ServedModel) -> None:
-        from inference.text.tokenisation.chat_template import ChatTemplate
-        from inference.text.tokenisation.tokenizer import load_tokenizer
-
         self.tokenizer: Tokenizer = load_tokenizer(served.tokenizer)
         self.template: ChatTemplate | None = None
         if served.tokenizer.chat_template is not None:

@@ -7,7 +7,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import redis as sync_redis
 import redis.asyncio as aioredis
@@ -16,10 +16,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from inference.errors import Unavailable
-
-if TYPE_CHECKING:
-    pass
-
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 import redis as sync_redis
@@ -14,9 +14,6 @@ from redis.exceptions import RedisError
 
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

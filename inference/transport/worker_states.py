@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
 from inference.values.states import ModelState, WorkerState, merge_models
-
-if TYPE_CHECKING:
-    pass
 
 
 async def worker_states() -> dict[str, WorkerState]:
@@ -73,8 +71,6 @@ def _parse_workers(payloads: Sequence[bytes | None]) -> dict[str, WorkerState]:
 def _with_failures(
     merged: dict[str, ModelState], ordered: Sequence[str], answers: Sequence[Any]
 ) -> dict[str, ModelState]:
-    from dataclasses import replace
-
     states = {key: replace(merged[key], num_queued=int(num)) for key, num in zip(ordered, answers[1:], strict=True)}
     failures: Mapping[bytes, bytes] = answers[0]
     for key, payload in failures.items():

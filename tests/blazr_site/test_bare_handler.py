@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import connection
 from django.http import Http404, HttpResponse
 from django.test import RequestFactory
 
@@ -79,7 +80,8 @@ async def test_a_client_that_leaves_within_its_body_gets_no_view():
     assert client.sent == []
 
 
-async def test_only_requests_that_use_a_thread_have_one_and_it_closes_its_connections():
+@pytest.mark.django_db(transaction=True)
+async def test_a_request_that_opened_a_connection_is_finished_in_its_thread_which_ends():
     finished = []
 
     def note(**kwargs):
@@ -95,8 +97,13 @@ async def test_only_requests_that_use_a_thread_have_one_and_it_closes_its_connec
 
         used = []
 
+        def connect():
+            connection.close()
+            connection.connect()
+            return threading.current_thread()
+
         async def view(request):
-            used.append(await sync_to_async(threading.current_thread)())
+            used.append(await sync_to_async(connect)())
             return HttpResponse()
 
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Rows of served models: read once at a time, believed for a while, and never from before the cache was cleared."""
+"""Rows of served models: read once at a time, cached for a while, and never from before the cache was cleared."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ class Rows:
 
     def __init__(self) -> None:
         self.readings = 0
-        self.threads: set[str] = set()
         self.found: ServedModel | Exception | None = served()
         self.may_answer = threading.Event()
         self.may_answer.set()
 
     def __call__(self, name: str, known: ServedModel | None) -> ServedModel | None:
         self.readings += 1
-        self.threads.add(threading.current_thread().name)
         found = self.found
         assert self.may_answer.wait(10)
         if isinstance(found, Exception):
@@ -59,13 +57,12 @@ async def test_a_row_is_read_once_however_many_ask(rows):
     assert rows.readings == 1
 
 
-async def test_a_row_is_read_again_after_a_while_by_the_same_thread(rows, monkeypatch):
+async def test_a_row_is_read_again_after_a_while(rows, monkeypatch):
     await served_model_get(name="tiny")
     monkeypatch.setattr(selectors, "CACHE_S", -1.0)
     rows.found = served("2")
     assert (await served_model_get(name="tiny")).version == "2"
     assert rows.readings == 2
-    assert len(rows.threads) == 1
 
 
 async def test_names_that_nobody_serves_are_remembered_as_such(rows):
@@ -76,7 +73,7 @@ async def test_names_that_nobody_serves_are_remembered_as_such(rows):
     assert rows.readings == 1
 
 
-async def test_a_client_that_leaves_takes_nobody_along(rows):
+async def test_a_client_that_leaves_does_not_fail_the_others(rows):
     rows.may_answer.clear()
     leaving, staying = (asyncio.ensure_future(served_model_get(name="tiny")) for _ in range(2))
     await rows.until_read(1)
@@ -85,10 +82,9 @@ async def test_a_client_that_leaves_takes_nobody_along(rows):
         await leaving
     rows.may_answer.set()
     assert await staying == served()
-    assert rows.readings == 1
 
 
-async def test_what_was_read_before_the_cache_was_cleared_is_not_believed(rows):
+async def test_what_was_read_before_the_cache_was_cleared_is_not_cached(rows):
     rows.may_answer.clear()
     early = asyncio.ensure_future(served_model_get(name="tiny"))
     await rows.until_read(1)
@@ -100,19 +96,6 @@ async def test_what_was_read_before_the_cache_was_cleared_is_not_believed(rows):
     assert [(await early).version, (await late).version] == ["1", "2"]
     assert (await served_model_get(name="tiny")).version == "2"
     assert rows.readings == 2
-
-
-async def test_a_connection_that_was_lost_is_made_again(rows, monkeypatch):
-    answers = [OperationalError("the server has gone away"), served()]
-
-    def read(name: str, known: ServedModel | None) -> ServedModel:
-        found = answers.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    monkeypatch.setattr(selectors, "_read", read)
-    assert await served_model_get(name="tiny") == served()
 
 
 async def test_a_database_that_is_away_is_asked_again_by_the_next_request(rows):
