@@ -1,0 +1,70 @@
+"""What a generation reports: metrics per token and at its end, limits, a usage record, a log line."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from inference.access.admission import FREE
+from inference.records import metrics
+from inference.serving.accounting import Accounting
+from inference.values.output_builder import AnswerBuilder
+from inference.values.plan import GenerationPlan
+from inference.values.principal import LOCAL
+from inference.values.sampling_params import SamplingParams
+
+LABELS = ("accounted", "chat", "completed")
+
+
+@pytest.fixture
+def accounting():
+    return Accounting(
+        request_id="chatcmpl-1", principal=LOCAL, model="accounted", endpoint="chat", admission=FREE, trace=None
+    )
+
+
+def builder(num_tokens):
+    found = AnswerBuilder(GenerationPlan("chat", "accounted", ({"token_ids": [1]},), SamplingParams()))
+    head = {"request_id": "r", "attempt": 0}
+    if num_tokens:
+        found.add(0, {**head, "index": 0, "type": "start", "prompt_tokens": 7})
+        found.add(0, {**head, "index": 1, "type": "delta", "token_ids": [1] * num_tokens, "text": "secret"})
+        found.add(0, {**head, "index": 2, "type": "done", "usage": {"cached_tokens": 3}})
+    return found
+
+
+def value(metric, *labels):
+    return metric.labels(*labels)._value.get()
+
+
+def test_tokens_times_and_outcome_are_reported_once(accounting, usages, settings, caplog):
+    settings.BLAZR_LOG_REQUESTS = True
+    caplog.set_level(logging.INFO, logger="inference.records.request_log")
+    before = value(metrics.REQUESTS, *LABELS), value(metrics.GENERATED_TOKENS, "accounted")
+    assert value(metrics.ACTIVE, "accounted") == 1
+    accounting.start()
+    accounting.count_tokens(0, 1)
+    accounting.count_tokens(0, 4)
+    accounting.finish("completed", builder(5))
+    assert value(metrics.ACTIVE, "accounted") == 0
+    assert value(metrics.REQUESTS, *LABELS) == before[0] + 1
+    assert value(metrics.GENERATED_TOKENS, "accounted") == before[1] + 5
+    (usage,) = usages.records
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (7, 3, 5)
+    assert usage.queue_s + usage.engine_s == pytest.approx(usage.duration_s)
+    assert 0 <= usage.ttft_s <= usage.duration_s
+    (record,) = caplog.records
+    assert record.facts["completion_tokens"] == 5
+    assert "secret" not in record.getMessage()
+
+
+def test_a_request_that_never_started_has_waited_all_the_time_and_leaves_no_usage_record(
+    accounting, usages, settings, caplog
+):
+    settings.BLAZR_LOG_REQUESTS = True
+    caplog.set_level(logging.INFO, logger="inference.records.request_log")
+    accounting.finish("cancelled", builder(0))
+    assert usages.records == []
+    facts = caplog.records[0].facts
+    assert (facts["outcome"], facts["queue_s"]) == ("cancelled", facts["duration_s"])
