@@ -1,4 +1,4 @@
-"""python -m bench.http_path: what a request and a token cost outside the network, by process.
+"""python -m bench.http_path: processor time of a request and of a token outside the network, by process.
 
 One server (``blazr serve`` with a Redis of its own), one client process. Three measurements:
 

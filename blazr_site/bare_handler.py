@@ -1,4 +1,4 @@
-"""BareHandler: Django's ASGI handler for the API, without what an API request has no use for.
+"""Django's ASGI handler for the API, without a thread and a second task for each request.
 
 Django's own starts (and joins) a thread for every request, because it runs its signals' synchronous receivers there,
 and runs every request in two tasks. That was about half of the web process's time for a short request

@@ -1,7 +1,7 @@
-"""ApiView: an async view with the API's rules: who may call, JSON in and out, errors in OpenAI's shape.
+"""The base of the API's async views: authentication, JSON in and out, errors in OpenAI's shape.
 
 It is a REST framework view for the schema's sake; requests take a shorter road (no thread hops, no content
-negotiation): method, caller, handler, answer.
+negotiation): method, caller, handler, response.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ApiView(APIView):
     async def dispatch(  # type: ignore[override]
         self, request: HttpRequest, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        """Answer one request; every exception becomes an error answer."""
+        """Serve one request; every exception becomes an error response."""
         self.request = request  # type: ignore[assignment]
         self.args, self.kwargs = args, kwargs
         headers_reset()
@@ -95,7 +95,7 @@ class ApiView(APIView):
         return response
 
     def error_response(self, error: Exception) -> HttpResponse:
-        """The answer for an exception; views of other APIs have shapes of their own."""
+        """The response for an exception; views of other APIs have shapes of their own."""
         return error_response(error)
 
     @property
@@ -105,7 +105,7 @@ class ApiView(APIView):
 
 
 def json_response(payload: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
-    """A JSON answer."""
+    """A JSON response."""
     return HttpResponse(orjson.dumps(payload), status=status, content_type="application/json", headers=headers)
 
 

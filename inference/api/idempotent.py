@@ -1,8 +1,8 @@
-"""The header Idempotency-Key on every POST of the API: answered once, then the same answer again.
+"""The header Idempotency-Key on every POST of the API: run once, then replay the same response.
 
-``ApiView.dispatch`` calls ``answer_once``; views know nothing of it. Only answers without an error are kept: after an
-error, and after a client that left, the request may be tried again. Streams are kept when they have ended well, and
-come again in one piece. After https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/ and
+``ApiView.dispatch`` calls ``answer_once``; views know nothing of it. Only responses without an error are stored: after
+an error, and after a client that left, the request may be sent again. Streams are stored when they have completed, and
+are replayed in one piece. After https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/ and
 https://docs.stripe.com/api/idempotent_requests.
 """
 
@@ -34,13 +34,13 @@ REPLAYED = "Idempotent-Replayed"
 MAX_KEY_CHARS = 255
 _CHUNK_BYTES = 1 << 20
 _OWN_HEADERS = ("x-ratelimit-", "date")
-"""Headers of one answer, not of its repetition."""
+"""Headers of a response that its replay does not have."""
 
 
 async def answer_once(
     request: HttpRequest, principal: Principal, run: Callable[[], Awaitable[HttpResponseBase]]
 ) -> HttpResponseBase:
-    """What ``run`` answers, or what it answered to the same request before.
+    """The response of ``run``, or the response to the same request before.
 
     Raises:
         InvalidRequest: The key is empty, too long, or not ASCII.
@@ -83,7 +83,7 @@ class _Holder:
                     return
 
     async def store(self, response: HttpResponseBase, body: bytes) -> None:
-        """Keep the answer."""
+        """Store the response."""
         if self._end():
             headers = {name: value for name, value in response.items() if not name.lower().startswith(_OWN_HEADERS)}
             await self._try(self._claim.store(StoredAnswer(response.status_code, headers, body)))
@@ -102,15 +102,15 @@ class _Holder:
         try:
             await work
         except BlazrError as error:
-            # The answer is there and has to go out; the lease lapses.
-            logger.warning("an idempotency key could not be settled: %s", error.message)
+            # The response has to be sent all the same; the lease expires.
+            logger.warning("an idempotency key could not be updated: %s", error.message)
 
 
 # --- streams -----------------------------------------------------------------------------------
 
 
 def _record(response: StreamingHttpResponse, holder: _Holder) -> None:
-    """Let ``response`` keep what it sends."""
+    """Store what ``response`` sends."""
     recording = _Recording(response, holder)
     if isinstance(response, EventStream):
         response.write_to = recording.write_to  # type: ignore[method-assign]
@@ -210,13 +210,14 @@ def schema_hook(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
             "in": "header",
             "name": HEADER,
             "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS},
-            "description": "The same key and request give the answer that was given first.",
+            "description": "The same key and request give the response that was given first.",
         }
         operation.setdefault("parameters", []).append(header)
         responses = operation["responses"]
         responses.setdefault("400", {**error, "description": "The request can't be served as it is written."})
         responses.setdefault(
-            "409", {**error, "description": "A request with this idempotency key is running, or its answer isn't kept."}
+            "409",
+            {**error, "description": "A request with this idempotency key is running, or its response isn't stored."},
         )
         responses.setdefault("413", {**error, "description": "Too large."})
         responses.setdefault("422", {**error, "description": "The idempotency key came with another request before."})

@@ -154,7 +154,7 @@ _PREFIX_COUNTERS: Mapping[str, tuple[str, str]] = {
     "cached_tokens": ("num_cached_tokens", "Prompt tokens that were found."),
     "disk_tokens": ("num_disk_tokens", "Prompt tokens whose state was read from the cache directory."),
     "disk_writes": ("num_disk_writes", "Files written to the cache directory."),
-    "disk_removed": ("num_disk_removed", "Files removed from the cache directory for want of room."),
+    "disk_removed": ("num_disk_removed", "Files removed from the cache directory to free space."),
     "disk_corrupt": ("num_disk_corrupt", "Files in the cache directory that were not sound, and were removed."),
 }
 _PREFIX_REASONS: Mapping[str, tuple[str, str]] = {
@@ -191,7 +191,7 @@ def _prefix_cache_families(workers: Mapping[str, WorkerState], names: Mapping[st
             for reason, number in stats[member].items():
                 counter.add_metric([*where, reason], number)
         yield counter
-    counter = CounterMetricFamily("blazr_prefix_cache_evictions", "States that made room.", labels=[*labels, "kind"])
+    counter = CounterMetricFamily("blazr_prefix_cache_evictions", "States that were evicted.", labels=[*labels, "kind"])
     for where, stats in found:
         for kind, member in _PREFIX_EVICTIONS.items():
             counter.add_metric([*where, kind], stats[member])
@@ -204,7 +204,7 @@ def _prefix_cache_families(workers: Mapping[str, WorkerState], names: Mapping[st
 
 
 def _speculation_families(workers: Mapping[str, WorkerState], names: Mapping[str, str]) -> Iterable[Metric]:
-    """What the models that guess ahead count; from a model's load on."""
+    """Counters of speculative decoding; from a model's load on."""
     labels = ["model", "worker"]
     proposed = CounterMetricFamily("blazr_speculation_proposed_tokens", "Guesses that were verified.", labels=labels)
     accepted = CounterMetricFamily("blazr_speculation_accepted_tokens", "Guesses that were right.", labels=labels)

@@ -22,7 +22,7 @@ MAX_CHARS = 20_000
 
 
 def contents_are_logged() -> bool:
-    """Whether prompts and answers go into the log (BLAZR_LOG_REQUESTS=contents)."""
+    """Whether prompts and outputs go into the log (BLAZR_LOG_REQUESTS=contents)."""
     return bool(settings.BLAZR_REQUEST_LOG_CONTENTS)
 
 

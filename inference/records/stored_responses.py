@@ -1,4 +1,4 @@
-"""Responses that were asked to be kept: write, read, delete, sweep.
+"""Write, read, delete and sweep stored responses.
 
 A row is written once, when its response has ended (before the client hears of the end), so that an id which a client
 knows can be used at once. One that runs in the background is written at its start, with its job, and again when

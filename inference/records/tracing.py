@@ -1,6 +1,6 @@
-"""OpenTelemetry traces of requests, from the socket to the last token; off, and next to free, unless set up.
+"""OpenTelemetry traces of requests, from the socket to the last token; off unless configured.
 
-    POST /v1/…                web: from the request to the last byte of its answer
+    POST /v1/…                web: from the request to the last byte of its response
       generation              web: from the checked request to its last event
         queue                 web: until a worker's engine has accepted every prompt
         worker                worker: from the message to its last event, one per prompt and attempt

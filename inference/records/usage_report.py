@@ -1,4 +1,4 @@
-"""Who used how much: sums of the daily rows, for the API, the command line and files of comma-separated values."""
+"""Sum the daily usage rows for the API, the command line and CSV files."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True, slots=True)
 class UsageQuestion:
-    """Which usage is asked for.
+    """A query for usage.
 
     Attributes:
         first, last: Days (UTC), both included.
-        group_by: Names of ``GROUPS``, in the order of the answer's columns.
+        group_by: Names of ``GROUPS``, in the order of the report's columns.
         tenant: Of one caller only; None: of all.
         model: Of one model only.
     """
@@ -109,7 +109,7 @@ def usage_rows(question: UsageQuestion) -> QuerySet[Any, Any]:
 
 
 def usage_objects(question: UsageQuestion, *, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
-    """The answer's rows as the API shows them."""
+    """The report's rows as the API shows them."""
     rows = list(usage_rows(question)[offset : None if limit is None else offset + limit])
     names = key_names(row["tenant"] for row in rows if "tenant" in row)
     return [usage_object(question, row, names) for row in rows]
@@ -167,7 +167,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def csv_chunks(question: UsageQuestion) -> Iterator[str]:
-    """A file of the answer, some hundred lines at a time, the first with the columns' names."""
+    """The report as CSV, some hundred lines at a time, the first with the columns' names."""
     header = csv_header(question)
     yield csv_text([header])
     offset = 0

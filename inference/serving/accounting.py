@@ -1,4 +1,4 @@
-"""Report what a generation used: metrics while it runs; limits, trace, log line and usage record at its end."""
+"""Report the usage of a generation: metrics, limits, trace, log line and usage record."""
 
 from __future__ import annotations
 

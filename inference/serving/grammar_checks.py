@@ -1,6 +1,6 @@
-"""The web process's check of grammars: a wrong one is refused before anything is queued or loaded.
+"""Check grammars in the web process: an invalid one is refused before anything is queued or loaded.
 
-The worker checks again, as it also gets requests from jobs; most of the time it knows the verdict.
+The worker checks again, because it also gets requests from jobs; its verdicts are cached.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Answers by idempotency key: a request that is sent twice is done once. Kept in Redis, per tenant, for a while.
+"""Store responses by idempotency key in Redis, so that a request that is sent twice runs once.
 
-A claim is a lease: while the request runs, others with its key are told to wait, and if its process dies the key is
-free again after ``LEASE_S``. Then the answer takes the lease's place.
+A claim is a lease. While the request runs, others with its key are refused; if its process dies, the key is free again
+after ``LEASE_S``. At the end the response takes the lease's place.
 """
 
 from __future__ import annotations

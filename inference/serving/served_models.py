@@ -1,4 +1,4 @@
-"""Look up served models for the web process, with a short cache, and express a plan in terms of its model."""
+"""Look up served models for the web process, with a short cache; resolve plans for their model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tokenizers of the web process, for /tokenize and /detokenize: a few stay loaded, work happens in threads.
+"""Keep a few tokenizers loaded in the web process, and use them in threads: /tokenize, /detokenize, counts.
 
-Generation doesn't come here: its worker tokenises.
+Prompts of generations are tokenised by their worker.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ class ModelText:
         )
 
     def acquire(self) -> None:
-        """Somebody works with it; called under the cache's lock."""
+        """Count a user; called under the cache's lock."""
         self._users += 1
 
     def release(self) -> None:
-        """Somebody is done with it; called under the cache's lock."""
+        """Count a user less; called under the cache's lock."""
         self._users -= 1
         self._close_if_unused()
 
     def evict(self) -> None:
-        """It has left the cache; closed as soon as nobody works with it. Called under the cache's lock."""
+        """Close it as soon as it has no users; called under the cache's lock."""
         self._is_evicted = True
         self._close_if_unused()
 

@@ -1,1 +1,1 @@
-"""What web processes and workers share in Redis: queues, event streams and control messages, both ends of each."""
+"""What web processes and workers share in Redis: queues, event streams and control messages, both ends."""

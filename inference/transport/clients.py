@@ -1,4 +1,4 @@
-"""Redis clients of this process; their connection errors become Unavailable."""
+"""Redis clients of this process; their connection errors become ``Unavailable``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 RECONNECT_PAUSES_S = (0.02, 0.1, 0.3)
-"""Before a call is made again whose connection was cut; a Redis that restarts is given up after them."""
+"""Pauses before a call is repeated after its connection was cut."""
 
 
 _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[str, aioredis.Redis]] = weakref.WeakKeyDictionary()
@@ -47,13 +47,13 @@ async def redis_client() -> AsyncIterator[Any]:
 
 
 async def redis_repeatable(call: Callable[[Any], Awaitable[T]]) -> T:
-    """The answer of ``call``, which is made again with another connection when one is cut under it.
+    """The reply of ``call``; makes the call again, over another connection, when the connection is cut.
 
     Args:
-        call: Gets a client. It must do no more twice than once: the cut may have come before its answer only.
+        call: Gets a client. It must be idempotent: the cut may have come after the command, before its reply.
 
     Raises:
-        Unavailable: Redis can't be reached, or doesn't answer in time.
+        Unavailable: Redis can't be reached, or doesn't reply in time.
     """
     begun = time.monotonic()
     async with redis_client() as client:

@@ -1,4 +1,4 @@
-"""The control stream: orders (cancel, unload, pin), questions and hints about queued jobs, that every worker reads."""
+"""The control stream, which every worker reads: orders (cancel, unload, pin), questions, hints about jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_MS = 1000
 
 
 class CancelledRequests:
-    """The last request ids that were cancelled; for messages that are still queued at that time."""
+    """The last request ids that were cancelled, for messages that were still queued then."""
 
     def __init__(self, limit: int = REMEMBERED_CANCELS) -> None:
         self._limit = limit
@@ -46,7 +46,7 @@ class ControlReader:
     Args:
         client: For this reader alone; its socket timeout must be longer than a second.
         handlers: By action: called with the subject (a request id, a checkpoint id) in the reader's thread.
-        cancelled: Learns every cancelled id, also those from before this worker's start.
+        cancelled: Records every cancelled id, also those from before this worker's start.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ControlReader:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
-        """Learn recent cancels, then follow the stream from here on."""
+        """Record recent cancels, then follow the stream from here on."""
         entries: Any = self._client.xrevrange(redis_keys.CONTROL_STREAM, count=redis_keys.CONTROL_MAX_ENTRIES)
         if entries:
             self._last_id = entries[0][0]
@@ -78,12 +78,12 @@ class ControlReader:
         pause = threading.Event()
         while not self._stopping:
             try:
-                answer: Any = self._client.xread({redis_keys.CONTROL_STREAM: self._last_id}, count=256, block=BLOCK_MS)
+                reply: Any = self._client.xread({redis_keys.CONTROL_STREAM: self._last_id}, count=256, block=BLOCK_MS)
             except (RedisError, OSError) as error:
                 logger.warning("the control stream can't be read (%s), trying again", error)
                 pause.wait(0.3)
                 continue
-            for _, entries in answer or ():
+            for _, entries in reply or ():
                 for entry_id, fields in entries:
                     self._last_id = entry_id
                     self._handle({key.decode(): value.decode() for key, value in fields.items()})
@@ -103,7 +103,7 @@ class ControlReader:
 
 
 async def cancel_generation(request_id: str) -> None:
-    """Tell all workers that nobody waits for the request; its slot is free within some steps.
+    """Cancel a request at all workers; its slot is free within some steps.
 
     Raises:
         Unavailable: Redis can't be reached.
@@ -112,7 +112,7 @@ async def cancel_generation(request_id: str) -> None:
 
 
 async def request_unload(checkpoint_id: str) -> None:
-    """Ask every worker that holds the model to let it go, once its requests have ended."""
+    """Unload the model at every worker that holds it, once its requests have ended."""
     await send_control("unload", checkpoint_id)
 
 
@@ -123,7 +123,7 @@ def request_unload_sync(checkpoint_id: str) -> None:
 
 
 def hint_jobs_sync() -> None:
-    """Tell the workers that jobs were queued; without it they look within a second."""
+    """Wake the workers for queued jobs; without a hint they look once a second."""
     with redis_client_sync() as client:
         _add_control(client, "jobs", "new")
 

@@ -1,4 +1,4 @@
-"""Join the deltas of one stream entry, so that each choice has one event and its client gets one chunk."""
+"""Join the deltas of one stream entry, so that a client gets one chunk per choice."""
 
 from __future__ import annotations
 

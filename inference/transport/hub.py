@@ -1,18 +1,17 @@
-"""StreamHub: read the one Redis stream of this web process and pass its events to the requests.
+"""Read the one Redis stream of this web process and pass its events to the requests.
 
 Workers write entries with the events of many requests (``out:<web_id>``); one task here takes the entries apart. A
 request gets its events once, in order and without a gap, whatever worker and attempt they come from:
 
-- ``index`` is dense within an attempt. A lower one than expected is a repeated delivery and is
-  dropped, a higher one means that the stream was cut: the request fails rather than skip tokens.
-- When a worker dies, its message is delivered again (or published again from here, should it have been lost on
-  its way: a worker that is killed between taking a message and noting that it has it takes it along).
-  The next worker first asks on the same stream what the client already has; the answer fixes the new
-  attempt, and whatever an older attempt still sends is dropped from then on. The new worker goes on behind the
-  delivered tokens.
+- ``index`` is dense within an attempt. An event with a lower index than expected is a repetition and is dropped. A
+  higher index means that the stream was cut: the request fails rather than skip tokens.
+- When a worker dies, its message is delivered again, or published again from here: a worker that is killed between
+  taking a message and recording it loses the message. The next worker first asks on the same stream which tokens the
+  client already has. The reply fixes the new attempt; later events of older attempts are dropped. The new worker goes
+  on behind the delivered tokens.
 
-The hub also watches: requests that no worker can serve any more, and requests past their deadline,
-end with an error, so that every registered request gets exactly one terminal event.
+Requests that no worker can serve any more and requests past their deadline end with an error, so that every
+registered request gets exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ for _, item in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
   local tag = tag_of(item)
   if tag then present[tag] = 1 end
 end
-local answer = {}
-for index, tag in ipairs(ARGV) do answer[index] = present[tag] or 0 end
-return answer
+local reply = {}
+for index, tag in ipairs(ARGV) do reply[index] = present[tag] or 0 end
+return reply
 """
 )
 
@@ -184,21 +183,21 @@ class StreamHub:
         pause_s = 0.05
         while not self._closing:
             try:
-                answer: Any = await self._client.xread({key: self._last_id}, count=512, block=READ_BLOCK_MS)
+                reply: Any = await self._client.xread({key: self._last_id}, count=512, block=READ_BLOCK_MS)
                 pause_s = 0.05
             except Exception as error:  # whatever it is, the requests of this process depend on this loop
                 logger.warning("reading events failed (%r), trying again", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
                 continue
-            for _, entries in answer or ():
+            for _, entries in reply or ():
                 for entry_id, fields in entries:
                     self._last_id = entry_id
                     for name, payload in fields.items():
                         await self._take(name, payload)
 
     async def _take(self, name: bytes, payload: bytes) -> None:
-        """Hand the events of one entry to their readers, or answer a worker's question."""
+        """Pass the events of one entry on, or reply to a worker's question."""
         try:
             if name == b"e":
                 for event in redis_keys.unpack(payload):
@@ -206,28 +205,28 @@ class StreamHub:
                     if subscription is not None:
                         subscription.accept(event)
             elif name == b"q":
-                await self._answer(*redis_keys.unpack(payload))
+                await self._reply(*redis_keys.unpack(payload))
         except (ValueError, KeyError, TypeError):
             logger.exception("an entry of the event stream can't be read")
 
-    async def _answer(self, request_id: str, attempt: int) -> None:
+    async def _reply(self, request_id: str, attempt: int) -> None:
         assert self._client is not None
         subscription = self._subscriptions.get(request_id)
         if subscription is None:
-            answer = None
+            delivered = None
         elif attempt <= subscription.attempt:
             return  # an old question of a worker that is gone
         else:
             subscription.begin_attempt(attempt)
-            answer = subscription.delivered()
+            delivered = subscription.delivered()
         key = redis_keys.resume(request_id, attempt)
         pipe = self._client.pipeline(transaction=True)
-        pipe.lpush(key, redis_keys.pack(answer))
+        pipe.lpush(key, redis_keys.pack(delivered))
         pipe.expire(key, redis_keys.RESUME_EXPIRE_S)
         try:
             await pipe.execute()
         except (TimeoutError, RedisError, OSError) as error:
-            logger.warning("an answer to a worker was lost (%s)", error)
+            logger.warning("a reply to a worker was lost (%s)", error)
 
     async def _beat(self) -> None:
         assert self._client is not None
@@ -260,10 +259,10 @@ class StreamHub:
         ordered = sorted(waiting)
         for checkpoint_id in ordered:
             pipe.zcount(redis_keys.holders(checkpoint_id), now, "+inf")
-        answers = await pipe.execute()
-        if answers[3]:
+        replies = await pipe.execute()
+        if replies[3]:
             self._worker_seen_at = time.monotonic()
-        for checkpoint_id, num_holders in zip(ordered, answers[4:], strict=True):
+        for checkpoint_id, num_holders in zip(ordered, replies[4:], strict=True):
             if not num_holders and self._ask_load is not None:
                 await self._ask_load(checkpoint_id)
         await self._find_lost_messages()
@@ -288,8 +287,8 @@ class StreamHub:
             if not is_held:
                 by_queue.setdefault(message.queue, []).append((subscription, message))
         for queue, items in by_queue.items():
-            answer: Any = await self._client.eval(_QUEUED, 1, queue, *(message.tag for _, message in items))
-            for (subscription, message), is_queued in zip(items, answer, strict=True):
+            reply: Any = await self._client.eval(_QUEUED, 1, queue, *(message.tag for _, message in items))
+            for (subscription, message), is_queued in zip(items, reply, strict=True):
                 subscription.num_missed = 0 if is_queued else subscription.num_missed + 1
                 if subscription.num_missed >= MISSED_BEFORE_LOST and not subscription.is_ended:
                     logger.warning("the message of %s was lost and is published again", subscription.request_id)

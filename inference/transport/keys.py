@@ -3,7 +3,7 @@
     m.<checkpoint>            list      Celery queue of one model; consumed by workers that hold the model
     blazr:flight:<checkpoint> zset      request ids of the model, queued or running; score: deadline
     blazr:holders:<checkpoint> zset     workers that hold (or load) the model; score: valid until
-    blazr:asked:<checkpoint>  string    a load was asked for a moment ago
+    blazr:asked:<checkpoint>  string    a load was requested a moment ago
     blazr:failures            hash      last load error per checkpoint as JSON, for people
     blazr:out:<web>           stream    events for one web process, one entry per engine step
     blazr:web:<web>           string    heartbeat of a web process
@@ -11,12 +11,12 @@
     blazr:workers             zset      worker names; score: last heartbeat
     blazr:tags:<worker>       set       delivery tags that a worker holds unacknowledged
     blazr:ctl                 stream    cancel, unload, pin, unpin, ask, jobs: read by every worker
-    blazr:answers:<question>  list      what the workers answer to a question, as JSON
+    blazr:answers:<question>  list      replies of the workers to a question, as JSON
     blazr:attempt:<request>   hash      n: deliveries after the first; suspects: those that followed a crash
-    blazr:resume:<request>:<attempt> list  answer of a web process: what its client already has
+    blazr:resume:<request>:<attempt> list  reply of a web process: the tokens that its client has
     blazr:limit:<tenant>      hash      token buckets of a tenant's limits: requests, tokens; at: when they were right
     blazr:open:<tenant>       zset      its open requests; score: end of their leases
-    blazr:idem:<tenant>:<key> hash      a request under an idempotency key: its digest, its owner, then its answer
+    blazr:idem:<tenant>:<key> hash      a request under an idempotency key: its digest, its owner, then its response
     blazr:lines:<tenant>      zset      its submissions of lines under way, number:lines; score: end of their leases
 
 Standard library and msgpack only.
@@ -84,7 +84,7 @@ def holders(checkpoint_id: str) -> str:
 
 
 def asked(checkpoint_id: str) -> str:
-    """Mark of a load that was asked for."""
+    """Mark of a requested load."""
     return f"{PREFIX}asked:{checkpoint_id}"
 
 
@@ -109,7 +109,7 @@ def tags(worker_id: str) -> str:
 
 
 def answers(question_id: str) -> str:
-    """Where workers put their answers to a question."""
+    """Where workers put their replies to a question."""
     return f"{PREFIX}answers:{question_id}"
 
 
@@ -160,12 +160,12 @@ def pack_events(events: Sequence[Any]) -> dict[Any, Any]:
 
 
 def pack_resume_question(request_id: str, attempt_number: int) -> dict[Any, Any]:
-    """Fields of a stream entry that asks what the client of a request already has."""
+    """Fields of a stream entry that asks which tokens the client of a request has."""
     return {b"q": pack([request_id, attempt_number])}
 
 
 def failure_message(payload: bytes) -> str:
-    """The sentence of a load error that a worker noted."""
+    """The message of a load error that a worker recorded."""
     return str(json.loads(payload)["error"]["message"])
 
 

@@ -1,4 +1,4 @@
-"""EventPublisher: send the events of the engines to the streams of the web processes.
+"""Send the events of the engines to the streams of the web processes.
 
 Engine threads append events; one thread here sends them. Urgent events (the start, the first token and the end of a
 request, errors) are sent at once, together with the earlier events of the same request. Other deltas wait until the

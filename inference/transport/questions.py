@@ -1,4 +1,4 @@
-"""Asking the workers what they know: which requests run, and whether a model would fit. For the web process."""
+"""Query the workers from the web process: which requests run, and whether a model would fit."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ async def publish_generation(message: GenerateMessage, subscription: Subscriptio
 
 
 async def request_load(checkpoint_id: str) -> None:
-    """Ask for the model to be loaded by some worker, unless that was asked for a moment ago."""
+    """Request that some worker loads the model, unless that was requested a moment ago."""
     queue = redis_keys.DEFAULT_QUEUE
     envelope = task_envelope(redis_keys.LOAD_TASK, (checkpoint_id,), task_id=str(uuid.uuid4()), queue=queue)
     asked = redis_keys.asked(checkpoint_id)

@@ -55,8 +55,8 @@ def model_states_sync() -> dict[str, ModelState]:
         pipe.hgetall(redis_keys.FAILURES)
         for checkpoint_id in ordered:
             pipe.llen(redis_keys.model_queue(checkpoint_id))
-        answers = pipe.execute()
-    return _with_failures(merged, ordered, answers)
+        replies = pipe.execute()
+    return _with_failures(merged, ordered, replies)
 
 
 def _fresh() -> float:
@@ -69,10 +69,10 @@ def _parse_workers(payloads: Sequence[bytes | None]) -> dict[str, WorkerState]:
 
 
 def _with_failures(
-    merged: dict[str, ModelState], ordered: Sequence[str], answers: Sequence[Any]
+    merged: dict[str, ModelState], ordered: Sequence[str], replies: Sequence[Any]
 ) -> dict[str, ModelState]:
-    states = {key: replace(merged[key], num_queued=int(num)) for key, num in zip(ordered, answers[1:], strict=True)}
-    failures: Mapping[bytes, bytes] = answers[0]
+    states = {key: replace(merged[key], num_queued=int(num)) for key, num in zip(ordered, replies[1:], strict=True)}
+    failures: Mapping[bytes, bytes] = replies[0]
     for key, payload in failures.items():
         checkpoint_id, failure = key.decode(), json.loads(payload)
         if checkpoint_id not in states and failure["at"] > time.time() - redis_keys.FAILED_EXPIRE_S:
