@@ -86,7 +86,7 @@ def _cached(name: str) -> tuple[bool, ServedModel | None]:
 async def _read_into_cache(name: str) -> ServedModel | None:
     version, now = _version, time.monotonic()
     _, known = _cache.get(name, (now, None))
-    served = await database_sync_to_async(_read)(name, known)
+    served: ServedModel | None = await database_sync_to_async(_read)(name, known)
     if version == _version:
         if len(_cache) >= MAX_CACHED_MODELS:
             # Mostly names that nobody serves; the models in use come back with their next request.
