@@ -14,6 +14,8 @@ from inference.serving.served_models import served_model_cache_clear, served_mod
 from inference.values.served_model import ServedModel
 from inference.values.tokenizer_spec import TokenizerSpec
 
+pytestmark = pytest.mark.django_db(transaction=True)  # connections of the thread are looked at
+
 
 def served(version: str = "1") -> ServedModel:
     return ServedModel("id", "tiny", 0, 100, 100, TokenizerSpec("none", 100), version)
