@@ -109,11 +109,13 @@ class LiveServer:
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
 
     def stream(self, on_token: Callable[[int], None] = lambda number: None, **body: Any) -> tuple[str, list[Any]]:
-        """Text and chunks of a streamed completion; ``on_token`` sees each chunk's number."""
+        """Text and chunks of a streamed completion; ``on_token`` sees each token's number, with its chunk."""
         import json
 
         body = {"model": "demo", "prompt": "The statement", "temperature": 0, "stream": True, **body}
+        body["return_token_ids"] = True
         chunks: list[Any] = []
+        num_tokens = 0
         with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
@@ -122,7 +124,9 @@ class LiveServer:
                 if line == "data: [DONE]":
                     break
                 chunks.append(json.loads(line[6:]))
-                on_token(len(chunks))
+                for _ in token_ids(chunks[-1:]):
+                    num_tokens += 1
+                    on_token(num_tokens)
         text = "".join(choice["text"] for chunk in chunks for choice in chunk.get("choices", ()))
         return text, chunks
 
@@ -133,6 +137,11 @@ class LiveServer:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise
+
+
+def token_ids(chunks: list[Any]) -> list[int]:
+    """The tokens of chunks that ``LiveServer.stream`` gave."""
+    return [token for chunk in chunks for choice in chunk.get("choices", ()) for token in choice.get("token_ids") or ()]
 
 
 def _command(pid: int) -> str:
