@@ -141,6 +141,24 @@ def test_every_source_file_that_is_named_exists(page):
         assert list(ROOT.glob(name.rstrip("/"))), name
 
 
+def sources_of(module: str) -> str:
+    """The source of a module that ``python -m`` runs, with its siblings where it is a package."""
+    path = ROOT / module.replace(".", "/")
+    files = [path / "__main__.py", *sorted(path.glob("*.py"))] if path.is_dir() else [path.with_suffix(".py")]
+    return "".join(file.read_text() for file in files)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_command_that_is_named_exists_with_its_options(page):
+    text = page.read_text()
+    for span in re.findall(r"`([^`]*\bpython -m (?:bench|tests|blazr_site|inference)[^`]*)`", text):
+        module = span.split("python -m ", 1)[1].split()[0]
+        for option in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", span):
+            assert f'"{option}"' in sources_of(module), span
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
+
+
 def test_the_page_names_no_parameter_that_does_not_exist():
     known = {*CompletionRequestSerializer().fields, *ChatRequestSerializer().fields}
     shown = section(API, "Parameters").split("`chat_template_kwargs` can't set")[0]

@@ -38,4 +38,4 @@ def test_the_page_has_every_value_of_the_results(file):
 
 
 def test_results_of_each_picture_are_there():
-    assert [file.stem for file in RESULTS] == ["http", "peers"]
+    assert [file.stem for file in RESULTS] == ["amx", "http", "peers"]
