@@ -11,7 +11,7 @@ from inference.batches.line_requests import InputLine, LineRequest, line_request
 from inference.batches.outcomes import ended_line
 from inference.errors import BlazrError
 from inference.values.messages import GenerateMessage, GenerationEvent
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 
 DEADLINE_S = 10 * 365 * 86_400.0
@@ -55,7 +55,7 @@ class LocalResult:
 class _Running:
     line: InputLine
     request: LineRequest
-    builder: AnswerBuilder
+    builder: OutputBuilder
     open_parts: set[str]
     error: BlazrError | None = None
 
@@ -147,7 +147,7 @@ def _add(engine: Engine, line: InputLine, request: LineRequest) -> _Running:
             for name in names[:number]:
                 engine.abort(name)
             raise
-    return _Running(line, request, AnswerBuilder(plan), set(names))
+    return _Running(line, request, OutputBuilder(plan), set(names))
 
 
 def _take(

@@ -13,7 +13,7 @@ from typing import Any
 from inference.batches.line_requests import LineRequest, answer_line, refusal_line
 from inference.dialects.openai.outputs.formats import answer_format
 from inference.errors import BlazrError, GenerationFailed
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _ID_PREFIXES: Mapping[Endpoint, str] = {"chat": "chatcmpl-", "completion": "cmpl
 
 
 def ended_line(
-    request: LineRequest, builder: AnswerBuilder, *, line_id: str, custom_id: str, request_id: str
+    request: LineRequest, builder: OutputBuilder, *, line_id: str, custom_id: str, request_id: str
 ) -> tuple[str, bool]:
     """The line of a generation that ended well.
 
@@ -46,7 +46,7 @@ def ended_line(
     return refusal_line(line_id=line_id, custom_id=custom_id, request_id=request_id, error=problem), True
 
 
-def _body(request: LineRequest, builder: AnswerBuilder, name: str) -> dict[str, Any]:
+def _body(request: LineRequest, builder: OutputBuilder, name: str) -> dict[str, Any]:
     plan = request.plan
     if request.response is not None:
         from inference.dialects.responses.lines import whole_response

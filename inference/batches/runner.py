@@ -39,7 +39,7 @@ from inference.jobs import claim_runner
 from inference.jobs.claim_runner import ClaimRunner, counts_as_attempt, nothing
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.messages import GenerationEvent
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import JOB_PRIORITY
 from inference.values.served_model import ServedModel
 
@@ -70,7 +70,7 @@ class _Running:
 
     line: ClaimedLine
     request: LineRequest
-    builder: AnswerBuilder
+    builder: OutputBuilder
     open_parts: set[str]
     outcome: BlazrError | None = None
     is_cancelled: bool = False
@@ -320,7 +320,7 @@ class BatchRunner(ClaimRunner):
         plan = replace(request.plan, priority=request.plan.priority + line.batch.priority + JOB_PRIORITY)
         numbers = range(len(plan.prompts))
         names = [line.request_id if len(plan.prompts) == 1 else f"{line.request_id}-{number}" for number in numbers]
-        item = _Running(line, request, AnswerBuilder(plan), set(names))
+        item = _Running(line, request, OutputBuilder(plan), set(names))
         self._running[line.claim] = item
         for number, request_id in enumerate(names):
             self._parts[request_id] = (item, number)

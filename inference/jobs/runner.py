@@ -34,7 +34,7 @@ from inference.models import JobState
 from inference.records.request_log import logged_contents
 from inference.records.usage import Usage, usage_now, usage_store
 from inference.values.messages import GenerationEvent
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import JOB_PRIORITY
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class _Running:
     """One job that this worker holds; touched by the runner's thread only."""
 
     job: ClaimedJob
-    builder: AnswerBuilder
+    builder: OutputBuilder
     num_chunks: int
     pending: list[GenerationEvent] = field(default_factory=list)
     pending_tokens: int = 0
@@ -268,7 +268,7 @@ class JobRunner(ClaimRunner):
             self._start(job)
 
     def _start(self, job: ClaimedJob) -> None:
-        builder = AnswerBuilder(job.plan)
+        builder = OutputBuilder(job.plan)
         for chunk in job.chunks:
             for event in chunk:
                 builder.add(0, event)

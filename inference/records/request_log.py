@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from inference.models import UsageRecord
 from inference.records.usage import Usage
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def contents_are_logged() -> bool:
     return bool(settings.BLAZR_REQUEST_LOG_CONTENTS)
 
 
-def logged_contents(builder: AnswerBuilder) -> dict[str, Any]:
+def logged_contents(builder: OutputBuilder) -> dict[str, Any]:
     """``prompt`` and ``answer`` of a record: JSON, each cut after ``MAX_CHARS``; nothing unless asked for."""
     if not contents_are_logged():
         return {}

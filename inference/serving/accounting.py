@@ -11,7 +11,7 @@ from inference.records import metrics
 from inference.records.request_log import log_request, logged_contents
 from inference.records.tracing import GenerationTrace
 from inference.records.usage import Usage, usage_now, usage_writer
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.principal import Principal
 
 
@@ -67,7 +67,7 @@ class Accounting:
         self._last_token_at[number] = now
         self._generated.inc(num_tokens)
 
-    def finish(self, outcome: str, builder: AnswerBuilder) -> None:
+    def finish(self, outcome: str, builder: OutputBuilder) -> None:
         """Report the end; once.
 
         Args:

@@ -32,7 +32,7 @@ from inference.transport.queue import publish_generation
 from inference.transport.subscription import Subscription
 from inference.values.limits import estimate_tokens
 from inference.values.messages import GenerationEvent
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
 from inference.values.served_model import ServedModel
@@ -138,7 +138,7 @@ class Generation:
         set_current_request_id(self.request_id)
         self.created = int(time.time())
         self._deadline = time.time() + settings.BLAZR_REQUEST_TIMEOUT_S
-        self.builder = AnswerBuilder(plan, keep_text=not plan.stream or contents_are_logged())
+        self.builder = OutputBuilder(plan, keep_text=not plan.stream or contents_are_logged())
         self._trace = generation_trace(model=served.name, endpoint=surface.name, request_id=self.request_id)
         self._accounting = Accounting(
             request_id=self.request_id,

@@ -1,6 +1,6 @@
 """What the events of a request have said so far, per prompt and choice.
 
-A queued job that survived a crash replays its stored events into a fresh ``AnswerBuilder``.
+A queued job that survived a crash replays its stored events into a fresh ``OutputBuilder``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PromptState:
         return sorted(self.choices, key=lambda choice: choice.mean_logprob, reverse=True)[:keep]
 
 
-class AnswerBuilder:
+class OutputBuilder:
     """Collects the events of one request.
 
     Args:

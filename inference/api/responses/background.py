@@ -28,7 +28,7 @@ from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
 from inference.records.stored_responses import response_finish, response_get, response_store
 from inference.values.messages import GenerationEvent
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class BackgroundResponse:
     def __init__(self, row: StoredResponse) -> None:
         self.row = row
         self._events = ResponseEvents(orjson.loads(row.body) | _AT_THE_START)
-        self._builder: AnswerBuilder | None = None
+        self._builder: OutputBuilder | None = None
         self._format: AnswerFormat | None = None
         self._is_queued = self._is_started = False
         self._next_chunk = 0
@@ -111,7 +111,7 @@ class BackgroundResponse:
     def _take(self, job: GenerationJob, event: GenerationEvent) -> list[Event]:
         if self._builder is None or self._format is None:
             plan = GenerationPlan.from_dict(orjson.loads(job.plan))
-            self._builder = AnswerBuilder(plan, keep_text=False)
+            self._builder = OutputBuilder(plan, keep_text=False)
             created = int(job.created_at.timestamp())
             self._format = answer_format(plan, self._builder, request_id="", created=created, model=job.model)
         self._builder.add(0, event)

@@ -11,7 +11,7 @@ from inference.dialects.responses.events import ResponseEvents
 from inference.dialects.responses.serializers import ResponseRequest, ResponseRequestSerializer
 from inference.errors import UnsupportedFeature
 from inference.values.messages import GenerationEvent
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 
 _WHY_NOT = {
@@ -39,7 +39,7 @@ def response_request(body: object) -> ResponseRequest:
 
 
 def whole_response(
-    request: ResponseRequest, plan: GenerationPlan, builder: AnswerBuilder, *, response_id: str
+    request: ResponseRequest, plan: GenerationPlan, builder: OutputBuilder, *, response_id: str
 ) -> dict[str, Any]:
     """The response, told from what the builder holds.
 

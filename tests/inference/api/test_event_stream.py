@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inference.api import event_stream as sse
 from inference.api.event_stream import StreamReader, parts_of
 from inference.errors import BlazrError
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
 from tests.inference.api.openai.test_views_openai_client import wait_for
@@ -137,7 +137,7 @@ class _Generation:
 
     def __init__(self, plan):
         self.plan = plan
-        self.builder = AnswerBuilder(plan)
+        self.builder = OutputBuilder(plan)
 
 
 @pytest.mark.parametrize("endpoint", ["completion", "chat"])

@@ -9,7 +9,7 @@ import pytest
 from inference.access.admission import FREE
 from inference.records import metrics
 from inference.serving.accounting import Accounting
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 from inference.values.principal import LOCAL
 from inference.values.sampling_params import SamplingParams
@@ -25,7 +25,7 @@ def accounting():
 
 
 def builder(num_tokens):
-    found = AnswerBuilder(GenerationPlan("chat", "accounted", ({"token_ids": [1]},), SamplingParams()))
+    found = OutputBuilder(GenerationPlan("chat", "accounted", ({"token_ids": [1]},), SamplingParams()))
     head = {"request_id": "r", "attempt": 0}
     if num_tokens:
         found.add(0, {**head, "index": 0, "type": "start", "prompt_tokens": 7})

@@ -1,4 +1,4 @@
-"""What the shapes of all endpoints have in common: arranging what an ``AnswerBuilder`` holds."""
+"""What the shapes of all endpoints have in common: arranging what an ``OutputBuilder`` holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from inference.values.messages import GenerationEvent, LogprobEntry
-from inference.values.output_builder import AnswerBuilder, ChoiceState, PromptState
+from inference.values.output_builder import ChoiceState, OutputBuilder, PromptState
 from inference.values.plan import GenerationPlan
 
 Answer = dict[str, Any]
@@ -37,7 +37,7 @@ class TextFormat:
     """Base of the formats of generated text."""
 
     plan: GenerationPlan
-    builder: AnswerBuilder
+    builder: OutputBuilder
     request_id: str
     created: int
     model: str

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.values.messages import GenerationEvent
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import EmbeddingOptions, GenerationPlan
 
 Float32Array = npt.NDArray[np.float32]
@@ -23,7 +23,7 @@ class EmbeddingFormat:
     """Arranges the vectors of one request; there are no chunks, as vectors aren't streamed."""
 
     plan: GenerationPlan
-    builder: AnswerBuilder
+    builder: OutputBuilder
     request_id: str
     model: str
 

@@ -6,12 +6,12 @@ from inference.dialects.openai.outputs.base import AnswerFormat
 from inference.dialects.openai.outputs.chat import ChatFormat
 from inference.dialects.openai.outputs.completion import CompletionFormat
 from inference.dialects.openai.outputs.embedding import EmbeddingFormat
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 
 
 def answer_format(
-    plan: GenerationPlan, builder: AnswerBuilder, *, request_id: str, created: int, model: str
+    plan: GenerationPlan, builder: OutputBuilder, *, request_id: str, created: int, model: str
 ) -> AnswerFormat:
     """The format of the plan's endpoint."""
     if plan.endpoint == "embedding":

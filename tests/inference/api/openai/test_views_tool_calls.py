@@ -12,7 +12,7 @@ import pytest
 from inference.dialects.openai.outputs.formats import answer_format
 from inference.dialects.openai.requests import plan_from_body
 from inference.serving.served_models import plan_for_model, served_model_read
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 from tests.inference.api.scripted_worker import say
 from tests.inference.rows import make_checkpoint
@@ -356,7 +356,7 @@ def test_a_queued_job_answers_with_calls(worker, checkpoint):
     plan = plan_for_model(plan_from_body("chat", ASK | {"tools": [WEATHER]}), served_model_read("tiny"))
     again = GenerationPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert again == plan
-    builder = AnswerBuilder(again)
+    builder = OutputBuilder(again)
     for number, text in enumerate(pieces(TWO_CALLS)):
         event: Any = {"type": "delta", "index": number, "choice": 0, "text": text, "token_ids": [number]}
         builder.add(0, event)
