@@ -1,4 +1,4 @@
-"""Grouped-query attention: the spec of a layer, and where its parameters come from."""
+"""Build the spec of a grouped-query attention layer, and the sources of its parameters."""
 
 from __future__ import annotations
 

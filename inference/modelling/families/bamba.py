@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2 layers with an attention layer here and there, an MLP after each; half of a head is rotated.
+"""Bamba: Mamba-2 layers with some attention layers, an MLP after each; half of a head is rotated.
 
 Source: the published ibm-ai-platform/Bamba-9B files and transformers' ``bamba``.
 """
@@ -9,7 +9,7 @@ from inference.modelling.families.attention_config import attention_sources, att
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
@@ -26,22 +26,22 @@ from inference.modelling.spec import LayerSpec, ModelSpec, Source, TokenMixerSpe
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table to the spec; each layer's kind is read from its own tensor names."""
-    frame = read_frame(view, default_max_position_embeddings=262144)
+    layout = read_layout(view, default_max_position_embeddings=262144)
     norm = rms_norm(view, default=1e-5)
     act = activation(view)
     limits = time_step_limits(view, "time_step_limit")
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer = frame.layer(number)
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
         mixer: TokenMixerSpec
         if f"{layer}mamba.A_log" in view.tensors:
             mixer = mamba2_spec(view, f"{layer}mamba.", HYBRID_KEYS, activation=act, norm_eps=norm.eps, limits=limits)
-            mixer_sources = mamba2_sources(mixer, f"{layer}mamba.", frame.hidden_size)
+            mixer_sources = mamba2_sources(mixer, f"{layer}mamba.", layout.hidden_size)
         elif f"{layer}self_attn.q_proj.weight" in view.tensors:
-            heads = read_heads(view, layer, frame.hidden_size)
+            heads = read_heads(view, layer, layout.hidden_size)
             rope = read_rope(
-                view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings, default_partial=0.5
+                view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_partial=0.5
             )
             mixer = attention_spec(view, layer, heads, rope)
             mixer_sources = attention_sources(view, mixer, layer)
@@ -53,6 +53,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         sources |= llama_layer_sources(number, layer, mixer_sources, channel, channel_norm="pre_ff_layernorm")
     if "attn_layer_indices" in view.config:
         attention = set(view.config.integers("attn_layer_indices"))
-        kinds = ["attention" if number in attention else "mamba" for number in range(frame.num_layers)]
+        kinds = ["attention" if number in attention else "mamba" for number in range(layout.num_layers)]
         warn_of_layer_kinds(view, kinds, layers)
-    return decoder_spec(view, frame, "bamba", layers, sources, norm, final_norm_name="final_layernorm")
+    return decoder_spec(view, layout, "bamba", layers, sources, norm, final_norm_name="final_layernorm")

@@ -1,4 +1,4 @@
-"""The last step of every family: each source against the shape that its parameter must have, from headers alone."""
+"""Check the shape of each source against the shape of its parameter, from headers alone."""
 
 from __future__ import annotations
 

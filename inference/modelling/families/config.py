@@ -1,4 +1,4 @@
-"""What a family sees of a checkpoint: its config, its tensor table, and a place to note what it found.
+"""CheckpointView: the config, the tensor table and the facts of a checkpoint, as a family reads them.
 
 Standard library only. Values from config.json are untrusted: every reader here checks type and
 range, so that no size reaches an allocation unchecked.
@@ -26,7 +26,7 @@ class Confidence(StrEnum):
     CERTAIN = "certain"  # written in the checkpoint, or the only reading
     HIGH = "high"
     MEDIUM = "medium"
-    LOW = "low"  # a guess or a default; worth a look
+    LOW = "low"  # inferred from usual sizes, or a default; the operator should check it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Values of config.json that become facts: numbers with defaults, the activation, the eps of a norm.
+"""Read values of config.json and record each as a fact with its evidence and confidence.
 
-What config.json leaves out is the family's default, and the facts say so; an operator's override is
+A value that config.json leaves out is the family's default, and its fact states that. An operator's override is
 checked like a value of config.json.
 """
 
@@ -23,10 +23,10 @@ ACTIVATION_NAMES: Mapping[str, str] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""transformers' names (``ACT2FN``) to ours; its three spellings of the tanh approximation are one function."""
+"""Names in transformers (``ACT2FN``) to names in a spec; three spellings of the tanh approximation are one function."""
 
 
-def noted_number(
+def number_with_evidence(
     view: CheckpointView,
     fact: str,
     keys: Sequence[str],
@@ -36,24 +36,24 @@ def noted_number(
     high: float,
     config: CheckpointConfig | None = None,
 ) -> float:
-    """A number of config.json (or of ``config``, a part of it), or a default that the facts mention."""
+    """A number of config.json (or of ``config``, a part of it) or its default, recorded as a fact."""
     config = config or view.config
     value = config.number(*keys, default=default, low=low, high=high)
     used = view.facts.add(fact, value, *_origin(config, keys))
     return override_checked(fact, used, low=low, high=high)
 
 
-def noted_integer(
+def integer_with_evidence(
     view: CheckpointView, fact: str, keys: Sequence[str], default: int, *, low: int = 1, high: int = MAX_SIZE
 ) -> int:
-    """An integer of config.json, or a default that the facts mention."""
+    """An integer of config.json or its default, recorded as a fact."""
     value = view.config.integer(*keys, default=default, low=low, high=high)
     used = view.facts.add(fact, value, *_origin(view.config, keys))
     return int(override_checked(fact, used, low=low, high=high, whole=True))
 
 
 def override_checked(fact: str, value: object, *, low: float, high: float, whole: bool = False) -> float:
-    """A fact's number, which may be an operator's override and so of any type and size.
+    """Check the number of a fact; an operator's override may have any type and size.
 
     Raises:
         CorruptCheckpoint: Not a number (``whole``: an integer) from ``low`` to ``high``.
@@ -75,12 +75,12 @@ def _origin(config: CheckpointConfig, keys: Sequence[str]) -> tuple[str, Confide
 
 def rms_norm(view: CheckpointView, *keys: str, default: float = 1e-6, offset: float = 0.0) -> NormSpec:
     """RMSNorm with the config's eps."""
-    eps = noted_number(view, "norm.eps", keys or ("rms_norm_eps",), default, low=0.0, high=1.0)
+    eps = number_with_evidence(view, "norm.eps", keys or ("rms_norm_eps",), default, low=0.0, high=1.0)
     return NormSpec("rms", eps, offset)
 
 
 def activation(view: CheckpointView, key: str = "hidden_act", *, default: str = "silu") -> str:
-    """The MLP's activation in our spelling.
+    """Activation of the MLP, by its name in a spec.
 
     Raises:
         UnsupportedArchitecture: A name that isn't known.

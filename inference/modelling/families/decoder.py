@@ -1,4 +1,4 @@
-"""A whole decoder out of its frame and layers."""
+"""Build the ModelSpec of a decoder from its DecoderLayout and its layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from inference.modelling.families.checks import finish
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.frame import Frame
+from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.spec import (
     ChannelMixerSpec,
     LayerSpec,
@@ -50,20 +50,20 @@ def llama_layer_sources(
     }
 
 
-def _frame_sources(frame: Frame, final_norm: str) -> dict[str, Source]:
+def _outer_sources(layout: DecoderLayout, final_norm: str) -> dict[str, Source]:
     """Embedding, final norm (RMS) and head."""
     sources = {
-        "embed_tokens.weight": tensor(frame.embedding),
-        "final_norm.weight": tensor(f"{frame.prefix}{final_norm}.weight"),
+        "embed_tokens.weight": tensor(layout.embedding),
+        "final_norm.weight": tensor(f"{layout.prefix}{final_norm}.weight"),
     }
-    if frame.head is not None:
-        sources["lm_head.weight"] = tensor(frame.head)
+    if layout.head is not None:
+        sources["lm_head.weight"] = tensor(layout.head)
     return sources
 
 
 def decoder_spec(
     view: CheckpointView,
-    frame: Frame,
+    layout: DecoderLayout,
     model_type: str,
     layers: Sequence[LayerSpec],
     layer_sources: Mapping[str, Source],
@@ -75,20 +75,20 @@ def decoder_spec(
     logits_softcap: float | None = None,
     final_norm_name: str = "norm",
 ) -> ModelSpec:
-    """The whole model from its frame and layers, checked by ``finish``."""
+    """Spec of the whole model, checked by ``finish``."""
     spec = ModelSpec(
         format="huggingface",
         model_type=model_type,
-        hidden_size=frame.hidden_size,
-        vocab_size=frame.vocab_size,
-        max_position_embeddings=frame.max_position_embeddings,
+        hidden_size=layout.hidden_size,
+        vocab_size=layout.vocab_size,
+        max_position_embeddings=layout.max_position_embeddings,
         layers=tuple(layers),
         final_norm=final_norm,
-        dtype=frame.dtype,
-        tie_word_embeddings=frame.head is None,
+        dtype=layout.dtype,
+        tie_word_embeddings=layout.head is None,
         embedding_multiplier=embedding_multiplier,
         logits_multiplier=logits_multiplier,
         logits_softcap=logits_softcap,
-        parameters={**_frame_sources(frame, final_norm_name), **layer_sources},
+        parameters={**_outer_sources(layout, final_norm_name), **layer_sources},
     )
     return finish(view, spec, unused=unused)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, noted_integer, noted_number, rms_norm
+from inference.modelling.families.config_values import activation, integer_with_evidence, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.frame import Frame, read_frame
+from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
@@ -42,15 +42,15 @@ LATENT_NORM = NormSpec("rms", 1e-6)
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table of a DeepSeek checkpoint to its spec."""
     model_type = view.config.string("model_type", default="deepseek_v3")
-    frame = read_frame(view, extra_layers_allowed=True)
+    layout = read_layout(view, extra_layers_allowed=True)
     norm = rms_norm(view)
     act = activation(view)
-    mla = _mla_spec(view, model_type, frame)
-    _compare_dense_layers(view, frame)
+    mla = _mla_spec(view, model_type, layout)
+    _compare_dense_layers(view, layout)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer = frame.layer(number)
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
         mixer: ChannelMixerSpec
         if has_router(view, layer):
             mixer = _moe_spec(view, model_type, layer, act)
@@ -60,14 +60,14 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             channel = mlp_sources(view, mixer, layer)
         layers.append(llama_layer(mla, mixer, norm))
         sources |= llama_layer_sources(number, layer, _mla_sources(mla, layer), channel)
-    later = "|".join(str(number) for number in range(frame.num_layers, frame.num_layers + 8))
-    return decoder_spec(view, frame, model_type, layers, sources, norm, unused=rf"layers\.({later})\.")
+    later = "|".join(str(number) for number in range(layout.num_layers, layout.num_layers + 8))
+    return decoder_spec(view, layout, model_type, layers, sources, norm, unused=rf"layers\.({later})\.")
 
 
-def _mla_spec(view: CheckpointView, model_type: str, frame: Frame) -> MLASpec:
+def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> MLASpec:
     """Sizes from the shapes of layer 0; only the head count has to come from config.json."""
     config, tensors, facts = view.config, view.tensors, view.facts
-    base = f"{frame.layer(0)}self_attn."
+    base = f"{layout.layer(0)}self_attn."
     heads = config.integer("num_attention_heads", high=1 << 16)
     facts.add("attention.num_heads", heads, "config.json")
     rank = _columns(view, f"{base}kv_b_proj.weight")
@@ -98,7 +98,7 @@ def _mla_spec(view: CheckpointView, model_type: str, frame: Frame) -> MLASpec:
         if found is not None:
             facts.add(f"mla.{key}", found, "shapes of the attention tensors of layer 0")
     interleaved = model_type != "deepseek_v3" or config.boolean("rope_interleave", default=True)
-    rope = read_rope(view, rope_dim, max_position_embeddings=frame.max_position_embeddings, interleaved=interleaved)
+    rope = read_rope(view, rope_dim, max_position_embeddings=layout.max_position_embeddings, interleaved=interleaved)
     if rope.rotary_dim != rope_dim:
         raise UnsupportedArchitecture(
             f"config.json: partial_rotary_factor leaves {rope.rotary_dim} of {rope_dim} values rotated; MLA rotates "
@@ -158,7 +158,7 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
         grouped = method == "group_limited_greedy"
         spec = MoESpec(
             num_experts=count,
-            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 6),
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 6),
             intermediate_size=width,
             activation=act,
             normalise_top_k=False,
@@ -170,10 +170,10 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
     else:
         _expect(view, "scoring_func", "sigmoid", ("sigmoid",))
         _expect(view, "topk_method", "noaux_tc", ("noaux_tc",))
-        groups = noted_integer(view, "moe.num_expert_groups", ("n_group",), 8)
+        groups = integer_with_evidence(view, "moe.num_expert_groups", ("n_group",), 8)
         spec = MoESpec(
             num_experts=count,
-            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 8),
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 8),
             intermediate_size=width,
             activation=act,
             scoring="sigmoid",
@@ -181,7 +181,7 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
             normalise_eps=1e-20,
             routed_scaling_factor=_scaling_factor(view, 2.5),
             num_expert_groups=groups,
-            top_k_groups=noted_integer(view, "moe.top_k_groups", ("topk_group",), min(4, groups)),
+            top_k_groups=integer_with_evidence(view, "moe.top_k_groups", ("topk_group",), min(4, groups)),
             group_score="top2",
             correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
             shared_intermediate_size=width_of_shared,
@@ -190,7 +190,9 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
 
 
 def _scaling_factor(view: CheckpointView, default: float) -> float:
-    return noted_number(view, "moe.routed_scaling_factor", ("routed_scaling_factor",), default, low=1e-6, high=1e6)
+    return number_with_evidence(
+        view, "moe.routed_scaling_factor", ("routed_scaling_factor",), default, low=1e-6, high=1e6
+    )
 
 
 def _expect(view: CheckpointView, key: str, default: str, known: tuple[str, ...]) -> str:
@@ -207,12 +209,12 @@ def _expect(view: CheckpointView, key: str, default: str, known: tuple[str, ...]
     return value
 
 
-def _compare_dense_layers(view: CheckpointView, frame: Frame) -> None:
+def _compare_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
     config = view.config
     if "first_k_dense_replace" in config:
         first = config.integer("first_k_dense_replace", low=0)
         step = config.integer("moe_layer_freq", default=1)
-        warn_of_dense_layers(view, frame, lambda number: number >= first and number % step == 0)
+        warn_of_dense_layers(view, layout, lambda number: number >= first and number % step == 0)
 
 
 def _rows(view: CheckpointView, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after each mixer with weights around zero, softcaps, every other layer windowed.
+"""Gemma 2: norms before and after each mixer, softcaps, a sliding window in every other layer.
 
 Source: https://arxiv.org/abs/2408.00118, and transformers' ``gemma2`` for what config.json may leave out.
 """
@@ -10,9 +10,9 @@ import math
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, noted_number, rms_norm
+from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
@@ -32,16 +32,16 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             "config.json: use_bidirectional_attention is on; this is an encoder, which can't generate text.",
             param="use_bidirectional_attention",
         )
-    frame = read_frame(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
-    heads = read_heads(view, frame.layer(0), frame.hidden_size, default_head_dim=HEAD_DIM)
-    rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
+    layout = read_layout(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
+    heads = read_heads(view, layout.layer(0), layout.hidden_size, default_head_dim=HEAD_DIM)
+    rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
     norm = rms_norm(view, offset=1.0)
     act = activation(view, "hidden_activation", default="gelu_pytorch_tanh")
-    scalar = noted_number(
+    scalar = number_with_evidence(
         view, "attention.query_pre_attn_scalar", ("query_pre_attn_scalar",), 256.0, low=1e-6, high=1e9
     )
     softcap = _softcap(view, "attn_logit_softcapping", 50.0)
-    count = frame.num_layers
+    count = layout.num_layers
     types = layer_types(view, count, ("sliding_attention", "full_attention"))
     if types is None:
         types = tuple("full_attention" if number % 2 else "sliding_attention" for number in range(count))
@@ -49,7 +49,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(count):
-        layer, name = frame.layer(number), f"layers.{number}"
+        layer, name = layout.layer(number), f"layers.{number}"
         attention = attention_spec(
             view, layer, heads, rope, scale=scalar**-0.5, sliding_window=windows[number], softcap=softcap
         )
@@ -74,12 +74,12 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         sources |= prefixed(f"{name}.channel_mixer", mlp_sources(view, mlp, layer))
     return decoder_spec(
         view,
-        frame,
+        layout,
         "gemma2",
         layers,
         sources,
         norm,
-        embedding_multiplier=math.sqrt(frame.hidden_size),
+        embedding_multiplier=math.sqrt(layout.hidden_size),
         logits_softcap=_softcap(view, "final_logit_softcapping", 30.0),
     )
 
@@ -87,4 +87,4 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 def _softcap(view: CheckpointView, key: str, default: float) -> float | None:
     if view.config.values.get(key, default) is None:
         return None  # null switches the cap off; an absent key means the default
-    return noted_number(view, key, (key,), default, low=1e-6, high=1e9)
+    return number_with_evidence(view, key, (key,), default, low=1e-6, high=1e9)

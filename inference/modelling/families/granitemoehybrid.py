@@ -1,4 +1,4 @@
-"""Granite 4 hybrids: Mamba-2 or attention, then routed experts plus a shared MLP, or the shared MLP alone.
+"""Granite 4 hybrids: Mamba-2 or attention, then a shared MLP, with or without routed experts.
 
 Four multipliers scale the embedding, every residual addition, the attention scores and (as a divisor)
 the logits. Attention has no positions unless ``position_embedding_type`` is ``rope``.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView, Confidence
-from inference.modelling.families.config_values import activation, noted_integer, noted_number, rms_norm
+from inference.modelling.families.config_values import activation, integer_with_evidence, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer_sources
-from inference.modelling.families.frame import Frame, read_frame
+from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.moe_config import agree_on_experts, check_routing
@@ -48,21 +48,21 @@ EXPERT_NAMES = (
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table to the spec; each layer's kinds are read from its own tensor names."""
-    frame = read_frame(view, default_max_position_embeddings=2048)
+    layout = read_layout(view, default_max_position_embeddings=2048)
     norm = rms_norm(view)
     act = activation(view)
     limits = time_step_limits(view, "time_step_limit")
     residual = _multiplier(view, "residual_multiplier")
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer = frame.layer(number)
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
         mixer: TokenMixerSpec
         if f"{layer}mamba.A_log" in view.tensors:
             mixer = mamba2_spec(view, f"{layer}mamba.", HYBRID_KEYS, activation=act, norm_eps=norm.eps, limits=limits)
-            mixer_sources = mamba2_sources(mixer, f"{layer}mamba.", frame.hidden_size)
+            mixer_sources = mamba2_sources(mixer, f"{layer}mamba.", layout.hidden_size)
         elif f"{layer}self_attn.q_proj.weight" in view.tensors:
-            mixer = _attention(view, frame, layer)
+            mixer = _attention(view, layout, layer)
             mixer_sources = attention_sources(view, mixer, layer)
         else:
             raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")
@@ -80,7 +80,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     warn_of_layer_kinds(view, stated_layer_types(view, "layer_types", "layers_block_type"), layers)
     return decoder_spec(
         view,
-        frame,
+        layout,
         "granitemoehybrid",
         layers,
         sources,
@@ -91,11 +91,11 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
 
 def _multiplier(view: CheckpointView, key: str) -> float:
-    return noted_number(view, key, (key,), 1.0, low=1e-9, high=1e9)
+    return number_with_evidence(view, key, (key,), 1.0, low=1e-9, high=1e9)
 
 
-def _attention(view: CheckpointView, frame: Frame, layer: str) -> AttentionSpec:
-    heads = read_heads(view, layer, frame.hidden_size)
+def _attention(view: CheckpointView, layout: DecoderLayout, layer: str) -> AttentionSpec:
+    heads = read_heads(view, layer, layout.hidden_size)
     # The published files say "nope"; transformers 5 writes null or leaves the key out.
     kind = view.config.string("position_embedding_type", default="nope", choices=("nope", "rope"))
     stated = "position_embedding_type" in view.config
@@ -103,7 +103,7 @@ def _attention(view: CheckpointView, frame: Frame, layer: str) -> AttentionSpec:
     view.facts.add("attention.positions", kind, "config.json" if stated else "not in config.json: none", confidence)
     rope = None
     if kind == "rope":
-        rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
+        rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
     return attention_spec(view, layer, heads, rope, scale=_multiplier(view, "attention_multiplier"))
 
 
@@ -123,7 +123,7 @@ def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelM
     agree_on_experts(view, count, "num_local_experts")
     moe = MoESpec(
         num_experts=count,
-        top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 2),
+        top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 2),
         intermediate_size=view.tensors.shape(down)[-1],
         activation=act,
         shared_intermediate_size=width,

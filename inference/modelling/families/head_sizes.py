@@ -1,4 +1,4 @@
-"""How many heads an attention layer has and how wide they are, from its projections and config.json."""
+"""Find the number and width of attention heads from the projections and config.json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def read_heads(
 ) -> HeadSizes:
     """Head counts and width, from config.json and from the projections of one attention layer.
 
-    Shapes win over config.json, with a warning; what neither says is guessed and noted as such.
+    Where config.json contradicts the shapes, the shapes are used, with a warning. A width that neither has is a usual
+    one that divides the rows, recorded with low confidence.
 
     Args:
         view: The checkpoint.
@@ -99,12 +100,14 @@ def _head_dim(view: CheckpointView, base: str, q_rows: int, hidden_size: int, k_
             f"config.json says {heads} attention heads, but {base}q_proj.weight has {q_rows} rows.",
             param=base + "q_proj.weight",
         )
-    for guess in (64, 128):
-        if q_rows % guess == 0 and k_rows % guess == 0:
-            facts.warn(f"head_dim is a guess ({guess}); set attention.head_dim if the output is nonsense.")
-            return int(facts.add(name, guess, "guessed by divisibility; not in config.json", Confidence.LOW))
+    for usual in (64, 128):
+        if q_rows % usual == 0 and k_rows % usual == 0:
+            facts.warn(f"head_dim is inferred ({usual}); set attention.head_dim if the output is nonsense.")
+            return int(
+                facts.add(name, usual, "a usual width that divides the rows; not in config.json", Confidence.LOW)
+            )
     raise UnsupportedArchitecture(
-        f"num_attention_heads is not in config.json and {base}q_proj.weight ({q_rows} rows) doesn't tell it; add it.",
+        f"num_attention_heads is not in config.json and {base}q_proj.weight ({q_rows} rows) doesn't show it; add it.",
         param="num_attention_heads",
     )
 

@@ -1,4 +1,4 @@
-"""What headers say of single tensors: stored dtype, rows and columns; and how messages list names."""
+"""Read dtypes and shapes of single tensors from headers, and list tensor names in messages."""
 
 from __future__ import annotations
 

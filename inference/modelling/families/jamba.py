@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, noted_integer, rms_norm
+from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import agree_on_experts, check_routing, count_experts, moe_sources
@@ -24,13 +24,13 @@ from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoE
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table to the spec; each layer's kinds are read from its own tensor names."""
-    frame = read_frame(view, default_max_position_embeddings=262144)
+    layout = read_layout(view, default_max_position_embeddings=262144)
     norm = rms_norm(view)
     act = activation(view)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer = frame.layer(number)
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
         base = f"{layer}mamba."
         mixer: TokenMixerSpec
         if f"{base}A_log" in view.tensors:
@@ -42,9 +42,9 @@ def build_spec(view: CheckpointView) -> ModelSpec:
                 state_size=("mamba_d_state",),
                 conv_kernel=("mamba_d_conv",),
             )
-            mixer_sources = mamba1_sources(mixer, base, frame.hidden_size)
+            mixer_sources = mamba1_sources(mixer, base, layout.hidden_size)
         elif f"{layer}self_attn.q_proj.weight" in view.tensors:
-            mixer = attention_spec(view, layer, read_heads(view, layer, frame.hidden_size), None)
+            mixer = attention_spec(view, layer, read_heads(view, layer, layout.hidden_size), None)
             mixer_sources = attention_sources(view, mixer, layer)
         else:
             raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")
@@ -52,7 +52,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers.append(llama_layer(mixer, channel, norm))
         sources |= llama_layer_sources(number, layer, mixer_sources, channel_sources, channel_norm="pre_ff_layernorm")
     _compare_with_periods(view, layers)
-    return decoder_spec(view, frame, "jamba", layers, sources, norm, final_norm_name="final_layernorm")
+    return decoder_spec(view, layout, "jamba", layers, sources, norm, final_norm_name="final_layernorm")
 
 
 def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelMixerSpec, dict[str, Source]]:
@@ -65,7 +65,7 @@ def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelM
     moe = check_routing(
         MoESpec(
             num_experts=count,
-            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 2),
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 2),
             intermediate_size=width,
             activation=act,
             normalise_top_k=False,

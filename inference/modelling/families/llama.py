@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, noted_integer, rms_norm
+from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
@@ -26,16 +26,16 @@ from inference.modelling.spec import LayerSpec, ModelSpec, Source
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table of a llama-like checkpoint to its spec."""
     model_type = view.config.string("model_type", default="llama")
-    frame = read_frame(view)
-    heads = read_heads(view, frame.layer(0), frame.hidden_size)
-    rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
+    layout = read_layout(view)
+    heads = read_heads(view, layout.layer(0), layout.hidden_size)
+    rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
     norm = rms_norm(view)
     act = activation(view)
-    windows = _windows(view, model_type, frame.num_layers)
+    windows = _windows(view, model_type, layout.num_layers)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer = frame.layer(number)
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
         has_qk_norm = f"{layer}self_attn.q_norm.weight" in view.tensors
         attention = attention_spec(
             view, layer, heads, rope, qk_norm=norm if has_qk_norm else None, sliding_window=windows[number]
@@ -45,7 +45,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         sources |= llama_layer_sources(
             number, layer, attention_sources(view, attention, layer), mlp_sources(view, mlp, layer)
         )
-    return decoder_spec(view, frame, model_type, layers, sources, norm)
+    return decoder_spec(view, layout, model_type, layers, sources, norm)
 
 
 def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | None, ...]:
@@ -58,6 +58,6 @@ def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | N
     types = layer_types(view, count, ("sliding_attention", "full_attention"))
     if types is None:
         key = "max_window_layers"
-        full = noted_integer(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)
+        full = integer_with_evidence(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)
         types = tuple("full_attention" if number < full else "sliding_attention" for number in range(count))
     return window_of_each_layer(types, window)

@@ -9,9 +9,9 @@ Source: the published state-spaces/mamba-*-hf and tiiuae/falcon-mamba-7b files, 
 from __future__ import annotations
 
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, noted_number, rms_norm
+from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS, mamba1_sources, mamba1_spec
 from inference.modelling.spec import LayerSpec, ModelSpec, NormSpec, Source, prefixed, tensor
 
@@ -19,7 +19,7 @@ from inference.modelling.spec import LayerSpec, ModelSpec, NormSpec, Source, pre
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table to the spec."""
     model_type = view.config.string("model_type", default="mamba")
-    frame = read_frame(
+    layout = read_layout(
         view,
         prefixes=("backbone.", "model.", ""),
         embeddings=("embeddings.weight", "embedding.weight"),
@@ -30,12 +30,12 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     act = activation(view)
     inner_norm = None
     if model_type == "falcon_mamba":
-        eps = noted_number(view, "mamba.inner_norm_eps", ("mixer_rms_eps",), 1e-6, low=0.0, high=1.0)
+        eps = number_with_evidence(view, "mamba.inner_norm_eps", ("mixer_rms_eps",), 1e-6, low=0.0, high=1.0)
         inner_norm = NormSpec("rms", eps, weightless=True)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        base = f"{frame.layer(number)}mixer."
+    for number in range(layout.num_layers):
+        base = f"{layout.layer(number)}mixer."
         mixer = mamba1_spec(
             view,
             base,
@@ -45,6 +45,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             conv_kernel=("conv_kernel",),
         )
         layers.append(LayerSpec(token_mixer=mixer, token_norm=norm))
-        sources[f"layers.{number}.token_norm.weight"] = tensor(f"{frame.layer(number)}norm.weight")
-        sources |= prefixed(f"layers.{number}.token_mixer", mamba1_sources(mixer, base, frame.hidden_size))
-    return decoder_spec(view, frame, model_type, layers, sources, norm, final_norm_name="norm_f")
+        sources[f"layers.{number}.token_norm.weight"] = tensor(f"{layout.layer(number)}norm.weight")
+        sources |= prefixed(f"layers.{number}.token_mixer", mamba1_sources(mixer, base, layout.hidden_size))
+    return decoder_spec(view, layout, model_type, layers, sources, norm, final_norm_name="norm_f")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import decoder_spec
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.state_space import (
     UNBOUNDED_POSITIONS,
     Mamba2Keys,
@@ -23,7 +23,7 @@ KEYS = Mamba2Keys(("num_heads",), ("head_dim",), ("state_size",), ("n_groups",),
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table to the spec."""
-    frame = read_frame(
+    layout = read_layout(
         view,
         prefixes=("backbone.", "model.", ""),
         embeddings=("embeddings.weight", "embedding.weight"),
@@ -34,10 +34,10 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     limits = time_step_limits(view, "time_step_limit")
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        base = f"{frame.layer(number)}mixer."
+    for number in range(layout.num_layers):
+        base = f"{layout.layer(number)}mixer."
         mixer = mamba2_spec(view, base, KEYS, activation=act, norm_eps=norm.eps, limits=limits)
         layers.append(LayerSpec(token_mixer=mixer, token_norm=norm))
-        sources[f"layers.{number}.token_norm.weight"] = tensor(f"{frame.layer(number)}norm.weight")
-        sources |= prefixed(f"layers.{number}.token_mixer", mamba2_sources(mixer, base, frame.hidden_size))
-    return decoder_spec(view, frame, "mamba2", layers, sources, norm, final_norm_name="norm_f")
+        sources[f"layers.{number}.token_norm.weight"] = tensor(f"{layout.layer(number)}norm.weight")
+        sources |= prefixed(f"layers.{number}.token_mixer", mamba2_sources(mixer, base, layout.hidden_size))
+    return decoder_spec(view, layout, "mamba2", layers, sources, norm, final_norm_name="norm_f")

@@ -12,9 +12,9 @@ from __future__ import annotations
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, noted_integer, rms_norm
+from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.moe_config import (
     ExpertNames,
@@ -32,19 +32,19 @@ EXPERT_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table of a Mixtral checkpoint to its spec."""
-    frame = read_frame(view)
-    heads = read_heads(view, frame.layer(0), frame.hidden_size)
+    layout = read_layout(view)
+    heads = read_heads(view, layout.layer(0), layout.hidden_size)
     rope = read_rope(
-        view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings, default_theta=1000000.0
+        view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_theta=1000000.0
     )
     norm = rms_norm(view, default=1e-5)
     act = activation(view)
     window = sliding_window(view)
-    top_k = noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 2)
+    top_k = integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 2)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer = frame.layer(number)
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
         attention = attention_spec(view, layer, heads, rope, sliding_window=window)
         base = f"{layer}block_sparse_moe."
         if f"{base}gate.weight" not in view.tensors:
@@ -56,7 +56,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         sources |= llama_layer_sources(
             number, layer, attention_sources(view, attention, layer), _moe_sources(view, moe, base)
         )
-    return decoder_spec(view, frame, "mixtral", layers, sources, norm)
+    return decoder_spec(view, layout, "mixtral", layers, sources, norm)
 
 
 def _is_stacked_in_out(view: CheckpointView, base: str) -> bool:

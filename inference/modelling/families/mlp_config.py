@@ -1,4 +1,4 @@
-"""The dense MLP: the spec of a layer, and where its parameters come from."""
+"""Build the spec of a dense MLP, and the sources of its parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: counting them, checking the routing, and where the parameters come from."""
+"""Count experts, check their routing, and name the sources of their parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.frame import Frame
+from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources
 from inference.modelling.spec import MLPSpec, MoESpec, Piece, Source, prefixed, tensor
@@ -105,11 +105,11 @@ def has_router(view: CheckpointView, layer: str) -> bool:
     return f"{layer}mlp.gate.weight" in view.tensors
 
 
-def warn_of_dense_layers(view: CheckpointView, frame: Frame, is_stated_sparse: Callable[[int], bool]) -> None:
+def warn_of_dense_layers(view: CheckpointView, layout: DecoderLayout, is_stated_sparse: Callable[[int], bool]) -> None:
     """Warn where config.json's dense layers aren't those without a router; the tensors decide."""
-    for number in range(frame.num_layers):
+    for number in range(layout.num_layers):
         stated = is_stated_sparse(number)
-        if stated != has_router(view, frame.layer(number)):
+        if stated != has_router(view, layout.layer(number)):
             kind = "experts" if stated else "a dense MLP"
             view.facts.warn(f"config.json gives layer {number} {kind}, but its tensors don't; the tensors decide.")
 

@@ -1,6 +1,6 @@
-"""Nemotron-H: one mixer per layer, be it Mamba-2, attention without positions, an ungated MLP, or experts.
+"""Nemotron-H: one mixer per layer: Mamba-2, attention without positions, ungated MLP, or experts.
 
-All of them are called ``mixer`` in the files; a layer's tensor names tell which it is.
+The files call each of them ``mixer``; the tensor names of a layer show its kind.
 
 Source: https://arxiv.org/abs/2504.03624 and the Nemotron 3 report; transformers' ``nemotron_h``.
 """
@@ -12,9 +12,9 @@ import math
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView, Confidence
-from inference.modelling.families.config_values import activation, noted_integer, noted_number, rms_norm
+from inference.modelling.families.config_values import activation, integer_with_evidence, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
@@ -58,23 +58,23 @@ PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table to the spec."""
-    frame = read_frame(view, prefixes=("backbone.", "model."), embeddings=("embeddings.weight",))
+    layout = read_layout(view, prefixes=("backbone.", "model."), embeddings=("embeddings.weight",))
     norm = rms_norm(view, "layer_norm_epsilon", "rms_norm_eps", default=1e-5)
     mlp_act = activation(view, "mlp_hidden_act", default="relu2")
     mamba_act = activation(view, "mamba_hidden_act")
     limits = _time_step_limits(view)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer, ours = frame.layer(number), f"layers.{number}"
+    for number in range(layout.num_layers):
+        layer, ours = layout.layer(number), f"layers.{number}"
         base = f"{layer}mixer."
         token: TokenMixerSpec | None = None
         channel: ChannelMixerSpec | None = None
         if f"{base}A_log" in view.tensors:
             token = mamba2_spec(view, base, KEYS, activation=mamba_act, norm_eps=norm.eps, limits=limits)
-            found = mamba2_sources(token, base, frame.hidden_size)
+            found = mamba2_sources(token, base, layout.hidden_size)
         elif f"{base}q_proj.weight" in view.tensors:
-            heads = read_heads(view, layer, frame.hidden_size, attention="mixer.")
+            heads = read_heads(view, layer, layout.hidden_size, attention="mixer.")
             token = attention_spec(view, layer, heads, None, attention="mixer.")
             found = attention_sources(view, token, layer, attention="mixer.")
         elif f"{base}gate.weight" in view.tensors:
@@ -90,7 +90,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         sources[f"{ours}.{kind}_norm.weight"] = tensor(f"{layer}norm.weight")
         sources |= prefixed(f"{ours}.{kind}_mixer", found)
     warn_of_layer_kinds(view, _stated_kinds(view), layers)
-    return decoder_spec(view, frame, "nemotron_h", layers, sources, norm, unused=r"^mtp\.", final_norm_name="norm_f")
+    return decoder_spec(view, layout, "nemotron_h", layers, sources, norm, unused=r"^mtp\.", final_norm_name="norm_f")
 
 
 def _layer(token: TokenMixerSpec | None, channel: ChannelMixerSpec | None, norm: NormSpec) -> LayerSpec:
@@ -101,7 +101,7 @@ def _layer(token: TokenMixerSpec | None, channel: ChannelMixerSpec | None, norm:
 
 def _time_step_limits(view: CheckpointView) -> tuple[float, float]:
     """Δ is kept above ``time_step_min``; ``time_step_limit`` is in the files, but transformers doesn't apply it."""
-    low = noted_number(view, "mamba.time_step_min", ("mamba_dt_min", "time_step_min"), 0.001, low=0.0, high=1e6)
+    low = number_with_evidence(view, "mamba.time_step_min", ("mamba_dt_min", "time_step_min"), 0.001, low=0.0, high=1e6)
     return low, math.inf
 
 
@@ -132,7 +132,7 @@ def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
             )
     count, width = count_experts(view, f"{base}experts.")
     agree_on_experts(view, count, "n_routed_experts", "num_local_experts")
-    groups = noted_integer(view, "moe.num_expert_groups", ("n_group",), 1)
+    groups = integer_with_evidence(view, "moe.num_expert_groups", ("n_group",), 1)
     normalise = config.boolean("norm_topk_prob", default=True)
     view.facts.add(
         "moe.normalise_top_k",
@@ -143,18 +143,18 @@ def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
     return check_routing(
         MoESpec(
             num_experts=count,
-            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), 2),
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 2),
             intermediate_size=width,
             activation=act,
             gated=False,
             scoring="sigmoid",
             normalise_top_k=normalise,
             normalise_eps=1e-20,
-            routed_scaling_factor=noted_number(
+            routed_scaling_factor=number_with_evidence(
                 view, "moe.routed_scaling_factor", ("routed_scaling_factor",), 1.0, low=1e-6, high=1e6
             ),
             num_expert_groups=groups,
-            top_k_groups=noted_integer(view, "moe.top_k_groups", ("topk_group",), 1),
+            top_k_groups=integer_with_evidence(view, "moe.top_k_groups", ("topk_group",), 1),
             group_score="top2",
             correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
             shared_intermediate_size=shared_width(view, f"{base}shared_experts."),

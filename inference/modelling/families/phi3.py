@@ -9,7 +9,7 @@ from inference.modelling.families.attention_config import attention_sources, att
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
@@ -24,12 +24,12 @@ TRAINED_CONTEXT = 4096
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table of a Phi-3 checkpoint to its spec."""
-    frame = read_frame(view)
-    heads = read_heads(view, frame.layer(0), frame.hidden_size)
+    layout = read_layout(view)
+    heads = read_heads(view, layout.layer(0), layout.hidden_size)
     rope = read_rope(
         view,
         heads.head_dim,
-        max_position_embeddings=frame.max_position_embeddings,
+        max_position_embeddings=layout.max_position_embeddings,
         renamed_types=ROPE_TYPES,
         default_original=TRAINED_CONTEXT,
     )
@@ -38,12 +38,12 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     window = sliding_window(view)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer = frame.layer(number)
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
         attention = attention_spec(view, layer, heads, rope, sliding_window=window)
         mlp = mlp_spec(view, layer, act)
         layers.append(llama_layer(attention, mlp, norm))
         sources |= llama_layer_sources(
             number, layer, attention_sources(view, attention, layer), mlp_sources(view, mlp, layer)
         )
-    return decoder_spec(view, frame, "phi3", layers, sources, norm)
+    return decoder_spec(view, layout, "phi3", layers, sources, norm)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, noted_integer, rms_norm
+from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.frame import read_frame
+from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
@@ -39,19 +39,19 @@ DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table of a Qwen MoE checkpoint to its spec."""
     model_type = view.config.string("model_type", default="qwen3_moe")
-    frame = read_frame(view)
-    heads = read_heads(view, frame.layer(0), frame.hidden_size)
-    rope = read_rope(view, heads.head_dim, max_position_embeddings=frame.max_position_embeddings)
+    layout = read_layout(view)
+    heads = read_heads(view, layout.layer(0), layout.hidden_size)
+    rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
     norm = rms_norm(view)
     act = activation(view)
-    windows = _windows(view, model_type, frame.num_layers)
+    windows = _windows(view, model_type, layout.num_layers)
     dense = set(view.config.integers("mlp_only_layers"))
     step = view.config.integer("decoder_sparse_step", default=1)
-    warn_of_dense_layers(view, frame, lambda number: number not in dense and (number + 1) % step == 0)
+    warn_of_dense_layers(view, layout, lambda number: number not in dense and (number + 1) % step == 0)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(frame.num_layers):
-        layer = frame.layer(number)
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
         has_qk_norm = f"{layer}self_attn.q_norm.weight" in view.tensors
         attention = attention_spec(
             view, layer, heads, rope, qk_norm=norm if has_qk_norm else None, sliding_window=windows[number]
@@ -65,7 +65,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             channel = mlp_sources(view, mixer, layer)
         layers.append(llama_layer(attention, mixer, norm))
         sources |= llama_layer_sources(number, layer, attention_sources(view, attention, layer), channel)
-    return decoder_spec(view, frame, model_type, layers, sources, norm)
+    return decoder_spec(view, layout, model_type, layers, sources, norm)
 
 
 def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
@@ -75,7 +75,7 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
     return check_routing(
         MoESpec(
             num_experts=count,
-            top_k=noted_integer(view, "moe.top_k", ("num_experts_per_tok",), DEFAULT_TOP_K.get(model_type, 8)),
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), DEFAULT_TOP_K.get(model_type, 8)),
             intermediate_size=width,
             activation=act,
             normalise_top_k=config.boolean("norm_topk_prob", default=False),
@@ -95,7 +95,7 @@ def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | N
     types = layer_types(view, count, ("sliding_attention", "full_attention"))
     if types is None:
         key = "max_window_layers"
-        last = noted_integer(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)
+        last = integer_with_evidence(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)
         types = tuple(
             "sliding_attention" if number % 2 == 0 and number < last else "full_attention" for number in range(count)
         )

@@ -1,4 +1,4 @@
-"""Which family reads which ``model_type``: strings, imported on first use.
+"""Map each ``model_type`` to the family that reads it, imported on first use.
 
 A family is one module in ``inference.modelling.families`` with
 

@@ -1,7 +1,7 @@
-"""Rotary embeddings as config.json describes them, in the naming of transformers 5 and in that before it.
+"""Read the rotary embedding from config.json, in the naming of transformers 5 and in the older one.
 
-Now all is in ``rope_parameters``; the older files on the hub have ``rope_scaling`` and, at the top level,
-``rope_theta``.
+transformers 5 writes everything into ``rope_parameters``. Older files on the hub have ``rope_scaling`` and, at the
+top level, ``rope_theta``.
 Source: https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
-from inference.modelling.families.config_values import noted_number
+from inference.modelling.families.config_values import number_with_evidence
 from inference.modelling.spec import RopeScaling, RopeSpec
 
 
@@ -45,7 +45,7 @@ def read_rope(
         CorruptCheckpoint: A number is out of range, or a list has the wrong length.
     """
     rope = _rope_values(view.config)
-    theta = noted_number(view, "rope.theta", ("rope_theta",), default_theta, low=1.001, high=1e15, config=rope)
+    theta = number_with_evidence(view, "rope.theta", ("rope_theta",), default_theta, low=1.001, high=1e15, config=rope)
     partial = rope.number("partial_rotary_factor", "rotary_percent", low=0.0, high=1.0, default=default_partial)
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2:
@@ -130,20 +130,7 @@ def _rope_scaling(
             **common,
         )
     if kind == "longrope":
-        lists = {name: rope.numbers(name) for name in ("short_factor", "long_factor")}
-        for name, values in lists.items():
-            if len(values) != rotary_dim // 2 or min(values) <= 0:
-                raise CorruptCheckpoint(
-                    f"config.json: {name} has {len(values)} values; {rotary_dim // 2} positive ones are needed.",
-                    param=name,
-                )
-        return RopeScaling(
-            "longrope",
-            short_factor=lists["short_factor"],
-            long_factor=lists["long_factor"],
-            attention_factor=_optional_number(rope, "attention_factor"),
-            **common,
-        )
+        return _longrope(rope, rotary_dim, common)
     if kind == "dynamic":
         if rotary_dim < 4:
             raise UnsupportedArchitecture(
@@ -151,6 +138,23 @@ def _rope_scaling(
             )
         return RopeScaling("dynamic", **common)
     return RopeScaling("linear", **common)
+
+
+def _longrope(rope: CheckpointConfig, rotary_dim: int, common: Mapping[str, Any]) -> RopeScaling:
+    lists = {name: rope.numbers(name) for name in ("short_factor", "long_factor")}
+    for name, values in lists.items():
+        if len(values) != rotary_dim // 2 or min(values) <= 0:
+            raise CorruptCheckpoint(
+                f"config.json: {name} has {len(values)} values; {rotary_dim // 2} positive ones are needed.",
+                param=name,
+            )
+    return RopeScaling(
+        "longrope",
+        short_factor=lists["short_factor"],
+        long_factor=lists["long_factor"],
+        attention_factor=_optional_number(rope, "attention_factor"),
+        **common,
+    )
 
 
 def _optional_number(config: CheckpointConfig, key: str) -> float | None:

@@ -1,7 +1,7 @@
-"""What the families with Mamba layers share: sizes from shapes, checked against config.json, and tensor names.
+"""Read sizes of Mamba layers from shapes, check them against config.json, and name their sources.
 
-HuggingFace checkpoints call the tensors of a Mamba layer alike whatever the family; only the prefix
-and the config keys differ. Torch-free.
+The tensors of a Mamba layer have the same names in all families of HuggingFace; only the prefix and the config keys
+differ. Torch-free.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def mamba1_spec(
     inner, size = matrix_shape(view.tensors, f"{base}A_log")
     kernel = _conv_shape(view, base)[1]
     rank = matrix_shape(view.tensors, f"{base}dt_proj.weight")[1]
-    _note(view, "mamba.intermediate_size", inner, "rows of A_log")
-    _note(view, "mamba.state_size", size, "columns of A_log", state_size)
-    _note(view, "mamba.conv_kernel", kernel, "shape of conv1d.weight", conv_kernel)
-    _note(view, "mamba.dt_rank", rank, "columns of dt_proj.weight")
+    _record(view, "mamba.intermediate_size", inner, "rows of A_log")
+    _record(view, "mamba.state_size", size, "columns of A_log", state_size)
+    _record(view, "mamba.conv_kernel", kernel, "shape of conv1d.weight", conv_kernel)
+    _record(view, "mamba.dt_rank", rank, "columns of dt_proj.weight")
     return Mamba1Spec(
         intermediate_size=inner,
         state_size=size,
@@ -152,9 +152,9 @@ def mamba2_spec(
             f"{base}out_proj.weight has {inner} columns, which {heads} heads (length of A_log) don't divide.",
             param=f"{base}out_proj.weight",
         )
-    _note(view, "mamba.num_heads", heads, "length of A_log", keys.num_heads)
-    _note(view, "mamba.head_dim", inner // heads, "columns of out_proj by heads", keys.head_dim)
-    _note(view, "mamba.conv_kernel", kernel, "shape of conv1d.weight", keys.conv_kernel)
+    _record(view, "mamba.num_heads", heads, "length of A_log", keys.num_heads)
+    _record(view, "mamba.head_dim", inner // heads, "columns of out_proj by heads", keys.head_dim)
+    _record(view, "mamba.conv_kernel", kernel, "shape of conv1d.weight", keys.conv_kernel)
     groups, size = _groups(view, f"{base}conv1d.weight", conv_width - inner, keys)
     if heads % groups:
         raise TensorShapeMismatch(
@@ -267,7 +267,7 @@ def _conv_shape(view: CheckpointView, base: str) -> tuple[int, int]:
     return shape[0], shape[2]
 
 
-def _note(view: CheckpointView, fact: str, found: int, evidence: str, keys: tuple[str, ...] = ()) -> None:
+def _record(view: CheckpointView, fact: str, found: int, evidence: str, keys: tuple[str, ...] = ()) -> None:
     """Note a size that the shapes gave; a contradiction of config.json becomes a warning (``auto`` is none)."""
     if keys and view.config.get(*keys) not in (None, "auto"):
         stated = view.config.integer(*keys, low=0)

@@ -1,4 +1,4 @@
-"""Sliding windows: how wide they are, and which layers have one."""
+"""Find the width of sliding windows and the layers that have one."""
 
 from __future__ import annotations
 

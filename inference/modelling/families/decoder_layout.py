@@ -1,4 +1,4 @@
-"""What every decoder has around its layers: prefix of the names, number of layers, embedding, head, dtype, context."""
+"""DecoderLayout: what a decoder has around its layers, read from tensor names and config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference.errors import (
     UnsupportedFormat,
 )
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence, TensorTable
-from inference.modelling.families.config_values import noted_integer
+from inference.modelling.families.config_values import integer_with_evidence
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
 from inference.modelling.spec import Dtype
 
@@ -22,18 +22,18 @@ _LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layer")
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """What every decoder has around its layers.
+class DecoderLayout:
+    """What a decoder has around its layers.
 
     Attributes:
         prefix: What stands before ``layers.N.`` in the tensor names: ``model.``, ``backbone.`` or nothing.
         embedding: Name of the embedding's tensor.
-        head: Name of the head's; None: the embedding is the head.
+        head: Name of the head's tensor; None: the embedding is the head.
         num_layers: Layers to build.
         hidden_size: Columns of the embedding.
         vocab_size: Rows of the embedding.
-        dtype: That of the embedding, which stands for the whole checkpoint.
-        max_position_embeddings: The model's context.
+        dtype: Dtype of the embedding, taken for the whole checkpoint.
+        max_position_embeddings: Context of the model in tokens.
     """
 
     prefix: str
@@ -50,7 +50,7 @@ class Frame:
         return f"{self.prefix}layers.{number}."
 
 
-def read_frame(
+def read_layout(
     view: CheckpointView,
     *,
     prefixes: Sequence[str] = ("model.", ""),
@@ -58,7 +58,7 @@ def read_frame(
     tied_by_default: bool = False,
     extra_layers_allowed: bool = False,
     default_max_position_embeddings: int = 4096,
-) -> Frame:
+) -> DecoderLayout:
     """Find the prefix, count the layers, read the sizes of embedding and head.
 
     Args:
@@ -91,14 +91,14 @@ def read_frame(
     num_layers = _count_layers(view, prefix, extra_layers_allowed)
     head = _find_head(view, prefix, embedding, tied_by_default)
     dtype = _stored_dtype(view, embedding)
-    max_positions = noted_integer(
+    max_positions = integer_with_evidence(
         view,
         "max_position_embeddings",
         ("max_position_embeddings", "max_seq_len"),
         default_max_position_embeddings,
         high=1 << 30,
     )
-    return Frame(prefix, embedding, head, num_layers, hidden_size, vocab_size, dtype, max_positions)
+    return DecoderLayout(prefix, embedding, head, num_layers, hidden_size, vocab_size, dtype, max_positions)
 
 
 def layer_numbers(tensors: TensorTable, prefix: str) -> list[int]:
