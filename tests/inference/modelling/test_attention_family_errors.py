@@ -213,7 +213,7 @@ def test_heads_that_the_rows_cannot_be_split_into(edited):
     case.refused(TensorShapeMismatch, "5 attention heads", "32 rows")
 
 
-def test_unknown_head_count_is_guessed_and_said(edited):
+def test_unknown_head_count_is_inferred_with_a_warning(edited):
     case = edited("llama")
     del case.config["num_attention_heads"], case.config["head_dim"]
     for number in range(3):
@@ -222,10 +222,10 @@ def test_unknown_head_count_is_guessed_and_said(edited):
         case.reshape(f"model.layers.{number}.self_attn.o_proj.weight", 32, 256)
     assert case.build().layers[0].token_mixer.num_heads == 4
     assert case.fact("attention.head_dim").confidence is Confidence.LOW
-    assert any("guess" in warning for warning in case.facts.warnings)
+    assert any("is inferred" in warning for warning in case.facts.warnings)
 
 
-def test_unknown_head_count_that_cannot_be_guessed(edited):
+def test_unknown_head_count_that_cannot_be_inferred(edited):
     case = edited("llama")
     del case.config["num_attention_heads"], case.config["head_dim"]
     case.refused(UnsupportedArchitecture, "num_attention_heads")

@@ -1,0 +1,68 @@
+"""Shapes of sources from headers alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.modelling.families.checks import source_shape
+from inference.modelling.families.llama import build_spec
+from inference.modelling.spec import Piece, Source, concatenated, tensor
+from tests.inference.modelling.families.headers import llama, view_of
+
+TABLE = view_of(
+    {"a": (6, 4), "b": (2, 4), "c": (3, 5, 4), "e.0": (2, 4), "e.1": (2, 4), "odd.0": (2, 4), "odd.1": (3, 4)}
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "shape"),
+    [
+        (tensor("a"), (6, 4)),
+        (concatenated("a", "b"), (8, 4)),
+        (Source((Piece("a", rows=(1, 4)),)), (3, 4)),
+        (Source((Piece("a", transpose=True),)), (4, 6)),
+        (Source((Piece("a", per_group=(3, 0, 2)),)), (4, 4)),
+        (Source((Piece("a", stride=(1, 2)),)), (3, 4)),
+        (Source((Piece("a", reshape=(24,)),)), (24,)),
+        (Source((Piece("c", index=2),)), (5, 4)),
+        (Source((Piece("c", index=-1, transpose=True),), 3), (3, 4, 5)),
+        (Source((Piece("e.{e}"),), 2), (2, 2, 4)),
+    ],
+)
+def test_shape_of_each_step(source: Source, shape: tuple[int, ...]) -> None:
+    assert source_shape(source, TABLE.tensors) == shape
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Source((Piece("a", rows=(1, 9)),)), "its use doesn't allow"),
+        (Source((Piece("a", per_group=(4, 0, 1)),)), "its use doesn't allow"),
+        (Source((Piece("a", reshape=(5, 5)),)), "its use doesn't allow"),
+        (concatenated("a", "c"), "can't be put together"),
+        (Source((Piece("odd.{e}"),), 2), r"expert 1 has shape \[3, 4\]"),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused(source: Source, words: str) -> None:
+    with pytest.raises(TensorShapeMismatch, match=words):
+        source_shape(source, TABLE.tensors)
+
+
+def test_a_missing_tensor_is_named() -> None:
+    with pytest.raises(MissingTensor, match="tensor z is missing"):
+        source_shape(tensor("z"), TABLE.tensors)
+
+
+def test_unused_tensors_give_one_warning_and_old_buffers_none() -> None:
+    view = view_of(llama(1) | {"extra": (1,), "model.layers.0.self_attn.rotary_emb.inv_freq": (2,)}, {"num_heads": 4})
+    build_spec(view)
+    assert view.facts.warnings == ["1 tensors are not used: extra."]
+
+
+def test_a_dtype_that_is_not_read_is_refused() -> None:
+    view = view_of(llama(1), {"num_heads": 4})
+    name = "model.layers.0.mlp.up_proj.weight"
+    view.tensors._tensors[name] = type(view.tensors[name])("I8", view.tensors[name].shape)
+    with pytest.raises(UnsupportedFormat, match=r"up_proj\.weight is stored as I8"):
+        build_spec(view)

@@ -1,0 +1,56 @@
+"""Llama and its relatives: norms of q and k, biases, sliding windows."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.modelling.families.llama import build_spec
+from tests.inference.modelling.families.headers import llama, view_of
+
+HEADS = {"num_attention_heads": 4}
+
+
+def test_a_llama_without_windows_biases_or_inner_norms() -> None:
+    view = view_of(llama(), HEADS)
+    spec = build_spec(view)
+    mixer = spec.layers[0].token_mixer
+    assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) == (4, 2, 4)
+    assert mixer.scale == 0.5
+    assert (mixer.qkv_bias, mixer.qk_norm, mixer.sliding_window) == (False, None, None)
+    assert spec.layers[0].channel_mixer.intermediate_size == 24
+    assert spec.model_type == "llama"
+    assert view.facts.warnings == []
+
+
+def test_norms_of_q_and_k_and_biases_are_read_where_their_tensors_are() -> None:
+    shapes = llama(1)
+    base = "model.layers.0.self_attn."
+    shapes |= {f"{base}q_norm.weight": (4,), f"{base}k_norm.weight": (4,)}
+    shapes |= {f"{base}q_proj.bias": (16,), f"{base}k_proj.bias": (8,), f"{base}v_proj.bias": (8,)}
+    mixer = build_spec(view_of(shapes, {"model_type": "qwen3"})).layers[0].token_mixer
+    assert mixer.qk_norm is not None
+    assert mixer.qkv_bias and not mixer.o_bias
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 7}, (7, 7)),
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "llama", "sliding_window": 7}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 7}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}, (None, 7)),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 7,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (7, None),
+        ),
+    ],
+)
+def test_windows_by_model_type(config: dict, windows: tuple) -> None:
+    spec = build_spec(view_of(llama(), HEADS | config))
+    assert tuple(layer.token_mixer.sliding_window for layer in spec.layers) == windows
