@@ -1,7 +1,7 @@
-"""The ``blazr`` command: a table of subcommands, each a module of ``blazr_site.commands``.
+"""The ``blazr`` command: parse the command line, set up what the command needs, import its module and run it.
 
-A command module has ``HELP``, ``add_arguments(parser)`` and ``run(arguments) -> exit code``, and imports heavy
-things inside ``run``. Adding a command is one line here.
+A command is an entry of ``blazr_site.commands.arguments`` and a module of ``blazr_site.commands`` with
+``run(arguments) -> exit code``, which may import anything at its head.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from blazr_site.commands.arguments import COMMANDS
+from blazr_site.commands.set_up import set_up
 from inference.errors import BlazrError
-
-COMMANDS = ("serve", "generate", "batch", "info", "quality", "decode", "pull", "list", "ps", "key", "usage", "demo")
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -25,10 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0; 2 after an error that the user can mend, told in one line; 130 after Ctrl-C.
+        0; 2 after an error that the user can mend, reported in one line; 130 after Ctrl-C.
     """
     parsed = _parser().parse_args(arguments)
     try:
+        set_up(parsed, COMMANDS[parsed.command].needs)
         code: int = import_module(f"blazr_site.commands.{parsed.command}").run(parsed)
         return code
     except BlazrError as error:
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        # Bad environment variables; imported only now, as most commands never need Django.
+        # A wrong setting; imported only now, as most commands never need Django.
         from django.core.exceptions import ImproperlyConfigured
 
         if isinstance(error, ImproperlyConfigured):
@@ -54,9 +55,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="blazr", description="Serves hybrid language models behind OpenAI's API, and runs them in the terminal."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        module = import_module(f"blazr_site.commands.{name}")
-        module.add_arguments(commands.add_parser(name, help=module.HELP, description=module.HELP))
+    for name, command in COMMANDS.items():
+        command.add_arguments(commands.add_parser(name, help=command.help, description=command.help))
     return parser
 
 

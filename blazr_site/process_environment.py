@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 _VARIABLE = "_BLAZR_PROCESS"
 """Internal, not a setting: JSON of ``ProcessOptions``."""
@@ -20,14 +21,14 @@ class ProcessOptions:
     """What the command line said, and which process of the site this is.
 
     Attributes:
-        options: Variable to the option that sets it and the value as it was typed.
+        options: Variable to the option that sets it and the value as it was typed; a list for a repeatable one.
         config_file: Of ``--config``, absolute; None: not given.
         worker_id: Name of a worker that ``blazr serve`` starts; None: it chooses one.
         preload: Ids of the checkpoints that this worker loads at its start and keeps.
         is_child: Whether ``blazr serve`` started this process.
     """
 
-    options: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     config_file: str | None = None
     worker_id: str | None = None
     preload: tuple[str, ...] = ()

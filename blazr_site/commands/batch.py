@@ -7,63 +7,29 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from blazr_site.commands.models import (
-    add_model_arguments,
-    inspect_to_run,
-    load_to_run,
-    stderr,
-    step_bar,
-)
-from blazr_site.process_environment import use_settings
+from blazr_site.commands.loading import inspect_to_run, load_to_run
+from blazr_site.commands.models import stderr, step_bar
+from inference.batches.line_requests import ENDPOINT_KINDS, InputLine, LineError, read_lines
+from inference.batches.local import run_lines
 from inference.errors import InvalidRequest
+from inference.llm.llm import LLM
+from inference.serving.served_models import plan_for_model
+from inference.values.served_model import ServedModel
+from models_registry.detection.inspection import Inspection
 
-if TYPE_CHECKING:
-    from inference.batches.line_requests import InputLine
-    from inference.llm.llm import LLM
-    from inference.values.served_model import ServedModel
-    from models_registry.detection.inspection import Inspection
-
-HELP = "run a file of requests in this terminal"
 EXIT_SOME_FAILED = 1
 MAX_SHOWN = 10
 WINDOW_FACTOR = 2
 """Lines in the engine's hands for each that it computes: the next is there when one ends."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One subcommand."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    run_parser = actions.add_parser(
-        "run",
-        help="answer every line of a batch file",
-        description="Answers every line of a batch file (OpenAI's format) with one model. An output file that is there "
-        "is continued: lines with an answer in it aren't run again. Exit code: 0 all lines have an answer, 1 some have "
-        "an error, 2 the file or an option is wrong.",
-    )
-    run_parser.add_argument("input", help="JSON lines: custom_id, method, url, body")
-    run_parser.add_argument("-o", "--output", required=True, help="file of the answers, in the order of their end")
-    run_parser.add_argument("--errors", help="file of the lines with errors (default: OUTPUT.errors)")
-    add_model_arguments(run_parser)
-    run_parser.add_argument(
-        "--max-num-seqs", type=int, default=64, help="lines that are computed together (default 64)"
-    )
-    run_parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-    run_parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    run_parser.add_argument("--quant", default="none", choices=("none", "int8", "int4"), help="quantise while loading")
-    run_parser.add_argument("--speculative", metavar="HOW", help="guess ahead: ngram or draft:MODEL, and perhaps ,k=N")
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run the file; the models that the lines name are not looked at, ``--model`` answers them all."""
-    # The checks of request bodies are REST framework's; nothing here touches a database.
-    use_settings()
-    import django
-
-    django.setup()
     if not 1 <= arguments.max_num_seqs <= 4096:
         raise InvalidRequest(
             f"--max-num-seqs is {arguments.max_num_seqs}, it must be from 1 to 4096.", param="max_num_seqs"
@@ -98,9 +64,6 @@ def _run(
     refusals: IO[bytes],
 ) -> int:
     """Returns how many lines ended with an error."""
-    from inference.batches.local import run_lines
-    from inference.serving.served_models import plan_for_model
-
     served = _served(arguments.model, inspection, llm)
     num_failed = tokens = 0
     started = time.monotonic()
@@ -126,8 +89,6 @@ def _check(source: Path) -> int:
     Raises:
         InvalidRequest: It can't be read, or lines are wrong.
     """
-    from inference.batches.line_requests import ENDPOINT_KINDS, LineError, read_lines
-
     problems: list[str] = []
     seen: dict[str, int] = {}
     try:
@@ -178,10 +139,6 @@ def _answered(output: Path) -> set[str]:
 
 
 def _lines(source: Path, model: str) -> Iterator[InputLine]:
-    from dataclasses import replace
-
-    from inference.batches.line_requests import ENDPOINT_KINDS, InputLine, read_lines
-
     with source.open("rb") as file:
         for item in read_lines(file, *ENDPOINT_KINDS):
             if isinstance(item, InputLine):
@@ -190,8 +147,6 @@ def _lines(source: Path, model: str) -> Iterator[InputLine]:
 
 def _served(name: str, inspection: Inspection, llm: LLM) -> ServedModel:
     """The model as the API's checks know it."""
-    from inference.values.served_model import ServedModel
-
     return ServedModel(
         checkpoint_id="",
         name=name,

@@ -7,23 +7,12 @@ import sys
 from pathlib import Path
 
 from inference.errors import InvalidRequest, InvalidTokenIds
+from inference.text.tokenisation.tokenizer import load_tokenizer
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
-
-HELP = "turn token ids into text"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("--ids", required=True, help='comma-separated token ids, e.g. "1,2"')
-    parser.add_argument(
-        "--vocab", default="llama3", help="cl100k_base, o200k_base, llama3 (default), deepseek_v3, or a .tiktoken file"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the text, special tokens included."""
-    from inference.text.tokenisation.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(vocabulary_spec(arguments.vocab))
     ids = _parse_ids(arguments.ids)
     tokenizer.check_token_ids(ids)

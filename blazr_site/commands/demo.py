@@ -6,23 +6,12 @@ import argparse
 from pathlib import Path
 
 from blazr_site.commands.models import stderr, step_bar
+from inference.demo.train import DEFAULT_STEPS, SEED, TrainingReport, create_demo
 from inference.errors import InvalidRequest
-
-HELP = "train the demo model from Python's own help texts (about a minute on two cores)"
-DEFAULT_DIRECTORY = "models/demo"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("--output", default=DEFAULT_DIRECTORY, help=f"directory to write (default {DEFAULT_DIRECTORY})")
-    parser.add_argument("--steps", type=int, default=None, help="training steps (default 380)")
-    parser.add_argument("--seed", type=int, default=None, help="seed of data order and weights (default 7)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, write, say where and how good."""
-    from inference.demo.train import DEFAULT_STEPS, SEED, TrainingReport, create_demo
-
     steps = DEFAULT_STEPS if arguments.steps is None else arguments.steps
     if not 1 <= steps <= 100_000:
         raise InvalidRequest(f"--steps is {steps}, it must be from 1 to 100000.", param="steps")

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from blazr_site.commands.models import add_model_arguments, inspect_model
+from blazr_site.commands.loading import inspect_model
 from blazr_site.commands.tables import output_console, table
 from inference.host.units import format_bytes, format_count
+from models_registry.detection.describe import describe
 
-HELP = "show what a checkpoint is: layers, sizes, dtype, detected facts with evidence"
 CONFIDENCE_STYLES = {
     "override": "magenta",
     "certain": "green",
@@ -26,16 +26,8 @@ CONFIDENCE_STYLES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    add_model_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the description as tables or JSON."""
-    from models_registry.detection.describe import describe
-
     description = describe(inspect_model(arguments))
     if arguments.json:
         sys.stdout.write(json.dumps(description, indent=2, ensure_ascii=False) + "\n")

@@ -5,59 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
+from django.utils import timezone
 from rich.text import Text
 
-from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
+from blazr_site.commands.arguments import KEY_LIMITS
 from blazr_site.commands.tables import output_console, table
+from inference.access.api_keys import api_key_create, api_key_revoke
 from inference.errors import InvalidRequest
-from inference.values.principal import DEFAULT_SCOPES, SCOPES
+from inference.models import ApiKey
+from inference.values.limits import KeyLimits
+from inference.values.principal import DEFAULT_SCOPES, KEY_MARK
 
-if TYPE_CHECKING:
-    from inference.models import ApiKey
-
-HELP = "create, list and revoke API keys"
 MAX_DAYS = 36_500
-_LIMITS = {
-    "rpm": "requests a minute",
-    "tpm": "tokens a minute",
-    "concurrent": "requests that are open at a time",
-    "lines": "lines of batches and jobs that wait or run at a time",
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One subcommand each."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = actions.add_parser("create", help="make a key and print it; it can't be shown again")
-    create.add_argument("name", nargs="?", help="what the key is for")
-    create.add_argument("--name", dest="named", metavar="NAME", help="the same, as an option")
-    create.add_argument("--days", type=int, metavar="N", help="days until it expires (default: never)")
-    create.add_argument(
-        "--expires",
-        metavar="DATE",
-        help="the moment it expires: 2027-01-31, or 2027-01-31T12:00 (UTC), in place of --days",
-    )
-    create.add_argument(
-        "--scope",
-        action="append",
-        metavar="SCOPE",
-        help=f"what it may do: {', '.join(SCOPES)}; repeatable ({', '.join(DEFAULT_SCOPES)})",
-    )
-    create.add_argument("--model", action="append", metavar="NAME", help="a model it may use; repeatable (all models)")
-    for option, text in _LIMITS.items():
-        create.add_argument(f"--{option}", type=int, metavar="N", help=f"{text} (the server's default)")
-    listing = actions.add_parser("list", help="show all keys by their public part")
-    revoke = actions.add_parser("revoke", help="end a key for good")
-    revoke.add_argument("prefix", help="the key's public part, as list shows it, or the whole key")
-    for action in (create, listing, revoke):
-        add_data_dir_argument(action)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
-    set_up_django(arguments)
     if arguments.action == "create":
         return _create(arguments)
     if arguments.action == "list":
@@ -67,9 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _create(arguments: argparse.Namespace) -> int:
     """Print the key to standard output and nothing else there, so that a script can take it."""
-    from inference.access.api_keys import api_key_create
-    from inference.values.limits import KeyLimits
-
     names = [name for name in (arguments.name, arguments.named) if name is not None]
     if len(names) != 1:
         raise InvalidRequest("give the key one name: blazr key create NAME.", param="name")
@@ -87,8 +48,6 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _expiry(days: int | None, date: str | None) -> datetime | None:
-    from django.utils import timezone
-
     if days is not None and date is not None:
         raise InvalidRequest("give one of --days and --expires.", param="expires")
     if date is not None:
@@ -111,15 +70,11 @@ def _rules(row: ApiKey) -> str:
     parts = [] if set(row.scopes) == set(DEFAULT_SCOPES) else ["+".join(row.scopes)]
     parts += [f"only {', '.join(row.allowed_models)}"] if row.allowed_models else []
     limits = (row.requests_per_minute, row.tokens_per_minute, row.max_concurrent, row.max_queued_lines)
-    parts += [f"{option} {limit}" for option, limit in zip(_LIMITS, limits, strict=True) if limit is not None]
+    parts += [f"{option} {limit}" for option, limit in zip(KEY_LIMITS, limits, strict=True) if limit is not None]
     return "; ".join(parts)
 
 
 def _list() -> int:
-    from django.utils import timezone
-
-    from inference.models import ApiKey
-
     rows = list(ApiKey.objects.all())
     console = output_console()
     if not rows:
@@ -143,9 +98,6 @@ def _list() -> int:
 
 
 def _revoke(text: str) -> int:
-    from inference.access.api_keys import api_key_revoke
-    from inference.values.principal import KEY_MARK
-
     # Of a whole key only the public part goes on: an error must not show the rest.
     prefix = text.removeprefix(f"{KEY_MARK}_").partition("_")[0]
     row = api_key_revoke(prefix=prefix)

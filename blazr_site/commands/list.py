@@ -6,24 +6,13 @@ import argparse
 
 from rich.text import Text
 
-from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
 from blazr_site.commands.tables import output_console, table
 from inference.host.units import format_bytes, format_count
-
-HELP = "list the registered checkpoints"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    add_data_dir_argument(parser)
-    parser.add_argument("-v", "--verbose", action="store_true", help="show paths as well")
+from models_registry.selectors import checkpoint_list
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one row per checkpoint."""
-    set_up_django(arguments)
-    from models_registry.selectors import checkpoint_list
-
     rows = list(checkpoint_list())
     console = output_console()
     if not rows:

@@ -8,25 +8,15 @@ from typing import Any
 
 from rich.text import Text
 
-from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
 from blazr_site.commands.tables import output_console, table
+from inference.errors import Unavailable
 from inference.host.units import format_bytes
-
-HELP = "show the models that are in memory"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    add_data_dir_argument(parser)
+from inference.transport.worker_states import worker_states_sync
+from models_registry.selectors import checkpoint_list
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one row per model that is resident or loading."""
-    set_up_django(arguments)
-    from inference.errors import Unavailable
-    from inference.transport.worker_states import worker_states_sync
-    from models_registry.selectors import checkpoint_list
-
     console = output_console()
     try:
         workers = worker_states_sync()

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
 from blazr_site.commands.models import progress_bar, stderr
-
-HELP = "download a checkpoint from the HuggingFace hub and register it"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("repo", help="hub id, OWNER/NAME")
-    parser.add_argument("--revision", help="branch, tag or commit (default: main)")
-    parser.add_argument("--name", help="name to serve it under (default: NAME)")
-    add_data_dir_argument(parser)
+from models_registry.hub import hub_pull
+from models_registry.services import checkpoint_register
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Download with a progress bar, inspect, register."""
-    set_up_django(arguments)
-    from models_registry.hub import hub_pull
-    from models_registry.services import checkpoint_register
-
     with progress_bar(f"Downloading {arguments.repo}") as report:
         path = hub_pull(arguments.repo, revision=arguments.revision, progress=report)
     name = arguments.name or arguments.repo.rpartition("/")[2]

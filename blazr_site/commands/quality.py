@@ -8,36 +8,23 @@ import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from blazr_site.commands.models import add_model_arguments, choose_device, inspect_model, progress_bar, stderr
+from blazr_site.commands.loading import choose_device, inspect_model
+from blazr_site.commands.models import progress_bar, stderr
+from blazr_site.commands.tables import output_console, table
+from inference.demo.corpus import load_documents
 from inference.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from inference.llm.quality import Quality
-    from models_registry.detection.inspection import Inspection
-
-HELP = "show what quantisation costs: perplexity and changed predictions"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    add_model_arguments(parser)
-    parser.add_argument("--quant", default="int8,int4", help="forms to compare, with commas (default int8,int4)")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text (default: Python's own help pages)")
-    parser.add_argument("--tokens", type=int, default=2048, metavar="N", help="most tokens to read (default 2048)")
-    parser.add_argument("--window", type=int, default=512, metavar="N", help="tokens read in one go (default 512)")
-    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+from inference.host.units import format_bytes
+from inference.llm.options import LLMOptions
+from inference.llm.quality import Quality, measure_quality
+from inference.modelling.quantisation import QUANTS
+from inference.text.tokenisation.tokenizer import load_tokenizer
+from models_registry.detection.inspection import Inspection
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print a table or JSON."""
-    from inference.llm.options import LLMOptions
-    from inference.llm.quality import measure_quality
-    from inference.modelling.quantisation import QUANTS
-
     quants = [part.strip() for part in arguments.quant.split(",")]
     for quant in quants:
         if quant not in QUANTS:
@@ -46,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) < 2:
             raise InvalidRequest(f"--{name} is {getattr(arguments, name)}; it must be at least 2.", param=name)
     inspection = inspect_model(arguments)
-    token_ids, source = _tokens(inspection, arguments.text, arguments.tokens)
+    token_ids, source = _tokens(inspection, Path(arguments.text) if arguments.text else None, arguments.tokens)
     window = min(arguments.window, inspection.spec.max_position_embeddings)
     options = LLMOptions(device=choose_device(force_cpu=arguments.cpu), dtype=arguments.dtype)
     with progress_bar("Predicting") as report:
@@ -72,8 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[list[int], str]:
     """Token ids to read, and what they are in words."""
-    from inference.text.tokenisation.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(inspection.tokenizer)
     try:
         if tokenizer.has_text:
@@ -91,8 +76,6 @@ def _tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[list[
 
 def _text(path: Path | None) -> tuple[str, str]:
     if path is None:
-        from inference.demo.corpus import load_documents
-
         return "\n\n".join(document.text for document in load_documents(0)), "Python's help pages"
     try:
         return path.read_text(encoding="utf-8"), path.name
@@ -101,9 +84,6 @@ def _text(path: Path | None) -> tuple[str, str]:
 
 
 def _print(found: list[Quality]) -> None:
-    from blazr_site.commands.tables import output_console, table
-    from inference.host.units import format_bytes
-
     numbers = ("weights", "perplexity", "change", "same first choice", "mean KL (nats)")
     shown = table("form", *numbers, right=numbers)
     for item in found:

@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.text import Text
 
-from blazr_site.commands.django_setup import add_data_dir_argument, set_up_django
 from blazr_site.commands.tables import output_console, table
+from inference.records.usage_report import csv_chunks, csv_header, tenant_of_key, usage_objects, usage_question
 
-HELP = "show requests and tokens per key, model and day"
 _HEADINGS = {
     "key_name": "name",
     "prompt_tokens": "prompt",
@@ -24,22 +23,8 @@ _HEADINGS = {
 """Columns without a unit count tokens."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which usage."""
-    parser.add_argument("--from", dest="first", metavar="DATE", help="first day, UTC (29 days before the last)")
-    parser.add_argument("--to", dest="last", metavar="DATE", help="last day, included (today)")
-    parser.add_argument("--by", metavar="LIST", help="of key, model and day, with commas between (day,key,model)")
-    parser.add_argument("--key", metavar="PREFIX", help="of one key only, by its public part; local: without a key")
-    parser.add_argument("--model", metavar="NAME", help="of one model only")
-    parser.add_argument("--csv", action="store_true", help="print comma-separated values")
-    add_data_dir_argument(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the sums."""
-    set_up_django(arguments)
-    from inference.records.usage_report import csv_chunks, csv_header, tenant_of_key, usage_objects, usage_question
-
     question = usage_question(
         first=arguments.first,
         last=arguments.last,

@@ -8,7 +8,6 @@ from typing import Any
 from blazr_site.process_environment import process_options
 from blazr_site.settings import read
 
-BLAZR_MODEL = read.texts("BLAZR_MODEL", help="Models that blazr serve loads at its start: path, hub id, or NAME=path.")
 BLAZR_DEVICE: str = read.text(
     "BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one. blazr serve: a list."
 )

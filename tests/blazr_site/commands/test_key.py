@@ -21,7 +21,7 @@ from inference.models import ApiKey
 @pytest.fixture
 def run(monkeypatch, capsys, db):
     """The command in this process, on the test database; gives exit code, output and errors."""
-    monkeypatch.setattr("blazr_site.commands.key.set_up_django", lambda arguments: None)
+    monkeypatch.setattr("blazr_site.cli.set_up", lambda arguments, needs: None)
 
     def call(*arguments: str) -> SimpleNamespace:
         code = main(["key", *arguments])
@@ -162,7 +162,7 @@ def test_the_command_works_on_a_data_directory_of_its_own(tmp_path: Path):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_request_with_the_key_is_let_in_until_it_is_revoked(settings, monkeypatch, capsys):
-    monkeypatch.setattr("blazr_site.commands.key.set_up_django", lambda arguments: None)
+    monkeypatch.setattr("blazr_site.cli.set_up", lambda arguments, needs: None)
     settings.BLAZR_API_KEY_REQUIRED = True
     assert main(["key", "create", "client"]) == 0
     key = capsys.readouterr().out.strip()

@@ -190,7 +190,7 @@ def test_files_are_cut_into_chunks_and_hold_no_formula(db, writer):
 
 
 def test_the_command_prints_a_table_and_a_file(db, writer, monkeypatch, capsys):
-    monkeypatch.setattr("blazr_site.commands.usage.set_up_django", lambda arguments: None)
+    monkeypatch.setattr("blazr_site.cli.set_up", lambda arguments, needs: None)
     monkeypatch.setenv("COLUMNS", "200")
     span = ("--from", "2026-11-01", "--to", "2026-11-30")
     assert main(["usage", *span]) == 0

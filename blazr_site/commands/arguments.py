@@ -1,0 +1,258 @@
+"""The commands of ``blazr``: what each is for, what it takes, and what has to be set up before it runs.
+
+Light, so that ``blazr --help`` is instant: a command's module is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from inference.values.principal import DEFAULT_SCOPES, SCOPES
+
+Needs = Literal["nothing", "settings", "applications", "site", "database"]
+"""What is set up before a command's module is imported: nothing; the settings; Django's applications, too, without a
+data directory (``applications``), with one (``site``), or with one and the tables up to date (``database``)."""
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEMO_DIRECTORY = "models/demo"
+KEY_LIMITS = {
+    "rpm": "requests a minute",
+    "tpm": "tokens a minute",
+    "concurrent": "requests that are open at a time",
+    "lines": "lines of batches and jobs that wait or run at a time",
+}
+
+SERVE_OPTIONS: tuple[tuple[str, str, str, str], ...] = (
+    ("--host", "BLAZR_HOST", "ADDRESS", "address to listen on (127.0.0.1; beyond loopback, API keys are needed)"),
+    ("--port", "BLAZR_PORT", "PORT", "port to listen on (8080; 0: any free one)"),
+    ("--device", "BLAZR_DEVICE", "DEVICE", "cpu, cuda:N, several with commas: one worker each (auto)"),
+    ("--dtype", "BLAZR_DTYPE", "TYPE", "float32, bfloat16, float16 (auto: what fits device and weights)"),
+    ("--quant", "BLAZR_QUANT", "KIND", "int8 or int4: quantise the matrices as they are loaded (none)"),
+    ("--speculative", "BLAZR_SPECULATIVE", "HOW", "draft tokens: ngram or draft:MODEL, and perhaps ,k=N (off)"),
+    ("--max-model-len", "BLAZR_MAX_MODEL_LEN", "N", "longest prompt plus output in tokens (the model's)"),
+    ("--max-num-seqs", "BLAZR_MAX_NUM_SEQS", "N", "requests of a model that are computed together (64)"),
+    (
+        "--memory-budget",
+        "BLAZR_MEMORY_BUDGET",
+        "BYTES",
+        "memory for all models, e.g. 24GiB (70 %% of RAM, 90 %% of a GPU)",
+    ),
+    ("--cache-bytes", "BLAZR_CACHE_BYTES", "BYTES", "memory for the states of one model (by what is free)"),
+    ("--cache-dir", "BLAZR_CACHE_DIR", "DIR", "directory in which the prefix cache outlives a restart (none)"),
+    ("--cache-dir-bytes", "BLAZR_CACHE_DIR_BYTES", "BYTES", "most bytes in that directory (16GiB)"),
+    ("--prefix-cache", "BLAZR_PREFIX_CACHE", "HOW", "on, off, or on,snapshots=BYTES,host=BYTES (on)"),
+    ("--keep-alive", "BLAZR_KEEP_ALIVE_S", "SECONDS", "unload unused models after so long (300; -1: never)"),
+    ("--threads", "BLAZR_NUM_THREADS", "N", "compute threads of a CPU worker (the cores)"),
+    ("--log-level", "BLAZR_LOG_LEVEL", "LEVEL", "DEBUG, INFO, WARNING or ERROR (INFO)"),
+)
+"""Option of ``blazr serve``, variable that it sets, and its place in --help. The settings check the values."""
+
+OPTION_OF = {variable: option for option, variable, _, _ in SERVE_OPTIONS} | {
+    "BLAZR_DATA_DIR": "--data-dir",
+    "BLAZR_MODEL": "--model",
+    "BLAZR_NO_AUTH": "--no-auth",
+}
+"""The option that sets a variable, for error messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command.
+
+    Attributes:
+        help: What it is for.
+        add_arguments: Adds its options to a parser. An option that sets a variable has its name as destination.
+        needs: See ``Needs``.
+    """
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    needs: Needs = "nothing"
+
+
+def add_site_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--config`` and ``--data-dir``."""
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML (blazr.toml here or in the data directory)")
+    parser.add_argument(
+        "--data-dir", dest="BLAZR_DATA_DIR", metavar="DIR",
+        help="directory of database, uploads, logs and secrets (BLAZR_DATA_DIR, or ./data)",
+    )  # fmt: skip
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Each option has a variable, which the option overrules."""
+    parser.add_argument(
+        "--model", action="append", dest="BLAZR_MODEL", metavar="[NAME=]MODEL",
+        help="directory, .safetensors file or HuggingFace id to load and keep; repeatable (BLAZR_MODEL)",
+    )  # fmt: skip
+    add_site_arguments(parser)
+    for option, variable, metavar, text in SERVE_OPTIONS:
+        parser.add_argument(option, dest=variable, metavar=metavar, help=f"{text} ({variable})")
+    for option, variable, value, text in (
+        ("--no-prefix-cache", "BLAZR_PREFIX_CACHE", "off", "the same as --prefix-cache off"),
+        ("--cpu", "BLAZR_DEVICE", "cpu", "the same as --device cpu"),
+        ("--no-auth", "BLAZR_NO_AUTH", "true", "serve the API without keys even beyond loopback (BLAZR_NO_AUTH)"),
+    ):
+        parser.add_argument(option, action="store_const", dest=variable, const=value, help=text)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """``blazr config`` takes what ``blazr serve`` takes."""
+    add_serve_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--model``, ``--vocab`` and ``--override``."""
+    parser.add_argument("--model", required=True, help="a directory, a .safetensors file, or a HuggingFace id; 'demo'")
+    parser.add_argument(
+        "--vocab", help="cl100k_base, o200k_base, llama3, deepseek_v3, or a .tiktoken file (default: detected)"
+    )
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="FACT=VALUE",
+        help="set a detected fact by hand, e.g. top_k=1 (repeatable)",
+    )
+
+
+def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the model is loaded in this process."""
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    parser.add_argument("--quant", default="none", choices=("none", "int8", "int4"), help="quantise while loading")
+    parser.add_argument(
+        "--speculative", metavar="HOW", help="draft tokens: ngram or draft:MODEL (named as --model), and perhaps ,k=N"
+    )
+
+
+def _generate(parser: argparse.ArgumentParser) -> None:
+    """The defaults are the original's, not OpenAI's."""
+    add_model_arguments(parser)
+    parser.add_argument("--prompt", required=True, help="the text to continue")
+    parser.add_argument("--max-tokens", type=int, default=100, help="most tokens to generate (default 100)")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default 0.7)")
+    parser.add_argument("--top-p", type=float, default=0.9, help="nucleus share (default 0.9)")
+    parser.add_argument("--top-k", type=int, default=40, help="likeliest tokens kept, 0: all (default 40)")
+    parser.add_argument("--seed", type=int, default=None, help="fix the draws")
+    add_loading_arguments(parser)
+
+
+def _batch(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    run_parser = actions.add_parser(
+        "run",
+        help="compute every line of a batch file",
+        description="Computes every line of a batch file (OpenAI's format) with one model. An output file that exists "
+        "is continued: lines with an output in it aren't run again. Exit code: 0 all lines have an output, 1 some have "
+        "an error, 2 the file or an option is wrong.",
+    )
+    run_parser.add_argument("input", help="JSON lines: custom_id, method, url, body")
+    run_parser.add_argument("-o", "--output", required=True, help="file of the outputs, in the order of their end")
+    run_parser.add_argument("--errors", help="file of the lines with errors (default: OUTPUT.errors)")
+    add_model_arguments(run_parser)
+    run_parser.add_argument(
+        "--max-num-seqs", type=int, default=64, help="lines that are computed together (default 64)"
+    )
+    add_loading_arguments(run_parser)
+
+
+def _info(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def _quality(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--quant", default="int8,int4", help="forms to compare, with commas (default int8,int4)")
+    parser.add_argument("--text", metavar="FILE", help="UTF-8 text (default: Python's own help pages)")
+    parser.add_argument("--tokens", type=int, default=2048, metavar="N", help="most tokens to read (default 2048)")
+    parser.add_argument("--window", type=int, default=512, metavar="N", help="tokens read in one go (default 512)")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _decode(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ids", required=True, help='comma-separated token ids, e.g. "1,2"')
+    parser.add_argument(
+        "--vocab", default="llama3", help="cl100k_base, o200k_base, llama3 (default), deepseek_v3, or a .tiktoken file"
+    )
+
+
+def _pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("repo", help="hub id, OWNER/NAME")
+    parser.add_argument("--revision", help="branch, tag or commit (default: main)")
+    parser.add_argument("--name", help="name to serve it under (default: NAME)")
+    add_site_arguments(parser)
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    add_site_arguments(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show paths as well")
+
+
+def _key(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = actions.add_parser("create", help="make a key and print it; it can't be shown again")
+    create.add_argument("name", nargs="?", help="what the key is for")
+    create.add_argument("--name", dest="named", metavar="NAME", help="the same, as an option")
+    create.add_argument("--days", type=int, metavar="N", help="days until it expires (default: never)")
+    create.add_argument(
+        "--expires",
+        metavar="DATE",
+        help="the moment it expires: 2027-01-31, or 2027-01-31T12:00 (UTC), in place of --days",
+    )
+    create.add_argument(
+        "--scope",
+        action="append",
+        metavar="SCOPE",
+        help=f"what it may do: {', '.join(SCOPES)}; repeatable ({', '.join(DEFAULT_SCOPES)})",
+    )
+    create.add_argument("--model", action="append", metavar="NAME", help="a model it may use; repeatable (all models)")
+    for option, text in KEY_LIMITS.items():
+        create.add_argument(f"--{option}", type=int, metavar="N", help=f"{text} (the server's default)")
+    listing = actions.add_parser("list", help="show all keys by their public part")
+    revoke = actions.add_parser("revoke", help="end a key for good")
+    revoke.add_argument("prefix", help="the key's public part, as list shows it, or the whole key")
+    for action in (create, listing, revoke):
+        add_site_arguments(action)
+
+
+def _usage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--from", dest="first", metavar="DATE", help="first day, UTC (29 days before the last)")
+    parser.add_argument("--to", dest="last", metavar="DATE", help="last day, included (today)")
+    parser.add_argument("--by", metavar="LIST", help="of key, model and day, with commas between (day,key,model)")
+    parser.add_argument("--key", metavar="PREFIX", help="of one key only, by its public part; local: without a key")
+    parser.add_argument("--model", metavar="NAME", help="of one model only")
+    parser.add_argument("--csv", action="store_true", help="print comma-separated values")
+    add_site_arguments(parser)
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", default=DEMO_DIRECTORY, help=f"directory to write (default {DEMO_DIRECTORY})")
+    parser.add_argument("--steps", type=int, default=None, help="training steps (default 380)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of data order and weights (default 7)")
+
+
+COMMANDS = {
+    "serve": Command(
+        "start the whole platform: web, worker, queue, and the models that are named", add_serve_arguments, "site"
+    ),
+    "config": Command("show the settings in force and where each comes from", add_config_arguments, "settings"),
+    "generate": Command("continue a prompt in the terminal", _generate),
+    "batch": Command("run a file of requests in this terminal", _batch, "applications"),
+    "info": Command("show what a checkpoint is: layers, sizes, dtype, detected facts with evidence", _info),
+    "quality": Command("show what quantisation costs: perplexity and changed predictions", _quality),
+    "decode": Command("turn token ids into text", _decode),
+    "pull": Command("download a checkpoint from the HuggingFace hub and register it", _pull, "database"),
+    "list": Command("list the registered checkpoints", _list, "database"),
+    "ps": Command("show the models that are in memory", add_site_arguments, "database"),
+    "key": Command("create, list and revoke API keys", _key, "database"),
+    "usage": Command("show requests and tokens per key, model and day", _usage, "database"),
+    "demo": Command("train the demo model from Python's own help texts (about a minute on two cores)", _demo),
+}

@@ -1,0 +1,87 @@
+"""``blazr config``: the settings in force, and where each value comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.text import Text
+
+from blazr_site import settings
+from blazr_site.commands.tables import output_console, table
+from blazr_site.settings import read, sources
+
+MASK = "********"
+_PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """A setting as it is in force.
+
+    Attributes:
+        key: In ``blazr.toml``.
+        variable: Of the environment.
+        value: As it was given, or the default; None: none. Secrets are masked.
+        source: ``command line``, ``environment``, ``file`` or ``default``.
+        place: Option, variable, or file and key; empty for a default.
+    """
+
+    key: str
+    variable: str
+    value: Any
+    source: str
+    place: str
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a table or JSON; what has no effect is named on the error stream."""
+    rows = [in_force(variable) for variable in sorted(read.KNOWN.values(), key=lambda item: item.key)]
+    file = sources.config_file().path
+    if arguments.json:
+        result = {
+            "file": None if file is None else str(file),
+            "settings": [asdict(row) for row in rows],
+            "models": [asdict(model) for model in settings.BLAZR_MODELS],
+        }
+        sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    else:
+        _print(rows)
+        output_console().print(Text(f"\nfile: {file}" if file else "\nfile: none"), soft_wrap=True)
+    for sentence, advice in read.warnings():
+        sys.stderr.write(f"warning: {sentence} {advice}\n")
+    return 0
+
+
+def in_force(variable: read.Variable) -> InForce:
+    """The value of a variable and its source."""
+    found = sources.find(variable.name)
+    if found is None:
+        return InForce(variable.key, variable.name, variable.default or None, "default", "")
+    value = masked(found.value) if variable.is_secret else found.value
+    return InForce(variable.key, variable.name, value, found.source, found.place)
+
+
+def masked(value: Any) -> str:
+    """A secret as it may be shown: of a URL everything but the password, of others nothing."""
+    text = str(value)
+    return _PASSWORD.sub(MASK, text) if "://" in text else MASK
+
+
+def _print(rows: list[InForce]) -> None:
+    shown = table("setting", "value", "from", whole=("setting",))
+    for row in rows:
+        value = "" if row.value is None else row.value if isinstance(row.value, str) else json.dumps(row.value)
+        shown.add_row(Text(row.key), Text(value), Text(f"{row.source}, {row.place}" if row.place else row.source))
+    for number, model in enumerate(settings.BLAZR_MODELS):
+        shown.add_row(Text(f"models[{number}]"), Text(model.model), Text(_source_of_models()))
+    output_console().print(shown)
+
+
+def _source_of_models() -> str:
+    found = sources.find("BLAZR_MODEL")
+    return f"file, {sources.config_file().path}: models" if found is None else f"{found.source}, {found.place}"

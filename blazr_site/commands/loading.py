@@ -1,0 +1,81 @@
+"""Load the model of ``--model`` in this process, for commands that run without a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+
+from blazr_site.commands.models import progress_bar, resolve_model, stderr
+from inference.errors import InvalidRequest
+from inference.llm.draft_loading import DraftCheckpoint
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.values.speculative_options import SpeculativeOptions
+from models_registry.detection.inspection import Inspection, inspect_checkpoint
+
+
+def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:
+    """``--override`` and ``--vocab`` as facts; values are read as JSON where they can be."""
+    overrides: dict[str, Any] = {}
+    for item in arguments.override:
+        fact, separator, value = item.partition("=")
+        if not separator:
+            raise InvalidRequest(f"--override {item!r} must look like FACT=VALUE.", param="override")
+        try:
+            overrides[fact] = json.loads(value)
+        except ValueError:
+            overrides[fact] = value
+    if arguments.vocab:
+        overrides["vocabulary"] = arguments.vocab
+    return overrides
+
+
+def inspect_model(arguments: argparse.Namespace) -> Inspection:
+    """Find and inspect what ``--model`` names."""
+    return inspect_checkpoint(resolve_model(arguments.model), overrides=overrides_from(arguments))
+
+
+def inspect_to_run(arguments: argparse.Namespace) -> Inspection:
+    """``inspect_model``; what is doubtful about it goes to the terminal's error stream."""
+    inspection = inspect_model(arguments)
+    for warning in inspection.warnings:
+        stderr.print(f"[yellow]note:[/] {warning}", highlight=False)
+    return inspection
+
+
+def load_to_run(arguments: argparse.Namespace, inspection: Inspection, *, max_num_seqs: int = 64) -> LLM:
+    """Load the model as ``--cpu``, ``--dtype``, ``--quant`` and ``--speculative`` say, with a progress bar."""
+    options = LLMOptions(
+        device=choose_device(force_cpu=arguments.cpu),
+        dtype=arguments.dtype,
+        quant=arguments.quant,
+        speculative=None if arguments.speculative is None else SpeculativeOptions.parse(arguments.speculative),
+        max_num_seqs=max_num_seqs,
+    )
+    with progress_bar("Loading weights") as report:
+        return LLM.load(
+            inspection.spec,
+            inspection.tokenizer,
+            inspection.weight_paths,
+            options,
+            progress=report,
+            draft=_draft(options.speculative),
+        )
+
+
+def _draft(options: SpeculativeOptions | None) -> DraftCheckpoint | None:
+    """The draft model that the options name, found as ``--model`` is."""
+    if options is None or not options.draft_model:
+        return None
+    found = inspect_checkpoint(resolve_model(options.draft_model))
+    return DraftCheckpoint(options.draft_model, found.spec, found.tokenizer, found.weight_paths)
+
+
+def choose_device(*, force_cpu: bool) -> str:
+    """``cuda:0`` when there is one, unless the CPU is asked for."""
+    if force_cpu:
+        return "cpu"
+    return "cuda:0" if torch.cuda.is_available() else "cpu"

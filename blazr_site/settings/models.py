@@ -1,0 +1,95 @@
+"""The models to register at the start, of the command line, ``BLAZR_MODEL``, or ``[[models]]`` of the file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from blazr_site.settings import read, sources
+from inference.errors import InvalidRequest
+from models_registry.settings_schema import MODEL_SETTINGS, validate_settings
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=(.+)")
+_OWN_KEYS: Mapping[str, tuple[type, str]] = {
+    "model": (str, "a directory, a .safetensors file, a HuggingFace id, or demo"),
+    "name": (str, "a string"),
+    "aliases": (list, "a list of strings"),
+    "load": (bool, "true or false"),
+    "overrides": (dict, "a table of facts"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredModel:
+    """A model to register at the start.
+
+    Attributes:
+        model: Directory, weight file, hub id, or ``demo``.
+        name: To serve it under; None: chosen from the path.
+        aliases: Further names that mean it.
+        load: Whether it is loaded at the start and stays.
+        overrides: Detected facts set by hand.
+        settings: Of ``models_registry.settings_schema``; they overrule what was set on the model's page.
+    """
+
+    model: str
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
+    load: bool = True
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def named_model(text: str) -> ConfiguredModel:
+    """``NAME=MODEL`` or ``MODEL``, as the command line has it."""
+    match = _NAMED.fullmatch(text)
+    if match is not None and not Path(text).expanduser().exists():
+        return ConfiguredModel(match[2], name=match[1])
+    return ConfiguredModel(text)
+
+
+def models_of_file(file: sources.ConfigFile) -> list[ConfiguredModel]:
+    """The tables ``[[models]]``.
+
+    Raises:
+        ImproperlyConfigured: One is wrong: with its number, key, value and what is allowed.
+    """
+    tables = file.values.get("models", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ImproperlyConfigured(f"{file.path}: models must be tables, each under a line [[models]].")
+    return [_model(table, f"{file.path}: models[{number}]", file.path) for number, table in enumerate(tables)]
+
+
+def _model(table: Mapping[str, Any], place: str, path: Path | None) -> ConfiguredModel:
+    known = [*_OWN_KEYS, *(setting.name for setting in MODEL_SETTINGS)]
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
+            raise ImproperlyConfigured(f"{place}.{key} is unknown. {advice}")
+    if "model" not in table:
+        raise ImproperlyConfigured(f"{place} needs a key model: {_OWN_KEYS['model'][1]}.")
+    own: dict[str, Any] = {key: value for key, value in table.items() if key in _OWN_KEYS}
+    for key, value in own.items():
+        kind, wanted = _OWN_KEYS[key]
+        if not isinstance(value, kind) or (kind is list and not all(isinstance(item, str) for item in value)):
+            raise ImproperlyConfigured(f"{place}.{key} is {read.shorten(value)}, it must be {wanted}.")
+    try:
+        settings = validate_settings({key: value for key, value in table.items() if key not in _OWN_KEYS})
+    except InvalidRequest as error:
+        raise ImproperlyConfigured(f"{place}.{error.message}") from None
+    beside_file = path.parent / Path(own["model"]).expanduser() if path is not None else None
+    if beside_file is not None and beside_file.exists():
+        own["model"] = str(beside_file)
+    return ConfiguredModel(**{**own, "aliases": tuple(own.get("aliases", ())), "settings": settings})
+
+
+BLAZR_MODEL = read.texts("BLAZR_MODEL", help="Models that blazr serve loads at its start: path, hub id, or NAME=path.")
+# A list that somebody gave replaces the file's tables.
+BLAZR_MODELS = [named_model(text) for text in BLAZR_MODEL] or models_of_file(sources.config_file())

@@ -1,0 +1,44 @@
+"""The models of the command line and of ``[[models]]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blazr_site.settings.models import ConfiguredModel, models_of_file, named_model
+from blazr_site.settings.sources import ConfigFile
+
+
+def test_a_name_may_stand_before_the_model(tmp_path, monkeypatch):
+    assert named_model("chat=org/model") == ConfiguredModel("org/model", name="chat")
+    assert named_model("org/model") == ConfiguredModel("org/model")
+    monkeypatch.chdir(tmp_path)
+    Path("a=b").mkdir()
+    assert named_model("a=b") == ConfiguredModel("a=b")
+
+
+def test_a_table_has_everything_of_a_model(tmp_path):
+    (tmp_path / "weights").mkdir()
+    tables = [
+        {"model": "weights", "name": "w", "aliases": ["x"], "load": False, "overrides": {"top_k": 1}, "quant": "int8",
+         "speculative": "ngram"},
+        {"model": "org/model"},
+    ]  # fmt: skip
+    first, second = models_of_file(ConfigFile(tmp_path / "blazr.toml", {"models": tables}))
+    assert first == ConfiguredModel(
+        str(tmp_path / "weights"), name="w", aliases=("x",), load=False, overrides={"top_k": 1},
+        settings={"quant": "int8", "speculative": first.settings["speculative"]},
+    )  # fmt: skip
+    assert first.settings["speculative"]["method"] == "ngram"
+    assert second == ConfiguredModel("org/model")
+
+
+def test_without_a_file_there_are_no_models():
+    assert models_of_file(ConfigFile(None, {})) == []
+
+
+@pytest.mark.parametrize("settings", [{"dtype": None}, {"keep_alive_s": -1}])
+def test_settings_are_those_of_the_registry(settings):
+    (found,) = models_of_file(ConfigFile(Path("/x/blazr.toml"), {"models": [{"model": "demo", **settings}]}))
+    assert found.settings == {name: value for name, value in settings.items() if value is not None}
