@@ -18,7 +18,7 @@ class BlazrSiteConfig(AppConfig):
     def ready(self) -> None:
         """Importing the modules does both. Children of ``blazr serve`` leave the warning to it."""
         from blazr_site import celery, checks  # noqa: F401 - Django isn't set up before
-        from blazr_site.settings import read
+        from blazr_site.settings import read  # Django reads its settings itself
 
         if not process_options().is_child:
             for sentence, advice in read.warnings():

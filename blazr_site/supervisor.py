@@ -319,8 +319,8 @@ class Supervisor:
         """When a worker dies, its requests go on in the next one at once, not when their leases expire."""
 
         def release(code: int) -> None:
-            from inference.worker.lease import release_worker
-            from inference.worker.runtime import connect
+            from inference.worker.lease import release_worker  # torch comes with them
+            from inference.worker.runtime import connect  # torch
 
             try:
                 num = release_worker(connect(self._site.redis_url), worker_id)

@@ -11,6 +11,7 @@ from blazr_site.settings.celery import *  # noqa: F403
 from blazr_site.settings.channels import *  # noqa: F403
 from blazr_site.settings.database import *  # noqa: F403
 from blazr_site.settings.limits import *  # noqa: F403
+from blazr_site.settings.llm import *  # noqa: F403
 from blazr_site.settings.logging import *  # noqa: F403
 from blazr_site.settings.models import *  # noqa: F403
 from blazr_site.settings.redis import *  # noqa: F403

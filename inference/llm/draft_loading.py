@@ -1,18 +1,18 @@
-"""Loading the draft model that guesses for another one: same vocabulary, its own states, no tokenizer of its own."""
+"""Load the draft model of another model: the same vocabulary, its own states, no tokenizer of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from inference.engine.config import EngineConfig, StatePlan, blocks_for, plan_state_budget
+from inference.engine.config import StatePlan, blocks_for, plan_state_budget
+from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.errors import InvalidRequest
+from inference.llm.loading import engine_config
+from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
-from inference.modelling.quantisation import Quant
 from inference.modelling.spec import Dtype, ModelSpec
 from inference.modelling.weights.loader import load_network
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
@@ -20,7 +20,7 @@ from inference.values.speculative_options import SpeculativeOptions
 from inference.values.tokenizer_spec import TokenizerSpec
 
 STATES_SHARE = 0.25
-"""States of the draft model get so much memory, as a part of the big model's, on top; at least one sequence's."""
+"""Memory of the draft model's states, on top of the model's own and as a share of it; at least one sequence's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: SpeculativeOptions
 
     Args:
         dtype: Of its states.
-        options: How many requests it guesses for.
-        plan: The big model's.
+        options: How many requests it drafts for.
+        plan: Of the model that it drafts for.
     """
     length = min(plan.max_model_len, draft.spec.max_position_embeddings or plan.max_model_len)
     token_bytes, slot_bytes = draft.spec.state_bytes_per_token(dtype), draft.spec.state_bytes_per_sequence(dtype)
@@ -63,22 +63,20 @@ def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: SpeculativeOptions
 def load_draft(
     draft: DraftCheckpoint,
     tokenizer: Tokenizer,
-    options: SpeculativeOptions,
+    options: LLMOptions,
     plan: StatePlan,
-    *,
     dtype: Dtype,
-    quant: Quant,
-    device: str,
-    max_num_batched_tokens: int,
 ) -> DraftModel:
     """Load the draft model.
 
     Args:
-        tokenizer: The big model's.
-        plan: Of ``plan_draft``.
+        tokenizer: Of the model that it drafts for.
+        options: How that model is run, with ``speculative``.
+        plan: Of that model's states.
+        dtype: To compute the draft model in.
 
     Raises:
-        InvalidRequest: Its vocabulary isn't the big model's.
+        InvalidRequest: Its vocabulary is another one.
         CheckpointError: A file is broken.
     """
     own = load_tokenizer(draft.tokenizer)
@@ -86,26 +84,19 @@ def load_draft(
         check_same_vocabulary(draft.name, tokenizer, own)
     finally:
         own.close()
-    torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
-    network = load_network(draft.spec, draft.weight_paths, dtype=torch_dtype, device=device, quant=quant)
-    pack_weights(network)
-    num_seqs = min(options.max_requests, plan.max_running)
-    if plan.slot_bytes:
-        num_seqs = min(num_seqs, plan.num_spare_slots)
-    invalid = {*tokenizer.invalid_token_ids, *range(tokenizer.vocab_size, draft.spec.vocab_size)}
-    config = EngineConfig(
-        max_model_len=plan.max_model_len,
-        num_blocks=plan.num_blocks,
-        num_state_slots=plan.num_state_slots,
-        block_size=plan.block_size,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=max(max_num_batched_tokens, num_seqs),
-        device=device,
-        dtype=dtype,
-        invalid_token_ids=tuple(sorted(token for token in invalid if token < draft.spec.vocab_size)),
-        prefix_cache=False,
-        num_spare_slots=plan.num_spare_slots,
+    assert options.speculative is not None
+    network = load_network(
+        draft.spec, draft.weight_paths, dtype=TORCH_DTYPES[dtype], device=options.device, quant=options.quant
     )
+    pack_weights(network)
+    own_plan = plan_draft(draft, dtype, options.speculative, plan)
+    num_seqs = min(options.speculative.max_requests, own_plan.max_running)
+    if own_plan.slot_bytes:
+        num_seqs = min(num_seqs, own_plan.num_spare_slots)
+    invalid = {*tokenizer.invalid_token_ids, *range(tokenizer.vocab_size, draft.spec.vocab_size)}
+    own_options = replace(options, max_num_seqs=num_seqs, prefix_cache=False, snapshot_host_bytes=0)
+    invalid_ids = sorted(token for token in invalid if token < draft.spec.vocab_size)
+    config = engine_config(own_plan, own_options, dtype, invalid_ids)
     return DraftModel(network, draft.spec, config)
 
 

@@ -17,17 +17,18 @@ from typing import Any, cast
 
 import torch
 
-from inference.engine.config import EngineConfig, StatePlan
+from inference.engine.config import StatePlan
 from inference.engine.device import on_device, return_device_memory
 from inference.engine.engine import Engine
+from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.pooling import Pooling
 from inference.engine.request import EngineOutput
 from inference.engine.speculation.setup import Speculation
 from inference.errors import Conflict, GenerationFailed, InvalidRequest
 from inference.host.compute_threads import release_compute_threads
 from inference.host.machine import keep_freed_memory, return_freed_memory
-from inference.llm.draft_loading import DraftCheckpoint, load_draft, plan_draft
-from inference.llm.loading import _TORCH_DTYPES, TextLoading, _check_device, _check_dtype, open_disk
+from inference.llm.draft_loading import DraftCheckpoint, load_draft
+from inference.llm.loading import TextLoading, check_device, check_dtype, engine_config, open_disk
 from inference.llm.options import LLMOptions
 from inference.llm.pooled_output import PooledOutput
 from inference.llm.sizes import choose_dtype, plan_states
@@ -115,13 +116,13 @@ class LLM:
             InvalidRequest: The draft model has another vocabulary, or isn't given.
         """
         options = options or LLMOptions()
-        _check_device(options)
+        check_device(options)
         if options.device_kind == "cpu":
             keep_freed_memory()
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         dtype = choose_dtype(spec, options)
-        _check_dtype(options, dtype)
+        check_dtype(options, dtype)
         plan = plan_states(spec, options)  # before the weights: too little memory shows at once
         with on_device(torch.device(options.device)), contextlib.ExitStack() as undo:
             text = TextLoading(tokenizer, plan.max_model_len)
@@ -135,42 +136,19 @@ class LLM:
             network = load_network(
                 spec,
                 weight_files,
-                dtype=_TORCH_DTYPES[dtype],
+                dtype=TORCH_DTYPES[dtype],
                 device=options.device,
                 quant=options.quant,
                 pack=True,
                 progress=report,
             )
             loaded, template = text.result()
-            config = EngineConfig(
-                max_model_len=plan.max_model_len,
-                num_blocks=plan.num_blocks,
-                num_state_slots=plan.num_state_slots,
-                block_size=plan.block_size,
-                max_num_seqs=options.max_num_seqs,
-                max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
-                device=options.device,
-                dtype=dtype,
-                invalid_token_ids=loaded.invalid_token_ids,
-                prefix_cache=options.prefix_cache,
-                num_snapshot_slots=plan.num_snapshot_slots,
-                num_spare_slots=plan.num_spare_slots,
-                snapshot_host_bytes=options.snapshot_host_bytes,
-            )
+            config = engine_config(plan, options, dtype, loaded.invalid_token_ids)
             speculation, draft_weights = None, 0
             if options.speculative is not None:
                 speculation = Speculation(options.speculative)
                 if draft is not None:
-                    model = load_draft(
-                        draft,
-                        loaded,
-                        options.speculative,
-                        plan_draft(draft, choose_dtype(draft.spec, options), options.speculative, plan),
-                        dtype=choose_dtype(draft.spec, options),
-                        quant=options.quant,
-                        device=options.device,
-                        max_num_batched_tokens=options.max_num_batched_tokens,
-                    )
+                    model = load_draft(draft, loaded, options, plan, choose_dtype(draft.spec, options))
                     speculation = Speculation(options.speculative, model)
                     draft_weights = network_bytes(cast("torch.nn.Module", model.network))
             disk = open_disk(spec, weight_files, dtype, options)

@@ -1,4 +1,4 @@
-"""Loading what turns text into tokens, in a thread of its own: a load reads the weights meanwhile."""
+"""Parts of a load: text side in a thread, cache files, the engine's sizes, and checks of device and dtype."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from inference.engine.config import EngineConfig, StatePlan
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.model_key import model_key
 from inference.errors import BlazrError, ModelLoadFailed
@@ -25,7 +26,7 @@ MAX_CHARS_PER_TOKEN = 32
 
 
 class TextLoading:
-    """Tokenizer and chat template of a checkpoint on their way; begins at once.
+    """Load tokenizer and chat template of a checkpoint in a thread, which starts at once.
 
     Args:
         spec: What inspection found.
@@ -89,7 +90,30 @@ def load_template(spec: TokenizerSpec, tokenizer: Tokenizer, max_model_len: int)
     return template
 
 
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+def engine_config(plan: StatePlan, options: LLMOptions, dtype: Dtype, invalid_token_ids: Sequence[int]) -> EngineConfig:
+    """The engine's sizes for states that are divided as planned.
+
+    Args:
+        plan: Of the states' memory.
+        options: How the checkpoint is run.
+        dtype: Of the states that follow the model.
+        invalid_token_ids: Ids below vocab_size that no token of the vocabulary has.
+    """
+    return EngineConfig(
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.num_blocks,
+        num_state_slots=plan.num_state_slots,
+        block_size=plan.block_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+        device=options.device,
+        dtype=dtype,
+        invalid_token_ids=tuple(invalid_token_ids),
+        prefix_cache=options.prefix_cache,
+        num_snapshot_slots=plan.num_snapshot_slots,
+        num_spare_slots=plan.num_spare_slots,
+        snapshot_host_bytes=options.snapshot_host_bytes,
+    )
 
 
 def open_disk(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions) -> DiskTier | None:
@@ -105,7 +129,12 @@ def open_disk(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, optio
     return DiskTier(options.cache_dir, key, options.cache_dir_bytes)
 
 
-def _check_device(options: LLMOptions) -> None:
+def check_device(options: LLMOptions) -> None:
+    """Refuse a device that isn't there.
+
+    Raises:
+        ModelLoadFailed: It isn't.
+    """
     if options.device_kind != "cuda":
         return
     if not torch.cuda.is_available():
@@ -118,7 +147,12 @@ def _check_device(options: LLMOptions) -> None:
         )
 
 
-def _check_dtype(options: LLMOptions, dtype: Dtype) -> None:
+def check_dtype(options: LLMOptions, dtype: Dtype) -> None:
+    """Refuse bfloat16 where the device can't multiply it.
+
+    Raises:
+        ModelLoadFailed: It can't.
+    """
     if options.device_kind != "cuda" or dtype != "bfloat16":
         return
     major, minor = torch.cuda.get_device_capability(torch.device(options.device))

@@ -36,8 +36,9 @@ def make_runtime() -> WorkerRuntime:
     """The runtime that the settings describe."""
     from django.conf import settings
 
-    from inference.modelling.backends.native import library
-    from inference.worker.load_plan import plan_load
+    # Celery imports its pool, and so this module, before Django is set up.
+    from inference.modelling.backends.native import library  # with torch
+    from inference.worker.load_plan import plan_load  # needs Django
 
     library.select(settings.BLAZR_NATIVE)
     if settings.BLAZR_TRACES_ENDPOINT:
@@ -65,9 +66,10 @@ def make_runtime() -> WorkerRuntime:
 
 def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
     """Queued jobs and batches run beside the interactive requests."""
+    # Rows: Django isn't set up when this module is imported.
     from inference.batches.keeper import BatchKeeper
-    from inference.batches.runner import BatchRunner
-    from inference.jobs.runner import JobRunner
+    from inference.batches.runner import BatchRunner  # Django
+    from inference.jobs.runner import JobRunner  # Django
 
     keeper = BatchKeeper(owner=worker_id)
     jobs = JobRunner(manager, owner=worker_id)
@@ -109,8 +111,8 @@ def resolve_device(wanted: str) -> str:
 def default_budget_bytes(device: str) -> int:
     """Memory for models: of a CUDA device a share of what is free now, at the start, of the machine one of all."""
     if device.startswith("cuda"):
-        from inference.llm.options import LLMOptions
-        from inference.llm.sizes import CUDA_SHARE, free_memory_bytes
+        from inference.llm.options import LLMOptions  # torch comes with them
+        from inference.llm.sizes import CUDA_SHARE, free_memory_bytes  # torch
 
         return int(CUDA_SHARE * free_memory_bytes(LLMOptions(device=device)))
     return int(DEFAULT_MEMORY_SHARE * machine_memory_bytes())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
 
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections
@@ -18,10 +17,13 @@ from inference.llm.options import LLMOptions
 from inference.llm.sizes import load_sizes, needed_bytes
 from inference.values.speculative_options import SpeculativeOptions
 from inference.worker.interfaces import LoadPlan, Progress
+from models_registry.detection.inspection import Inspection
+from models_registry.models import Checkpoint
+from models_registry.selectors import checkpoint_get, checkpoint_get_by_name
+from models_registry.services import checkpoint_files_verify
 
-if TYPE_CHECKING:
-    from models_registry.detection.inspection import Inspection
-    from models_registry.models import Checkpoint
+MODEL_OPTIONS = ("dtype", "quant", "max_model_len", "max_num_seqs", "pooling")
+"""Fields of ``LLMOptions`` that a model's settings may replace."""
 
 
 def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = None) -> LoadPlan:
@@ -36,11 +38,9 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
         CheckpointError: Its files aren't the inspected ones any more.
         ModelLoadFailed: The database can't be reached.
     """
-    from models_registry.selectors import checkpoint_get
-
     checkpoint, inspection = _verified(lambda: checkpoint_get(checkpoint_id))
     own = checkpoint.settings
-    speculative: SpeculativeOptions | None = settings.BLAZR_SPECULATIVE
+    speculative: SpeculativeOptions | None = settings.BLAZR_LLM_OPTIONS["speculative"]
     if own.get("speculative"):
         speculative = SpeculativeOptions.from_dict(own["speculative"])
     draft = None
@@ -48,23 +48,11 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
         speculative = None  # the server's draft model itself
     elif speculative is not None and speculative.draft_model:
         draft = _draft(speculative.draft_model)
+    set_here = {name: own[name] for name in MODEL_OPTIONS if own.get(name)}
     options = LLMOptions(
+        **{**settings.BLAZR_LLM_OPTIONS, **set_here, "speculative": speculative},
         device=device,
-        dtype=cast("Any", own.get("dtype") or settings.BLAZR_DTYPE),  # both are checked where they are set
-        quant=cast("Any", own.get("quant") or settings.BLAZR_QUANT),
-        max_model_len=own.get("max_model_len") or settings.BLAZR_MAX_MODEL_LEN,
-        max_num_seqs=own.get("max_num_seqs") or settings.BLAZR_MAX_NUM_SEQS,
-        max_num_batched_tokens=max(settings.BLAZR_MAX_NUM_BATCHED_TOKENS, settings.BLAZR_MAX_NUM_SEQS),
-        cache_bytes=settings.BLAZR_CACHE_BYTES,
         memory_bytes=memory_bytes,
-        prefix_cache=settings.BLAZR_PREFIX_CACHE,
-        snapshot_bytes=settings.BLAZR_SNAPSHOT_BYTES,
-        snapshot_host_bytes=settings.BLAZR_SNAPSHOT_HOST_BYTES,
-        cache_dir=settings.BLAZR_CACHE_DIR,
-        cache_dir_bytes=settings.BLAZR_CACHE_DIR_BYTES,
-        speculative=speculative,
-        pooling=own.get("pooling") or "mean",
-        num_threads=settings.BLAZR_NUM_THREADS,
     )
     keep_alive_s = own.get("keep_alive_s")
 
@@ -93,15 +81,13 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
 
 
 def _draft(name: str) -> DraftCheckpoint:
-    """The registered checkpoint that guesses.
+    """The registered draft model.
 
     Raises:
         UnknownModel: Nothing of that name is registered.
         CheckpointError: Its files aren't the inspected ones any more.
         ModelLoadFailed: The database can't be reached.
     """
-    from models_registry.selectors import checkpoint_get_by_name
-
     _, found = _verified(lambda: checkpoint_get_by_name(name))
     return DraftCheckpoint(name, found.spec, found.tokenizer, found.weight_paths)
 
@@ -114,9 +100,6 @@ def _verified(read: Callable[[], Checkpoint]) -> tuple[Checkpoint, Inspection]:
         CheckpointError: Its files aren't the inspected ones any more.
         ModelLoadFailed: The database can't be reached.
     """
-    from models_registry.detection.inspection import Inspection
-    from models_registry.services import checkpoint_files_verify
-
     close_old_connections()
     try:
         checkpoint = read()

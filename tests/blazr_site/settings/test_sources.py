@@ -125,7 +125,7 @@ def test_a_wrong_file_is_refused_with_its_place_and_what_is_allowed(tmp_path, to
 def test_the_example_of_the_documentation_is_in_force(tmp_path):
     code = (
         "import json; print(json.dumps([settings.BLAZR_PORT, settings.BLAZR_MEMORY_BUDGET, settings.BLAZR_KEY_RPM,"
-        " settings.BLAZR_SNAPSHOT_BYTES, settings.BLAZR_REQUEST_LOG_DAYS,"
+        " settings.BLAZR_LLM_OPTIONS['snapshot_bytes'], settings.BLAZR_REQUEST_LOG_DAYS,"
         " settings.CSRF_TRUSTED_ORIGINS, [[m.model, m.name, m.settings] for m in settings.BLAZR_MODELS]]))"
     )
     done = settings_with(tmp_path, EXAMPLE, code)
@@ -149,7 +149,9 @@ def test_every_key_of_the_table_may_stand_in_a_file(tmp_path):
 
 def test_paths_of_a_file_are_relative_to_its_folder(tmp_path):
     done = settings_with(
-        tmp_path, "cache_dir = 'c'\ndata_dir = '../d'", "print(settings.BLAZR_CACHE_DIR, settings.BLAZR_DATA_DIR)"
+        tmp_path,
+        "cache_dir = 'c'\ndata_dir = '../d'",
+        "print(settings.BLAZR_LLM_OPTIONS['cache_dir'], settings.BLAZR_DATA_DIR)",
     )
     assert [Path(path).resolve() for path in done.stdout.split()] == [tmp_path / "here" / "c", tmp_path / "d"]
 

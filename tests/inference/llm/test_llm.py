@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,15 @@ from inference.engine.loop import EngineLoop
 from inference.errors import (
     BlazrError,
     Conflict,
-    CorruptCheckpoint,
     InvalidChatTemplate,
     InvalidRequest,
     InvalidSamplingParams,
     InvalidTokenIds,
-    ModelLoadFailed,
-    OutOfCacheBlocks,
     PromptTooLong,
     UnsupportedFeature,
 )
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
-from inference.llm.sizes import choose_dtype, needed_bytes, plan_states, with_fixed_states
 from inference.llm.text_output import TextOutput
 from inference.modelling.backends.native import library as native_library
 from inference.modelling.families.registry import family_builder
@@ -618,48 +613,6 @@ def test_chat_without_a_usable_template(
 # --- loading ---------------------------------------------------------------------------------------
 
 
-def test_load_reports_progress_and_memory(checkpoint: Checkpoint) -> None:
-    reports: list[tuple[float, str]] = []
-    llm = LLM.load(
-        checkpoint.spec,
-        checkpoint.tokenizer,
-        checkpoint.files,
-        OPTIONS,
-        lambda share, name: reports.append((share, name)),
-    )
-    assert reports[-1][0] == 1.0
-    assert [share for share, _ in reports] == sorted(share for share, _ in reports)
-    memory = llm.memory_bytes()
-    # Packed matrices are filled up to 32 outputs.
-    assert 4 * checkpoint.spec.num_parameters() <= memory["weights"] < 4.1 * checkpoint.spec.num_parameters()
-    assert memory["states"] == llm.stats()["state_bytes"]
-    assert 0 <= llm.total_bytes() - needed_bytes(checkpoint.spec, OPTIONS) < 0.1 * checkpoint.spec.num_parameters()
-    children = [llm.tokenizer._encoder._sandbox._child, llm._template._sandbox._child]
-    llm.close()
-    assert all(child.process.poll() is not None for child in children)
-    with pytest.raises(Conflict):
-        llm.step()
-
-
-def test_failed_load_leaves_no_process(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    import inference.llm.loading as module
-
-    made = []
-    original = module.load_tokenizer
-    monkeypatch.setattr(module, "load_tokenizer", lambda spec: made.append(original(spec)) or made[-1])
-    with pytest.raises(CorruptCheckpoint):
-        LLM.load(checkpoint.spec, checkpoint.tokenizer, [checkpoint.directory / "config.json"], OPTIONS)
-    assert made[0]._encoder._sandbox._child is None
-
-
-def test_broken_tokenizer_ends_a_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    broken = tmp_path / "tokenizer.json"
-    broken.write_text("{}")
-    spec = replace(checkpoint.tokenizer, path=str(broken))
-    with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json can't be used"):
-        LLM.load(checkpoint.spec, spec, checkpoint.files, OPTIONS)
-
-
 def test_serving_imports_no_compiler() -> None:
     """In a fresh process: torch.compile's parts would take a second of the first request, and 130 MiB."""
     script = """
@@ -678,79 +631,6 @@ print(sorted({"torch._dynamo", "torch._inductor", "sympy", "triton", "transforme
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "values", [{"device": "tpu"}, {"device": "cpu:1"}, {"dtype": "int3"}, {"max_model_len": 0}, {"cache_bytes": -1}]
-)
-def test_bad_options(values: Any) -> None:
-    with pytest.raises(InvalidRequest):
-        LLMOptions(**values)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_missing_device_is_named(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ModelLoadFailed, match="no CUDA device"):
-        LLM.load(checkpoint.spec, checkpoint.tokenizer, checkpoint.files, LLMOptions(device="cuda:0"))
-
-
-def test_states_are_planned_within_their_memory(checkpoint: Checkpoint) -> None:
-    spec = checkpoint.spec
-    per_token = spec.state_bytes_per_token("float32")
-    plan = plan_states(spec, LLMOptions(cache_bytes=per_token * 16 * 10))
-    assert plan.max_model_len == 9 * 16  # one block is scratch
-    assert plan.total_bytes <= per_token * 16 * 10
-    with pytest.raises(OutOfCacheBlocks, match="lower max_model_len"):
-        plan_states(spec, LLMOptions(cache_bytes=per_token * 16 * 10, max_model_len=200))
-    with pytest.raises(OutOfCacheBlocks):
-        plan_states(spec, LLMOptions(cache_bytes=10))
-    full = plan_states(spec, LLMOptions(max_num_seqs=3))
-    assert full.max_model_len == 256
-    assert full.max_cached_tokens == 3 * 256
-
-
-def test_fixed_states_do_not_follow_free_memory(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    import inference.llm.sizes as module
-
-    monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1_000_000)
-    options = with_fixed_states(checkpoint.spec, LLMOptions())
-    planned = needed_bytes(checkpoint.spec, options)
-    monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1 << 40)
-    assert needed_bytes(checkpoint.spec, options) == planned < needed_bytes(checkpoint.spec, LLMOptions())
-
-
-def test_states_on_a_device_follow_its_budget(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much is free: others may be there now that will have left, and weights and states stay within it."""
-    import inference.llm.sizes as module
-
-    budget = 8 << 20
-    for free in (0, 1 << 40):
-        monkeypatch.setattr(module, "free_memory_bytes", lambda options, free=free: free)
-        options = LLMOptions(device="cuda:0", memory_bytes=budget, max_num_seqs=1 << 16)
-        needed = needed_bytes(checkpoint.spec, options)
-        assert 0.9 * budget < needed <= budget
-    with pytest.raises(OutOfCacheBlocks):
-        plan_states(checkpoint.spec, LLMOptions(device="cuda:0", memory_bytes=1000))
-    monkeypatch.setattr(module, "free_memory_bytes", lambda options: budget)
-    needed = needed_bytes(checkpoint.spec, LLMOptions(device="cuda:0", max_num_seqs=1 << 16))
-    assert 0.8 * budget < needed <= module.CUDA_SHARE * budget
-
-
-def test_dtype_of_small_models_is_float32(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
-    import inference.llm.sizes as module
-
-    small = dataclasses.replace(checkpoint.spec, dtype="bfloat16")
-    large = dataclasses.replace(small, vocab_size=4_000_000)
-    monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: True)
-    assert choose_dtype(small, LLMOptions()) == "float32"
-    assert choose_dtype(large, LLMOptions()) == "bfloat16"
-    assert choose_dtype(dataclasses.replace(large, dtype="float32"), LLMOptions()) == "float32"
-    assert choose_dtype(large, LLMOptions(dtype="float16")) == "float16"
-    assert choose_dtype(small, LLMOptions(device="cuda:0")) == "bfloat16"
-    monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: False)
-    assert choose_dtype(large, LLMOptions()) == "float32"
 
 
 # --- in a shell, in a loop -------------------------------------------------------------------------

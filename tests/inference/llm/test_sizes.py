@@ -1,0 +1,72 @@
+"""Memory of a model before it is loaded: states, weights, the dtype that is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import inference.llm.sizes as module
+from inference.errors import OutOfCacheBlocks
+from inference.llm.options import LLMOptions
+from inference.llm.sizes import choose_dtype, load_sizes, needed_bytes, plan_states, with_fixed_states
+from tests.inference.llm.test_llm import Checkpoint
+
+
+def test_states_are_planned_within_their_memory(checkpoint: Checkpoint) -> None:
+    spec = checkpoint.spec
+    per_token = spec.state_bytes_per_token("float32")
+    plan = plan_states(spec, LLMOptions(cache_bytes=per_token * 16 * 10))
+    assert plan.max_model_len == 9 * 16  # one block is scratch
+    assert plan.total_bytes <= per_token * 16 * 10
+    with pytest.raises(OutOfCacheBlocks, match="lower max_model_len"):
+        plan_states(spec, LLMOptions(cache_bytes=per_token * 16 * 10, max_model_len=200))
+    with pytest.raises(OutOfCacheBlocks):
+        plan_states(spec, LLMOptions(cache_bytes=10))
+    full = plan_states(spec, LLMOptions(max_num_seqs=3))
+    assert full.max_model_len == 256
+    assert full.max_cached_tokens == 3 * 256
+
+
+def test_fixed_states_do_not_follow_free_memory(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1_000_000)
+    options = with_fixed_states(checkpoint.spec, LLMOptions())
+    planned = needed_bytes(checkpoint.spec, options)
+    monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1 << 40)
+    assert needed_bytes(checkpoint.spec, options) == planned < needed_bytes(checkpoint.spec, LLMOptions())
+
+
+def test_states_on_a_device_follow_its_budget(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is free: others may be there now that will have left, and weights and states stay within it."""
+    budget = 8 << 20
+    for free in (0, 1 << 40):
+        monkeypatch.setattr(module, "free_memory_bytes", lambda options, free=free: free)
+        options = LLMOptions(device="cuda:0", memory_bytes=budget, max_num_seqs=1 << 16)
+        needed = needed_bytes(checkpoint.spec, options)
+        assert 0.9 * budget < needed <= budget
+    with pytest.raises(OutOfCacheBlocks):
+        plan_states(checkpoint.spec, LLMOptions(device="cuda:0", memory_bytes=1000))
+    monkeypatch.setattr(module, "free_memory_bytes", lambda options: budget)
+    needed = needed_bytes(checkpoint.spec, LLMOptions(device="cuda:0", max_num_seqs=1 << 16))
+    assert 0.8 * budget < needed <= module.CUDA_SHARE * budget
+
+
+def test_dtype_of_small_models_is_float32(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = dataclasses.replace(checkpoint.spec, dtype="bfloat16")
+    large = dataclasses.replace(small, vocab_size=4_000_000)
+    monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: True)
+    assert choose_dtype(small, LLMOptions()) == "float32"
+    assert choose_dtype(large, LLMOptions()) == "bfloat16"
+    assert choose_dtype(dataclasses.replace(large, dtype="float32"), LLMOptions()) == "float32"
+    assert choose_dtype(large, LLMOptions(dtype="float16")) == "float16"
+    assert choose_dtype(small, LLMOptions(device="cuda:0")) == "bfloat16"
+    monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: False)
+    assert choose_dtype(large, LLMOptions()) == "float32"
+
+
+def test_sizes_of_a_load_add_up(checkpoint: Checkpoint) -> None:
+    options = LLMOptions(max_num_seqs=3, max_model_len=64)
+    sizes = load_sizes(checkpoint.spec, options)
+    assert sizes["weights_bytes"] + sizes["states_bytes"] == needed_bytes(checkpoint.spec, options)
+    assert (sizes["max_model_len"], sizes["full_sequences"]) == (64, 3)
+    assert sizes["bytes_per_token"] == checkpoint.spec.state_bytes_per_token("float32")
