@@ -78,7 +78,8 @@ def _model(table: Mapping[str, Any], place: str, path: Path | None) -> Configure
     own: dict[str, Any] = {key: value for key, value in table.items() if key in _OWN_KEYS}
     for key, value in own.items():
         kind, wanted = _OWN_KEYS[key]
-        if not isinstance(value, kind) or (kind is list and not all(isinstance(item, str) for item in value)):
+        items = value if isinstance(value, list) else ()
+        if not isinstance(value, kind) or not all(isinstance(item, str) for item in items):
             raise ImproperlyConfigured(f"{place}.{key} is {read.shorten(value)}, it must be {wanted}.")
     try:
         settings = validate_settings({key: value for key, value in table.items() if key not in _OWN_KEYS})

@@ -1,0 +1,90 @@
+"""What ``blazr serve`` registers and makes before it starts anything."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+from django.contrib.auth import get_user_model
+from rich.console import Console
+
+from blazr_site.commands import serve
+from blazr_site.settings.models import ConfiguredModel
+from inference.demo.paths import PREBUILT_DIRECTORY
+from inference.errors import Conflict, InvalidRequest
+from inference.models import ApiKey
+from models_registry.aliases import alias_checkpoint_id
+from models_registry.models import Checkpoint
+
+CONSOLE = Console(quiet=True)
+
+
+@pytest.mark.django_db
+def test_a_configured_model_gets_its_name_settings_and_aliases():
+    model = ConfiguredModel("demo", name="tiny", aliases=("best",), load=False, settings={"quant": "int8"})
+    for _ in range(2):  # a second start changes nothing
+        (served,) = serve._register([model], CONSOLE)
+    row = Checkpoint.objects.get()
+    assert (served.name, served.preload, served.has_text) == ("tiny", False, True)
+    assert (row.served_model_name, row.settings) == ("tiny", {"quant": "int8"})
+    assert alias_checkpoint_id("best") == row.pk
+
+
+@pytest.mark.django_db
+def test_a_setting_of_the_page_stays_where_the_file_has_none():
+    serve._register([ConfiguredModel("demo", settings={"quant": "int8", "max_num_seqs": 4})], CONSOLE)
+    serve._register([ConfiguredModel("demo", settings={"quant": "none"})], CONSOLE)
+    assert Checkpoint.objects.get().settings == {"quant": "none", "max_num_seqs": 4}
+
+
+@pytest.mark.django_db
+def test_without_models_the_demo_is_registered_once():
+    assert [model.name for model in serve._register([], CONSOLE)] == ["demo"]
+    assert [(model.name, model.preload) for model in serve._register([], CONSOLE)] == [("demo", True)]
+    assert Checkpoint.objects.get().path == str(PREBUILT_DIRECTORY)
+
+
+@pytest.mark.django_db
+def test_a_model_that_is_not_there_is_refused():
+    with pytest.raises(InvalidRequest, match="neither an existing path nor a HuggingFace id"):
+        serve._register([ConfiguredModel("no such thing")], CONSOLE)
+
+
+@pytest.mark.django_db
+def test_the_first_password_is_kept_until_it_is_changed(tmp_path):
+    password = serve.admin_password(tmp_path)
+    assert password is not None
+    assert serve.admin_password(tmp_path) == password
+    assert stat.S_IMODE((tmp_path / "admin_password").stat().st_mode) == 0o600
+    user = get_user_model().objects.get(username=serve.ADMIN_NAME)
+    assert user.check_password(password)
+    user.set_password("another")
+    user.save()
+    assert serve.admin_password(tmp_path) is None
+    assert not (tmp_path / "admin_password").exists()
+
+
+@pytest.mark.django_db
+def test_the_first_key_is_kept_until_it_is_revoked(tmp_path):
+    key = serve.first_api_key(tmp_path)
+    assert key is not None
+    assert serve.first_api_key(tmp_path) == key
+    row = ApiKey.objects.get()
+    row.revoked_at = row.created_at
+    row.save()
+    assert serve.first_api_key(tmp_path) is None
+
+
+def test_a_data_directory_takes_one_server(tmp_path):
+    with serve._only_one(tmp_path), pytest.raises(Conflict, match="another blazr serve"), serve._only_one(tmp_path):
+        pass
+    with serve._only_one(tmp_path):
+        assert (tmp_path / "serve.lock").exists()
+
+
+def test_the_printed_command_fits_the_model():
+    with_text = serve.ServedModel("id", "m", True, True)
+    assert "Bearer key" in serve.curl_line("http://h:1", with_text, "key")
+    ids_only = serve.curl_line("http://h:1", serve.ServedModel("id", "m", True, False), None)
+    assert '"prompt": [1, 2, 3]' in ids_only
+    assert "Authorization" not in ids_only
