@@ -11,7 +11,7 @@ from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedResponses
+from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedResponses, escape_controls
 from inference.records.tracing import set_current_request_id
 
 
@@ -67,3 +67,9 @@ def test_answers_that_say_not_now_are_no_news():
     assert UnexpectedResponses().filter(record("something else"))
     loggers = settings.LOGGING["loggers"]
     assert loggers["django.request"]["filters"] == ["unexpected"]
+
+
+@given(st.text())
+def test_log_text_holds_no_control_character(text):
+    escaped = escape_controls(text)
+    assert all(ord(char) >= 32 and ord(char) not in range(0x7F, 0xA0) for char in escaped if char not in "\t\n")

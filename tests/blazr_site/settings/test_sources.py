@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from blazr_site import process_environment
 from blazr_site.process_environment import ProcessOptions, use_options
 from blazr_site.settings import sources
+from tests.blazr_site.settings.harness import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL)[1]
 
 READERS = {
@@ -79,14 +77,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, words):
         sources.read_file(path)
 
 
-def settings_with(tmp_path: Path, toml: str, code: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def settings_with(tmp_path: Path, toml: str, code: str = "") -> subprocess.CompletedProcess[str]:
     """Read the settings in a process of its own, with a file."""
     (tmp_path / "here" / "blazr.toml").write_text(toml)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "DJANGO_"))}
-    return subprocess.run(
-        [sys.executable, "-c", f"from blazr_site import settings\n{code}"], cwd=tmp_path / "here",
-        env=environment | {"PYTHONPATH": str(ROOT)} | variables, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    return run_python(f"from blazr_site import settings\n{code}", cwd=tmp_path / "here")
 
 
 @pytest.mark.parametrize(

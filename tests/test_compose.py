@@ -16,7 +16,7 @@ import blazr_site.settings  # noqa: F401 - reading them declares the variables
 from blazr_site.settings import celery, read
 from blazr_site.supervisor import POOL
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 OURS = ("migrate", "web", "worker", "beat")
 GIVEN = {"BLAZR_SECRET_KEY": "x" * 50, "POSTGRES_PASSWORD": "secret"}

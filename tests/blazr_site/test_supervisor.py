@@ -1,0 +1,103 @@
+"""What the supervisor starts, and with which environment; running sites are in tests/live."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from blazr_site import process_environment, supervisor
+from blazr_site.children import Program
+from blazr_site.supervisor import Site, Supervisor, check_port, device_list, free_port
+from inference.errors import Unavailable
+
+
+def site(tmp_path: Path, **values) -> Site:
+    return Site(
+        **{
+            "host": "127.0.0.1", "port": 8080, "data_dir": tmp_path, "log_dir": tmp_path, "runtime_dir": tmp_path / "run",
+            "redis_url": "unix:///nowhere/redis.sock?db=0", "redis_socket": None, "devices": ("cpu",), "preload": {},
+            "drain_grace_s": 1, "max_body_bytes": 1024,
+        } | values
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:8080"), ("0.0.0.0", "http://127.0.0.1:8080"), ("::", "http://[::1]:8080"),
+     ("fe80::1", "http://[fe80::1]:8080"), ("llm.example", "http://llm.example:8080")],
+)  # fmt: skip
+def test_the_address_is_one_that_a_person_can_open(tmp_path, host, url):
+    assert site(tmp_path, host=host).url == url
+
+
+def test_devices_are_a_list():
+    assert device_list("cuda:0, cuda:1") == ("cuda:0", "cuda:1")
+    assert device_list("") == ("auto",)
+
+
+def test_a_port_that_is_taken_is_refused():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(Unavailable, match="can't be listened on"):
+            check_port("127.0.0.1", taken.getsockname()[1])
+    check_port("127.0.0.1", free_port("127.0.0.1"))
+
+
+def test_each_device_gets_a_worker_with_its_own_place(tmp_path, monkeypatch):
+    """The programs that would be started; nothing is."""
+    monkeypatch.setenv(process_environment._VARIABLE, "")
+    started: list[Program] = []
+
+    class Recorded:
+        def __init__(self, program: Program, *arguments: object, **options: object) -> None:
+            self.program = program
+
+        def start(self) -> None:
+            started.append(self.program)
+
+    monkeypatch.setattr(supervisor, "Child", Recorded)
+
+    async def start() -> None:
+        found = Supervisor(site(tmp_path, devices=("cuda:0", "cuda:1"), preload={"id": "m"}), Console(quiet=True))
+        found._start_workers()
+        await found._client.aclose()
+
+    asyncio.run(start())
+    places = [json.loads(program.environment[process_environment._VARIABLE]) for program in started]
+    assert [program.name for program in started] == ["worker-0", "worker-1"]
+    assert [place["options"]["BLAZR_DEVICE"][1] for place in places] == ["cuda:0", "cuda:1"]
+    assert {place["options"]["BLAZR_DATA_DIR"][1] for place in places} == {str(tmp_path)}
+    assert all(place["is_child"] and place["preload"] == ["id"] for place in places)
+    assert len({place["worker_id"] for place in places}) == 2
+    assert {program.environment["CELERY_CUSTOM_WORKER_POOL"] for program in started} == {supervisor.POOL}
+
+
+def test_a_program_that_never_gets_ready_ends_the_start_with_its_log(tmp_path):
+    """A web server that ends at once, in place of the real one; Redis is somebody else's and isn't there."""
+    output = io.StringIO()
+
+    async def run() -> None:
+        found = Supervisor(site(tmp_path), Console(file=output))
+        child = found._child(Program("web", [sys.executable, "-c", "raise SystemExit(3)"], {}, 1))
+        child.start()
+
+        async def never() -> bool:
+            return False
+
+        try:
+            with pytest.raises(Unavailable, match=r"web does not start; its log is .*web\.log"):
+                await found._poll("web", child, never, 0.01)
+        finally:
+            await child.stop()
+            await found._client.aclose()
+
+    asyncio.run(run())
+    assert "ended with exit code 3" in output.getvalue()
