@@ -21,7 +21,8 @@ from inference.errors import Unavailable
 def site(tmp_path: Path, **values) -> Site:
     return Site(
         **{
-            "host": "127.0.0.1", "port": 8080, "data_dir": tmp_path, "log_dir": tmp_path, "runtime_dir": tmp_path / "run",
+            "host": "127.0.0.1", "port": 8080, "data_dir": tmp_path, "log_dir": tmp_path,
+            "runtime_dir": tmp_path / "run",
             "redis_url": "unix:///nowhere/redis.sock?db=0", "redis_socket": None, "devices": ("cpu",), "preload": {},
             "drain_grace_s": 1, "max_body_bytes": 1024,
         } | values

@@ -27,7 +27,7 @@ def test_what_is_still_read_gives_way_to_nothing_but_itself(monkeypatch):
     monkeypatch.delenv("BLAZR_KEY_RPM")
     assert former_integer("BLAZR_KEY_RPM", None, low=1) is None
     monkeypatch.setenv("BLAZR_KEY_RPM", "0")
-    with pytest.raises(ImproperlyConfigured, match="BLAZR_KEY_RPM is '0', it must be a whole number from 1."):
+    with pytest.raises(ImproperlyConfigured, match="BLAZR_KEY_RPM is '0', it must be a whole number from 1"):
         former_integer("BLAZR_KEY_RPM", None, low=1)
 
 
