@@ -11,7 +11,7 @@ from inference.errors import InvalidRequest
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, write, say where and how good."""
+    """Train, write, and print where the files are and how well the model predicts."""
     steps = DEFAULT_STEPS if arguments.steps is None else arguments.steps
     if not 1 <= steps <= 100_000:
         raise InvalidRequest(f"--steps is {steps}, it must be from 1 to 100000.", param="steps")

@@ -1,4 +1,4 @@
-"""``blazr ps``: the models in memory, as the running workers tell it."""
+"""``blazr ps``: the models in memory, as the running workers report them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class EngineConfig:
         prefix_cache: Keep the state of what was computed, for requests that begin alike.
         num_snapshot_slots: State slots for snapshots of recurrent state, beyond ``num_state_slots``. Without any, a
             model with recurrent state has no prefix cache.
-        num_spare_slots: State slots beyond these, for the states of requests whose guesses are verified.
+        num_spare_slots: State slots beyond these, for the states of requests whose draft tokens are verified.
         snapshot_host_bytes: Host memory for snapshots that had to leave their slots; for slots on a device.
         logprobs_slice_bytes: Most bytes of float32 logits that exist at once while prompt tokens are scored.
         replay_decodes: Record steps that only decode and run them without Python, where the network allows it.
@@ -203,16 +203,8 @@ def plan_state_budget(
         spare -= (spare_slots - 1) * slot_bytes
     snapshots = min(max_snapshots, int(snapshot_share * spare) // slot_bytes) if slot_bytes else 0
     spare -= snapshots * slot_bytes
-    more_blocks = (max_num_seqs - 1) * blocks_each if block_bytes else 0
-    more_slots = max_num_seqs - 1
-    if slot_bytes:
-        share = spare // 2 if block_bytes else spare
-        # What blocks can't use goes to slots.
-        share = max(share, spare - more_blocks * block_bytes)
-        more_slots = min(more_slots, share // slot_bytes)
-        spare -= more_slots * slot_bytes
-    if block_bytes:
-        more_blocks = min(more_blocks, spare // block_bytes)
+    most_blocks = (max_num_seqs - 1) * blocks_each if block_bytes else 0
+    more_blocks, more_slots = _divide(spare, block_bytes, slot_bytes, most_blocks, max_num_seqs - 1)
     return StatePlan(
         num_blocks=1 + blocks_each + more_blocks if block_bytes else 1,
         num_state_slots=2 + more_slots,
@@ -224,6 +216,19 @@ def plan_state_budget(
         num_snapshot_slots=snapshots,
         num_spare_slots=spare_slots,
     )
+
+
+def _divide(spare: int, block_bytes: int, slot_bytes: int, most_blocks: int, most_slots: int) -> tuple[int, int]:
+    """Blocks and slots for the bytes beyond the first sequence's, at most so many of each."""
+    if slot_bytes:
+        share = spare // 2 if block_bytes else spare
+        # What blocks can't use goes to slots.
+        share = max(share, spare - most_blocks * block_bytes)
+        most_slots = min(most_slots, share // slot_bytes)
+        spare -= most_slots * slot_bytes
+    if block_bytes:
+        most_blocks = min(most_blocks, spare // block_bytes)
+    return most_blocks, most_slots
 
 
 def _too_small(needed: int, budget: int, block_bytes: int, fixed: int, block_size: int, max_model_len: int) -> str:

@@ -35,7 +35,7 @@ class LLMOptions:
         cache_dir: Directory in which the prefix cache outlives the process; None: it doesn't.
         cache_dir_bytes: Most bytes there, all models together.
         quant: What the matrices become as they are loaded: ``none``, ``int8`` or ``int4``.
-        speculative: Whether and how to guess ahead.
+        speculative: How tokens are drafted; None: not at all.
         pooling: How vectors are pooled unless the request says.
         num_threads: Threads of one operator on a CPU, for the whole process; None: torch's choice.
         grammar_limits: What the grammars of requests may take.
