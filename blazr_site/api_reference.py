@@ -6,11 +6,12 @@ The page is made from the OpenAPI document, so it says what the code does; a tes
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from textwrap import fill
 from typing import TYPE_CHECKING
+
+from blazr_site.process_environment import use_settings
 
 if TYPE_CHECKING:
     from blazr_site.api_docs import Field, Operation
@@ -134,7 +135,7 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Set Django up and print the page."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+    use_settings()
     # Importing Django's settings reads the environment, which is for the command only.
     import django
 
