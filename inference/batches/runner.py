@@ -36,7 +36,7 @@ from inference.batches.outcomes import ended_line
 from inference.batches.unrun_lines import unanswered
 from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, Unavailable
 from inference.jobs import claim_runner
-from inference.jobs.claim_runner import ClaimRunner, counts_as_attempt, nothing
+from inference.jobs.claim_runner import ClaimRunner, counts_as_attempt
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
@@ -336,7 +336,7 @@ class BatchRunner(ClaimRunner):
                     tenant=tenant if tenant.startswith("key:") else "",
                     attempt=line.fence - 1,
                 )
-                self._manager.submit(message, self._on_events, nothing)
+                self._manager.submit(message, self._on_events)
         except Exception:
             self._drop(item)
             raise

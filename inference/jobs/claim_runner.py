@@ -16,12 +16,7 @@ from inference.values.states import ResidentModel
 class Manager(Protocol):
     """What a runner needs of ``inference.worker.model_manager.ModelManager``."""
 
-    def submit(
-        self,
-        message: GenerateMessage,
-        on_events: Callable[[list[GenerationEvent]], None],
-        on_finished: Callable[[], None],
-    ) -> None:
+    def submit(self, message: GenerateMessage, on_events: Callable[[list[GenerationEvent]], None]) -> None:
         """Take a request; events come from other threads."""
         ...
 
@@ -101,7 +96,3 @@ class ClaimRunner(TurnThread):
 def counts_as_attempt(error: BlazrError) -> bool:
     """Whether work that goes back with this error has used up a try: being full or busy loading is nobody's fault."""
     return not isinstance(error, Unavailable) or isinstance(error, ModelLoadFailed | OutOfCacheBlocks)
-
-
-def nothing() -> None:
-    """For ``Manager.submit``: the terminal event says it all."""

@@ -16,7 +16,7 @@ from django.db import transaction
 
 from inference.dialects.openai.outputs.formats import answer_format
 from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
-from inference.jobs.claim_runner import ClaimRunner, Manager, counts_as_attempt, nothing
+from inference.jobs.claim_runner import ClaimRunner, Manager, counts_as_attempt
 from inference.jobs.claims import (
     LEASE_S,
     MAX_ATTEMPTS,
@@ -287,7 +287,7 @@ class JobRunner(ClaimRunner):
             delivered=builder.delivered(0) if job.chunks else None,
         )
         try:
-            self._manager.submit(message, self._on_events, nothing)
+            self._manager.submit(message, self._on_events)
         except Exception:
             # Not an error of the job: it goes back, and the attempt counts, so that it can't go round for ever.
             logger.exception("job %s could not be submitted", job.job_id)

@@ -162,7 +162,7 @@ class Deliveries:
     def _submit(self, delivery: _Delivery) -> None:
         request_id = delivery.message["request_id"]
         try:
-            self._manager.submit(delivery.message, self._send, _nothing)
+            self._manager.submit(delivery.message, self._send)
         except Exception:
             logger.exception("request %s could not be submitted", request_id)
             self._fail(delivery, EngineError("The request could not be started because of an internal error."))
@@ -270,7 +270,3 @@ class Deliveries:
 
         message = delivery.message
         return Acknowledgement(message["request_id"], message["model"], tuple(delivery.tags), acknowledge)
-
-
-def _nothing() -> None:
-    return None

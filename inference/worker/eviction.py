@@ -1,4 +1,4 @@
-"""Who makes room for a model: pure decisions about bytes and times, without locks or loads."""
+"""Decide which model to evict for another one: pure functions of bytes and times."""
 
 from __future__ import annotations
 
@@ -7,61 +7,61 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inference.worker.interfaces import LoadPlan
-from inference.worker.resident_models import Resident
+from inference.worker.resident import Resident
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What has to happen before a model fits.
+class EvictionStep:
+    """The next step before a model fits.
 
     Attributes:
-        step: ``fits``: nothing. ``evict``: ``victim`` has to go. ``wait``: for those that leave, or until ``look_at``.
-            ``never``: what is in the way stays.
+        action: ``fits``: load it. ``evict``: unload ``victim``. ``wait``: for unloading models, or until
+            ``wait_until``. ``never``: the models in the way stay.
         victim: The model to unload.
-        look_at: Monotonic time at which another model may go; None: none will.
+        wait_until: Monotonic time at which another model may be evicted; None: at no known time.
     """
 
-    step: Literal["fits", "evict", "wait", "never"]
+    action: Literal["fits", "evict", "wait", "never"]
     victim: Resident | None = None
-    look_at: float | None = None
+    wait_until: float | None = None
 
 
-def room_for(
+def next_eviction_step(
     needed_bytes: int, others: Sequence[Resident], *, budget_bytes: int, min_residence_s: float, now: float
-) -> Room:
-    """The next step towards room for ``needed_bytes`` beside ``others``.
+) -> EvictionStep:
+    """Return the next step towards ``needed_bytes`` of free memory beside ``others``.
 
-    The least recently used model goes first, idle ones before busy ones; one that was just loaded stays for a while.
+    The least recently used model goes first, idle ones before busy ones. A model that was just loaded stays a while.
     """
     used = sum(item.memory_bytes for item in others)
     if used + needed_bytes <= budget_bytes:
-        return Room("fits")
-    leaving = sum(item.memory_bytes for item in others if item.status == "unloading")
-    if used - leaving + needed_bytes <= budget_bytes:
-        return Room("wait")
+        return EvictionStep("fits")
+    unloading = sum(item.memory_bytes for item in others if item.status == "unloading")
+    if used - unloading + needed_bytes <= budget_bytes:
+        return EvictionStep("wait")
     victims = sorted(
         (item for item in others if item.status == "ready" and not item.pinned),
-        key=lambda item: (item.active > 0, item.last_used),
+        key=lambda item: (item.num_in_engine > 0, item.last_used),
     )
     if not victims:
-        return Room("wait" if leaving else "never")
+        return EvictionStep("wait" if unloading else "never")
     stays = [(item, item.stays_until(min_residence_s)) for item in victims]
-    free = next((item for item, until in stays if until <= now), None)
-    if free is not None:
-        return Room("evict", victim=free)
-    return Room("wait", look_at=min(until for _, until in stays))
+    victim = next((item for item, until in stays if until <= now), None)
+    if victim is not None:
+        return EvictionStep("evict", victim=victim)
+    return EvictionStep("wait", wait_until=min(until for _, until in stays))
 
 
 def fit_report(plan: LoadPlan, others: Sequence[Resident], *, is_here: bool, budget_bytes: int) -> dict[str, Any]:
-    """Whether a model would fit beside ``others``, and what it would take; plain values."""
+    """Return whether a model would fit beside ``others``, and the memory that it would take, as plain values."""
     needed = plan.needed_bytes
-    kept = sum(item.memory_bytes for item in others if item.pinned)
+    pinned = sum(item.memory_bytes for item in others if item.pinned)
     used = sum(item.memory_bytes for item in others)
     if is_here:
         verdict = "resident"
     elif needed > budget_bytes:
         verdict = "too_large"
-    elif needed + kept > budget_bytes:
+    elif needed + pinned > budget_bytes:
         verdict = "pinned_models_in_the_way"
     else:
         verdict = "fits" if needed + used <= budget_bytes else "fits_after_eviction"
@@ -70,7 +70,7 @@ def fit_report(plan: LoadPlan, others: Sequence[Resident], *, is_here: bool, bud
         "needed_bytes": needed,
         "budget_bytes": budget_bytes,
         "used_bytes": used,
-        "pinned_bytes": kept,
+        "pinned_bytes": pinned,
         "max_num_seqs": plan.max_num_seqs,
         **plan.sizes,
     }

@@ -1,4 +1,4 @@
-"""What the model manager needs of the parts around it: a language model, a plan to load it, a way to be seen."""
+"""Declare what the model manager needs: a language model, a plan to load it, and a presence in Redis."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from inference.errors import BlazrError
 from inference.values.messages import GenerateMessage, GenerationEvent
 
 OnEvents = Callable[[list[GenerationEvent]], None]
-OnFinished = Callable[[], None]
 Progress = Callable[[float, str], None]
 
 
 class ServedLLM(Protocol):
-    """What the manager needs of ``inference.llm.llm.LLM``."""
+    """The part of ``inference.llm.llm.LLM`` that the manager uses."""
 
     @property
     def max_model_len(self) -> int:
@@ -23,35 +22,35 @@ class ServedLLM(Protocol):
         ...
 
     def prepare(self, message: GenerateMessage, /) -> Any:
-        """Template, tokenise, check; thread-safe. The result has the ``request_id``."""
+        """Apply the template, tokenise and check; thread-safe. The result has the ``request_id``."""
         ...
 
     def total_bytes(self) -> int:
-        """Memory of weights and states."""
+        """Return the memory of weights and states."""
         ...
 
     def stats(self) -> dict[str, Any]:
-        """The engine's counters, as plain values."""
+        """Return the engine's counters, as plain values."""
         ...
 
     def close(self) -> None:
-        """Free everything; the loop has ended."""
+        """Free all memory; the loop has ended."""
         ...
 
     def add(self, prepared: Any, /) -> object:
-        """For the loop."""
+        """See ``LoopOwner``."""
         ...
 
     def abort(self, request_id: str, /) -> bool:
-        """For the loop."""
+        """See ``LoopOwner``."""
         ...
 
     def step(self) -> list[GenerationEvent]:
-        """For the loop."""
+        """See ``LoopOwner``."""
         ...
 
     def has_unfinished(self) -> bool:
-        """For the loop."""
+        """See ``LoopOwner``."""
         ...
 
 
@@ -61,12 +60,12 @@ class LoadPlan:
 
     Attributes:
         name: The served model name, for messages.
-        needed_bytes: Memory that the model will take at most.
-        keep_alive_s: -1: for ever.
+        needed_bytes: The most memory that the model will take.
+        keep_alive_s: Seconds without a request after which the model is unloaded; -1: never.
         max_num_seqs: Requests that its engine computes together.
-        load: Does it; reports progress (share, stage).
-        pinned: It stays until it is asked to go.
-        sizes: What ``needed_bytes`` is made of, for people.
+        load: Loads the model; reports progress (share, stage).
+        pinned: The model stays until it is ordered to go.
+        sizes: The parts of ``needed_bytes``, for people.
     """
 
     name: str
@@ -79,28 +78,28 @@ class LoadPlan:
 
 
 class Presence(Protocol):
-    """How the worker shows what it holds to the rest of the system; thread-safe, quick, never raises."""
+    """Shows other processes which models are here; thread-safe, quick, never raises."""
 
-    def appear(self, checkpoint_id: str) -> None:
-        """The model is held (or loading): announce it and take its messages."""
+    def advertise(self, checkpoint_id: str) -> None:
+        """Announce a model that is here or loading, and take its messages."""
         ...
 
-    def vanish(self, checkpoint_id: str) -> bool:
-        """It isn't held any more: withdraw, stop taking messages. Returns whether messages still wait for it."""
+    def withdraw(self, checkpoint_id: str) -> bool:
+        """Withdraw the announcement and take no more messages; returns whether messages still wait in the queue."""
         ...
 
     def pause(self, checkpoint_id: str) -> None:
-        """Leave its messages to other workers for now."""
+        """Leave the model's messages to other workers for now."""
         ...
 
     def resume(self, checkpoint_id: str) -> None:
-        """Take its messages again."""
+        """Take the model's messages again."""
         ...
 
     def load_ended(self, checkpoint_id: str, error: BlazrError | None) -> None:
-        """Note how the load went, for people."""
+        """Record the result of a load, for people."""
         ...
 
     def changed(self) -> None:
-        """Something that people look at has changed."""
+        """Write the next heartbeat soon: the description of the models has changed."""
         ...

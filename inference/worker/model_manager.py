@@ -1,11 +1,10 @@
-"""ModelManager: which models this worker holds, and the way of every request into the right engine.
+"""Hand each request to the engine of its model, and the engine's events back to the caller.
 
-A model is loaded by its first request (or an order to load), one load at a time. Requests wait for the
-load and get its error if it fails; the error is remembered for two seconds, for requests that are already on
-their way, and forgotten then, so that a later request tries again. When the memory budget would be
-exceeded, the least recently used models go first: idle ones at once, busy ones when their requests
-have ended. What a request uses is never freed under it. A model that was just loaded stays for a while, or two that
-don't fit together would push each other out with every request.
+A model is loaded by its first request (or by an order), one load at a time. Requests wait for the load and get its
+error if it fails. The error is remembered for two seconds, for requests that are already on their way, so that a later
+request tries again. When the memory budget would be exceeded, the least recently used models are unloaded: idle ones at
+once, busy ones when their requests have ended. Memory is never freed under a request. A loaded model stays for a while,
+or two models that don't fit together would evict each other with every request.
 
 Knows no Celery, no Redis and no Django: those are behind ``Presence`` and ``LoadPlan``.
 """
@@ -13,37 +12,38 @@ Knows no Celery, no Redis and no Django: those are behind ``Presence`` and ``Loa
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-from inference.errors import BlazrError, EngineDead, GenerationFailed
-from inference.values.messages import GenerateMessage
+from inference.engine.loop import EngineLoop
+from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed
+from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.states import Departure, ResidentModel
-from inference.worker.eviction import fit_report
-from inference.worker.interfaces import LoadPlan, OnEvents, OnFinished, Presence
+from inference.worker.interfaces import LoadPlan, OnEvents, Presence, ServedLLM
 from inference.worker.loader import ModelLoader
-from inference.worker.request_router import RequestRouter
-from inference.worker.resident_models import Resident
+from inference.worker.resident import ActiveRequest, Resident
+from inference.worker.resident_models import ResidentModels
 
 logger = logging.getLogger(__name__)
 
-FAILED_FOR_S = 2.0
-EVICTION_WAIT_S = 60.0
-MAX_DEPARTURES = 20
+PREPARE_THREADS = 4
+FEW_TOKENS = 4096
+"""A prompt of no more token ids is prepared in the thread that brings it: waking another one would take longer."""
 
 
 class ModelManager:
     """Loads, serves and evicts models; all methods are thread-safe.
 
     Args:
-        plan: Finds out how to load a checkpoint; raises ``BlazrError`` if that can't be.
-        presence: See there.
+        plan: Returns how to load a checkpoint; raises ``BlazrError`` if that can't be.
+        presence: Shows other processes which models are here.
         budget_bytes: Memory for all models together.
-        on_dead: An engine can't go on: the process has to be replaced. Its requests get no event.
-        min_residence_s: A model stays at least so long, and at least as long as its load took, before it makes room
-            for another one; 0: it goes at once.
+        on_dead: Called when an engine can't go on, so that the process has to be replaced. Its requests get no event.
+        min_residence_s: A loaded model stays for at least so long, and for at least the time that its load took,
+            before it is evicted; 0: it may be evicted at once.
     """
 
     def __init__(
@@ -57,189 +57,124 @@ class ModelManager:
     ) -> None:
         self._plan = plan
         self._presence = presence
-        self.budget_bytes = budget_bytes
-        self._condition = threading.Condition()
-        self._residents: dict[str, Resident] = {}
-        self._router = RequestRouter(self._condition, presence)
-        self._closing = False
+        self._on_dead = on_dead
+        self._residents = ResidentModels(presence, budget_bytes=budget_bytes, min_residence_s=min_residence_s)
+        self._prepare_threads = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
         self._loader = ModelLoader(
-            self._condition,
             self._residents,
-            self._router,
             presence,
             plan=plan,
-            budget_bytes=budget_bytes,
-            on_dead=on_dead,
+            make_loop=self._make_loop,
+            start=self._start,
+            fail=self._fail,
             min_residence_s=min_residence_s,
         )
+        self._loader.start()
 
     # --- requests
 
-    def submit(self, message: GenerateMessage, on_events: OnEvents, on_finished: OnFinished) -> None:
-        """Take a request; loads its model if need be. Returns at once.
+    def submit(self, message: GenerateMessage, on_events: OnEvents) -> None:
+        """Take a request, and load its model if need be; returns at once.
 
         Args:
-            message: ``model`` is the checkpoint's id. An id that is running already is an error of the caller.
+            message: ``model`` is the checkpoint's id.
             on_events: Gets the request's events in order, exactly one of them terminal. Called from engine and
-                other threads; events of one step whose requests gave the *same* callable come in one call.
-            on_finished: Called once, after the terminal event was passed on.
+                other threads. Events of one step whose requests gave the *same* callable come in one call.
+
+        Raises:
+            ValueError: The request's id is running already.
         """
-        checkpoint_id = message["model"]
-        failure: BlazrError | None = None
-        with self._condition:
-            resident = self._residents.get(checkpoint_id)
-            is_new = resident is None
-            if resident is None:
-                resident = Resident(checkpoint_id)
-            route = self._router.open(message, on_events, on_finished, resident)
-            self._residents[checkpoint_id] = resident
-            resident.last_used, resident.last_used_at = time.monotonic(), time.time()
-            resident.keep_alive_s = message.get("keep_alive_s", resident.keep_alive_s)
-            if self._closing:
-                failure = GenerationFailed("The worker is stopping; send the request again.")
-            elif resident.status == "failed":
-                failure = resident.error
-            elif resident.status == "ready":
-                self._router.count(route)
-            else:
-                resident.waiting.append(route)
-            if is_new and not self._closing:
-                self._loader.enqueue(resident)
-        if failure is not None:
-            self._router.end(route, failure)
-        elif route.counted:
-            self._router.start(route)
-            self._router.regulate(resident)
-        if is_new and failure is None:
-            self._presence.appear(checkpoint_id)
+        submission = self._residents.add_request(message, on_events)
+        if submission.error is not None:
+            self._fail(submission.request, submission.error)
+        elif submission.can_start:
+            self._start(submission.request)
+        if submission.is_new_model:
+            self._presence.advertise(message["model"])
             self._presence.changed()
 
     def cancel(self, request_id: str) -> bool:
-        """End a request early with an error event; False if it isn't here."""
-        return self._router.cancel(request_id)
+        """End a request early with an error event; False if it is not here."""
+        request = self._residents.find_request(request_id)
+        if request is None:
+            return False
+        engine = self._residents.engine_of(request)
+        if engine is not None:
+            engine.loop.abort(request_id)
+        return self._fail(request, GenerationFailed("The request was cancelled."))
 
     def is_running(self, request_id: str) -> bool:
         """Whether the request is here and has not ended."""
-        return request_id in self._router
+        return self._residents.find_request(request_id) is not None
 
     @property
     def num_active(self) -> int:
         """Requests that are here, waiting ones included."""
-        return len(self._router)
+        return self._residents.num_requests
 
     def requests(self) -> list[dict[str, Any]]:
-        """The requests that are here, oldest first, as plain values."""
-        return self._router.describe()
+        """Return the requests that are here, oldest first, as plain values."""
+        return self._residents.describe_requests()
 
     # --- models
 
     def ensure(self, checkpoint_id: str, *, pinned: bool = False) -> None:
-        """Load a model that isn't here; ``pinned``: never unload it by itself."""
-        with self._condition:
-            resident = self._residents.get(checkpoint_id)
-            if resident is not None and resident.status != "failed":
-                resident.pinned |= pinned
-                resident.last_used = time.monotonic()
-                resident.unload_asked = False
-                if resident.status == "unloading":
-                    resident.reload_asked = True
-                    return
-                if resident.paused:
-                    return
-                # Somebody asked although it is here: the announcement is lost (Redis forgot it), so repeat it.
-            elif self._closing:
-                return
-            else:
-                resident = self._residents[checkpoint_id] = Resident(checkpoint_id, pinned=pinned)
-                self._loader.enqueue(resident)
-        self._presence.appear(checkpoint_id)
-        self._presence.changed()
+        """Load a model that is not here; ``pinned``: never unload it without an order."""
+        if self._residents.request_load(checkpoint_id, pinned=pinned):
+            self._presence.advertise(checkpoint_id)
+            self._presence.changed()
 
-    def unload(self, checkpoint_id: str) -> bool:
-        """Let a model go once its requests have ended; False if it isn't here."""
-        with self._condition:
-            resident = self._residents.get(checkpoint_id)
-            if resident is None or resident.status == "failed":
-                return False
-            resident.pinned = False
-            if resident.status == "loading":
-                resident.unload_asked = True
-                return True
-            if resident.status == "unloading":
-                resident.reload_asked = False
-                return True
-            self._loader.begin_unload(resident, "it was asked to go")
-        return True
+    def unload(self, checkpoint_id: str) -> None:
+        """Unload a model once its requests have ended; ids that are not here are ignored."""
+        resident = self._residents.request_unload(checkpoint_id)
+        if resident is not None:
+            self._loader.unload(resident)
 
     def set_pinned(self, checkpoint_id: str, pinned: bool) -> bool:
-        """Keep a model until it is asked to go, or no longer; False if it isn't here."""
-        with self._condition:
-            resident = self._residents.get(checkpoint_id)
-            if resident is None:
-                return False
-            resident.pinned = pinned
-            resident.last_used = time.monotonic()
+        """Keep a model until it is ordered to go, or no longer; False if it is not here."""
+        if not self._residents.set_pinned(checkpoint_id, pinned):
+            return False
         self._presence.changed()
         return True
 
     def fit(self, checkpoint_id: str) -> dict[str, Any]:
-        """Whether a model would fit here, and what it would take; plain values.
+        """Return whether a model would fit here, and the memory that it would take, as plain values.
 
         Raises:
             BlazrError: It can't be loaded at all.
         """
-        plan = self._plan(checkpoint_id)
-        with self._condition:
-            others = [item for item in self._residents.values() if item.checkpoint_id != checkpoint_id]
-            own = self._residents.get(checkpoint_id)
-            is_here = own is not None and not own.has_failed
-            return fit_report(plan, others, is_here=is_here, budget_bytes=self.budget_bytes)
+        return self._residents.fit(checkpoint_id, self._plan(checkpoint_id))
 
     @property
     def departures(self) -> tuple[Departure, ...]:
         """The last models that were unloaded, oldest first."""
-        return self._loader.departures
+        return self._residents.departures
 
     def tick(self) -> None:
-        """Once a second: keep-alive, and forgetting failed loads."""
-        now = time.monotonic()
-        forgotten: list[Resident] = []
-        with self._condition:
-            for resident in self._residents.values():
-                if resident.status == "failed" and now - resident.failed_at > FAILED_FOR_S:
-                    resident.status = "unloading"
-                    forgotten.append(resident)
-                elif (
-                    resident.status == "ready"
-                    and not resident.pinned
-                    and resident.active == 0
-                    and 0 <= resident.wanted_keep_alive_s < now - resident.last_used
-                ):
-                    self._loader.begin_unload(resident, f"it was not used for {resident.wanted_keep_alive_s:g} s")
-                resident.forget_old_tokens(now)
-        for resident in forgotten:
+        """Unload models whose keep-alive time is over, and forget failed loads; once a second."""
+        expired = self._residents.expire()
+        for resident in expired.idle:
+            self._loader.unload(resident)
+        for resident in expired.failed:
             self._loader.remove(resident)
 
     def describe(self) -> tuple[ResidentModel, ...]:
-        """The models as people see them."""
-        with self._condition:
-            return tuple(item.describe() for item in self._residents.values() if not item.has_failed)
+        """Return the models as people see them."""
+        return self._residents.describe()
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that models take, or have been promised."""
-        with self._condition:
-            return sum(item.memory_bytes for item in self._residents.values())
+        """Memory that models take, and memory that is reserved for loads."""
+        return self._residents.memory_bytes
 
     def load_cost_s(self) -> float:
-        """Seconds of the longest load so far, room made for it included; 0: none was seen."""
+        """Return the seconds of the longest load so far, with the evictions for it; 0: there was none."""
         return self._loader.load_cost_s
 
     def step_age_s(self) -> float:
-        """Seconds since the last step of the slowest engine that has work; 0: none has."""
-        with self._condition:
-            loops = [item.loop for item in self._residents.values() if item.loop is not None]
+        """Return the seconds since the last step of the slowest engine that has work; 0: none has."""
         now = time.monotonic()
+        loops = [engine.loop for engine in self._residents.engines()]
         return max((now - loop.last_step_at for loop in loops if loop.is_busy), default=0.0)
 
     def drain(self, timeout_s: float) -> list[str]:
@@ -250,21 +185,88 @@ class ModelManager:
         Returns:
             The ids of the requests that didn't end here.
         """
-        deadline = time.monotonic() + timeout_s
-        with self._condition:
-            self._closing = True
-            self._loader.close()
-            while self._router.num_in_engines():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._condition.wait(left)
-            unfinished = self._router.forget_all()
-            residents = list(self._residents.values())
-        for resident in residents:
-            if resident.loop is not None:
-                resident.loop.stop(drain=False, timeout_s=5)
-            if resident.llm is not None:
-                resident.llm.close()
-        self._router.stop()
+        unfinished, engines = self._residents.drain(timeout_s)
+        for engine in engines:
+            engine.loop.stop(drain=False, timeout_s=5)
+            engine.llm.close()
+        self._prepare_threads.shutdown(wait=False, cancel_futures=True)
         return unfinished
+
+    # --- a request into its engine
+
+    def _start(self, request: ActiveRequest) -> None:
+        """Hand a request to its engine; in another thread if there is more to do than to check token ids."""
+        if _is_quick(request.message):
+            self._prepare(request)
+        else:
+            self._prepare_threads.submit(self._prepare, request)
+
+    def _prepare(self, request: ActiveRequest) -> None:
+        """Tokenise the prompt, then hand the request over."""
+        engine = self._residents.engine_of(request)
+        if engine is None:
+            return  # cancelled meanwhile
+        try:
+            engine.loop.submit(engine.llm.prepare(request.message))
+        except BlazrError as error:
+            self._fail(request, error)
+        except Exception:
+            logger.exception("request %s could not be prepared", request.request_id)
+            self._fail(request, EngineError("The request could not be prepared because of an internal error."))
+        else:
+            if not self._residents.is_open(request):
+                # Cancelled between the two: the abort may have come before the submit.
+                engine.loop.abort(request.request_id)
+
+    # --- its events out
+
+    def _make_loop(self, resident: Resident, plan: LoadPlan, llm: ServedLLM) -> EngineLoop[Any, GenerationEvent]:
+        return EngineLoop(
+            llm,
+            partial(self._pass_on, resident),
+            on_refused=self._refuse,
+            on_dead=self._on_dead,
+            name=f"engine-{plan.name}",
+        )
+
+    def _pass_on(self, resident: Resident, events: list[GenerationEvent]) -> None:
+        """In the engine's thread: pass the events of one step on, in one call per callable."""
+        for on_events, group in self._residents.record_events(resident, events).items():
+            _call(on_events, group)
+
+    def _refuse(self, prepared: Any, error: BlazrError) -> None:
+        """In the engine's thread: end a request that the engine does not take."""
+        request = self._residents.find_request(prepared.request_id)
+        if request is not None:
+            self._fail(request, error)
+
+    def _fail(self, request: ActiveRequest, error: BlazrError) -> bool:
+        """End a request with an error event, unless it has ended."""
+        if not self._residents.close_request(request):
+            return False
+        event: GenerationEvent = {
+            "request_id": request.request_id,
+            "attempt": request.message["attempt"],
+            "index": request.next_index,
+            "type": "error",
+            "error": error.to_dict(),
+        }
+        _call(request.on_events, [event])
+        return True
+
+
+def _call(on_events: OnEvents, events: list[GenerationEvent]) -> None:
+    try:
+        on_events(events)
+    except Exception:
+        logger.exception("%d events could not be passed on", len(events))
+
+
+def _is_quick(message: GenerateMessage) -> bool:
+    params = message["params"]
+    return (
+        0 < len(message["prompt"].get("token_ids", ())) <= FEW_TOKENS
+        and "echo" not in message
+        and params.get("grammar") is None
+        and params.get("n", 1) == 1
+    )

@@ -1,4 +1,4 @@
-"""What the worker shows of its models: holder marks in Redis, and the Celery queues it consumes."""
+"""Advertise the worker's models in Redis, and select the Celery queues that it consumes."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ logger = logging.getLogger(__name__)
 
 
 class QueueSelector:
-    """Which queues the Celery consumer reads; may be changed from any thread.
+    """Selects the queues that the Celery consumer reads; all methods are thread-safe.
 
-    The wish is kept here and carried out on the consumer's event loop, where Celery and kombu belong.
+    The selection is stored here and applied on the consumer's event loop, because Celery and kombu are not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._wanted: set[str] = set()
+        self._selected: set[str] = set()
         self._lock = threading.Lock()
         self._consumer: Any = None
 
     def attach(self, consumer: Any) -> None:
-        """The consumer is there (``worker_ready``)."""
+        """Apply the selection to this consumer from now on (``worker_ready``)."""
         self._consumer = consumer
         self._apply_soon()
 
     def add(self, queue: str) -> None:
         """Read this queue."""
         with self._lock:
-            self._wanted.add(queue)
+            self._selected.add(queue)
         self._apply_soon()
 
     def remove(self, queue: str) -> None:
-        """Read it no longer."""
+        """Stop reading this queue."""
         with self._lock:
-            self._wanted.discard(queue)
+            self._selected.discard(queue)
         self._apply_soon()
 
     def _apply_soon(self) -> None:
@@ -52,13 +52,13 @@ class QueueSelector:
 
     def _apply(self) -> None:
         with self._lock:
-            wanted = set(self._wanted)
+            selected = set(self._selected)
         queues = self._consumer.app.amqp.queues
         present = {name for name in queues.consume_from if name.startswith("m.")}
         try:
-            for name in wanted - present:
+            for name in selected - present:
                 self._consumer.add_task_queue(name)
-            for name in present - wanted:
+            for name in present - selected:
                 self._consumer.cancel_task_queue(name)
         except Exception:
             # The connection is gone; the consumer reads its selection again once it has a new one.
@@ -76,7 +76,7 @@ class RedisPresence:
         self._queues = queues
         self._changed = changed
 
-    def appear(self, checkpoint_id: str) -> None:
+    def advertise(self, checkpoint_id: str) -> None:
         """Announce the model, then read its queue."""
         until = time.time() + redis_keys.HOLDER_EXPIRE_S
         try:
@@ -89,8 +89,11 @@ class RedisPresence:
             logger.warning("model %s could not be announced (%s)", checkpoint_id, error)
         self._queues.add(redis_keys.model_queue(checkpoint_id))
 
-    def vanish(self, checkpoint_id: str) -> bool:
-        """Withdraw first, look at the queue then: who pushes before sees a holder, who pushes after sees none."""
+    def withdraw(self, checkpoint_id: str) -> bool:
+        """Withdraw the announcement, then look at the queue.
+
+        In this order, a message that is pushed before is found here, and one that is pushed after sees no holder.
+        """
         self._queues.remove(redis_keys.model_queue(checkpoint_id))
         try:
             self._client.zrem(redis_keys.holders(checkpoint_id), self._worker_id)
@@ -108,7 +111,7 @@ class RedisPresence:
         self._queues.add(redis_keys.model_queue(checkpoint_id))
 
     def load_ended(self, checkpoint_id: str, error: BlazrError | None) -> None:
-        """Keep the error for people, or drop an older one."""
+        """Keep the error of a load for people, or drop an older one."""
         try:
             if error is None:
                 self._client.hdel(redis_keys.FAILURES, checkpoint_id)
@@ -116,8 +119,8 @@ class RedisPresence:
                 failure = {"at": time.time(), "worker": self._worker_id, "error": error.to_dict()}
                 self._client.hset(redis_keys.FAILURES, checkpoint_id, json.dumps(failure))
         except (RedisError, OSError) as redis_error:
-            logger.warning("the end of a load could not be noted (%s)", redis_error)
+            logger.warning("the end of a load could not be recorded (%s)", redis_error)
 
     def changed(self) -> None:
-        """Let the heartbeat tell it."""
+        """Wake the heartbeat."""
         self._changed()

@@ -30,7 +30,7 @@ class EchoManager:
         self.age_s = 0.0
         self.most_held = 0
 
-    def submit(self, message, on_events, on_finished) -> None:
+    def submit(self, message, on_events) -> None:
         self.messages.append(message)
         if self.holds(message):
             self.held[message["request_id"]] = (message, on_events)

@@ -140,11 +140,11 @@ class FakePresence:
         self.ended: list[tuple[str, BlazrError | None]] = []
         self.queued: dict[str, int] = {}
 
-    def appear(self, checkpoint_id: str) -> None:
-        self.calls.append(("appear", checkpoint_id))
+    def advertise(self, checkpoint_id: str) -> None:
+        self.calls.append(("advertise", checkpoint_id))
 
-    def vanish(self, checkpoint_id: str) -> bool:
-        self.calls.append(("vanish", checkpoint_id))
+    def withdraw(self, checkpoint_id: str) -> bool:
+        self.calls.append(("withdraw", checkpoint_id))
         return bool(self.queued.pop(checkpoint_id, 0))
 
     def pause(self, checkpoint_id: str) -> None:
@@ -174,15 +174,9 @@ class Client:
             self.calls.append(events)
             for event in events:
                 self.events.setdefault(event["request_id"], []).append(event)
+                if event["type"] in ("done", "error"):
+                    self.finished.append(event["request_id"])
             self.condition.notify_all()
-
-    def on_finished(self, request_id: str) -> Callable[[], None]:
-        def finished() -> None:
-            with self.condition:
-                self.finished.append(request_id)
-                self.condition.notify_all()
-
-        return finished
 
     def wait(self, *request_ids: str, timeout_s: float = 20) -> None:
         with self.condition:

@@ -20,7 +20,7 @@ class ScriptedManager:
         self.cancelled: list[str] = []
         self.age_s = 0.0
 
-    def submit(self, message, on_events, on_finished) -> None:
+    def submit(self, message, on_events) -> None:
         self.messages[message["request_id"]] = message
         self.sinks[message["request_id"]] = on_events
 

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from inference.errors import EngineDead, GenerationFailed, InvalidRequest, ModelLoadFailed
-from inference.worker import model_manager as residency
-from inference.worker import resident_models as resident
+from inference.worker import resident, resident_models
 from inference.worker.model_manager import ModelManager
 from tests.inference.worker.fakes import Client, FakeLLM, FakePlans, FakePresence, message, wait_until
 
@@ -29,7 +28,7 @@ class Bench:
         )
 
     def send(self, request_id: str, **members: object) -> None:
-        self.manager.submit(message(request_id, **members), self.client.on_events, self.client.on_finished(request_id))
+        self.manager.submit(message(request_id, **members), self.client.on_events)
 
     def statuses(self) -> dict[str, str]:
         return {item.checkpoint_id: item.stage or item.status for item in self.manager.describe()}
@@ -57,7 +56,7 @@ def test_first_request_loads_the_model_and_is_served(bench):
     b.client.wait("r")
     assert b.client.tokens("r") == [300, 301, 302, 303, 304]
     assert [event["index"] for event in b.client.events["r"]] == list(range(7))
-    assert b.presence.calls[0] == ("appear", "a")
+    assert b.presence.calls[0] == ("advertise", "a")
     assert b.presence.ended == [("a", None)]
     assert b.statuses() == {"a": "ready"}
     assert b.manager.num_active == 0
@@ -97,7 +96,7 @@ def test_events_of_one_step_come_in_one_call(bench):
     ],
 )
 def test_load_error_reaches_every_waiting_request_and_is_forgotten(bench, monkeypatch, error, kind):
-    monkeypatch.setattr(residency, "FAILED_FOR_S", 0.05)
+    monkeypatch.setattr(resident_models, "FAILED_FOR_S", 0.05)
     b = bench(fail={"a": error})
     b.send("r1")
     b.send("r2")
@@ -107,7 +106,7 @@ def test_load_error_reaches_every_waiting_request_and_is_forgotten(bench, monkey
     assert b.presence.ended[0][1] is not None
     time.sleep(0.1)
     b.manager.tick()
-    assert ("vanish", "a") in b.presence.calls
+    assert ("withdraw", "a") in b.presence.calls
     b.plans.fail.clear()
     b.send("r3")
     b.client.wait("r3")
@@ -115,7 +114,7 @@ def test_load_error_reaches_every_waiting_request_and_is_forgotten(bench, monkey
 
 
 def test_messages_left_in_the_queue_of_a_failed_model_are_answered(bench, monkeypatch):
-    monkeypatch.setattr(residency, "FAILED_FOR_S", 0.0)
+    monkeypatch.setattr(resident_models, "FAILED_FOR_S", 0.0)
     b = bench(fail={"a": InvalidRequest("no.")})
     b.send("r1")
     b.client.wait("r1")
@@ -177,7 +176,7 @@ def test_least_recently_used_model_is_evicted(bench):
     b.client.wait("r-c")
     assert sorted(b.statuses()) == ["a", "c"]
     assert b.plans.llms["b"].closed
-    assert ("vanish", "b") in b.presence.calls
+    assert ("withdraw", "b") in b.presence.calls
     assert b.manager.memory_bytes == 20
 
 
@@ -203,7 +202,7 @@ def while_leaving(bench):
     b = bench(make=lambda model: FakeLLM(gate=gate))
     b.send("one")
     wait_until(lambda: b.plans.llms.get("a") and b.plans.llms["a"].running)
-    assert b.manager.unload("a")
+    b.manager.unload("a")
     return b, gate
 
 
@@ -221,13 +220,13 @@ def test_order_to_load_a_model_that_is_leaving_is_carried_out_after_it_has_left(
     gate.set()
     b.client.wait("one")
     wait_until(lambda: b.plans.loads == ["a", "a"] and b.statuses() == {"a": "ready"})
-    assert b.presence.calls[-1] == ("appear", "a")
+    assert b.presence.calls[-1] == ("advertise", "a")
 
 
 def test_the_last_order_counts_while_a_model_is_leaving(bench):
     b, gate = while_leaving(bench)
     b.manager.ensure("a")
-    assert b.manager.unload("a")
+    b.manager.unload("a")
     gate.set()
     b.client.wait("one")
     wait_until(lambda: not b.statuses())
@@ -385,7 +384,7 @@ def test_orders_and_keep_alive_do_not_wait_for_the_residence(bench):
     b.send("r2", model="b")
     b.client.wait("r1", "r2")
     wait_until(lambda: b.manager.tick() or "a" not in b.statuses())
-    assert b.manager.unload("b")
+    b.manager.unload("b")
     wait_until(lambda: not b.statuses())
     assert [item.reason for item in b.manager.departures] == ["it was not used for 0 s", "it was asked to go"]
 

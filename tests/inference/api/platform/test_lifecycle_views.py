@@ -60,7 +60,7 @@ class Worker:
 
     def send(self, request_id: str, model: str, owner: str) -> None:
         wanted = message(request_id, model=model, owner=owner)
-        self.manager.submit(wanted, self.client.on_events, self.client.on_finished(request_id))
+        self.manager.submit(wanted, self.client.on_events)
 
     def stop(self) -> None:
         self.gate.set()

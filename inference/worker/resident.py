@@ -1,0 +1,171 @@
+"""Define a model in the worker's memory, its engine, and a request on its way through it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from inference.engine.loop import EngineLoop
+from inference.errors import BlazrError
+from inference.values.messages import GenerateMessage, GenerationEvent
+from inference.values.plan import JOB_PRIORITY
+from inference.values.states import ResidentModel
+from inference.worker.interfaces import LoadPlan, OnEvents, ServedLLM
+
+RATE_WINDOW_S = 5.0
+BACKGROUND_PRIORITY = JOB_PRIORITY // 2
+"""Halfway between the priorities of interactive requests and of jobs, which may vary by 100 up or down each."""
+MAX_RESIDENCE_S = 60.0
+"""A slow load keeps its model from eviction for so long at most."""
+
+
+@dataclass(eq=False, slots=True)
+class ActiveRequest:
+    """One request between ``submit`` and its end; guarded by the lock of ``ResidentModels``.
+
+    Attributes:
+        on_events: Gets the request's events.
+        next_index: Index of its next event.
+        num_tokens: Tokens that were generated so far.
+        in_engine: It is its model's work. Until then it waits for a load.
+    """
+
+    message: GenerateMessage
+    on_events: OnEvents
+    resident: Resident
+    next_index: int = 0
+    num_tokens: int = 0
+    received_at: float = field(default_factory=time.time)
+    in_engine: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request."""
+        return self.message["request_id"]
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether a client waits for it, rather than a job or a batch."""
+        return self.message["priority"] < BACKGROUND_PRIORITY
+
+    def describe(self) -> dict[str, Any]:
+        """Return the request as people see it, as plain values."""
+        return {
+            "id": self.request_id,
+            "owner": self.message.get("owner", ""),
+            "checkpoint_id": self.message["model"],
+            "state": "running" if self.next_index else "waiting",
+            "tokens": self.num_tokens,
+            "received_at": self.received_at,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded model and the thread that runs it."""
+
+    llm: ServedLLM
+    loop: EngineLoop[Any, GenerationEvent]
+
+
+@dataclass(eq=False, slots=True)
+class Resident:
+    """One model of this worker; guarded by the lock of ``ResidentModels``.
+
+    Attributes:
+        plan, engine: Set once the model is ready.
+        memory_bytes: Memory that the model takes, or that is reserved for its load.
+        num_in_engine: Its requests that don't wait for a load; ``num_interactive``: those of clients.
+        paused: Its queue is left to other workers for now.
+        unload_requested: It was ordered to go while it was loading.
+        reload_requested: It was ordered to load while it was unloading.
+        ready_at, last_used: Monotonic times.
+        keep_alive_s: As the last request with such an option set it.
+        waiting: Requests that wait for the load, or for the next one.
+        token_counts: (time, tokens) of the last steps, for the rate.
+    """
+
+    checkpoint_id: str
+    pinned: bool = False
+    status: Literal["loading", "ready", "unloading", "failed"] = "loading"
+    plan: LoadPlan | None = None
+    engine: Engine | None = None
+    progress: float = 0.0
+    stage: str = "waiting"
+    error: BlazrError | None = None
+    failed_at: float = 0.0
+    memory_bytes: int = 0
+    num_in_engine: int = 0
+    num_interactive: int = 0
+    paused: bool = False
+    unload_requested: bool = False
+    reload_requested: bool = False
+    ready_at: float = 0.0
+    load_s: float = 0.0
+    keep_alive_s: float | None = None
+    last_used: float = field(default_factory=time.monotonic)
+    last_used_at: float = field(default_factory=time.time)
+    waiting: list[ActiveRequest] = field(default_factory=list)
+    token_counts: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def name(self) -> str:
+        """The served model name, once it is known."""
+        return self.plan.name if self.plan else self.checkpoint_id
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its load failed; its error is remembered for a moment."""
+        return self.status == "failed" or self.error is not None
+
+    @property
+    def effective_keep_alive_s(self) -> float:
+        """Seconds that it stays without a request; -1: for ever."""
+        if self.pinned or self.plan is None:
+            return -1
+        return self.plan.keep_alive_s if self.keep_alive_s is None else self.keep_alive_s
+
+    def touch(self) -> None:
+        """Record that the model was used now."""
+        self.last_used, self.last_used_at = time.monotonic(), time.time()
+
+    def is_expired(self, now: float) -> bool:
+        """Whether nothing used it for longer than its keep-alive time."""
+        return (
+            self.status == "ready"
+            and not self.pinned
+            and self.num_in_engine == 0
+            and 0 <= self.effective_keep_alive_s < now - self.last_used
+        )
+
+    def stays_until(self, min_residence_s: float) -> float:
+        """Return when it may be evicted, on the monotonic clock."""
+        if not min_residence_s:
+            return 0.0
+        return self.ready_at + max(min_residence_s, min(self.load_s, MAX_RESIDENCE_S))
+
+    def drop_old_token_counts(self, now: float) -> None:
+        """Forget the steps that left the window of the rate."""
+        while self.token_counts and self.token_counts[0][0] < now - RATE_WINDOW_S:
+            self.token_counts.popleft()
+
+    def describe(self) -> ResidentModel:
+        """Return the model as people see it, without the engine's own figures."""
+        running = min(self.num_in_engine, self.plan.max_num_seqs) if self.plan else 0
+        self.drop_old_token_counts(time.monotonic())
+        return ResidentModel(
+            checkpoint_id=self.checkpoint_id,
+            status="loading" if self.status == "loading" else "ready",
+            progress=self.progress,
+            stage="unloading" if self.status == "unloading" else self.stage,
+            memory_bytes=self.memory_bytes,
+            num_running=running,
+            num_waiting=self.num_in_engine - running + len(self.waiting),
+            last_used_at=self.last_used_at,
+            tokens_per_s=sum(count for _, count in self.token_counts) / RATE_WINDOW_S,
+            keep_alive_s=self.effective_keep_alive_s,
+            pinned=self.pinned,
+            load_s=round(self.load_s, 3),
+        )
