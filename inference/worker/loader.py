@@ -57,7 +57,7 @@ class ModelLoader:
         self._make_loop = make_loop
         self._start_request = start
         self._fail_request = fail
-        self._max_wait_s = EVICTION_WAIT_S + max(min_residence_s, 0.0)
+        self._min_residence_s = min_residence_s
         self.load_cost_s = 0.0
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class ModelLoader:
 
         progress(0.0, "reading the specification")
         plan = self._plan(resident.checkpoint_id)
-        deadline = time.monotonic() + self._max_wait_s
+        deadline = time.monotonic() + EVICTION_WAIT_S + self._min_residence_s
         while (victim := self._residents.reserve(resident, plan, deadline=deadline)) is not None:
             self.unload(victim)
         llm = plan.load(progress)

@@ -10,7 +10,7 @@ import redis
 from inference.transport import control
 from inference.transport.hub import StreamHub
 from tests.inference.worker.fakes import FakePlans
-from tests.inference.worker.harness import Worker
+from tests.inference.worker.harness import Bench, Worker
 
 
 @pytest.fixture
@@ -46,3 +46,19 @@ async def hub(redis_urls_in_settings):
     await found.start()
     yield found
     await found.close()
+
+
+@pytest.fixture
+def bench():
+    made: list[Bench] = []
+
+    def make(budget: int = 100, min_residence_s: float = 0.0, **plans: object) -> Bench:
+        made.append(Bench(FakePlans(**plans), budget, min_residence_s))
+        return made[-1]
+
+    yield make
+    for item in made:
+        for llm in item.plans.llms.values():
+            if llm.gate is not None:
+                llm.gate.set()
+        item.manager.drain(0)

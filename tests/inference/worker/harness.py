@@ -1,4 +1,4 @@
-"""A worker's runtime over a real Redis; direct deliveries replace Celery."""
+"""A worker's runtime over a real Redis, where direct deliveries replace Celery; and a model manager alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,34 @@ import uuid
 
 import redis
 
-from inference.errors import BlazrError
+from inference.errors import BlazrError, EngineDead
 from inference.transport import keys as redis_keys
 from inference.values.messages import GenerationEvent
+from inference.worker.model_manager import ModelManager
 from inference.worker.runtime import WorkerConfig, WorkerRuntime
 from tests.inference.transport.collected import Collected
-from tests.inference.worker.fakes import FakePlans
+from tests.inference.worker.fakes import Client, FakePlans, FakePresence, message
+
+
+class Bench:
+    def __init__(self, plans: FakePlans, budget: int = 100, min_residence_s: float = 0.0) -> None:
+        self.plans = plans
+        self.presence = FakePresence()
+        self.dead: list[EngineDead] = []
+        self.client = Client()
+        self.manager = ModelManager(
+            plan=plans,
+            presence=self.presence,
+            budget_bytes=budget,
+            on_dead=self.dead.append,
+            min_residence_s=min_residence_s,
+        )
+
+    def send(self, request_id: str, **members: object) -> None:
+        self.manager.submit(message(request_id, **members), self.client.on_events)
+
+    def statuses(self) -> dict[str, str]:
+        return {item.checkpoint_id: item.stage or item.status for item in self.manager.describe()}
 
 
 class Worker:

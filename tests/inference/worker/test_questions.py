@@ -1,0 +1,86 @@
+"""Questions on the control stream are answered in Redis, in plain values, without holding the stream up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from inference.errors import BlazrError, UnknownModel
+from inference.transport import keys as redis_keys
+from inference.worker.questions import Questions
+from tests.inference.worker.fakes import wait_until
+
+
+class Manager:
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def requests(self) -> list[dict[str, Any]]:
+        return [{"id": "r", "tokens": 3}]
+
+    def fit(self, checkpoint_id: str) -> dict[str, Any]:
+        self.gate.wait(10)
+        if checkpoint_id == "unknown":
+            raise UnknownModel("There is no such model.")
+        if checkpoint_id == "broken":
+            raise RuntimeError("secret detail")
+        return {"verdict": "fits", "needed_bytes": 7}
+
+
+@pytest.fixture
+def manager() -> Manager:
+    return Manager()
+
+
+@pytest.fixture
+def ask(client, manager):
+    questions = Questions(client, "questions-test", manager)
+    keys: list[str] = []
+
+    def put(kind: str, **members: str) -> Any:
+        question_id = f"question-{len(keys)}"
+        keys.append(redis_keys.answers(question_id))
+        client.delete(keys[-1])
+        questions.take(json.dumps({"id": question_id, "kind": kind, **members}))
+        return keys[-1]
+
+    yield put
+    questions.stop()
+    client.delete(*keys)
+
+
+def answer(client, key: str) -> dict[str, Any]:
+    wait_until(lambda: client.llen(key))
+    assert 0 < client.ttl(key) <= redis_keys.ANSWERS_EXPIRE_S
+    found: dict[str, Any] = json.loads(client.lindex(key, 0))
+    assert found.pop("worker_id") == "questions-test"
+    return found
+
+
+def test_requests_and_fit_are_answered(client, ask):
+    assert answer(client, ask("requests")) == {"requests": [{"id": "r", "tokens": 3}]}
+    assert answer(client, ask("fit", checkpoint_id="a")) == {"fit": {"verdict": "fits", "needed_bytes": 7}}
+
+
+def test_an_error_is_an_answer_with_its_class(client, ask):
+    found = answer(client, ask("fit", checkpoint_id="unknown"))
+    error = BlazrError.from_dict(found["error"])
+    assert (type(error), error.message) == (UnknownModel, "There is no such model.")
+
+
+def test_an_internal_error_is_no_answer_and_the_next_question_gets_one(client, ask):
+    broken = ask("fit", checkpoint_id="broken")
+    assert answer(client, ask("requests")) == {"requests": [{"id": "r", "tokens": 3}]}
+    assert client.llen(broken) == 0
+
+
+def test_a_slow_answer_does_not_hold_the_asking_thread(client, ask, manager):
+    manager.gate.clear()
+    key = ask("fit", checkpoint_id="a")  # returns although the answer waits
+    assert client.llen(key) == 0
+    manager.gate.set()
+    assert answer(client, key)["fit"]["verdict"] == "fits"
