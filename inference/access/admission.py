@@ -1,11 +1,11 @@
-"""Admission: a request that a key's limits let in, until it ends.
+"""Admit requests within the limits of their API keys, and release them when they end.
 
     admission = await admit(principal, tokens=estimate)     429 when a limit is reached
     …
-    admission.settle(tokens=used)                           once, however it ended; returns at once
+    admission.settle(tokens=used)                           once, however the request ended; returns at once
 
-``generation_start`` does both for everything that generates. Other endpoints that compute use ``admitted``. Callers
-without limits cost nothing.
+``generation_start`` calls both for all generations. Other endpoints that compute use ``admitted``. A caller without
+limits causes no call to Redis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
-from inference.access.limit_store import RENEW_S, Count, count_request, renew_leases, settle_request
+from inference.access.limit_store import RENEW_S, Count, count_request, release_request, renew_leases
 from inference.errors import BlazrError, RateLimitExceeded
 from inference.host.coroutines import PerLoop
 from inference.records import metrics
@@ -35,43 +35,43 @@ _headers: ContextVar[dict[str, str] | None] = ContextVar("limit_headers", defaul
 
 
 class Admission:
-    """One counted request.
+    """A request that was admitted.
 
     Attributes:
-        tokens: What was reserved for it.
+        tokens: Tokens that were reserved for it.
     """
 
-    __slots__ = ("_is_settled", "_keeper", "lease", "limits", "tenant", "tokens")
+    __slots__ = ("_is_released", "_keeper", "lease", "limits", "tenant", "tokens")
 
-    def __init__(self, tenant: str, limits: KeyLimits, lease: str, tokens: int, keeper: _Keeper | None) -> None:
+    def __init__(self, tenant: str, limits: KeyLimits, lease: str, tokens: int, keeper: _LeaseKeeper | None) -> None:
         self.tenant = tenant
         self.limits = limits
         self.lease = lease
         self.tokens = tokens
         self._keeper = keeper
-        self._is_settled = keeper is None
+        self._is_released = keeper is None
 
     def settle(self, *, tokens: int) -> None:
-        """The request has ended with ``tokens`` used; the first call counts, Redis is told in the background."""
-        if self._is_settled or self._keeper is None:
+        """End the request, which used ``tokens``. Only the first call counts; Redis is updated in the background."""
+        if self._is_released or self._keeper is None:
             return
-        self._is_settled = True
+        self._is_released = True
         self._keeper.release(self, refund=self.tokens - tokens)
 
 
 FREE = Admission("", UNLIMITED, "", 0, None)
-"""Of callers without limits."""
+"""The admission of callers without limits."""
 
 
 async def admit(principal: Principal, *, tokens: int) -> Admission:
-    """Count a request of ``principal``.
+    """Admit a request of ``principal``.
 
     Args:
-        principal: Who asks.
-        tokens: Estimate of prompt and answer together.
+        principal: The caller.
+        tokens: Estimate of prompt and output together.
 
     Raises:
-        RateLimitExceeded: A limit is reached; says which one and when to come back.
+        RateLimitExceeded: A limit is reached; the message names it and the time to retry.
         Unavailable: Redis can't be reached.
     """
     limits = principal.limits
@@ -89,7 +89,7 @@ async def admit(principal: Principal, *, tokens: int) -> Admission:
     try:
         count = await count_request(tenant=principal.tenant, limits=limits, lease=lease, tokens=tokens)
     except BaseException:
-        # The script may have run: a client that left or a lost answer must keep neither place nor tokens.
+        # The script may have run although its reply is lost: free the place and the tokens.
         keeper.release(Admission(principal.tenant, limits, lease, tokens, keeper), refund=tokens, was_admitted=False)
         raise
     _headers.set(_count_headers(limits, count))
@@ -102,7 +102,7 @@ async def admit(principal: Principal, *, tokens: int) -> Admission:
 
 @contextlib.asynccontextmanager
 async def admitted(principal: Principal, *, tokens: int) -> AsyncIterator[Admission]:
-    """``admit`` for a block; what it used is ``tokens`` unless it calls ``settle`` with something else."""
+    """Admit a request for a block; it used ``tokens`` unless the block calls ``settle`` with another number."""
     admission = await admit(principal, tokens=tokens)
     try:
         yield admission
@@ -111,17 +111,17 @@ async def admitted(principal: Principal, *, tokens: int) -> AsyncIterator[Admiss
 
 
 def headers_reset() -> None:
-    """Forget the headers of an earlier request in this context."""
+    """Clear the headers of an earlier request in this context."""
     _headers.set(None)
 
 
 def headers_current() -> dict[str, str]:
-    """``x-ratelimit-*`` of the request that this task answers; none for callers without limits."""
+    """Return the ``x-ratelimit-*`` headers of this task's request; none for callers without limits."""
     return _headers.get() or {}
 
 
 class RequestExceedsLimit(RateLimitExceeded):
-    """The request alone is more than a minute's tokens: waiting doesn't help."""
+    """The request alone exceeds the tokens of a minute, so that waiting doesn't help."""
 
     retryable = False
 
@@ -148,8 +148,8 @@ def _refusal(limits: KeyLimits, count: Count) -> RateLimitExceeded:
 # --- leases ------------------------------------------------------------------------------------
 
 
-class _Keeper:
-    """Leases that an event loop's requests hold: renewed together, for as long as there are any."""
+class _LeaseKeeper:
+    """Renews the leases of an event loop's open requests, all together."""
 
     def __init__(self) -> None:
         self._held: dict[str, str] = {}
@@ -157,28 +157,28 @@ class _Keeper:
         self._ending: set[asyncio.Task[None]] = set()
 
     def hold(self, tenant: str, lease: str) -> None:
-        """Renew it from now on."""
+        """Renew this lease from now on."""
         self._held[lease] = tenant
         if self._renewing is None:
             self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
     def forget(self, lease: str) -> None:
-        """It was never given."""
+        """Stop renewing this lease."""
         self._held.pop(lease, None)
 
     def release(self, admission: Admission, *, refund: int, was_admitted: bool = True) -> None:
-        """End it, in a task of its own."""
+        """End a request in Redis, in a task of its own."""
         self.forget(admission.lease)
-        self._background(self._settle(admission, refund, was_admitted))
+        self._background(self._release(admission, refund, was_admitted))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _settle(self, admission: Admission, refund: int, was_admitted: bool) -> None:
+    async def _release(self, admission: Admission, refund: int, was_admitted: bool) -> None:
         try:
-            await settle_request(
+            await release_request(
                 tenant=admission.tenant,
                 limits=admission.limits,
                 lease=admission.lease,
@@ -186,7 +186,7 @@ class _Keeper:
                 was_admitted=was_admitted,
             )
         except BlazrError as error:
-            logger.warning("a request of %s could not be settled: %s", admission.tenant, error.message)
+            logger.warning("a request of %s could not be released: %s", admission.tenant, error.message)
 
     async def _renew(self) -> None:
         try:
@@ -202,4 +202,4 @@ class _Keeper:
             self._renewing = None
 
 
-_keeper = PerLoop(_Keeper)
+_keeper = PerLoop(_LeaseKeeper)

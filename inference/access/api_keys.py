@@ -1,9 +1,8 @@
-"""Who is calling: API keys for programs, the admin's session for people, nobody in particular on loopback.
+"""Create, check and revoke API keys.
 
-A key reads ``blazr_<id>_<secret><checksum>``: 12 characters that find its row, 40 random base-62 characters,
-and 6 characters of CRC-32 over what stands before. A mistyped (or made-up) key fails its checksum and
-costs no query. The row keeps SHA-256 of the key under a pepper (the site's SECRET_KEY), never the key; rows are
-cached in the process for less than a second.
+A key reads ``blazr_<id>_<secret><checksum>``: 12 characters that identify its row, 40 random base-62 characters, and 6
+characters of the CRC-32 of all before. A mistyped key fails its checksum and costs no query. The row has the SHA-256 of
+the key under a pepper (the site's SECRET_KEY), never the key. Rows are cached in the process for less than a second.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from inference.values.principal import DEFAULT_SCOPES, KEY_MARK, SCOPES, Princip
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from inference.models import ApiKey
-
 _ALPHABET = string.digits + string.ascii_letters
 _ID_CHARS, _SECRET_CHARS, _CHECKSUM_CHARS = 12, 40, 6
 _KEY_PATTERN = re.compile(
@@ -40,7 +37,7 @@ _KEY_PATTERN = re.compile(
 )
 
 CACHE_S = 0.8
-"""How long a key's row may be believed: with the query, a revoked key stops working within a second everywhere."""
+"""How long a row is cached. With the time of the query, a revoked key stops working within a second everywhere."""
 MAX_CACHED_KEYS = 10_000
 MAX_MODEL_CHARS = 128
 NO_OWN_LIMITS = KeyLimits()
@@ -54,7 +51,7 @@ class _CachedKey:
 
 
 _cache: dict[str, tuple[float, _CachedKey | None]] = {}
-"""Key prefix → (when it was read, its row if it is valid)."""
+"""Key prefix → (time of the read, the row if it is valid)."""
 
 
 # --- the key itself ----------------------------------------------------------------------------
@@ -78,7 +75,7 @@ def _digest(key: str) -> str:
 
 
 def key_prefix(key: str) -> str | None:
-    """The public part of a well-formed key (its row's ``prefix``), None for anything else; no query."""
+    """Return the public part of a well-formed key (the ``prefix`` of its row), or None; makes no query."""
     match = _KEY_PATTERN.fullmatch(key)
     if match is None or not key.endswith(_checksum(key[:-_CHECKSUM_CHARS])):
         return None
@@ -93,17 +90,17 @@ def api_key_create(
     models: Sequence[str] = (),
     limits: KeyLimits = NO_OWN_LIMITS,
 ) -> tuple[ApiKey, str]:
-    """Make a key.
+    """Create a key.
 
     Args:
-        name: For people.
+        name: Name for people.
         expires_at: None: never.
-        scopes: What it may do, names of ``SCOPES``.
-        models: Served names that it may use; empty: all.
-        limits: Its own limits; None in them: the server's defaults.
+        scopes: Names of ``SCOPES`` that the key may use.
+        models: Served names that the key may use; empty: all.
+        limits: The key's own limits; None in them: the server's defaults.
 
     Returns:
-        The row, and the key itself, which can't be had again.
+        The row, and the key itself, which is stored nowhere.
 
     Raises:
         InvalidRequest: The name is empty or too long, the expiry has passed, a scope is unknown, a limit is no
@@ -133,10 +130,10 @@ def api_key_create(
 
 
 def key_rules_check(*, scopes: Sequence[str], models: Sequence[str], limits: KeyLimits) -> None:
-    """Check what a key is to be allowed.
+    """Check the scopes, models and limits of a key.
 
     Raises:
-        InvalidRequest: Names the wrong one.
+        InvalidRequest: One is wrong; the message names it.
     """
     for scope in scopes:
         if scope not in SCOPES:
@@ -159,7 +156,7 @@ def key_rules_check(*, scopes: Sequence[str], models: Sequence[str], limits: Key
 
 
 def api_key_revoke(*, prefix: str) -> ApiKey:
-    """End a key for good. Revoking twice changes nothing.
+    """Revoke a key for ever; revoking it twice changes nothing.
 
     Raises:
         NotFound: No key has this prefix.
@@ -175,7 +172,7 @@ def api_key_revoke(*, prefix: str) -> ApiKey:
 
 
 def key_cache_clear() -> None:
-    """Forget the cached rows of this process."""
+    """Clear the cached rows of this process."""
     _cache.clear()
 
 
@@ -183,6 +180,7 @@ def key_cache_clear() -> None:
 
 
 async def principal_of_key(authorization: str) -> Principal | None:
+    """Return the caller of a Bearer key; None: the key is malformed, unknown, revoked or expired."""
     scheme, _, key = authorization.partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer":
@@ -224,10 +222,10 @@ def _principal_of_row(row: ApiKey) -> Principal:
 
 
 def principal_of_tenant(tenant: str) -> Principal:
-    """The caller behind a stored ``tenant``, for work that goes on without a request.
+    """Return the caller of a stored ``tenant``, for work without a request.
 
     Raises:
-        NotAuthenticated: Its key was revoked, or has expired.
+        NotAuthenticated: The tenant's key was revoked, or has expired.
     """
     kind, _, number = tenant.partition(":")
     if kind != "key":
@@ -239,10 +237,10 @@ def principal_of_tenant(tenant: str) -> Principal:
 
 
 def void_tenants(among: Iterable[str]) -> list[str]:
-    """Those of ``among`` whose API key was revoked, or has expired.
+    """Return the tenants of ``among`` whose API key was revoked, or has expired.
 
     Args:
-        among: Stored tenants; a query is not made unless there are such keys at all.
+        among: Stored tenants; iterated only if any key at all is revoked or expired.
     """
     void = ApiKey.objects.exclude(ApiKey.valid())
     if not void.exists():
@@ -252,7 +250,7 @@ def void_tenants(among: Iterable[str]) -> list[str]:
 
 
 def key_limits(row: ApiKey) -> KeyLimits:
-    """A key's limits: its own, else the server's."""
+    """Return a key's limits: its own, else the server's defaults."""
 
     def first(own: int | None, default: int | None) -> int | None:
         return default if own is None else own

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def key_required() -> bool:
-    """Whether callers without a key are turned away; decided by the address that the server is bound to."""
+    """Whether callers need a key; decided by the address that the server is bound to."""
     return bool(settings.BLAZR_API_KEY_REQUIRED)
 
 
 async def principal_from_headers(authorization: str | None) -> Principal | None:
-    """The caller that an Authorization header names; None if there is none to speak of.
+    """Return the caller that an Authorization header names; None: the header is missing, and a key is required.
 
-    Where no key is required a wrong one is no error (clients insist on sending something).
+    Where no key is required a wrong one is no error, as most clients always send one.
 
     Raises:
         NotAuthenticated: A key is required and missing, wrong, expired or revoked.
@@ -43,17 +43,17 @@ async def principal_from_headers(authorization: str | None) -> Principal | None:
 
 
 async def principal_authenticate(request: HttpRequest, *, session_allowed: bool = False) -> Principal:
-    """The caller of an HTTP request.
+    """Return the caller of an HTTP request.
 
     Args:
         request: Django's request.
-        session_allowed: Take a staff member's session too (pages of this site); then unsafe methods need
+        session_allowed: Accept the session of a staff member too, for pages of this site. Unsafe methods then need
             the CSRF token.
 
     Raises:
-        NotAuthenticated: No key, or one that isn't valid.
-        PermissionRefused: A browser on a foreign page sent this.
-        InvalidRequest: The Host header isn't one of this site's.
+        NotAuthenticated: The key is missing or not valid.
+        PermissionRefused: A page of another site sent the request.
+        InvalidRequest: The Host header is not one of this site's names.
     """
     principal = await principal_from_headers(_authorization(request))
     if principal is not None and principal.kind == "key":
@@ -70,7 +70,7 @@ async def principal_authenticate(request: HttpRequest, *, session_allowed: bool 
 
 
 def _authorization(request: HttpRequest) -> str | None:
-    """The Authorization header, or what Anthropic's clients send in its place."""
+    """Return the Authorization header; Anthropic's clients send ``x-api-key`` instead."""
     found: str | None = request.META.get("HTTP_AUTHORIZATION")
     if found is None and (key := request.META.get("HTTP_X_API_KEY")) is not None:
         return f"Bearer {key}"
@@ -99,9 +99,9 @@ async def _check_csrf(request: HttpRequest) -> None:
 
 
 def _check_origin(request: HttpRequest) -> None:
-    """Keep web pages of other sites from using a server that asks for no key.
+    """Refuse requests from pages of other sites to a server that requires no key.
 
-    A page can send a form to 127.0.0.1, or rebind its own name to it; both show in Origin and Host.
+    Such a page can send a form to 127.0.0.1, or rebind its own name to it. Origin and Host reveal both.
     """
     from django.core.exceptions import DisallowedHost
 
@@ -117,7 +117,7 @@ def _check_origin(request: HttpRequest) -> None:
 
 
 async def principal_of_websocket(scope: Mapping[str, Any]) -> Principal | None:
-    """The caller behind a WebSocket: a key in its headers, or a staff member's session; None: turn it away."""
+    """Return the caller of a WebSocket, by a key in the headers or a staff member's session; None: refuse it."""
     headers = dict(scope.get("headers", []))
     authorization = headers.get(b"authorization")
     try:
@@ -128,11 +128,11 @@ async def principal_of_websocket(scope: Mapping[str, Any]) -> Principal | None:
         return principal
     user = scope.get("user")
     if user is not None:
-        # Channels' lazy user reads the session's row when it is touched.
+        # Channels' lazy user reads the session's row on the first access.
         is_staff = await sync_to_async(lambda: bool(user.is_authenticated and user.is_active and user.is_staff))()
         if is_staff:
             return Principal("user", f"user:{user.pk}", user.get_username())
-    # A WebSocket has no preflight: a foreign page could open one to a server that asks for no key.
+    # A WebSocket has no preflight, so a page of another site could open one to a server that requires no key.
     origin, host = headers.get(b"origin"), headers.get(b"host")
     if origin is not None and origin.partition(b"://")[2] != host:
         return None

@@ -1,8 +1,7 @@
-"""Ends what is running under a key that has been revoked, or has expired, meanwhile.
+"""End running requests whose API key was revoked or has expired meanwhile.
 
-New requests are refused within a second by the cache of keys (``inference.access.api_keys``). Those that run are
-looked after here, all of a process together: one query every ``WATCH_S`` while any request of a key is open, none on
-anybody's path.
+New requests are refused within a second by the cache of keys (``inference.access.api_keys``). For running requests, one
+query for all of a process looks up their keys every ``WATCH_S``, off the path of any request.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import contextvars
 import logging
 from collections.abc import Iterable
 from typing import Protocol
+
+from django.db import connections
 
 from inference.errors import BlazrError, NotAuthenticated
 from inference.host.coroutines import PerLoop
@@ -23,47 +24,47 @@ WATCH_S = 2.0
 
 
 class Watched(Protocol):
-    """Something that runs under a key."""
+    """A request that runs under a key."""
 
     def give_up(self, error: BlazrError) -> None:
-        """End it with ``error``."""
+        """End the request with ``error``."""
         ...
 
 
 class KeyWatch:
-    """Running things of one event loop by their keys."""
+    """Watches the keys of one event loop's running requests."""
 
     def __init__(self) -> None:
         self._open: dict[Watched, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     def add(self, watched: Watched, key_id: int) -> None:
-        """It runs under the key from now on."""
+        """Watch the key of a request that starts."""
         self._open[watched] = key_id
         if self._task is None:
-            # A context of its own: the first request's principal and trace aren't the others'.
+            # In a context of its own, without the principal and the trace of the first request.
             self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
 
     def remove(self, watched: Watched) -> None:
-        """It has ended."""
+        """Stop watching for a request that has ended."""
         self._open.pop(watched, None)
 
     async def _run(self) -> None:
         try:
             while self._open:
                 await asyncio.sleep(WATCH_S)
-                await self._look()
+                await self._check_keys()
         finally:
             self._task = None
 
-    async def _look(self) -> None:
+    async def _check_keys(self) -> None:
         keys = set(self._open.values())
         if not keys:
             return
         try:
             valid = await asyncio.to_thread(_valid_keys, keys)
         except Exception as error:
-            # The database is away: nobody can say that a key is not valid.
+            # Without the database no key is known to be invalid.
             logger.warning("the keys of open requests could not be looked up: %s", type(error).__name__)
             return
         for watched, key_id in list(self._open.items()):
@@ -76,10 +77,8 @@ key_watch = PerLoop(KeyWatch)
 
 
 def _valid_keys(keys: Iterable[int]) -> set[int]:
-    from django.db import connections
-
     try:
         return set(ApiKey.objects.filter(ApiKey.valid(), pk__in=list(keys)).values_list("pk", flat=True))
     finally:
-        # The thread is the pool's, and may rest for long.
+        # The thread belongs to the default pool, and may be idle for long.
         connections.close_all()

@@ -1,8 +1,8 @@
-"""The counters in Redis: one script admits a request, one settles it.
+"""Count the requests and tokens of API keys in Redis: one script admits a request, another releases it.
 
-Per tenant one hash with two token buckets (levels and the time they were right) and one sorted set of open requests,
-each a lease that its web process renews: what a killed process held is free again after ``LEASE_S``. Time is Redis's
-own, so web machines needn't agree on it.
+Each tenant has a hash with two token buckets (their levels and the time of those levels), and a sorted set of open
+requests. An open request is a lease that its web process renews, so that the places of a killed process are free after
+``LEASE_S``. All times are those of Redis, so the clocks of web machines need not agree.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from inference.values.limits import WINDOW_S, KeyLimits
 LEASE_S = 30.0
 RENEW_S = 10.0
 COUNTER_EXPIRE_S = 600
-"""A tenant's counters are forgotten after so long without a request: full buckets, unless it is in debt longer."""
+"""Counters expire after so long without a request, when the buckets are full; later if a level is below zero."""
 
-# Limits are -1 where there is none. A level may go below zero at settlement: the debt is paid by waiting.
-# A lease that is open already was admitted by a call whose answer was lost.
+# A limit of -1 means none. The release of a request may take a level below zero; further requests wait longer then.
+# A lease that is open already was admitted by a call whose reply was lost.
 _ADMIT = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
@@ -54,18 +54,18 @@ if verdict == 'ok' then
   redis.call('HSET', KEYS[1], 'at', tostring(now))
   if rpm >= 0 then redis.call('HSET', KEYS[1], 'requests', tostring(requests)) end
   if tpm >= 0 then redis.call('HSET', KEYS[1], 'tokens', tostring(tokens)) end
-  local debt = 0
-  if tpm > 0 and tokens < 0 then debt = -tokens * window / tpm end
-  redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[8]) + debt))
+  local refill = 0
+  if tpm > 0 and tokens < 0 then refill = -tokens * window / tpm end
+  redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[8]) + refill))
   redis.call('ZADD', KEYS[2], now + tonumber(ARGV[6]), ARGV[7])
   redis.call('EXPIRE', KEYS[2], math.ceil(tonumber(ARGV[6])) + 1)
 end
 return {verdict, tostring(wait), tostring(requests), tostring(tokens), running}
 """
 
-# A reservation that is known is settled even if its lease has lapsed meanwhile; of one that may never have been made
-# the lease tells.
-_SETTLE = """
+# An admitted request is released even if its lease has expired meanwhile. Where the admission is uncertain, only an
+# open lease is released.
+_RELEASE = """
 local was_open = redis.call('ZREM', KEYS[2], ARGV[1])
 if ARGV[6] == '0' and was_open == 0 then return 0 end
 local refund, tpm, window = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -76,7 +76,7 @@ local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
 local level = tonumber(found[1]) + math.max(0, now - tonumber(found[2])) * tpm / window
 level = math.min(tpm, math.min(tpm, level) + refund)
--- Written for the time of the other bucket: both go by the same clock.
+-- Both buckets have one time, so the level is stored as of that time.
 redis.call('HSET', KEYS[1], 'tokens', tostring(level - math.max(0, now - tonumber(found[2])) * tpm / window))
 if level < 0 then redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[5]) - level * window / tpm)) end
 return 1
@@ -87,11 +87,11 @@ Verdict = Literal["ok", "requests", "tokens", "concurrent"]
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What Redis said.
+    """The reply of Redis to a new request.
 
     Attributes:
         verdict: ``ok``, or the limit that was reached.
-        wait_s: Seconds until a retry can pass.
+        wait_s: Seconds until a retry can be admitted.
         requests, tokens: Levels of the buckets now; meaningless without the limit.
         running: Requests of the tenant that were open before this one.
     """
@@ -104,18 +104,18 @@ class Count:
 
 
 async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: int) -> Count:
-    """Admit a request, or say which limit it has reached; one round trip.
+    """Admit a request, or return the limit that it reached, in one round trip.
 
     Args:
-        tenant: Whose counters.
-        limits: Its limits.
-        lease: Names the request among the tenant's open ones.
-        tokens: Estimated tokens, reserved until the settlement.
+        tenant: The tenant that sent the request.
+        limits: The tenant's limits.
+        lease: The request's name among the tenant's open ones.
+        tokens: Estimated tokens, reserved until the release.
 
     Raises:
         Unavailable: Redis can't be reached.
     """
-    answer = await redis_repeatable(
+    reply = await redis_repeatable(
         lambda client: client.eval(
             _ADMIT,
             2,
@@ -129,21 +129,23 @@ async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: i
             COUNTER_EXPIRE_S,
         )
     )
-    verdict, wait_s, requests, level, running = answer
+    verdict, wait_s, requests, level, running = reply
     return Count(verdict.decode(), float(wait_s), float(requests), float(level), int(running))
 
 
-async def settle_request(*, tenant: str, limits: KeyLimits, lease: str, refund: int, was_admitted: bool = True) -> None:
-    """Close a request and give back what it didn't use; a negative ``refund`` is taken on top.
+async def release_request(
+    *, tenant: str, limits: KeyLimits, lease: str, refund: int, was_admitted: bool = True
+) -> None:
+    """End a request and refund the tokens that it did not use; a negative ``refund`` charges more.
 
-    Without knowing that it was admitted, tokens come back only if it is found open.
+    Unless ``was_admitted`` is certain, tokens are refunded only if the lease is open.
 
     Raises:
-        Unavailable: Redis can't be reached; the lease lapses then.
+        Unavailable: Redis can't be reached; the lease expires then.
     """
     async with redis_client() as client:
         await client.eval(
-            _SETTLE,
+            _RELEASE,
             2,
             redis_keys.limit_counters(tenant),
             redis_keys.limit_open(tenant),
@@ -157,7 +159,7 @@ async def settle_request(*, tenant: str, limits: KeyLimits, lease: str, refund: 
 
 
 async def renew_leases(leases: Sequence[tuple[str, str]]) -> None:
-    """Keep open requests counted: (tenant, lease) each.
+    """Renew the leases of open requests, (tenant, lease) each.
 
     Raises:
         Unavailable: Redis can't be reached.

@@ -1,9 +1,9 @@
-"""The limit of lines that wait or run: for whoever stores batches or jobs.
+"""Enforce the limit of batch lines and jobs that an API key may have waiting or running.
 
-The rows are the truth, but two submissions at once each see too few of them. So a submission first notes its own
-lines in Redis and counts the rows then: whatever was stored before is in the rows, whatever is being stored is in the
-notes. Lines that are stored but still noted count twice for a moment, which errs on the safe side. A process that is
-killed in between leaves its note for ``NOTE_S``.
+The rows are the truth, but two submissions at once don't see each other's rows. So a submission first reserves its
+lines in Redis, then counts the rows: lines that were stored before are in the rows, lines that are being stored are in
+the reservations. For a moment, stored lines count twice, which errs on the safe side. The reservation of a killed
+process expires after ``RESERVATION_S``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync
 from inference.values.principal import Principal
 
-NOTE_S = 300.0
+RESERVATION_S = 300.0
 RETRY_S = 60
 
-_NOTE = """
+_RESERVE = """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
 redis.call('ZADD', KEYS[1], ARGV[2], ARGV[3])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 local sum = 0
-for _, note in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-  sum = sum + tonumber(string.match(note, ':(%d+)$'))
+for _, reservation in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  sum = sum + tonumber(string.match(reservation, ':(%d+)$'))
 end
 return sum
 """
@@ -37,16 +37,16 @@ return sum
 
 @contextlib.contextmanager
 def lines_reserved(*, principal: Principal, lines: int, count: Callable[[], int]) -> Iterator[None]:
-    """Hold ``principal`` to its limit of lines while the block stores ``lines`` more and commits.
+    """Enforce the limit of ``principal`` while the block stores ``lines`` more and commits; synchronous code only.
 
     Args:
-        principal: Who submits.
-        lines: How many.
-        count: The tenant's rows that wait or run; called at once. Synchronous code only.
+        principal: The caller.
+        lines: Lines or jobs of the submission.
+        count: Returns the tenant's rows that wait or run; called at once.
 
     Raises:
-        RateLimitExceeded: It would be more than the limit.
-        RequestTooLarge: The submission alone is.
+        RateLimitExceeded: The rows would be more than the limit.
+        RequestTooLarge: The submission alone is more than the limit.
         Unavailable: Redis can't be reached.
     """
     limit = principal.limits.lines
@@ -57,12 +57,14 @@ def lines_reserved(*, principal: Principal, lines: int, count: Callable[[], int]
         raise RequestTooLarge(
             f"The submission has {lines:,} lines, this API key may have {limit:,} queued; submit fewer at a time."
         )
-    key, note, now = redis_keys.limit_lines(principal.tenant), f"{uuid4().hex}:{lines}", time.time()
+    key, reservation, now = redis_keys.limit_lines(principal.tenant), f"{uuid4().hex}:{lines}", time.time()
     with redis_client_sync() as client:
-        noted: Any = client.eval(_NOTE, 1, key, str(now), str(now + NOTE_S), note, str(int(NOTE_S)))
+        reserved: Any = client.eval(
+            _RESERVE, 1, key, str(now), str(now + RESERVATION_S), reservation, str(int(RESERVATION_S))
+        )
     try:
         queued = count()
-        if queued + int(noted) > limit:
+        if queued + int(reserved) > limit:
             metrics.RATE_LIMITED.labels(principal.kind, "lines").inc()
             raise RateLimitExceeded(
                 f"{queued:,} lines of this API key are queued or running and {lines:,} more would be over its "
@@ -71,6 +73,6 @@ def lines_reserved(*, principal: Principal, lines: int, count: Callable[[], int]
             )
         yield
     finally:
-        # The rows are stored by now: a note that stays is forgotten after a while.
+        # The rows are stored by now; a reservation that stays expires.
         with contextlib.suppress(Unavailable), redis_client_sync() as client:
-            client.zrem(key, note)
+            client.zrem(key, reservation)

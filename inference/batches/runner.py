@@ -151,7 +151,7 @@ class BatchRunner(ClaimRunner):
     # --- events --------------------------------------------------------------------------------
 
     def _take_events(self) -> None:
-        for event in self._arrived():
+        for event in self._received_events():
             found = self._parts.get(event["request_id"])
             if found is not None:
                 self._take(*found, event)

@@ -1,4 +1,4 @@
-"""ClaimRunner: what jobs and lines of batches have in common on their way from the database through an engine."""
+"""Define the thread that runs claimed rows in the engines: the base of the job and the batch runner."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inference.values.states import ResidentModel
 
 
 class Manager(Protocol):
-    """What a runner needs of ``inference.worker.model_manager.ModelManager``."""
+    """The part of ``inference.worker.model_manager.ModelManager`` that a runner uses."""
 
     def submit(self, message: GenerateMessage, on_events: Callable[[list[GenerationEvent]], None]) -> None:
-        """Take a request; events come from other threads."""
+        """Take a request; ``on_events`` is called from other threads."""
         ...
 
     def cancel(self, request_id: str) -> bool:
@@ -25,21 +25,21 @@ class Manager(Protocol):
         ...
 
     def describe(self) -> tuple[ResidentModel, ...]:
-        """The models that are here."""
+        """Return the models that are here."""
         ...
 
     def step_age_s(self) -> float:
-        """Since an engine with work last moved."""
+        """Return the seconds since the last step of the slowest engine that has work."""
         ...
 
 
 class ClaimRunner(TurnThread):
-    """Holds a window of claimed work in the engines.
+    """Keeps a window of claimed rows in the engines.
 
     Args:
         name, work: As in ``TurnThread``.
-        owner: The worker's id; what it left behind under the same name is taken back at the start.
-        window: How much is held at once.
+        owner: The worker's id. Rows that an earlier process of this id held are given back at the start.
+        window: The most rows that are held at once.
     """
 
     _running: Sized
@@ -54,38 +54,38 @@ class ClaimRunner(TurnThread):
         self._claimed_at = self._beat_at = 0.0
 
     def wake(self) -> None:
-        """Look now (a hint came) for new work, and for what of the held was cancelled; thread-safe."""
+        """Look now for new rows, and for cancelled ones among the held rows; thread-safe."""
         self._look_now = self._hinted = True
         super().wake()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Claim nothing more, store what there is, hand the rest back; call it before the models are drained."""
+        """Claim nothing more, store the results, give the other rows back; call it before the models are drained."""
         super().stop(timeout_s)
 
     @property
     def num_running(self) -> int:
-        """How much is held."""
+        """Rows that are held."""
         return len(self._running)
 
     @abstractmethod
     def _begin(self) -> None:
-        """Give back what an earlier process of this name held."""
+        """Give back the rows that an earlier process of this name held."""
 
     @abstractmethod
     def _hand_back(self) -> None:
-        """Store what there is, and give the rest back."""
+        """Store the results so far, and give the unfinished rows back."""
 
     def _end(self) -> None:
         self._hand_back()
 
     def _on_events(self, events: list[GenerationEvent]) -> None:
-        """Called from engine threads: pass on and return."""
+        """Queue events for the runner's thread; called from engine threads."""
         self._events.put(events)
         if any(event["type"] in ("done", "error") for event in events):
             self._wake.set()
 
-    def _arrived(self) -> Iterator[GenerationEvent]:
-        """The events that have come."""
+    def _received_events(self) -> Iterator[GenerationEvent]:
+        """Yield the events that engines have queued."""
         while True:
             try:
                 yield from self._events.get_nowait()
@@ -94,5 +94,5 @@ class ClaimRunner(TurnThread):
 
 
 def counts_as_attempt(error: BlazrError) -> bool:
-    """Whether work that goes back with this error has used up a try: being full or busy loading is nobody's fault."""
+    """Whether an attempt that ended with this error counts: a full or loading worker is not the request's fault."""
     return not isinstance(error, Unavailable) or isinstance(error, ModelLoadFailed | OutOfCacheBlocks)

@@ -1,14 +1,14 @@
-"""What workers do with queued generations: claim, keep alive, append, finish, release.
+"""Claim, keep alive, append to, finish and release queued generations, for workers.
 
-The row is the job; a message about it is only a hint to look. A claim is a lease plus a fencing
-number: every later write of the worker carries ``WHERE fence = … AND state = 'running'``, and a write that
-changes no row means that the job is somebody else's now. Leases are counted in the database's time.
+The row is the job; a message about it is only a hint to look. A claim is a lease plus a fencing number. Each later
+write of the worker carries ``WHERE fence = … AND state = 'running'``; a write that changes no row means that another
+worker has the job. Leases are counted in the database's time.
 
     queued ──claim──► running ──finish──► succeeded | failed | cancelled
       ▲                  │
       └──release, sweep──┘            queued ──cancel──► cancelled
 
-Everything here is synchronous and hits the database: call it off the event loop.
+All functions are synchronous and use the database: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 
 LEASE_S = 10.0
-"""A worker that says nothing for so long has lost its jobs; it speaks every quarter of this."""
+"""A worker without a heartbeat for so long has lost its jobs; heartbeats come four times as often."""
 MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedJob:
-    """What a worker holds.
+    """A job that a worker holds.
 
     Attributes:
         key: Primary key of the row.
         job_id: The public id.
-        fence: Goes with every write.
+        fence: The fencing number, part of each write.
         attempt: 1 for the first.
-        plan: The request, seed set.
+        plan: The request, with its seed.
         checkpoint_id: The model.
-        model: Its served name when the job was submitted.
-        tenant: Whose job it is.
+        model: The served name of the model when the job was submitted.
+        tenant: The tenant that submitted the job.
         created: Unix time of the submission.
         chunks: Events that earlier attempts stored, in order.
         keep_events: The last events have to be stored too.
@@ -67,12 +67,12 @@ class ClaimedJob:
 
     @property
     def request_id(self) -> str:
-        """Names this attempt in the engine; a stale attempt that still runs has another name."""
+        """The engine's id of this attempt; an older attempt that still runs has another id."""
         return f"job-{self.job_id.hex}-{self.fence}"
 
 
 def seconds_from_now(seconds: float) -> Any:
-    """On the database's clock, which all leases are counted by."""
+    """Return a time on the database's clock, by which all leases are counted."""
     return Now() + timedelta(seconds=seconds)
 
 
@@ -85,14 +85,14 @@ def jobs_claim(
     suspects: bool = False,
     lease_s: float = LEASE_S,
 ) -> list[ClaimedJob]:
-    """Take up to ``limit`` queued jobs, best priority first, then order of arrival.
+    """Claim up to ``limit`` queued jobs, best priority first, then in order of arrival.
 
     Args:
         owner: The worker's id.
-        limit: Room in the worker's window.
+        limit: Free places in the worker's window.
         checkpoint_ids: Only jobs of these models; None: of any.
-        min_age_s: Only jobs that have waited so long (time for workers that hold the model).
-        suspects: Only jobs on their last attempt, which have to run alone; otherwise only the others.
+        min_age_s: Only jobs that have waited so long, which leaves workers that hold the model time to claim them.
+        suspects: Only jobs on their last attempt, which have to run alone; otherwise only other jobs.
         lease_s: Seconds until the claim lapses without a heartbeat.
     """
     if limit <= 0:
@@ -108,7 +108,7 @@ def jobs_claim(
         keys = list(candidates.order_by("priority", "id").values_list("pk", flat=True)[:limit])
         if not keys:
             return []
-        # The state is asked again: without row locks (SQLite) this is what makes the claim exclusive.
+        # The state is checked again: without row locks (SQLite) this makes the claim exclusive.
         GenerationJob.objects.filter(pk__in=keys, state=JobState.QUEUED).update(
             state=JobState.RUNNING,
             owner=owner,
@@ -122,13 +122,13 @@ def jobs_claim(
         return [_claimed(row) for row in rows.prefetch_related("chunks")]
 
 
-# A job that was there at two crashes in a row without getting on may be their cause: it gets its last attempt alone,
-# so that it can't take innocent ones down with it a third time.
+# A job that ran at two crashes in a row without progress may be their cause. Its last attempt is alone in the engine,
+# so that a third crash hits no other job.
 _SUSPECT = Q(attempts__gte=MAX_ATTEMPTS - 1)
 
 
 def _due() -> QuerySet[GenerationJob]:
-    """Jobs that may be claimed now."""
+    """Return the jobs that may be claimed now."""
     due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
     return GenerationJob.objects.filter(due, state=JobState.QUEUED, cancel_requested=False)
 
@@ -161,7 +161,7 @@ def _held(key: int, fence: int) -> QuerySet[GenerationJob]:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Answer to a heartbeat: which of the jobs are still ours, and which of those should stop."""
+    """Reply to a heartbeat: the jobs that the worker still holds, and those of them that have to be cancelled."""
 
     held: frozenset[tuple[int, int]]
     cancelled: frozenset[tuple[int, int]]
@@ -172,20 +172,20 @@ def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]], lease_s: floa
 
     Args:
         owner: The worker's id.
-        held: (key, fence) of each job that the worker believes to hold.
+        held: (key, fence) of each job that the worker assumes to hold.
         lease_s: New length of the leases.
     """
-    believed = set(held)
-    if not believed:
+    assumed = set(held)
+    if not assumed:
         return Heartbeat(frozenset(), frozenset())
-    keys = [key for key, _ in believed]
+    keys = [key for key, _ in assumed]
     still: set[tuple[int, int]] = set()
     cancelled: set[tuple[int, int]] = set()
     with transaction.atomic():
         mine = GenerationJob.objects.filter(pk__in=keys, owner=owner, state=JobState.RUNNING)
         mine.update(lease_until=seconds_from_now(lease_s))
         for key, fence, cancel in mine.values_list("pk", "fence", "cancel_requested"):
-            if (key, fence) in believed:
+            if (key, fence) in assumed:
                 still.add((key, fence))
                 if cancel:
                     cancelled.add((key, fence))
@@ -199,7 +199,7 @@ class NewChunk:
     Attributes:
         key, fence: The claim.
         number: One more than the last stored chunk's, from 0, over all attempts.
-        events: What the engine said since.
+        events: The engine's events since the last chunk.
         prompt_tokens, completion_tokens: Totals so far, all attempts.
     """
 
@@ -215,12 +215,12 @@ def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[
     """Store events of running jobs, in one transaction, and renew their leases.
 
     Returns:
-        (key, fence) of the jobs that are somebody else's now, or over; nothing was stored for them.
+        (key, fence) of the jobs that have ended or that another worker holds; nothing was stored for them.
     """
     lost: set[tuple[int, int]] = set()
     rows: list[JobChunk] = []
     with transaction.atomic():
-        # In the order of the keys: two workers that touch the same rows can't block each other for ever.
+        # In the order of the keys, so that two workers that write the same rows can't deadlock.
         for chunk in sorted(chunks, key=lambda item: item.key):
             changed = (
                 _held(chunk.key, chunk.fence)
@@ -230,7 +230,7 @@ def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[
                     completion_tokens=chunk.completion_tokens,
                     prompt_tokens=chunk.prompt_tokens,
                     lease_until=seconds_from_now(lease_s),
-                    attempts=1,  # it gets on: whatever stops it next is a new matter
+                    attempts=1,  # it makes progress, so earlier failures no longer count
                 )
             )
             if changed:
@@ -258,14 +258,14 @@ def job_finish(
 
     Args:
         key, fence: The claim.
-        state: A final one.
-        result: The answer.
-        error: Why it failed.
+        state: A final state.
+        result: The response body.
+        error: The reason of a failure.
         completion_tokens, prompt_tokens: Totals of all attempts.
         last: The last events of a job whose events are kept.
 
     Returns:
-        False: the job is somebody else's now (or over already); nothing was written.
+        False: the job has ended or another worker holds it; nothing was written.
     """
     if state not in TERMINAL_JOB_STATES:
         raise ValueError(f"{state} is not a final state")
@@ -296,12 +296,12 @@ def job_release(
     Args:
         key: Primary key of the job.
         fence: The claim's fence.
-        error: Why, for people; kept until the next attempt ends.
+        error: The reason, for people; kept until the next attempt ends.
         counts: The attempt counts towards ``MAX_ATTEMPTS``; the last one makes the job fail with ``error``.
-        delay_s: Nobody claims it before.
+        delay_s: The job can't be claimed for so long.
 
     Returns:
-        False: the job is somebody else's now.
+        False: another worker holds the job.
     """
     reason = "" if error is None else orjson.dumps(error.to_dict()).decode()
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""Wake the workers after jobs were queued: the row is the job, the message only shortens the wait."""
+"""Wake the workers after jobs were queued; without the hint they find the rows within a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def wake_workers() -> None:
-    """Send the hint from a thread; without it the workers find the rows at their next look."""
+    """Send the hint from a thread, as the caller must not wait for Redis."""
     threading.Thread(target=_send_hint, name="job-hint", daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""RowWatch: whether there are rows of a kind, for threads that ask every second and are nearly always told no."""
+"""Look up cheaply whether any rows of a kind exist, for threads that check every second."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django.db.models import QuerySet
 
 
 class RowWatch:
-    """Asks the same question again and again; Django puts its SQL together once.
+    """Runs the same EXISTS query again and again, compiled once by Django.
 
-    Composing a query takes ten times as long as SQLite takes to answer it, with Python's lock held, which the engine's
-    thread of a worker waits for.
+    Compiling the query takes ten times as long as running it on SQLite, and holds Python's lock, for which the
+    worker's engine threads wait.
 
     Args:
-        rows: The rows in question, called once per kind of database. What changes with time has to be said in the
-            database's terms (``Now()``): values of Python's stay as they are.
+        rows: Returns the rows; called once per kind of database. Times have to be the database's (``Now()``), because
+            Python values stay as they were at the first call.
     """
 
     def __init__(self, rows: Callable[[], QuerySet[Any]]) -> None:
@@ -25,7 +25,7 @@ class RowWatch:
         self._statements: dict[str, tuple[str, tuple[Any, ...]]] = {}
 
     def exists(self) -> bool:
-        """Whether there is one now."""
+        """Whether such a row exists now."""
         connection = connections[DEFAULT_DB_ALIAS]
         statement = self._statements.get(connection.vendor)
         if statement is None:

@@ -1,9 +1,9 @@
-"""JobRunner: the worker's thread for queued generations.
+"""Run queued generations on the worker's models, in a thread of the worker.
 
-It claims jobs as long as its window has room, gives them to the model manager behind all interactive
-requests, stores what the engine says in small pieces, and finishes each job once. Whatever it writes carries the
-claim's fence: after a pause that cost it the lease, it can't harm the next owner. A job that comes from a dead
-worker goes on behind the tokens that were stored.
+The thread claims jobs while its window has free places, submits them to the model manager with a priority below all
+interactive requests, stores the engine's events in chunks, and finishes each job once. Each write carries the claim's
+fence, so that a thread that lost its lease can't change the job of its next owner. A job of a dead worker resumes
+behind its stored tokens.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ FLUSH_TOKENS = 16
 FLUSH_S = 0.25
 HEARTBEAT_S = LEASE_S / 4
 HINTED_HEARTBEAT_S = 0.2
-"""Least seconds between heartbeats that hints bring forward: cancelled jobs end soon, floods of hints cost little."""
+"""Fewest seconds between heartbeats that hints bring forward: cancels take effect soon, many hints cost little."""
 SWEEP_S = 2.0
 DEADLINE_S = 24 * 3600.0
 MIN_AGE_ELSEWHERE_S = 1.0
-"""Jobs of a model that isn't resident here wait so long for a worker that has it."""
+"""Jobs of a model that is not resident here wait so long for a worker that has it."""
 HUNG_AFTER_S = 60.0
-"""No heartbeat while an engine has work and hasn't moved for so long: its jobs go to others."""
+"""No heartbeat while an engine with work has not stepped for so long, so that other workers get its jobs."""
 RETRY_DELAY_S = 5.0
 WEB_ID = "jobs"
 
 
 @dataclass(eq=False, slots=True)
-class _Running:
+class _RunningJob:
     """One job that this worker holds; touched by the runner's thread only."""
 
     job: ClaimedJob
@@ -76,16 +76,16 @@ class _Running:
         return self.job.key, self.job.fence
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         return self.is_done or self.outcome is not None
 
     @property
     def is_retried(self) -> bool:
-        """Whether it goes back to the queue: what failed it may not fail it again."""
+        """Whether the job goes back to the queue, because its error may not occur again."""
         return not self.is_cancelled and isinstance(self.outcome, Unavailable | EngineError | EngineDead)
 
-    def take(self, event: GenerationEvent) -> None:
-        """One event of the engine."""
+    def add_event(self, event: GenerationEvent) -> None:
+        """Record one event of the engine."""
         if event["type"] == "error":
             self.outcome = BlazrError.from_dict(event.get("error", {}))
             return
@@ -102,7 +102,7 @@ class _Running:
         return bool(self.pending) and (self.pending_tokens >= FLUSH_TOKENS or now - self.flushed_at >= FLUSH_S)
 
     def chunk(self) -> NewChunk:
-        """The pending events, as the next chunk."""
+        """Return the pending events as the next chunk."""
         return NewChunk(
             key=self.job.key,
             fence=self.job.fence,
@@ -118,14 +118,14 @@ class JobRunner(ClaimRunner):
 
     Args:
         manager: The worker's models.
-        owner: The worker's id; jobs that it left behind under the same name are taken back at the start.
-        window: Jobs that are held at once.
+        owner: The worker's id. Jobs that an earlier process of this id held are given back at the start.
+        window: The most jobs that are held at once.
     """
 
     def __init__(self, manager: Manager, *, owner: str, window: int = WINDOW) -> None:
         super().__init__("jobs", "the job table", owner=owner, window=window)
         self._manager = manager
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _RunningJob] = {}
         self._swept_at = 0.0
 
     # --- the thread ----------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class JobRunner(ClaimRunner):
         return FLUSH_S / 2 if self._running else POLL_S / 2
 
     def turn(self) -> None:
-        """One round: take events, store, finish, renew, claim."""
+        """Take events, store them, finish jobs, renew leases, claim jobs."""
         self._take_events()
         now = time.monotonic()
         self._flush(now)
@@ -155,13 +155,13 @@ class JobRunner(ClaimRunner):
             self._claim()
 
     def _take_events(self) -> None:
-        for event in self._arrived():
+        for event in self._received_events():
             running = self._running.get(event["request_id"])
-            if running is not None and not running.is_over:
-                running.take(event)
+            if running is not None and not running.has_ended:
+                running.add_event(event)
 
     def _flush(self, now: float) -> None:
-        # A finished job needs no chunk: its result goes into the row.
+        # A finished job needs no chunk, as its result goes into the row.
         due = [item for item in self._running.values() if not item.is_done and item.is_due(now)]
         if not due:
             return
@@ -175,18 +175,18 @@ class JobRunner(ClaimRunner):
                 self._drop(item, "its lease was lost")
 
     def _finish_ended(self) -> None:
-        for item in [item for item in self._running.values() if item.is_over]:
-            # Written first, forgotten then: a database error in between is tried again with the next turn.
+        for item in [item for item in self._running.values() if item.has_ended]:
+            # Written before it is forgotten: after a database error the next turn tries again.
             with transaction.atomic():
                 is_kept = self._finish(item)
                 if is_kept and not item.is_retried:
                     usage_store(records=[_usage(item)])
             if not is_kept:
-                logger.warning("job %s ended here, but it is somebody else's by now", item.job.job_id)
+                logger.warning("job %s ended here, but another worker holds it by now", item.job.job_id)
             self._running.pop(item.job.request_id, None)
             self._look_now = True
 
-    def _finish(self, item: _Running) -> bool:
+    def _finish(self, item: _RunningJob) -> bool:
         job, builder, error = item.job, item.builder, item.outcome
         key, fence = item.claim
         prompt_tokens, completion_tokens = builder.prompt_tokens, builder.completion_tokens
@@ -243,27 +243,27 @@ class JobRunner(ClaimRunner):
                 item.is_cancelled = True
                 self._manager.cancel(item.job.request_id)
 
-    def _drop(self, item: _Running, why: str) -> None:
+    def _drop(self, item: _RunningJob, why: str) -> None:
         logger.warning("job %s is given up here: %s", item.job.job_id, why)
         self._running.pop(item.job.request_id, None)
         self._manager.cancel(item.job.request_id)
 
     def _claim(self) -> None:
-        room = self._window - len(self._running)
-        if room <= 0 or any(item.job.attempt >= MAX_ATTEMPTS for item in self._running.values()):
+        num_free = self._window - len(self._running)
+        if num_free <= 0 or any(item.job.attempt >= MAX_ATTEMPTS for item in self._running.values()):
             return
         if not OPEN_JOBS.exists():
             return
         if suspects_wait():
-            # The window runs empty, then a suspect has it for itself.
+            # A suspect runs alone, once the window is empty.
             if not self._running:
                 for job in jobs_claim(owner=self._owner, limit=1, suspects=True):
                     self._start(job)
             return
         resident = [model.checkpoint_id for model in self._manager.describe()]
-        claimed = jobs_claim(owner=self._owner, limit=room, checkpoint_ids=resident) if resident else []
-        if len(claimed) < room:
-            claimed += jobs_claim(owner=self._owner, limit=room - len(claimed), min_age_s=MIN_AGE_ELSEWHERE_S)
+        claimed = jobs_claim(owner=self._owner, limit=num_free, checkpoint_ids=resident) if resident else []
+        if len(claimed) < num_free:
+            claimed += jobs_claim(owner=self._owner, limit=num_free - len(claimed), min_age_s=MIN_AGE_ELSEWHERE_S)
         for job in claimed:
             self._start(job)
 
@@ -272,7 +272,7 @@ class JobRunner(ClaimRunner):
         for chunk in job.chunks:
             for event in chunk:
                 builder.add(0, event)
-        item = _Running(job, builder, num_chunks=len(job.chunks), flushed_at=time.monotonic())
+        item = _RunningJob(job, builder, num_chunks=len(job.chunks), flushed_at=time.monotonic())
         self._running[job.request_id] = item
         plan = replace(job.plan, priority=job.plan.priority + JOB_PRIORITY)
         message = plan.message(
@@ -289,7 +289,7 @@ class JobRunner(ClaimRunner):
         try:
             self._manager.submit(message, self._on_events)
         except Exception:
-            # Not an error of the job: it goes back, and the attempt counts, so that it can't go round for ever.
+            # Not the job's error, so the job goes back. The attempt counts, so that this can't repeat for ever.
             logger.exception("job %s could not be submitted", job.job_id)
             item.outcome = EngineError("The job could not be handed to the engine because of an internal error.")
             self._wake.set()
@@ -304,8 +304,8 @@ class JobRunner(ClaimRunner):
         self._running.clear()
 
 
-def _usage(item: _Running) -> Usage:
-    """What a job used that has ended, tokens of all its attempts; stored with its end, so charged once."""
+def _usage(item: _RunningJob) -> Usage:
+    """Return the usage of an ended job, tokens of all its attempts; stored with its end, so charged once."""
     job, builder, error = item.job, item.builder, item.outcome
     times = next((prompt.usage for prompt in builder.prompts if prompt.usage is not None), None)
     duration_s, queue_s = (times.get("duration_s", 0.0), times.get("queue_s", 0.0)) if times else (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Reads of queued generations."""
+"""Look up queued generations and their results."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def jobs_of(principal: Principal) -> JobQuerySet:
-    """The jobs that ``principal`` may see; every read of a caller starts here."""
+    """Return the jobs that ``principal`` may see; each read for a caller starts here."""
     rows = GenerationJob.objects.all()
     return rows if principal.sees_everything else rows.filter(tenant=principal.tenant)
 
 
 def job_get(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
-    """One job.
+    """Return one job.
 
     Raises:
-        UnknownRequest: There is none, or it is somebody else's.
+        UnknownRequest: There is none, or it belongs to another tenant.
     """
     try:
         key = job_id if isinstance(job_id, uuid.UUID) else uuid.UUID(job_id)
@@ -46,14 +46,14 @@ def job_list(
     before: int | None = None,
     limit: int = 50,
 ) -> list[GenerationJob]:
-    """Jobs, newest first, without their requests and results.
+    """Return jobs, newest first, without their requests and results.
 
     Args:
-        principal: Who asks.
-        state: Only those in this state.
-        batch_label: Only those of this batch.
-        before: Only those older than the job with this primary key (``GenerationJob.pk`` of the last one seen).
-        limit: At most so many.
+        principal: The caller.
+        state: Only jobs in this state.
+        batch_label: Only jobs of this batch.
+        before: Only jobs older than the one with this primary key (``GenerationJob.pk`` of the last one seen).
+        limit: The most jobs to return.
 
     Raises:
         InvalidRequest: No such state.
@@ -73,7 +73,7 @@ def job_list(
 
 
 def job_counts(*, principal: Principal, batch_label: str | None = None) -> dict[str, int]:
-    """Number of jobs by state, and ``completion_tokens`` of them all."""
+    """Return the number of jobs by state, and the sum of their ``completion_tokens``."""
     rows = jobs_of(principal).order_by()
     if batch_label:
         rows = rows.filter(batch_label=batch_label.replace("\0", ""))
@@ -83,47 +83,47 @@ def job_counts(*, principal: Principal, batch_label: str | None = None) -> dict[
 
 
 def job_result(row: GenerationJob) -> dict[str, Any]:
-    """The answer of a job that succeeded.
+    """Return the result of a job that succeeded.
 
     Raises:
-        Conflict: It isn't finished, or was cancelled.
-        BlazrError: What it failed with.
+        Conflict: The job is not finished, or was cancelled.
+        BlazrError: The job failed with this error.
     """
     if row.state == JobState.SUCCEEDED:
-        answer: dict[str, Any] = orjson.loads(row.result)
-        return answer
+        result: dict[str, Any] = orjson.loads(row.result)
+        return result
     if row.state == JobState.FAILED:
         raise BlazrError.from_dict(orjson.loads(row.error))
     raise Conflict(f"The job is {row.state}; there is a result once it has succeeded.")
 
 
 def job_error(row: GenerationJob) -> BlazrError | None:
-    """Why a job failed, or why its last attempt did."""
+    """Return the error of a failed job, or of the last attempt of an open one."""
     return BlazrError.from_dict(orjson.loads(row.error)) if row.error else None
 
 
 def num_open(tenant: str) -> int:
-    """A tenant's jobs and lines of batches that wait or run."""
+    """Return the number of a tenant's jobs and batch lines that wait or run."""
     return num_open_lines(tenant) + num_open_jobs(tenant)
 
 
 def num_open_jobs(tenant: str) -> int:
-    """A tenant's jobs that wait or run."""
+    """Return the number of a tenant's jobs that wait or run."""
     return open_jobs().filter(tenant=tenant).count()
 
 
 def open_jobs() -> JobQuerySet:
-    """Jobs that wait or run."""
+    """Return the jobs that wait or run."""
     return GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING))
 
 
 def unkept_chunks() -> QuerySet[JobChunk]:
-    """Events that nobody needs once their job has ended."""
+    """Return the stored events that are deleted when their job ends."""
     return JobChunk.objects.filter(job__keep_events=False)
 
 
 def num_open_lines(tenant: str) -> int:
-    """Lines of a tenant's batches that wait or run; those of a file that isn't validated yet included."""
+    """Return the number of a tenant's batch lines that wait or run, lines of unvalidated files included."""
     sums = Batch.objects.filter(tenant=tenant, ended_at=None).aggregate(
         lines=Sum("num_lines"), done=Sum(F("num_completed") + F("num_failed"))
     )

@@ -1,7 +1,7 @@
-"""What callers do with queued generations: submit and cancel them.
+"""Submit and cancel queued generations for callers.
 
-Jobs are stored all or none, and a request with a known idempotency key gives the job that it made the first time.
-Everything here is synchronous and hits the database: call it off the event loop.
+A submission stores all of its jobs or none. A request with a known idempotency key returns the job that it made before.
+All functions are synchronous and use the database: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class JobRequest:
 
     Attributes:
         plan: The checked request; one prompt, no stream.
-        idempotency_key: The same key and plan give the same job.
-        keep_events: The events stay with the job after its end, so that its course can be told again.
+        idempotency_key: The same key and plan return the same job.
+        keep_events: The events stay with the job after its end, so that they can be streamed again.
     """
 
     plan: GenerationPlan
@@ -52,12 +52,12 @@ class JobRequest:
 def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_label: str = "") -> list[GenerationJob]:
     """Store jobs in one transaction: all of them or none.
 
-    A request whose idempotency key is known gives the job that it made the first time.
+    A request whose idempotency key is known returns the job that it made before.
 
     Args:
         requests: At least one.
-        principal: Who asks.
-        batch_label: Common name of the jobs, for finding them again.
+        principal: The caller.
+        batch_label: Common name of the jobs, by which they can be listed.
 
     Returns:
         One row per request, in order.
@@ -77,7 +77,7 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
         raise InvalidRequest("batch_label has at most 100 characters, without U+0000.", param="batch_label")
     models: dict[str, ServedModel] = {}
     rows = [
-        _new_row(number, request, principal, batch_label, models, alone=len(requests) == 1)
+        _new_row(number, request, principal, batch_label, models, is_only=len(requests) == 1)
         for number, request in enumerate(requests)
     ]
     with lines_reserved(principal=principal, lines=len(rows), count=lambda: num_open(principal.tenant)):
@@ -85,7 +85,7 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
             with transaction.atomic():
                 return _store(rows, principal)
         except IntegrityError:
-            # Somebody stored the same idempotency key between our look and our insert: now we see it.
+            # Another submission stored the same idempotency key between our look and our insert.
             with transaction.atomic():
                 return _store(rows, principal)
 
@@ -97,7 +97,7 @@ def _new_row(
     batch_label: str,
     models: dict[str, ServedModel],
     *,
-    alone: bool,
+    is_only: bool,
 ) -> GenerationJob:
     plan = request.plan
     try:
@@ -112,13 +112,13 @@ def _new_row(
         resolved = plan_for_model(plan, models[plan.model])
         if request.idempotency_key is not None and "\0" in request.idempotency_key:
             raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
-        # The digest is of what was asked for, the row has the seed that was drawn for it.
+        # The digest is of the request as it came; the row has the seed that was drawn for it.
         digest = hashlib.sha256(orjson.dumps(plan.to_dict(), option=orjson.OPT_SORT_KEYS)).hexdigest()
         stored = orjson.dumps(resolved.with_seed().to_dict())
         if len(stored) > MAX_PLAN_BYTES:
             raise RequestTooLarge(f"a job has at most {MAX_PLAN_BYTES} bytes, this one has {len(stored)}.")
     except BlazrError as error:
-        if alone:
+        if is_only:
             raise
         raise type(error)(f"job {number}: {error.message}", param=f"jobs.{number}.body.{error.param or ''}") from None
     return GenerationJob(
@@ -144,15 +144,15 @@ def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[Generati
             tenant=principal.tenant, idempotency_key__in=keys[start : start + INSERT_BATCH]
         ):
             known[cast("str", row.idempotency_key)] = row
-    answer: list[GenerationJob] = []
-    fresh: list[GenerationJob] = []
+    stored: list[GenerationJob] = []
+    new: list[GenerationJob] = []
     for row in rows:
         earlier = known.get(row.idempotency_key) if row.idempotency_key is not None else None
         if earlier is None:
-            # An id that a failed try of this function set would be inserted again.
+            # A failed attempt of this function may have set an id.
             row.pk = None
-            fresh.append(row)
-            answer.append(row)
+            new.append(row)
+            stored.append(row)
             if row.idempotency_key is not None:
                 known[row.idempotency_key] = row
         elif earlier.digest != row.digest:
@@ -162,20 +162,20 @@ def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[Generati
                 param="idempotency_key",
             )
         else:
-            answer.append(earlier)
-    if fresh:
-        GenerationJob.objects.bulk_create(fresh, batch_size=INSERT_BATCH)
+            stored.append(earlier)
+    if new:
+        GenerationJob.objects.bulk_create(new, batch_size=INSERT_BATCH)
         transaction.on_commit(hints.wake_workers, robust=True)
-    return answer
+    return stored
 
 
 def job_cancel(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
-    """Stop a job: at once if it waits, within its next heartbeat (which a hint brings forward) if it runs.
+    """Cancel a job: at once if it waits, with the worker's next heartbeat if it runs. A hint brings that one forward.
 
     Finished jobs stay as they are.
 
     Raises:
-        UnknownRequest: There is none, or it is somebody else's.
+        UnknownRequest: There is none, or it belongs to another tenant.
     """
     row = job_get(job_id=job_id, principal=principal)
     with transaction.atomic():
@@ -183,7 +183,7 @@ def job_cancel(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJo
         if same.filter(state=JobState.QUEUED).update(state=JobState.CANCELLED, finished_at=Now()):
             unkept_chunks().filter(job=row).delete()
         else:
-            # It runs, or has just been claimed: its worker sees the flag at its next heartbeat.
+            # Running, or claimed just now: the worker sees the flag at its next heartbeat.
             same.filter(state=JobState.RUNNING).update(cancel_requested=True)
         row.refresh_from_db()
     if row.state == JobState.RUNNING:

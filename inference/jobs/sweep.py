@@ -1,4 +1,4 @@
-"""Putting queued generations right whose worker, or whose API key, is gone."""
+"""Requeue, fail or cancel the jobs whose worker or API key is gone."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from inference.jobs.selectors import open_jobs, unkept_chunks
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState
 
 OPEN_JOBS = RowWatch(open_jobs)
-"""Whether there is something to claim, or to put right."""
+"""Whether any job is queued or running."""
 
 
 def jobs_abandon(*, owner: str) -> int:
-    """Let the leases of ``owner`` lapse now: a process of that name starts, so its predecessor is dead.
+    """End the leases of ``owner`` now; called when a process of that name starts, as its predecessor is dead.
 
-    The sweep does the rest, and counts the attempt: the job may be what killed it.
+    The sweep then requeues the jobs, and counts the attempt: a job may have killed the process.
     """
     return GenerationJob.objects.filter(owner=owner, state=JobState.RUNNING).update(lease_until=seconds_from_now(-1))
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """How many jobs a sweep touched."""
+    """Numbers of jobs that a sweep changed."""
 
     requeued: int
     failed: int
@@ -39,13 +39,13 @@ class SweepReport:
 
 
 def jobs_sweep() -> SweepReport:
-    """Put jobs right whose worker is gone: back into the queue, failed after ``MAX_ATTEMPTS``, or cancelled.
+    """Requeue the jobs of lost workers, fail them after ``MAX_ATTEMPTS``, or finish their cancellation.
 
-    Jobs of keys that were revoked or have expired are cancelled, wherever they are.
+    Jobs of keys that were revoked or have expired are cancelled in every state.
 
     Safe to run anywhere, at any time, several at once. Runs every second or two.
     """
-    _give_up_void_keys()
+    _cancel_jobs_of_void_keys()
     lapsed = Q(state=JobState.RUNNING, lease_until__lt=Now())
     crash = GenerationFailed(
         f"The worker died {MAX_ATTEMPTS} times while it ran this job; the job was given up. "
@@ -67,8 +67,8 @@ def jobs_sweep() -> SweepReport:
     return SweepReport(requeued, failed, cancelled)
 
 
-def _give_up_void_keys() -> None:
-    going_on = open_jobs().filter(cancel_requested=False)
-    tenants = void_tenants(going_on.order_by().values_list("tenant", flat=True).distinct())
-    if tenants and going_on.filter(tenant__in=tenants).update(cancel_requested=True):
+def _cancel_jobs_of_void_keys() -> None:
+    not_cancelled = open_jobs().filter(cancel_requested=False)
+    tenants = void_tenants(not_cancelled.order_by().values_list("tenant", flat=True).distinct())
+    if tenants and not_cancelled.filter(tenant__in=tenants).update(cancel_requested=True):
         hints.wake_workers()

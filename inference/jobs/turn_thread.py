@@ -1,4 +1,4 @@
-"""TurnThread: what the worker's threads that live off the database have in common."""
+"""Define a thread that works in turns on rows of the database, and survives the database's absence."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from django.db import DatabaseError, InterfaceError, connections
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""After a turn that failed: a database that is down is no reason for a busy loop."""
+"""Pause after a failed turn, so that a database that is down causes no busy loop."""
 CONNECTION_S = 60.0
-"""A connection is kept for so long: turns come many times a second, and opening one costs more than most of them."""
+"""A connection is kept for so long, because opening one costs more than most turns."""
 
 
 class TurnThread(ABC):
-    """A thread that takes turns: when it is woken, and after a while anyway.
+    """A thread that does a turn when it is woken, and after a pause anyway.
 
     Args:
-        name: Of the thread.
-        work: What it does, for logs: "the lines of batches".
+        name: Name of the thread.
+        work: The rows that it works on, for logs: "the lines of batches".
     """
 
     def __init__(self, name: str, work: str) -> None:
@@ -37,11 +37,11 @@ class TurnThread(ABC):
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be something to do; thread-safe."""
+        """Do a turn now; thread-safe."""
         self._wake.set()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End the thread after its turn and what ``_end`` does."""
+        """End the thread after its turn and ``_end``."""
         self._closing = True
         self._wake.set()
         if self._thread.is_alive():
@@ -49,17 +49,17 @@ class TurnThread(ABC):
 
     @abstractmethod
     def turn(self) -> None:
-        """One round."""
+        """Do one round of work."""
 
     @abstractmethod
     def _pause_s(self) -> float:
-        """Seconds until the next turn if nobody wakes it."""
+        """Return the seconds until the next turn if nothing wakes the thread."""
 
-    def _begin(self) -> None:  # noqa: B027 - not every thread has something to do there
-        """Before the first turn."""
+    def _begin(self) -> None:  # noqa: B027 - optional
+        """Do something before the first turn."""
 
-    def _end(self) -> None:  # noqa: B027 - the same
-        """After the last one."""
+    def _end(self) -> None:  # noqa: B027 - optional
+        """Do something after the last turn."""
 
     def _run(self) -> None:
         self._guard(self._begin)
@@ -75,7 +75,7 @@ class TurnThread(ABC):
         connections.close_all()
 
     def _guard(self, work: Callable[[], object]) -> None:
-        """Run ``work``; the database may be away for a while, everything is tried again then."""
+        """Run ``work``; the next turn tries it again after an error, such as a database that is away."""
         try:
             work()
         except (DatabaseError, InterfaceError) as error:
