@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from datetime import timedelta
@@ -14,8 +13,7 @@ import pytest
 from django.utils import timezone
 
 from inference.access import api_keys as auth
-from inference.access.api_keys import api_key_create, api_key_revoke, key_prefix
-from inference.errors import InvalidRequest, NotFound
+from inference.access.api_keys import api_key_create, api_key_revoke
 from inference.models import ApiKey
 from tests.inference.api.scripted_worker import say
 
@@ -79,34 +77,6 @@ def http(live_url, worker):
 
 
 # --- keys --------------------------------------------------------------------------------------
-
-
-def test_a_key_is_shown_once_and_not_stored(db):
-    row, key = api_key_create(name="ci")
-    assert re.fullmatch(r"blazr_[0-9A-Za-z]{12}_[0-9A-Za-z]{46}", key)
-    assert key_prefix(key) == row.prefix
-    stored = repr(ApiKey.objects.filter(pk=row.pk).values().get())
-    assert key not in stored
-    assert key.rpartition("_")[2] not in stored
-
-
-@pytest.mark.parametrize(
-    "change", [lambda key: key[:-1] + ("a" if key[-1] != "a" else "b"), lambda key: key + "x", str.lower]
-)
-def test_a_mistyped_key_costs_no_query(db, change, django_assert_num_queries):
-    _, key = api_key_create(name="ci")
-    with django_assert_num_queries(0):
-        assert key_prefix(change(key)) is None
-
-
-def test_key_names_and_prefixes_are_checked(db):
-    for name in ("", " ", "x" * 101, "a\0"):
-        with pytest.raises(InvalidRequest):
-            api_key_create(name=name)
-    with pytest.raises(InvalidRequest):
-        api_key_create(name="old", expires_at=timezone.now() - timedelta(seconds=1))
-    with pytest.raises(NotFound):
-        api_key_revoke(prefix="nobody\0")
 
 
 def test_loopback_needs_no_key_and_takes_any(http):

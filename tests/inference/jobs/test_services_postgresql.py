@@ -14,8 +14,9 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 def test_jobs_on_postgresql(postgres_url):
-    files = [HERE / "test_services.py", HERE / "test_claims_state_machine.py"]
-    files += [HERE / "test_runner.py", HERE.parent / "records" / "test_usage.py"]
+    names = ("services", "claims", "claims_state_machine", "selectors", "sweep", "runner")
+    files = [HERE / f"test_{name}.py" for name in names]
+    files += [HERE.parent / "records" / "test_usage.py"]
     files += [HERE.parent / "batches" / name for name in ("test_runner.py", "test_progress.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],

@@ -1,0 +1,138 @@
+"""Claims of jobs: order, fences, chunks, one end, attempts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connections
+
+from inference.errors import GenerationFailed, QueueFull
+from inference.jobs.claims import (
+    MAX_ATTEMPTS,
+    NewChunk,
+    job_finish,
+    job_release,
+    jobs_append,
+    jobs_claim,
+    jobs_heartbeat,
+)
+from inference.jobs.selectors import job_error, job_result
+from inference.jobs.sweep import jobs_sweep
+from inference.models import JobChunk, JobState
+from tests.inference.jobs.submissions import lapse, request, submit
+from tests.inference.rows import make_checkpoint
+
+pytestmark = pytest.mark.usefixtures("model")
+
+
+def test_claims_go_by_priority_then_arrival():
+    rows = submit(request("1"), request("2", priority=-5), request("3"), request("4", priority=-5))
+    order = [job.job_id for job in jobs_claim(owner="w", limit=3)]
+    assert order == [rows[1].job_id, rows[3].job_id, rows[0].job_id]
+    assert [job.job_id for job in jobs_claim(owner="w", limit=3)] == [rows[2].job_id]
+
+
+def test_claims_can_be_limited_to_models_and_age(model):
+    submit()
+    other = make_checkpoint("other")
+    assert jobs_claim(owner="w", limit=1, checkpoint_ids=[str(other.pk)]) == []
+    assert jobs_claim(owner="w", limit=1, min_age_s=60) == []
+    assert len(jobs_claim(owner="w", limit=1, checkpoint_ids=[str(model.pk)])) == 1
+
+
+def test_chunks_come_back_with_the_next_claim():
+    submit()
+    (job,) = jobs_claim(owner="w1", limit=1)
+    event = {"request_id": "r", "attempt": 0, "index": 0, "type": "delta", "text": "a\0b", "token_ids": [1]}
+    assert jobs_append(chunks=[NewChunk(job.key, job.fence, 0, [event], 5, 1)]) == set()
+    lapse()
+    assert jobs_sweep().requeued == 1
+    (again,) = jobs_claim(owner="w2", limit=1)
+    assert again.fence == job.fence + 1
+    assert again.chunks == ((event,),)
+    # The first owner wakes up: nothing it writes arrives.
+    late = NewChunk(job.key, job.fence, 1, [event], 5, 2)
+    assert jobs_append(chunks=[late]) == {(job.key, job.fence)}
+    assert not job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result={})
+    assert not job_release(key=job.key, fence=job.fence)
+    assert jobs_heartbeat(owner="w1", held=[(job.key, job.fence)]).held == frozenset()
+    assert jobs_heartbeat(owner="w2", held=[(again.key, again.fence)]).held == {(again.key, again.fence)}
+
+
+def test_finish_writes_once_and_cleans_up():
+    (row,) = submit()
+    (job,) = jobs_claim(owner="w", limit=1)
+    jobs_append(chunks=[NewChunk(job.key, job.fence, 0, [], 5, 1)])
+    assert job_finish(
+        key=job.key,
+        fence=job.fence,
+        state=JobState.SUCCEEDED,
+        result={"text": "\0"},
+        prompt_tokens=5,
+        completion_tokens=2,
+    )
+    assert not job_finish(key=job.key, fence=job.fence, state=JobState.FAILED, error=GenerationFailed("late"))
+    row.refresh_from_db()
+    assert (row.state, row.completion_tokens, row.lease_until, row.finished_at is not None) == (
+        "succeeded",
+        2,
+        None,
+        True,
+    )
+    assert job_result(row) == {"text": "\0"}
+    assert JobChunk.objects.count() == 0
+
+
+def test_progress_starts_the_count_anew():
+    submit()
+    for number in range(2 * MAX_ATTEMPTS):
+        (job,) = jobs_claim(owner="w", limit=1)
+        assert not jobs_append(chunks=[NewChunk(job.key, job.fence, number, [], 5, number)])
+        lapse()
+        assert jobs_sweep().requeued == 1
+
+
+def test_a_release_in_good_order_does_not_count_and_may_wait():
+    (row,) = submit()
+    for _ in range(2 * MAX_ATTEMPTS):
+        (job,) = jobs_claim(owner="w", limit=1)
+        assert job_release(key=job.key, fence=job.fence)
+    (job,) = jobs_claim(owner="w", limit=1)
+    assert job_release(key=job.key, fence=job.fence, error=QueueFull("full"), delay_s=60)
+    assert jobs_claim(owner="w", limit=1) == []
+    row.refresh_from_db()
+    assert job_error(row).code == "queue_full"
+
+
+def test_releases_that_count_end_in_failure():
+    (row,) = submit()
+    for _ in range(MAX_ATTEMPTS):
+        (job,) = jobs_claim(owner="w", limit=1) or jobs_claim(owner="w", limit=1, suspects=True)
+        assert job_release(key=job.key, fence=job.fence, error=GenerationFailed("again"), counts=True)
+    row.refresh_from_db()
+    assert (row.state, job_error(row).message) == ("failed", "again")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_claimers_never_share_a_job(model):
+    submit(*(request(str(number)) for number in range(60)))
+    claimed: list[int] = []
+    errors: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            while found := jobs_claim(owner=name, limit=3):
+                claimed.extend(job.key for job in found)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=work, args=(f"w{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert len(claimed) == len(set(claimed)) == 60
