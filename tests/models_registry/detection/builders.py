@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from models_registry.detection.inspection import Inspection
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -259,3 +261,20 @@ def small_hybrid() -> tuple[Shapes, dict[str, Any]]:
         "mamba2_num_heads": 4, "mamba2_state_size": 4, "experts_per_tok": 2, "max_seq_len": 128, "rms_norm_eps": 1e-5,
     }  # fmt: skip
     return shapes, config
+
+
+LLAMA_CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": 64,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
+
+
+def llama_shapes() -> Shapes:
+    shapes = model(16, 64, *(gqa_mlp(n, 16, heads=4, kv=2, f=24) for n in range(2)))
+    return {name if name.startswith("lm_head") else f"model.{name}": shape for name, shape in shapes.items()}
+
+
+def fact(found: Inspection, name: str) -> Any:
+    return next(item for item in found.facts if item.name == name)

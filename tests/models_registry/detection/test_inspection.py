@@ -18,58 +18,21 @@ from inference.errors import (
     BlazrError,
     CheckpointError,
     CorruptCheckpoint,
-    InvalidRequest,
     MissingTensor,
     TensorShapeMismatch,
-    UnsupportedArchitecture,
     UnsupportedFormat,
 )
 from inference.modelling.families.config import Confidence
-from inference.modelling.families.registry import FAMILIES
-from models_registry.detection.architecture import ARCHITECTURE_NAMES
-from models_registry.detection.describe import describe
-from models_registry.detection.facts import ALIASES, FACTS
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 from tests.models_registry.detection.builders import (
-    Shapes,
-    gqa_mlp,
+    LLAMA_CONFIG,
+    fact,
+    llama_shapes,
     mamba2,
     model,
-    small_hybrid,
-    write_checkpoint,
     write_json,
     write_tensors,
 )
-
-LLAMA_CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": 64,
-    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
-    "tie_word_embeddings": False, "torch_dtype": "float32",
-}  # fmt: skip
-
-
-def llama_shapes() -> Shapes:
-    shapes = model(16, 64, *(gqa_mlp(n, 16, heads=4, kv=2, f=24) for n in range(2)))
-    return {name if name.startswith("lm_head") else f"model.{name}": shape for name, shape in shapes.items()}
-
-
-@pytest.fixture
-def hybrid(tmp_path: Path) -> Path:
-    shapes, config = small_hybrid()
-    return write_checkpoint(tmp_path / "hybrid", shapes, config)
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "llama", llama_shapes(), LLAMA_CONFIG)
-
-
-def fact(found: Inspection, name: str) -> Any:
-    return next(item for item in found.facts if item.name == name)
-
-
-# --- what comes out ----------------------------------------------------------------------------
 
 
 def test_json_round_trip_is_equal(hybrid: Path, llama: Path) -> None:
@@ -112,13 +75,6 @@ def test_the_real_demo_values(hybrid: Path) -> None:
             assert np.array_equal(stored, handle.get_tensor(name))
 
 
-def test_huggingface_by_model_type(llama: Path) -> None:
-    found = inspect_checkpoint(llama)
-    assert (found.spec.format, found.spec.model_type) == ("huggingface", "llama")
-    assert fact(found, "model_type").confidence is Confidence.CERTAIN
-    assert found.tokenizer.kind == "none"
-
-
 def test_sharded_with_and_without_an_index(tmp_path: Path) -> None:
     shapes = llama_shapes()
     names = sorted(shapes)
@@ -141,68 +97,6 @@ def test_sharded_with_and_without_an_index(tmp_path: Path) -> None:
         inspect_checkpoint(tmp_path)
 
 
-# --- model_type --------------------------------------------------------------------------------
-
-
-def test_model_type_from_architectures(llama: Path) -> None:
-    config = {key: value for key, value in LLAMA_CONFIG.items() if key != "model_type"}
-    write_json(llama / "config.json", config)
-    found = inspect_checkpoint(llama)
-    assert (found.spec.model_type, fact(found, "model_type").confidence) == ("llama", Confidence.HIGH)
-
-
-def test_unknown_model_type_with_known_names_is_a_loud_guess(llama: Path) -> None:
-    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": "brandnew", "architectures": ["BrandNew"]})
-    found = inspect_checkpoint(llama)
-    assert (found.spec.model_type, fact(found, "model_type").confidence) == ("llama", Confidence.LOW)
-    assert any("brandnew" in warning for warning in found.warnings)
-
-
-def test_a_guess_that_leaves_tensors_over_is_refused(llama: Path) -> None:
-    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": "brandnew"})
-    write_tensors(llama / "model.safetensors", llama_shapes() | {"model.layers.0.self_attn.sinks": (4,)})
-    with pytest.raises(UnsupportedArchitecture, match="sinks"):
-        inspect_checkpoint(llama)
-
-
-@pytest.mark.parametrize("model_type", ["gemma", "cohere", "granite", "olmo2", "qwen3_next", "gpt_oss"])
-def test_types_that_only_look_alike_are_refused(llama: Path, model_type: str) -> None:
-    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": model_type})
-    with pytest.raises(UnsupportedArchitecture, match=f"{model_type}.*not supported; supported are"):
-        inspect_checkpoint(llama)
-
-
-def test_unrecognisable_names_are_refused_with_some_of_them(tmp_path: Path) -> None:
-    for names in ({"model.foo.weight": (2, 2)}, {"encoder.weight": (2, 2)}):
-        path = write_checkpoint(tmp_path / next(iter(names)), names, {"model_type": "what"})
-        with pytest.raises(UnsupportedArchitecture, match=next(iter(names))):
-            inspect_checkpoint(path)
-
-
-def test_the_operators_model_type_wins(llama: Path) -> None:
-    found = inspect_checkpoint(llama, overrides={"model_type": "mistral"})
-    assert found.spec.model_type == "mistral"
-    assert fact(found, "model_type").confidence is Confidence.OVERRIDE
-    with pytest.raises(InvalidRequest, match="one of"):
-        inspect_checkpoint(llama, overrides={"model_type": "gpt5"})
-
-
-def test_oxidizr_names_win_over_a_stated_type(hybrid: Path) -> None:
-    write_json(hybrid / "config.json", small_hybrid()[1] | {"model_type": "llama"})
-    found = inspect_checkpoint(hybrid)
-    assert found.spec.model_type == "oxidizr"
-    assert any("llama" in warning for warning in found.warnings)
-
-
-def test_tables_of_types_agree_with_the_registry() -> None:
-    assert set(ARCHITECTURE_NAMES.values()) <= set(FAMILIES)
-    assert set(ALIASES.values()) <= set(FACTS)
-    assert not set(ALIASES) & set(FACTS)
-
-
-# --- refusals ----------------------------------------------------------------------------------
-
-
 def test_shapes_that_contradict_are_named_with_both(llama: Path) -> None:
     shapes = llama_shapes() | {"model.layers.1.input_layernorm.weight": (17,)}
     write_tensors(llama / "model.safetensors", shapes)
@@ -210,16 +104,6 @@ def test_shapes_that_contradict_are_named_with_both(llama: Path) -> None:
         inspect_checkpoint(llama)
     for word in ("model.layers.1.input_layernorm.weight", "[17]", "[16]"):
         assert word in caught.value.message
-
-
-def test_quantised_weights_are_refused(llama: Path) -> None:
-    write_json(llama / "config.json", LLAMA_CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
-    with pytest.raises(UnsupportedFormat, match="gptq"):
-        inspect_checkpoint(llama)
-    write_json(llama / "config.json", LLAMA_CONFIG)
-    write_tensors(llama / "model.safetensors", llama_shapes() | {"model.layers.0.mlp.up_proj.qweight": (2, 2)})
-    with pytest.raises(UnsupportedFormat, match="qweight"):
-        inspect_checkpoint(llama)
 
 
 def test_integer_weights_are_refused_by_name(llama: Path) -> None:
@@ -297,62 +181,6 @@ def test_inspection_imports_neither_torch_nor_django(hybrid: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-# --- overrides ---------------------------------------------------------------------------------
-
-
-def test_overrides_reach_the_spec(hybrid: Path) -> None:
-    overrides = {
-        "top_k": 3, "rope_theta": 5e5, "rms_norm_eps": 1e-3, "max_seq_len": 7, "head_dim": 4, "vocabulary": "llama3",
-        "a_override": "-(1..H)", "mamba2.num_groups": 2,
-    }  # fmt: skip
-    found = inspect_checkpoint(hybrid, overrides=overrides)
-    spec = found.spec
-    assert spec.layers[1].channel_mixer.top_k == 3  # type: ignore[union-attr]
-    assert spec.layers[2].token_mixer.rope.theta == 5e5  # type: ignore[union-attr]
-    assert spec.final_norm.eps == 1e-3
-    assert spec.max_position_embeddings == 7
-    assert spec.layers[2].token_mixer.head_dim == 4  # type: ignore[union-attr]
-    assert spec.layers[0].token_mixer.a_override == "-(1..H)"  # type: ignore[union-attr]
-    assert spec.layers[0].token_mixer.num_groups == 2  # type: ignore[union-attr]
-    assert found.tokenizer.name == "llama3"
-    for name in ("moe.top_k", "rope.theta", "norm.eps", "attention.head_dim", "vocabulary", "a_override"):
-        assert fact(found, name).confidence is Confidence.OVERRIDE, name
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {"unknown": 1}, {"top_k": 0}, {"top_k": 9}, {"top_k": 1.5}, {"top_k": True}, {"top_k": None}, {"top_k": "2"},
-        {"rope_theta": float("nan")}, {"rope_theta": float("inf")}, {"rope_theta": 10**400}, {"norm.eps": -1},
-        {"eps": 1e-3, "norm.eps": 1e-3}, {"top_k": 1, "moe.top_k": 1},
-        {"max_position_embeddings": 2**40}, {"a_override": "1"}, {"vocabulary": ""},
-        {"tie_word_embeddings": 1}, {"tie_word_embeddings": True}, {"attention.num_heads": 3},
-    ],
-)  # fmt: skip
-def test_illegal_overrides_are_refused(hybrid: Path, overrides: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest):
-        inspect_checkpoint(hybrid, overrides=overrides)
-
-
-def test_an_override_without_effect_is_refused(llama: Path) -> None:
-    for overrides in ({"a_override": "-(1..H)"}, {"top_k": 2}, {"mamba2.num_groups": 1}):
-        with pytest.raises(InvalidRequest, match="no layer of this model has it"):
-            inspect_checkpoint(llama, overrides=overrides)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("norm.eps", 0.125), ("rope.theta", 77.0), ("attention.head_dim", 8), ("max_position_embeddings", 9),
-     ("activation", "gelu")],
-)  # fmt: skip
-def test_overrides_of_a_huggingface_family(llama: Path, name: str, value: Any) -> None:
-    found = inspect_checkpoint(llama, overrides={name: value})
-    assert (fact(found, name).value, fact(found, name).confidence) == (value, Confidence.OVERRIDE)
-
-
-# --- A_log -------------------------------------------------------------------------------------
-
-
 def with_a_log(path: Path, values: Any, dtype: str) -> Path:
     h = 16
     shapes = model(h, 64, mamba2(0, h, H=4, P=8, S=4), mamba2(1, h, H=4, P=8, S=4))
@@ -385,26 +213,3 @@ def test_a_log_near_zero_is_warned_of(tmp_path: Path, dtype: str) -> None:
 def test_a_log_with_nan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="NaN"):
         inspect_checkpoint(with_a_log(tmp_path / "nan", [0.0, math.nan, 0.0, 0.0], "float32"))
-
-
-# --- describe ----------------------------------------------------------------------------------
-
-
-def test_description_is_json_and_adds_up(hybrid: Path, llama: Path) -> None:
-    for path in (hybrid, llama):
-        found = inspect_checkpoint(path)
-        text = describe(found)
-        json.dumps(text, allow_nan=False)
-        assert (
-            sum(layer["num_parameters"] for layer in text["layers"]) + text["num_parameters_outside_layers"]
-            == (text["num_parameters"])
-        )
-        for per in ("token", "sequence"):
-            key = f"state_bytes_per_{per}"
-            assert sum(layer[key] for layer in text["layers"]) == text[key]
-        assert [layer["kind"] for layer in text["layers"]] == [layer.kind for layer in found.spec.layers]
-        assert all(layer["sizes"] for layer in text["layers"])
-        assert {item["name"] for item in text["overridable"]} <= set(FACTS)
-        for item in text["facts"]:
-            assert item["evidence"]
-            assert item["confidence"] in set(Confidence)

@@ -1,0 +1,116 @@
+"""Aliases: revisions are numbered and never change; what an alias means can't be taken away."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from inference.errors import Conflict, InvalidRequest, NotFound, UnknownModel
+from models_registry.aliases import (
+    alias_checkpoint_id,
+    alias_delete,
+    alias_get,
+    alias_promote,
+    alias_rollback,
+    aliases_of,
+    check_not_current,
+)
+from models_registry.models import AliasRevision, Checkpoint
+from tests.inference.rows import make_checkpoint
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def checkpoints() -> list[Checkpoint]:
+    return [make_checkpoint(name) for name in ("one", "two")]
+
+
+def test_each_promotion_is_a_new_revision_that_the_name_means(checkpoints):
+    one, two = checkpoints
+    assert alias_promote(name="chat", checkpoint=one, author_name="v" * 200).number == 1
+    assert alias_promote(name="chat", checkpoint=two).number == 2
+    assert alias_checkpoint_id("chat") == two.pk
+    assert [alias_checkpoint_id(f"chat@{number}") for number in (1, 2, 3)] == [one.pk, two.pk, None]
+    found = alias_get("chat")
+    assert [(item.number, item.checkpoint_name) for item in found.revisions.all()] == [(2, "two"), (1, "one")]
+    assert len(found.revisions.last().author_name) == 150
+
+
+def test_a_promotion_that_would_change_nothing_or_hide_a_checkpoint_is_refused(checkpoints):
+    one, two = checkpoints
+    alias_promote(name="chat", checkpoint=one)
+    with pytest.raises(Conflict, match="means 'one' already"):
+        alias_promote(name="chat", checkpoint=one)
+    with pytest.raises(Conflict, match="name of a checkpoint"):
+        alias_promote(name="one", checkpoint=two)
+    for name in ("", "a b", "chat@1", "a/b", "\0"):
+        with pytest.raises(InvalidRequest):
+            alias_promote(name=name, checkpoint=two)
+    assert AliasRevision.objects.count() == 1
+
+
+def test_a_rollback_goes_back_without_a_new_revision(checkpoints):
+    one, two = checkpoints
+    for checkpoint in (one, two, one):
+        alias_promote(name="chat", checkpoint=checkpoint)
+    assert alias_rollback(name="chat").number == 2
+    assert alias_checkpoint_id("chat") == two.pk
+    assert alias_rollback(name="chat", number=3).checkpoint_id == one.pk
+    assert AliasRevision.objects.count() == 3
+    with pytest.raises(Conflict, match="is the current one"):
+        alias_rollback(name="chat", number=3)
+    for number in (0, 4, -1):
+        with pytest.raises(NotFound, match="has no revision"):
+            alias_rollback(name="chat", number=number)
+    with pytest.raises(UnknownModel):
+        alias_rollback(name="nobody")
+
+
+def test_the_first_revision_has_none_before_it(checkpoints):
+    alias_promote(name="chat", checkpoint=checkpoints[0])
+    with pytest.raises(NotFound, match="revision 0"):
+        alias_rollback(name="chat")
+
+
+def test_what_an_alias_means_now_can_not_be_taken_away(checkpoints):
+    one, two = checkpoints
+    alias_promote(name="chat", checkpoint=one)
+    with pytest.raises(Conflict, match="'chat'"):
+        check_not_current(one)
+    check_not_current(two)
+    alias_promote(name="chat", checkpoint=two)
+    check_not_current(one)
+    one.delete()
+    with pytest.raises(Conflict, match="was 'one', which has been deleted"):
+        alias_rollback(name="chat")
+    assert alias_checkpoint_id("chat@1") is None
+    assert alias_checkpoint_id("chat") == two.pk
+
+
+def test_a_deleted_alias_is_forgotten_with_its_history(checkpoints):
+    alias_promote(name="chat", checkpoint=checkpoints[0])
+    assert [alias.name for alias in aliases_of()] == ["chat"]
+    assert alias_delete(name="chat")
+    assert not alias_delete(name="chat")
+    assert not alias_delete(name="\0")
+    assert aliases_of() == []
+    assert not AliasRevision.objects.exists()
+    with pytest.raises(UnknownModel, match="no alias 'chat'"):
+        alias_get("chat")
+    with pytest.raises(UnknownModel):
+        alias_get("\0")
+    assert alias_promote(name="chat", checkpoint=checkpoints[0]).number == 1
+
+
+def test_an_alias_whose_checkpoint_is_gone_is_not_listed(checkpoints):
+    alias_promote(name="chat", checkpoint=checkpoints[0])
+    checkpoints[0].delete()
+    assert aliases_of() == []
+    assert alias_checkpoint_id("chat") is None
+
+
+@pytest.mark.parametrize("name", ["nobody", "nobody@1", "\0", f"{uuid.uuid4()}", "chat@9999999999", "@1"])
+def test_names_that_are_no_alias_mean_nothing(name):
+    assert alias_checkpoint_id(name) is None
