@@ -1,0 +1,1 @@
+"""The registry of checkpoints: rows, files, uploads, detection, pages."""

@@ -1,4 +1,4 @@
-"""Plain admin pages over the rows; the real pages are in ``views``."""
+"""Show the registry's rows on read-only admin pages; the pages for operators are in ``views``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
 
 
 class CheckpointOverrideInline(_OverrideInline):
-    """History, read only: an override that isn't inspected with would be a lie."""
+    """The history of overrides, read only: a change needs a new inspection."""
 
     model = CheckpointOverride
     extra = 0
@@ -33,13 +33,13 @@ class CheckpointOverrideInline(_OverrideInline):
     exclude = ("author",)
 
     def has_add_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
-        """Overrides are set on the model's page, which inspects again."""
+        """False: overrides are set on the model's page, which inspects again."""
         return False
 
 
 @admin.register(Checkpoint)
 class CheckpointAdmin(_CheckpointAdmin):
-    """Everything can be read; writing goes through the services (pages, API), which keep files and rows together."""
+    """Checkpoints, read only: the services write them, which keep files and rows together."""
 
     list_display = ("served_model_name", "model_type", "architecture", "dtype", "source", "state", "updated_at")
     list_filter = ("state", "source", "format", "model_type")
@@ -48,19 +48,19 @@ class CheckpointAdmin(_CheckpointAdmin):
     inlines = (CheckpointOverrideInline,)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Checkpoint]:
-        """Without the megabytes."""
+        """Leave the large columns out."""
         return super().get_queryset(request).defer("inspection", "file_stamps")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Registering inspects files; the admin's form can't."""
+        """False: registering inspects files, which the admin's form can't."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
-        """Read only."""
+        """False: read only."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
-        """Deleting removes files and unloads; the admin's form can't."""
+        """False: deleting removes files and unloads, which the admin's form can't."""
         return False
 
 
@@ -75,27 +75,27 @@ class UploadFileInline(_UploadFileInline):
 
 @admin.register(Upload)
 class UploadAdmin(_UploadAdmin):
-    """What was uploaded, and why something was refused."""
+    """Uploads, and the reasons of refusals."""
 
     list_display = ("served_model_name", "state", "reason", "size_bytes", "owner", "created_at")
     list_filter = ("state",)
     inlines = (UploadFileInline,)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Uploads come from browsers."""
+        """False: uploads come from browsers."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Upload | None = None) -> bool:
-        """Read only."""
+        """False: read only."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Upload | None = None) -> bool:
-        """The sweep removes rows together with their files."""
+        """False: the sweep removes rows together with their files."""
         return False
 
 
 class AliasRevisionInline(_RevisionInline):
-    """What the alias meant, read only."""
+    """The revisions of an alias, read only."""
 
     model = AliasRevision
     extra = 0
@@ -104,13 +104,13 @@ class AliasRevisionInline(_RevisionInline):
     exclude = ("checkpoint",)
 
     def has_add_permission(self, request: HttpRequest, obj: ModelAlias | None = None) -> bool:
-        """Promoting numbers the revisions."""
+        """False: promoting numbers the revisions."""
         return False
 
 
 @admin.register(ModelAlias)
 class ModelAliasAdmin(_AliasAdmin):
-    """To look at; promote and roll back with the API."""
+    """Aliases; the API promotes and rolls them back."""
 
     list_display = ("name", "current", "updated_at")
     search_fields = ("name",)
@@ -118,5 +118,5 @@ class ModelAliasAdmin(_AliasAdmin):
     inlines = (AliasRevisionInline,)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Promoting makes them."""
+        """False: promoting creates aliases."""
         return False

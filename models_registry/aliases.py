@@ -1,7 +1,7 @@
-"""Aliases: names that point to a checkpoint, with a history of what they pointed to.
+"""Manage aliases: names that point to a checkpoint, with a history of revisions.
 
-``promote`` makes a new revision, ``rollback`` goes back to an older one; revisions never change. ``NAME`` is the
-current one, ``NAME@N`` a certain one. Every function hits the database: call it off the event loop.
+``promote`` makes a new revision, ``rollback`` goes back to an older one; revisions never change. ``NAME`` means the
+current revision, ``NAME@N`` the one of that number. All functions use the database: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _EXACT = re.compile(r"(.+)@(\d{1,9})")
 
 
 def alias_promote(*, name: str, checkpoint: Checkpoint, author_name: str = "") -> AliasRevision:
-    """Let a name mean ``checkpoint`` from now on; makes the alias if there is none.
+    """Point an alias to ``checkpoint``, and create the alias if there is none.
 
     Raises:
-        InvalidRequest: The name isn't legal.
-        Conflict: It is a checkpoint's own name, or means this checkpoint already.
+        InvalidRequest: The name is not legal.
+        Conflict: The name is a checkpoint's own, or points to this checkpoint already.
     """
     check_name(name)
     if Checkpoint.objects.filter(served_model_name=name).exists():
@@ -47,14 +47,14 @@ def alias_promote(*, name: str, checkpoint: Checkpoint, author_name: str = "") -
 
 
 def alias_rollback(*, name: str, number: int | None = None) -> AliasRevision:
-    """Let a name mean what it meant before.
+    """Point an alias to an earlier revision.
 
     Args:
-        number: Of the revision; None: the one before the current one.
+        number: The revision; None: the one before the current one.
 
     Raises:
         UnknownModel: There is no such alias.
-        NotFound: It has no such revision.
+        NotFound: The alias has no such revision.
         Conflict: The revision's checkpoint was deleted, or it is the current one.
     """
     with transaction.atomic():
@@ -78,12 +78,12 @@ def alias_rollback(*, name: str, number: int | None = None) -> AliasRevision:
 
 
 def alias_delete(*, name: str) -> bool:
-    """Forget a name and its history; the checkpoints stay. False if there is no such alias."""
+    """Delete an alias and its history; the checkpoints stay. False if there is no such alias."""
     return bool(ModelAlias.objects.filter(name=name).delete()[0]) if "\0" not in name else False
 
 
 def alias_checkpoint_id(name: str) -> uuid.UUID | None:
-    """The checkpoint that ``NAME`` or ``NAME@N`` means; None: neither is an alias, or its checkpoint is gone."""
+    """Return the checkpoint of ``NAME`` or ``NAME@N``; None: there is no such alias, or its checkpoint is deleted."""
     if "\0" in name:
         return None
     exact = _EXACT.fullmatch(name)
@@ -96,7 +96,7 @@ def alias_checkpoint_id(name: str) -> uuid.UUID | None:
 
 
 def alias_get(name: str) -> ModelAlias:
-    """The alias with its revisions, newest first.
+    """Return the alias with its revisions, newest first.
 
     Raises:
         UnknownModel: There is none.
@@ -109,16 +109,16 @@ def alias_get(name: str) -> ModelAlias:
 
 
 def aliases_of() -> list[ModelAlias]:
-    """All aliases whose checkpoint is there, by name."""
+    """Return all aliases whose checkpoint exists, by name."""
     rows = ModelAlias.objects.select_related("current").filter(current__checkpoint__isnull=False)
     return list(rows.order_by("name"))
 
 
 def check_not_current(checkpoint: Checkpoint) -> None:
-    """Refuse to take away what an alias means now.
+    """Check that no alias points to a checkpoint that is to be deleted.
 
     Raises:
-        Conflict: Names the alias.
+        Conflict: One does; the message names it.
     """
     name = ModelAlias.objects.filter(current__checkpoint=checkpoint).values_list("name", flat=True).first()
     if name is not None:

@@ -1,7 +1,7 @@
-"""Checkpoints from the HuggingFace hub, into its usual cache.
+"""Download checkpoints from the HuggingFace hub into its usual cache.
 
-Operators' commands come here (``blazr pull``, ``blazr serve --model ORG/NAME``), and ``models_registry.pulls`` for
-requests, where a setting allows those. Offline, what the cache has is used. No Django: the CLI may call it alone.
+Used by ``blazr pull``, ``blazr serve --model ORG/NAME`` and ``models_registry.pulls``. Offline, the cached files are
+used. The module needs no Django, so that commands can use it alone.
 """
 
 from __future__ import annotations

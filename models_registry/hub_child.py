@@ -1,7 +1,7 @@
-"""A pull in a process of its own: a request in, lines of JSON out (progress, then a path or an error).
+"""Pull a checkpoint in a process of its own: a request in, lines of JSON out (progress, then a path or an error).
 
-The hub's library and its threads stay out of the web process, and whoever started the pull can end it at once; what
-was fetched stays in the cache, where the next pull goes on.
+The hub's library and its threads stay out of the web process, which can kill the pull at once. Fetched files stay in
+the cache, where the next pull resumes.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ REPORT_EVERY_S = 0.1
 
 
 class Reporter:
-    """Writes progress, not more often than somebody can read it."""
+    """Writes the progress, ten times a second at most."""
 
     def __init__(self) -> None:
         self._file = ""
-        self._said_at = 0.0
+        self._reported_at = 0.0
 
     def __call__(self, progress: PullProgress) -> None:
-        """The beginning and the end of each file are always told."""
+        """Write the progress; the begin and the end of each file are always written."""
         now = time.monotonic()
-        is_news = progress.file != self._file or progress.file_done_bytes == progress.file_bytes
-        if is_news or now - self._said_at >= REPORT_EVERY_S:
-            self._file, self._said_at = progress.file, now
-            _say({"progress": asdict(progress)})
+        is_boundary = progress.file != self._file or progress.file_done_bytes == progress.file_bytes
+        if is_boundary or now - self._reported_at >= REPORT_EVERY_S:
+            self._file, self._reported_at = progress.file, now
+            _write_line({"progress": asdict(progress)})
 
 
-def _say(message: dict[str, Any]) -> None:
+def _write_line(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """The child: one request as argument."""
+    """Run one pull; the request is the argument."""
     request = json.loads(sys.argv[1])
     try:
         path = hub_pull(request["repo_id"], progress=Reporter(), max_bytes=request["max_bytes"])
-        _say({"path": str(path)})
+        _write_line({"path": str(path)})
     except BlazrError as error:
-        _say({"error": error.to_dict()})
+        _write_line({"error": error.to_dict()})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""What the workers are doing, for pages: never an error, at worst "unknown".
-
-With ``views`` and ``api`` the only modules of the registry that look at inference's services.
-"""
+"""Read the workers' state for pages, and send them orders; without Redis the state is "unknown", never an error."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ from models_registry.models import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One look at the workers.
+    """The workers' state at one moment.
 
     Attributes:
-        notice: Why they couldn't be asked; empty when they could.
+        notice: Why the state could not be read; empty otherwise.
     """
 
     models: Mapping[str, ModelState]
@@ -34,14 +31,14 @@ class Live:
     notice: str = ""
 
     def of(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Plain values of one model's state."""
+        """Return one model's state as plain values."""
         state = self.models.get(str(checkpoint.pk)) or ModelState(str(checkpoint.pk))
         shown = state.shown() | {"error": str((state.error or {}).get("message", ""))}
         shown["departures"] = departures_of(self.workers, state.checkpoint_id)
         return shown | {"status": "unknown"} if self.notice else shown
 
     def worker_rows(self, checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
-        """Plain values of the workers, models by served name."""
+        """Return the workers as plain values, models by served name."""
         names = {str(row.pk): row.served_model_name for row in checkpoints}
         now = time.time()
         return [
@@ -62,7 +59,7 @@ class Live:
 
 
 def look() -> Live:
-    """Ask once, with the broker's own time-outs."""
+    """Read the state once, with the time-outs of the Redis client."""
     try:
         return Live(model_states_sync(), tuple(worker_states_sync().values()))
     except BlazrError as error:
@@ -70,7 +67,7 @@ def look() -> Live:
 
 
 def with_live(checkpoints: Iterable[Checkpoint], live: Live) -> list[Checkpoint]:
-    """The rows, each with its state as ``live``."""
+    """Return the rows, each with its state as ``live``."""
     rows = list(checkpoints)
     for row in rows:
         row.live = live.of(row)  # type: ignore[attr-defined]
@@ -78,18 +75,18 @@ def with_live(checkpoints: Iterable[Checkpoint], live: Live) -> list[Checkpoint]
 
 
 def fit(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Whether it would fit: each worker plans the load for its own memory, and loads nothing.
+    """Return whether a checkpoint would fit: each worker plans the load for its memory, and loads nothing.
 
     Raises:
-        Unavailable: Redis can't be reached, or no worker has answered.
-        BlazrError: Why no worker can load it.
+        Unavailable: Redis can't be reached, or no worker replied.
+        BlazrError: The reason why no worker can load it.
     """
     found = async_to_sync(model_fit)(str(checkpoint.pk))
     return {"fits": fits_somewhere(found), "workers": found}
 
 
 def load(checkpoint: Checkpoint) -> None:
-    """Ask a worker to load it; returns at once.
+    """Request a load from any worker; returns at once.
 
     Raises:
         Unavailable: Redis can't be reached.
@@ -98,7 +95,7 @@ def load(checkpoint: Checkpoint) -> None:
 
 
 def unload(checkpoint: Checkpoint) -> None:
-    """Ask the workers that hold it to let it go once its requests have ended.
+    """Order the workers that hold it to unload it once its requests have ended.
 
     Raises:
         Unavailable: Redis can't be reached.
@@ -107,7 +104,7 @@ def unload(checkpoint: Checkpoint) -> None:
 
 
 def unload_before_delete(checkpoint: Checkpoint) -> None:
-    """Like ``unload``; a checkpoint may be deleted while no worker can be reached."""
+    """Call ``unload``, and ignore a Redis that is away: a checkpoint can be deleted without it."""
     try:
         unload(checkpoint)
     except Unavailable:

@@ -1,7 +1,6 @@
-"""Rows of the registry: checkpoints, what people said about them, and uploads on their way in.
+"""Define the rows of the registry: checkpoints, overrides, aliases and uploads.
 
-Rows only. Reading is in ``selectors``, writing in ``services`` and ``uploads``; networks are elsewhere
-(``inference.modelling``).
+``selectors`` reads them, ``services`` and ``uploads`` write them.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ MAX_NAME_CHARS = 96
 
 
 class Checkpoint(models.Model):
-    """Stored weights with their config, as inspection understood them.
+    """Stored weights with their config, as inspection found them.
 
     ``inspection`` is ``Inspection.to_dict()``: the ``ModelSpec`` that the worker builds from, the
-    ``TokenizerSpec``, facts with evidence, files and tensors. It can be several megabytes; lists leave
-    it out. The columns beside it repeat what lists and selectors need.
+    ``TokenizerSpec``, facts with evidence, files and tensors. It can have several megabytes, so lists leave
+    it out. The other columns repeat the values that lists and selectors need.
     """
 
     class Source(models.TextChoices):
-        """Where the files came from, and with that whose they are."""
+        """Origin of the files, which also says who owns them."""
 
         PATH = "path", "path"
         UPLOAD = "upload", "upload"
         HUB = "hub", "hub"
 
     class State(models.TextChoices):
-        """Whether the files can be served. Whether they *are* is the workers' news, not a column."""
+        """Whether the files can be served. Whether they are served now, only the workers know."""
 
         AVAILABLE = "available", "available"
         MISSING = "missing", "files are missing"
@@ -76,7 +75,7 @@ class Checkpoint(models.Model):
 
 
 class CheckpointOverride(models.Model):
-    """A fact that a person set against (or before) detection; kept with author and time, also once cleared."""
+    """A fact that a person set in place of the detected one; kept with author and time, also when cleared."""
 
     checkpoint = models.ForeignKey(Checkpoint, on_delete=models.CASCADE, related_name="overrides")
     fact = models.CharField(max_length=64)
@@ -101,7 +100,7 @@ class CheckpointOverride(models.Model):
 
 
 class ModelAlias(models.Model):
-    """A name that means a checkpoint; which one may change, see ``aliases``."""
+    """A name that points to a checkpoint; ``aliases`` may point it to another one."""
 
     name = models.CharField(max_length=MAX_NAME_CHARS, unique=True)
     current = models.ForeignKey(
@@ -119,7 +118,7 @@ class ModelAlias(models.Model):
 
 
 class AliasRevision(models.Model):
-    """Something that an alias meant at some time; never changed, and kept when the checkpoint is deleted."""
+    """A checkpoint that an alias pointed to; never changed, and kept when the checkpoint is deleted."""
 
     alias = models.ForeignKey(ModelAlias, on_delete=models.CASCADE, related_name="revisions")
     number = models.PositiveIntegerField()

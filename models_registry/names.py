@@ -1,6 +1,6 @@
-"""Served model names: labels of a safe alphabet, never paths.
+"""Check and suggest served model names, which are labels of a safe alphabet and never paths.
 
-A name appears in URLs, logs, metric labels and shell lines; nothing on disk is ever derived from it.
+A name appears in URLs, logs, metric labels and shell commands; no path is ever derived from it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
 def check_name(name: str) -> str:
-    """``name`` itself, if it may be a served model name.
+    """Return ``name`` if it is a legal served model name.
 
     Raises:
-        InvalidRequest: It is empty, too long or has other characters.
+        InvalidRequest: The name is empty, too long or has other characters.
     """
     if not name or len(name) > MAX_NAME_CHARS or not _NAME.match(name):
         raise InvalidRequest(
@@ -33,7 +33,7 @@ def check_name(name: str) -> str:
 
 
 def suggest_name(text: str) -> str:
-    """A legal name made of the last component of a path, a hub id or a folder's name."""
+    """Return a legal name made of the last component of a path, a hub id or a folder's name."""
     last = PurePosixPath(text.replace("\\", "/")).name
     for suffix in _WEIGHT_SUFFIXES:
         last = last.removesuffix(suffix)
@@ -42,7 +42,7 @@ def suggest_name(text: str) -> str:
 
 
 def make_unique(name: str, taken: Container[str]) -> str:
-    """``name``, or the first of ``name-2``, ``name-3`` … that isn't taken."""
+    """Return ``name``, or the first of ``name-2``, ``name-3`` … that is not taken."""
     candidate, number = name, 1
     while candidate in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""Pulls that requests ask for: a child process each (``hub_child``), as many at once as a setting allows."""
+"""Pull checkpoints on request, each in a child process (``hub_child``), as many at once as a setting allows."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _num_running = 0
 
 
 class Pull:
-    """One download. ``end`` it, whatever happens."""
+    """One download; the caller has to call ``end`` in any case."""
 
     def __init__(self, repo_id: str) -> None:
         self.path: Path | None = None
-        """The directory of the files, once ``progress`` is through."""
+        """The directory of the files, once ``progress`` has ended."""
         self._repo_id = repo_id
         self._process: Process | None = None
         self._is_counted = False
 
     async def start(self) -> None:
-        """Begin.
+        """Start the child process.
 
         Raises:
-            PermissionRefused: The server doesn't pull on request.
-            QueueFull: Too many run already.
+            PermissionRefused: The server does not pull on request.
+            QueueFull: Too many pulls run already.
         """
         global _num_running
         allowed = settings.BLAZR_MAX_PULLS
@@ -60,7 +60,7 @@ class Pull:
             raise
 
     async def progress(self) -> AsyncIterator[PullProgress]:
-        """How far it is, until it is through.
+        """Yield the progress until the download has ended.
 
         Raises:
             BlazrError: As of ``models_registry.hub.hub_pull``.
@@ -80,7 +80,7 @@ class Pull:
             raise EngineError(f"the pull of {self._repo_id} broke (exit status {status}); its log says why.")
 
     def end(self) -> None:
-        """Stop the child if it still runs; any number of times, from any thread."""
+        """Stop the child if it still runs; may be called repeatedly and from any thread."""
         global _num_running
         if self._is_counted:
             self._is_counted = False

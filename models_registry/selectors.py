@@ -1,4 +1,4 @@
-"""Reads of the registry. Every function hits the database: call it off the event loop."""
+"""Look up checkpoints and their overrides; all functions use the database: call them off the event loop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from models_registry.models import Checkpoint, CheckpointOverride
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-    from models_registry.detection.inspection import Inspection
-
 
 def checkpoint_get_by_name(name: str) -> Checkpoint:
-    """The checkpoint that is served under ``name`` (its own, or an alias), inspection included.
+    """Return the checkpoint that is served under ``name`` (its own, or an alias), inspection included.
 
     Raises:
         UnknownModel: There is none.
@@ -25,8 +23,8 @@ def checkpoint_get_by_name(name: str) -> Checkpoint:
     # A NUL reaches PostgreSQL as an error, not as "not found".
     row = None if "\0" in name else Checkpoint.objects.filter(served_model_name=name).first()
     if row is None:
-        meant = alias_checkpoint_id(name)
-        row = None if meant is None else Checkpoint.objects.filter(pk=meant).first()
+        key = alias_checkpoint_id(name)
+        row = None if key is None else Checkpoint.objects.filter(pk=key).first()
     if row is None:
         raise UnknownModel(
             f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
@@ -35,10 +33,10 @@ def checkpoint_get_by_name(name: str) -> Checkpoint:
 
 
 def checkpoint_get(checkpoint_id: uuid.UUID | str) -> Checkpoint:
-    """The checkpoint with this id, inspection included.
+    """Return the checkpoint with this id, inspection included.
 
     Raises:
-        UnknownModel: There is none, or the id isn't a UUID.
+        UnknownModel: There is none, or the id is not a UUID.
     """
     try:
         key = checkpoint_id if isinstance(checkpoint_id, uuid.UUID) else uuid.UUID(checkpoint_id)
@@ -51,23 +49,23 @@ def checkpoint_get(checkpoint_id: uuid.UUID | str) -> Checkpoint:
 
 
 def checkpoint_list() -> QuerySet[Checkpoint]:
-    """All checkpoints by name, **without** the large columns (``inspection``, ``file_stamps``).
+    """Return all checkpoints by name, **without** the large columns (``inspection``, ``file_stamps``).
 
-    Touching a column that was left out costs a query per row.
+    Each access to a deferred column costs a query per row.
     """
     return Checkpoint.objects.defer("inspection", "file_stamps")
 
 
 def checkpoint_inspection(checkpoint: Checkpoint) -> Inspection:
-    """The stored inspection as a value: ``.spec``, ``.tokenizer``, ``.facts``, ``.tensors``."""
+    """Return the stored inspection as a value with ``.spec``, ``.tokenizer``, ``.facts`` and ``.tensors``."""
     return Inspection.from_dict(checkpoint.inspection)
 
 
 def override_history(checkpoint: Checkpoint) -> QuerySet[CheckpointOverride]:
-    """Everything people set on this checkpoint, newest first, cleared values included."""
+    """Return all overrides of this checkpoint, newest first, cleared ones included."""
     return checkpoint.overrides.select_related("author")
 
 
 def overrides_in_force(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Fact to value, for the overrides that aren't cleared."""
+    """Return fact to value, for the overrides that are not cleared."""
     return dict(checkpoint.overrides.filter(cleared_at__isnull=True).values_list("fact", "value"))

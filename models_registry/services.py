@@ -1,7 +1,7 @@
-"""Writes to the registry: register, override, set, rename, delete.
+"""Write to the registry: register, refresh, override, set, rename and delete checkpoints.
 
-Every function leaves either the old rows or complete new ones. Inspection runs before the transaction,
-because it reads files; nothing here loads a model or talks to a worker.
+Each function leaves either the old rows or complete new ones. Inspection runs before the transaction, because it reads
+files. No function loads a model or calls a worker.
 """
 
 from __future__ import annotations

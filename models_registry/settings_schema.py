@@ -1,4 +1,4 @@
-"""What an operator may set per model: one table, from which validation, the form and the docs are made."""
+"""Define the settings of a model in one table, from which validation, the form and the documents are made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Setting:
     unit: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form, for the page."""
+        """Return the row as JSON values, for the page."""
         return asdict(self)
 
 
@@ -152,7 +152,7 @@ def validate_settings(values: Mapping[str, Any], *, max_position_embeddings: int
 
 
 def shown(setting: Setting, value: Any) -> Any:
-    """A stored value as the form has it."""
+    """Return a stored value as the form shows it."""
     if setting.kind == "speculative" and value is not None:
         return SpeculativeOptions.from_dict(value).to_line()
     return value

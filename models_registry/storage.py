@@ -1,12 +1,12 @@
-"""Where uploaded bytes live, and the few moves that they may make.
+"""Store uploaded files: receive, publish as read-only blobs, link into checkpoints, remove.
 
     <data>/uploads/<upload id>/<number>.part   being received; ``lock`` is held by the process that checks them
     <data>/blobs/<sha256>                      whole files, read-only
     <data>/checkpoints/<checkpoint id>/<name>  hard links to blobs: what gets served
 
-A blob with one link left belongs to no checkpoint and may go. Moves and removals of blobs happen under one
-file lock, so that a sweep in another process can't take away what is about to be linked. Locks are kernel
-locks: a killed process holds none.
+A blob with one link left belongs to no checkpoint and may be removed. Blobs are moved and removed under one file
+lock, so that a sweep in another process can't remove a blob that is about to be linked. Locks are kernel locks: a
+killed process holds none.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
 
 
 def uploads_dir() -> Path:
-    """Directory of uploads being received."""
-    return _made(Path(settings.BLAZR_UPLOADS_DIR))
+    """Return the directory of uploads being received."""
+    return _create_private(Path(settings.BLAZR_UPLOADS_DIR))
 
 
 def blobs_dir() -> Path:
-    """Directory of whole files by digest."""
-    return _made(Path(settings.BLAZR_BLOBS_DIR))
+    """Return the directory of whole files by digest."""
+    return _create_private(Path(settings.BLAZR_BLOBS_DIR))
 
 
 def checkpoints_dir() -> Path:
-    """Directory of uploaded checkpoints."""
-    return _made(Path(settings.BLAZR_CHECKPOINTS_DIR))
+    """Return the directory of uploaded checkpoints."""
+    return _create_private(Path(settings.BLAZR_CHECKPOINTS_DIR))
 
 
 def part_path(upload_id: uuid.UUID, number: int) -> Path:
-    """Temporary file of one file of an upload: named by us, never by the uploader."""
+    """Return the temporary path of one file of an upload, which the uploader does not name."""
     return uploads_dir() / str(upload_id) / f"{number}.part"
 
 
 def checkpoint_path(checkpoint_id: uuid.UUID) -> Path:
-    """Directory of one uploaded checkpoint."""
+    """Return the directory of one uploaded checkpoint."""
     return checkpoints_dir() / str(checkpoint_id)
 
 
 def free_bytes() -> int:
-    """Bytes that can still be written to the data directory's disk."""
+    """Return the bytes that can still be written to the disk of the data directory."""
     return shutil.disk_usage(uploads_dir()).free
 
 
 def full_disk_as_error() -> AbstractContextManager[None]:
-    """A full disk is the uploader's to know of.
+    """Turn a full disk into an error for the uploader.
 
     Raises:
-        StorageFull: The body ran out of room.
+        StorageFull: The disk became full in the block.
     """
     return disk.full_disk_as_error(
         "the server's disk has no room for this; free some space (or delete models) and upload again."
@@ -72,7 +72,7 @@ def full_disk_as_error() -> AbstractContextManager[None]:
 
 
 def sha256_file(path: Path, on_bytes: Callable[[int], None]) -> str:
-    """SHA-256 of a file's content; ``on_bytes`` hears how many bytes each read took and may raise."""
+    """Return the SHA-256 of a file; ``on_bytes`` gets the bytes of each read, and may raise to stop."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_READ_BYTES):
@@ -82,10 +82,10 @@ def sha256_file(path: Path, on_bytes: Callable[[int], None]) -> str:
 
 
 def publish_file(part: Path, sha256: str, target: Path) -> None:
-    """Make a received file immutable, keep it as a blob, and link it where it is served from.
+    """Make a received file read-only, store it as a blob, and link the blob to ``target``.
 
-    A blob that exists already is linked and the received copy dropped. On a filesystem without hard links the
-    file moves to ``target`` itself.
+    If the blob exists already, it is linked and the received copy removed. On a filesystem without hard links the file
+    itself moves to ``target``.
     """
     with part.open("rb") as file:
         os.fsync(file.fileno())
@@ -107,7 +107,7 @@ def publish_file(part: Path, sha256: str, target: Path) -> None:
 
 
 def prune_blobs() -> int:
-    """Remove blobs that no checkpoint links to; returns how many."""
+    """Remove the blobs that no checkpoint links to; returns their number."""
     removed = 0
     with _blobs_lock():
         for blob in blobs_dir().iterdir():
@@ -118,19 +118,19 @@ def prune_blobs() -> int:
 
 
 def remove_upload_files(upload_id: uuid.UUID | str) -> None:
-    """Remove what an upload has received so far."""
+    """Remove the files of an upload."""
     _remove_tree(uploads_dir() / str(upload_id))
 
 
 def remove_checkpoint_files(checkpoint_id: uuid.UUID | str) -> None:
-    """Remove an uploaded checkpoint's directory and the blobs that only it used."""
+    """Remove the directory of an uploaded checkpoint, and the blobs that no other checkpoint uses."""
     _remove_tree(checkpoints_dir() / str(checkpoint_id))
     prune_blobs()
 
 
 @contextmanager
 def upload_lock(upload_id: uuid.UUID | str) -> Iterator[bool]:
-    """Hold the right to check (or clean up) an upload; yields False at once if a living process has it."""
+    """Lock an upload for its check or its removal; yields False at once if another process holds the lock."""
     directory = uploads_dir() / str(upload_id)
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -161,6 +161,6 @@ def _remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _made(path: Path) -> Path:
+def _create_private(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return path

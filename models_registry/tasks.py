@@ -1,4 +1,4 @@
-"""Celery tasks of the registry: thin, idempotent, safe beside each other."""
+"""Declare the registry's Celery tasks, which are idempotent and may run at the same time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from models_registry import services, uploads
 
 @shared_task(name="models_registry.sweep", ignore_result=True)  # type: ignore[untyped-decorator]
 def sweep() -> None:
-    """Remove what dead uploads left, and note whose files have gone or come back. Every minute by beat."""
+    """Remove the files of dead uploads, and record missing and returned checkpoints; run by beat every minute."""
     uploads.storage_sweep()
     services.checkpoint_states_refresh()

@@ -1,4 +1,4 @@
-"""What may be uploaded: which files, under which names, how large. Pure checks, before any byte is stored."""
+"""Check the names, kinds and sizes of files before their upload begins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SUFFIXES: dict[str, int | None] = {
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFile:
-    """What an uploader says a file is, before sending it.
+    """A file as the uploader declares it, before sending it.
 
     Attributes:
         sha256: In lower-case hexadecimal; empty: not declared, then only measured.
@@ -56,7 +56,7 @@ class DeclaredFile:
 
 
 def accepted_kinds() -> list[str]:
-    """Names and suffixes of the files that are taken, for people and for the page."""
+    """Return the names and suffixes of accepted files, for people and for the page."""
     return [*_SUFFIXES, *_EXACT]
 
 

@@ -1,11 +1,11 @@
-"""Uploads: from a browser's declaration to a registered checkpoint, or to a reason and nothing left behind.
+"""Receive checkpoints from browsers: declare, send, check and register, or refuse with a reason.
 
     upload_create   sizes and names are checked first, then the room on the disk
-    upload_receive  pieces in order at the offset that the server names, so that an upload can be resumed
+    upload_receive  pieces in order, at the offset that the server names, so that an upload can be resumed
     upload_finish   hashes, publishes, inspects in a killable child, registers
     storage_sweep   ends silent uploads and removes what a killed process left
 
-Bytes are counted here; no header is believed. Rows move by conditional updates, files under kernel locks.
+The bytes are counted here, whatever the headers say. Rows change by conditional updates, files under kernel locks.
 """
 
 from __future__ import annotations

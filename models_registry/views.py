@@ -1,6 +1,7 @@
-"""The pages: for staff with a session. Each hands its first state to the page's script, which keeps it fresh.
+"""Serve the pages of the site, for staff with a session.
 
-Thin: data comes from selectors, ``live`` and the API's own shapes, so that a page and its polling agree.
+Each page hands its first state to its script, which polls the API for the next ones. Both come from the same selectors
+and serializers, so that they agree.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _staff_required = user_passes_test(lambda user: user.is_active and getattr(user,
 
 
 class SignInView(LoginView):
-    """The door. Only staff accounts get in; the form says so."""
+    """Signs staff in; the form refuses other accounts."""
 
     template_name = "registry/login.html"
     authentication_form = AdminAuthenticationForm
@@ -38,16 +39,16 @@ class SignInView(LoginView):
 
 
 class SignOutView(LogoutView):
-    """POST only."""
+    """Signs out; POST only."""
 
 
 @method_decorator([_staff_required, ensure_csrf_cookie], name="dispatch")
 class StaffPage(View):
-    """Base of all pages behind the door.
+    """Base of all pages for signed-in staff.
 
     Attributes:
         template_name: The page.
-        section: Which entry of the navigation is lit.
+        section: The active entry of the navigation.
     """
 
     template_name = ""
@@ -59,18 +60,18 @@ class StaffPage(View):
         return render(request, self.template_name, {"section": self.section, **self.page_context(**kwargs)})
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """What the template needs."""
+        """Return the context of the template."""
         return {}
 
 
 class DashboardPage(StaffPage):
-    """Everything at a glance."""
+    """The overview of models, workers and jobs."""
 
     template_name = "registry/dashboard.html"
     section = "dashboard"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """The overview, as the polling gets it."""
+        """Return the overview, as the API does."""
         return {"state": overview()}
 
 
@@ -81,18 +82,18 @@ class ModelsPage(StaffPage):
     section = "models"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """The overview again: the list is its largest part."""
+        """Return the overview, whose largest part is the list."""
         return {"state": overview()}
 
 
 class UploadPage(StaffPage):
-    """Bring a checkpoint."""
+    """The upload of a checkpoint."""
 
     template_name = "registry/upload.html"
     section = "models"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Limits and kinds, so that the page can say no before the server has to."""
+        """Return the limits and kinds of files, so that the page can refuse a file at once."""
         return {
             "rules": {
                 "kinds": upload_rules.accepted_kinds(),
@@ -109,7 +110,7 @@ class ModelPage(StaffPage):
     section = "models"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Its description, the facts that can be set, its settings."""
+        """Return the description, the facts that can be set, and the settings."""
         checkpoint_id: uuid.UUID = kwargs["checkpoint_id"]
         try:
             checkpoint = selectors.checkpoint_get(checkpoint_id)
@@ -129,13 +130,13 @@ class ModelPage(StaffPage):
 
 
 class PlaygroundPage(StaffPage):
-    """Try a model."""
+    """The page where people try a model."""
 
     template_name = "registry/playground.html"
     section = "playground"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """The models that can be asked, and what each can do; read from the JSON in the database, not here."""
+        """Return the models and their abilities; the database reads them out of the JSON column."""
         rows = selectors.checkpoint_list().values_list(
             "served_model_name", "inspection__tokenizer__kind", "inspection__tokenizer__chat_template_origin"
         )
@@ -155,5 +156,5 @@ class JobsPage(StaffPage):
     section = "jobs"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Names for the submit form."""
+        """Return the model names for the submit form."""
         return {"models": list(selectors.checkpoint_list().values_list("served_model_name", flat=True))}

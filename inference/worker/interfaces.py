@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from inference.engine.loop import LoopOwner
 from inference.errors import BlazrError
 from inference.values.messages import GenerateMessage, GenerationEvent
 
@@ -13,8 +14,8 @@ OnEvents = Callable[[list[GenerationEvent]], None]
 Progress = Callable[[float, str], None]
 
 
-class ServedLLM(Protocol):
-    """The part of ``inference.llm.llm.LLM`` that the manager uses."""
+class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
+    """The part of ``inference.llm.llm.LLM`` that the worker uses; the loop uses the inherited part."""
 
     @property
     def max_model_len(self) -> int:
@@ -35,22 +36,6 @@ class ServedLLM(Protocol):
 
     def close(self) -> None:
         """Free all memory; the loop has ended."""
-        ...
-
-    def add(self, prepared: Any, /) -> object:
-        """See ``LoopOwner``."""
-        ...
-
-    def abort(self, request_id: str, /) -> bool:
-        """See ``LoopOwner``."""
-        ...
-
-    def step(self) -> list[GenerationEvent]:
-        """See ``LoopOwner``."""
-        ...
-
-    def has_unfinished(self) -> bool:
-        """See ``LoopOwner``."""
         ...
 
 

@@ -1,0 +1,1 @@
+"""The registry's JSON API, for its pages."""

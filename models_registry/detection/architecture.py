@@ -1,9 +1,8 @@
-"""Format and ``model_type`` of a checkpoint, from names and config.json.
+"""Detect the format and ``model_type`` of a checkpoint from tensor names and config.json.
 
-``model_type`` decides what shapes can't: where norms sit, ``w + 1``, activations, multipliers. A stated and supported
-one is taken at its word; an unknown or missing one is guessed from the names, which is said aloud; a type that is known
-to look like another and to compute differently is
-refused.
+``model_type`` decides what shapes can't tell: the places of norms, ``w + 1``, activations, multipliers. A supported
+type in config.json is used. An unknown or missing type is inferred from the names, with a warning. A type that has
+the names of another one but computes differently is refused.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ DIFFERENT_ARITHMETIC = frozenset(
         "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2", "zamba", "zamba2",
     }
 )  # fmt: skip
-"""Types whose tensors are (or can be) named like another family's while their arithmetic differs. Guessing would give
-fluent nonsense, so without a family of their own they are refused."""
+"""Types whose tensors are (or can be) named like another family's while their arithmetic differs. Read as
+that family they would give fluent nonsense, so without a family of their own they are refused."""
 
 _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("nemotron_h", (r"backbone\..*\.mixer\.dt_bias$", r"backbone\..*\.mixer\.(q_proj|up_proj)\."), ()),
@@ -70,7 +69,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("qwen2", (r"\.self_attn\.q_proj\.bias$", r"\.mlp\.gate_proj\.", r"\.input_layernorm\."), ()),
     ("llama", (r"\.self_attn\.q_proj\.weight$", r"\.mlp\.gate_proj\.", r"\.input_layernorm\."), ()),
 )
-"""Type, patterns that must occur in the names, patterns that must not; the first that fits is the guess."""
+"""Type, patterns that must occur in the names, patterns that must not; the first that fits is inferred."""
 
 
 def detect_format(names: Iterable[str], facts: Facts) -> Format:
@@ -86,10 +85,10 @@ def detect_format(names: Iterable[str], facts: Facts) -> Format:
 def detect_model_type(
     names: Iterable[str], format_: Format, config: CheckpointConfig, facts: Facts
 ) -> tuple[str, bool]:
-    """The family to read the checkpoint with, and whether it is only a guess from the names.
+    """Return the family to read the checkpoint with, and whether it was only inferred from the names.
 
     Raises:
-        UnsupportedArchitecture: A type that isn't supported and isn't safe to guess, or names of no known layers.
+        UnsupportedArchitecture: The type is not supported and can't be inferred, or the names are of no known layers.
     """
     if "model_type" in facts.overrides:
         return str(facts.add("model_type", None, "")), False
@@ -115,10 +114,10 @@ def detect_model_type(
     if stated is None and isinstance(first, str) and first in ARCHITECTURE_NAMES:
         facts.add("model_type", ARCHITECTURE_NAMES[first], f"config.json (architectures: {first})", Confidence.HIGH)
         return ARCHITECTURE_NAMES[first], False
-    return _guess(list(names), stated, facts), True
+    return _infer_from_names(list(names), stated, facts), True
 
 
-def _guess(names: list[str], stated: str | None, facts: Facts) -> str:
+def _infer_from_names(names: list[str], stated: str | None, facts: Facts) -> str:
     def occurs(pattern: str) -> bool:
         compiled = re.compile(pattern)
         return any(compiled.search(name) for name in names)
@@ -139,10 +138,10 @@ def _guess(names: list[str], stated: str | None, facts: Facts) -> str:
 
 
 def refuse_quantised(names: Iterable[str], config: CheckpointConfig) -> None:
-    """Refuse weights that are packed, which would otherwise show as odd shapes.
+    """Refuse quantised weights, which would otherwise appear as odd shapes.
 
     Raises:
-        UnsupportedFormat: config.json or a tensor name says so.
+        UnsupportedFormat: config.json or a tensor name shows quantisation.
     """
     quantisation = config.get("quantization_config", "compression_config")
     if quantisation is not None:

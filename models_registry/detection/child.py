@@ -1,4 +1,4 @@
-"""Inspection in a child process that can be killed: for files that came from outside.
+"""Inspect files that came from outside in a child process that can be killed.
 
 The parent starts ``python -m models_registry.detection.child``, sends a request as JSON, and waits a bounded time for
 JSON. The child takes its limits of processor time, memory and output on itself before it reads anything; a thread

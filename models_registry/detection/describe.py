@@ -1,4 +1,4 @@
-"""An inspection as plain data for people: ``blazr info`` prints it, the model page draws it."""
+"""Describe an inspection as plain data, for ``blazr info`` and the page of the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from models_registry.detection.inspection import Inspection
 
 
 def describe(inspection: Inspection) -> dict[str, Any]:
-    """Everything worth showing, JSON-ready.
+    """Return the description of an inspection, ready for JSON.
 
     Returns:
         Sizes and totals by name; ``layers`` (number, kind, sizes, num_parameters, state bytes per token and per

@@ -1,4 +1,4 @@
-"""Which files of a path are the checkpoint: weights, configuration, tokenizer, chat templates.
+"""Find the files of a checkpoint at a path: weights, configuration, tokenizer, chat templates.
 
 Only names are looked at here, and the index of a sharded checkpoint. Kinds of files are on a list; the
 pickle family is refused by name here and by content in ``safetensors_header``. Nothing is executed.

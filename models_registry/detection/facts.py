@@ -1,4 +1,4 @@
-"""Which facts a person can override, what they mean, and the values that are legal.
+"""Define the facts that a person can override, their meanings and their legal values.
 
 A family notes what it found under these names (``Facts.add``), and uses the override in its place.
 """

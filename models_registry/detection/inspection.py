@@ -1,4 +1,4 @@
-"""Looking at a checkpoint without running anything of it: files in, ``Inspection`` out.
+"""Inspect a checkpoint without running any of its code: files in, ``Inspection`` out.
 
 Only headers, small JSON files and (for oxidizr's Mamba layers) a few A_log values are read. What comes out is all
 that a worker needs to build the network; nobody detects anything a second time.

@@ -1,4 +1,4 @@
-"""Small JSON files of a checkpoint, read within limits of size and depth."""
+"""Read small JSON files of a checkpoint within limits of size and depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read with our own bounded parser.
+"""Read the header of a safetensors file with a bounded parser.
 
 Nothing here trusts the file: a header costs at most ``MAX_HEADER_BYTES`` of reading and about as much
 time as it has tensors, whatever it says. The library is only let near a file that has passed. (A 78 MB

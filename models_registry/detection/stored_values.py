@@ -1,4 +1,4 @@
-"""The numbers of one small stored tensor, straight from the file, without a tensor library."""
+"""Read the numbers of one small tensor from its file, without a tensor library."""
 
 from __future__ import annotations
 

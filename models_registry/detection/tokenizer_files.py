@@ -1,4 +1,4 @@
-"""What the tokenizer's side files say: control tokens and their ids, BOS and EOS, the chat template.
+"""Read the tokenizer's other files: control tokens and their ids, BOS and EOS, the chat template.
 
 Reads ``tokenizer_config.json``, ``special_tokens_map.json``, ``generation_config.json``, ``tokenizer.json`` and the
 ``chat_template.*`` files within limits; loads no tokenizer and renders no template.

@@ -1,4 +1,4 @@
-"""Which tokenizer a checkpoint was made with, and what that means for BOS, EOS and chat.
+"""Find the tokenizer that a checkpoint was made with, and its BOS, EOS and chat template.
 
 Order of trust: what the operator says, ``tokenizer_vocab`` in config.json, tokenizer files beside the weights, the
 exact number of embedding rows, and last a range of numbers, with a warning. Outside the plausible ranges the answer

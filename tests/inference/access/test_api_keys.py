@@ -54,7 +54,7 @@ def test_key_names_and_prefixes_are_checked(db):
 @pytest.mark.parametrize(
     ("values", "param"),
     [
-        ({"scopes": ["inference", "everything"]}, "scopes"),
+        ({"scopes": ["generate", "everything"]}, "scopes"),
         ({"scopes": []}, "scopes"),
         ({"models": ["x" * 129]}, "models"),
         ({"models": ["a\0"]}, "models"),
