@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,6 +42,18 @@ def child(monkeypatch, tmp_path: Path, settings):
     return install
 
 
+@contextlib.asynccontextmanager
+async def started(repo_id: str = "org/tiny") -> AsyncIterator[Pull]:
+    """A pull that runs, and whose child is gone afterwards."""
+    pull = Pull(repo_id)
+    await pull.start()
+    try:
+        yield pull
+    finally:
+        pull.end()
+        await pull._process.communicate()
+
+
 async def collect(pull: Pull) -> list[PullProgress]:
     async with asyncio.timeout(30):
         return [item async for item in pull.progress()]
@@ -61,13 +74,9 @@ async def test_progress_and_path_come_from_the_child(child):
         f"print(json.dumps({{'progress': {asdict(PROGRESS)!r}}}))\n"
         "print(json.dumps({'path': '/some/where'}))\n"
     )
-    pull = Pull("org/tiny")
-    await pull.start()
-    try:
+    async with started() as pull:
         assert await collect(pull) == [PROGRESS]
         assert pull.path == Path("/some/where")
-    finally:
-        pull.end()
 
 
 async def test_the_childs_error_keeps_its_class(child):
@@ -76,41 +85,31 @@ async def test_the_childs_error_keeps_its_class(child):
         "from inference.errors import NotFound\n"
         "print(json.dumps({'error': NotFound('org/tiny does not exist.').to_dict()}))\n"
     )
-    pull = Pull("org/tiny")
-    await pull.start()
-    try:
+    async with started() as pull:
         with pytest.raises(NotFound, match="does not exist"):
             await collect(pull)
-    finally:
-        pull.end()
 
 
 async def test_a_child_that_dies_is_our_error(child):
     child("import sys; sys.exit(3)")
-    pull = Pull("org/tiny")
-    await pull.start()
-    try:
+    async with started() as pull:
         with pytest.raises(EngineError, match="exit status 3"):
             await collect(pull)
-    finally:
-        pull.end()
 
 
 async def test_no_more_run_at_once_than_allowed_and_an_end_makes_room(child):
     child("import time; time.sleep(60)")
-    first, second, third = Pull("org/a"), Pull("org/b"), Pull("org/c")
-    await first.start()
-    await second.start()
-    with pytest.raises(QueueFull, match="2 models"):
-        await third.start()
-    third.end()  # it was never counted
-    assert pulls._num_running == 2
-    first.end()
-    first.end()
-    assert pulls._num_running == 1
-    await third.start()
-    for pull in (second, third):
-        pull.end()
+    async with started("org/a") as first, started("org/b"):
+        refused = Pull("org/c")
+        with pytest.raises(QueueFull, match="2 models"):
+            await refused.start()
+        refused.end()  # it was never counted
+        assert pulls._num_running == 2
+        first.end()
+        first.end()
+        assert pulls._num_running == 1
+        async with started("org/c"):
+            assert pulls._num_running == 2
 
 
 async def test_the_end_kills_the_child_and_its_children(child):
@@ -120,21 +119,16 @@ async def test_the_end_kills_the_child_and_its_children(child):
         "open(os.path.join(os.path.dirname(__file__), 'pids'), 'w').write(f'{os.getpid()} {kid.pid}')\n"
         "time.sleep(60)\n"
     )
-    pull = Pull("org/tiny")
-    await pull.start()
-    async with asyncio.timeout(30):
+    async with started(), asyncio.timeout(30):
         while not (directory / "pids").exists() or not (directory / "pids").read_text().count(" "):
             await asyncio.sleep(0.02)
     pids = [int(pid) for pid in (directory / "pids").read_text().split()]
-    pull.end()
-    await pull._process.wait()
 
     def is_alive(pid: int) -> bool:
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+            return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
             return False
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
     async with asyncio.timeout(10):
         while any(map(is_alive, pids)):
