@@ -61,15 +61,15 @@ def alias_rollback(*, name: str, number: int | None = None) -> AliasRevision:
         alias = ModelAlias.objects.select_for_update().filter(name=name).first()
         if alias is None or alias.current is None:
             raise _unknown(name)
-        wanted = alias.current.number - 1 if number is None else number
-        revision = alias.revisions.filter(number=wanted).first()
+        target = alias.current.number - 1 if number is None else number
+        revision = alias.revisions.filter(number=target).first()
         if revision is None:
-            raise NotFound(f"{name!r} has no revision {wanted}.", param="revision")
+            raise NotFound(f"{name!r} has no revision {target}.", param="revision")
         if revision.pk == alias.current.pk:
-            raise Conflict(f"Revision {wanted} of {name!r} is the current one.", param="revision")
+            raise Conflict(f"Revision {target} of {name!r} is the current one.", param="revision")
         if revision.checkpoint_id is None:
             raise Conflict(
-                f"Revision {wanted} of {name!r} was {revision.checkpoint_name!r}, which has been deleted.",
+                f"Revision {target} of {name!r} was {revision.checkpoint_name!r}, which has been deleted.",
                 param="revision",
             )
         alias.current = revision

@@ -23,7 +23,7 @@ from inference.errors import (
 from inference.host.units import format_bytes
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z")
-_WANTED = (
+_SERVED = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -36,12 +36,12 @@ _WANTED = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_WANTED_SUFFIXES = (".safetensors", ".safetensors.index.json", ".tiktoken")
+_SERVED_SUFFIXES = (".safetensors", ".safetensors.index.json", ".tiktoken")
 
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """State of a pull; all counts are over the wanted files only.
+    """State of a pull; all counts are over the files that serving needs only.
 
     Attributes:
         file: The one that is fetched; empty at the end.
@@ -72,14 +72,14 @@ def is_hub_id(text: str) -> bool:
     return "/" in text and _REPO_ID.match(text) is not None
 
 
-def wanted_files(names: Iterable[str]) -> list[str]:
+def files_to_serve(names: Iterable[str]) -> list[str]:
     """The files of a repository that serving needs: weights, config, tokenizer, templates; top level only.
 
     Beside sharded or plain ``model*.safetensors`` a second copy under another name is left out (Mistral's
     ``consolidated.safetensors``).
     """
     top = [name for name in names if "/" not in name]
-    chosen = sorted(name for name in top if name in _WANTED or name.endswith(_WANTED_SUFFIXES))
+    chosen = sorted(name for name in top if name in _SERVED or name.endswith(_SERVED_SUFFIXES))
     if any(name.startswith("model") and name.endswith(".safetensors") for name in chosen):
         chosen = [name for name in chosen if not name.startswith("consolidated")]
     return chosen
@@ -106,7 +106,7 @@ def hub_pull(
 
     Raises:
         InvalidRequest: Not a repository id.
-        RequestTooLarge: The wanted files have more than ``max_bytes``.
+        RequestTooLarge: The files that serving needs have more than ``max_bytes``.
         NotFound: The hub has no such repository or revision.
         PermissionRefused: It is private or gated.
         CheckpointError: It has no .safetensors weights.
@@ -131,7 +131,7 @@ def hub_pull(
     except Exception as error:
         return _from_cache(repo_id, revision, cache_dir, error)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
-    files = wanted_files(sizes)
+    files = files_to_serve(sizes)
     _require_weights(repo_id, files)
     total = sum(sizes[name] for name in files)
     if max_bytes is not None and total > max_bytes:
@@ -141,12 +141,12 @@ def hub_pull(
             param="model",
         )
     digests = {sibling.rfilename: sibling.lfs.sha256 for sibling in info.siblings or () if sibling.lfs is not None}
-    wanted = [_Wanted(name, sizes[name], digests.get(name) or "") for name in files]
-    return _download(repo_id, info.sha or revision or "main", wanted, progress, endpoint, cache_dir)
+    remote = [_RemoteFile(name, sizes[name], digests.get(name) or "") for name in files]
+    return _download(repo_id, info.sha or revision or "main", remote, progress, endpoint, cache_dir)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _RemoteFile:
     name: str
     size_bytes: int
     sha256: str
@@ -162,7 +162,7 @@ def _require_weights(repo_id: str, files: Sequence[str]) -> None:
 def _download(
     repo_id: str,
     commit: str,
-    files: Sequence[_Wanted],
+    files: Sequence[_RemoteFile],
     progress: ProgressCallback | None,
     endpoint: str | None,
     cache_dir: Path | None,
@@ -170,15 +170,15 @@ def _download(
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    total, finished, place = sum(wanted.size_bytes for wanted in files), 0, Path()
-    for number, wanted in enumerate(files):
+    total, finished, place = sum(item.size_bytes for item in files), 0, Path()
+    for number, item in enumerate(files):
 
-        def report(count: int, *, wanted: _Wanted = wanted, number: int = number, before: int = finished) -> None:
+        def report(count: int, *, item: _RemoteFile = item, number: int = number, before: int = finished) -> None:
             if progress is not None:
-                here = min(count, wanted.size_bytes)
+                here = min(count, item.size_bytes)
                 progress(
                     PullProgress(
-                        wanted.name, before + here, total, number, len(files), wanted.sha256, here, wanted.size_bytes
+                        item.name, before + here, total, number, len(files), item.sha256, here, item.size_bytes
                     )
                 )
 
@@ -186,7 +186,7 @@ def _download(
         try:
             file = hf_hub_download(
                 repo_id,
-                wanted.name,
+                item.name,
                 revision=commit,
                 endpoint=endpoint,
                 cache_dir=cache_dir,
@@ -195,9 +195,9 @@ def _download(
         except LocalEntryNotFoundError as error:
             raise _unreachable(repo_id, error) from error
         except OSError as error:
-            raise Unavailable(f"{wanted.name} of {repo_id} could not be fetched: {_first_line(error)}") from error
-        report(wanted.size_bytes)  # also where the cache had it
-        finished += wanted.size_bytes
+            raise Unavailable(f"{item.name} of {repo_id} could not be fetched: {_first_line(error)}") from error
+        report(item.size_bytes)  # also where the cache had it
+        finished += item.size_bytes
         place = Path(file).parent
     if progress is not None:
         progress(PullProgress("", total, total, len(files), len(files)))

@@ -171,8 +171,8 @@ def checkpoint_override_set(
             changes.
     """
     ((fact, value),) = check_overrides({fact: value}).items()
-    wanted = overrides_in_force(checkpoint) | {fact: value}
-    inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=wanted)
+    overrides = overrides_in_force(checkpoint) | {fact: value}
+    inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=overrides)
     with transaction.atomic():
         _record_override(checkpoint, fact, value, author)
         _store_again(checkpoint, inspection)
@@ -186,11 +186,11 @@ def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str, inspect: Ins
         NotFound: It isn't overridden.
         CheckpointError: Without the override the checkpoint can't be read; nothing changes.
     """
-    wanted = overrides_in_force(checkpoint)
-    if fact not in wanted:
+    overrides = overrides_in_force(checkpoint)
+    if fact not in overrides:
         raise NotFound(f"{fact[:60]!r} is not overridden on {checkpoint.served_model_name}.", param="fact")
-    del wanted[fact]
-    inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=wanted)
+    del overrides[fact]
+    inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=overrides)
     with transaction.atomic():
         checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now())
         _store_again(checkpoint, inspection)

@@ -84,7 +84,7 @@ def upload_create(*, owner: AbstractBaseUser | None, served_model_name: str, fil
             raise QueueFull(
                 f"{MAX_OPEN_UPLOADS} uploads are open already; finish or cancel one first.", retry_after_s=60
             )
-        _check_room(total)
+        _check_free_bytes(total)
         upload = Upload.objects.create(
             owner_id=getattr(owner, "pk", None),
             served_model_name=served_model_name,
@@ -244,8 +244,8 @@ def _check_name_free(name: str) -> None:
         )
 
 
-def _check_room(total: int) -> None:
-    """Room for this upload beside what the open ones still have to receive."""
+def _check_free_bytes(total: int) -> None:
+    """Check that the disk can take this upload besides the missing bytes of the open ones."""
     sums = UploadFile.objects.filter(upload__state=Upload.State.RECEIVING).aggregate(
         declared=Sum("size_bytes"), received=Sum("received_bytes")
     )
@@ -259,13 +259,13 @@ def _check_room(total: int) -> None:
 
 
 def _read_piece(body: IO[bytes], file: UploadFile) -> bytes:
-    room = min(CHUNK_BYTES, file.size_bytes - file.received_bytes)
+    num_left = min(CHUNK_BYTES, file.size_bytes - file.received_bytes)
     parts, length = [], 0
-    while length <= room and (part := body.read(room + 1 - length)):
+    while length <= num_left and (part := body.read(num_left + 1 - length)):
         parts.append(part)
         length += len(part)
-    if length > room:
-        limit = "the declared size" if room < CHUNK_BYTES else f"the limit of {CHUNK_BYTES} bytes a piece"
+    if length > num_left:
+        limit = "the declared size" if num_left < CHUNK_BYTES else f"the limit of {CHUNK_BYTES} bytes a piece"
         raise RequestTooLarge(f"the piece of {file.name} goes beyond {limit}; nothing of it was kept.", param=file.name)
     if length == 0:
         raise InvalidRequest(f"the piece of {file.name} is empty.", param=file.name)
@@ -386,18 +386,18 @@ def _publish(upload: Upload, files: Sequence[UploadFile]) -> dict[str, str]:
 
 
 class _StageReport:
-    """Called with each number of bytes read: tells the row now and then, and notices a cancel."""
+    """Counts the bytes read; writes the stage to the row now and then, and stops after a cancel."""
 
     STEP_BYTES = 256 << 20
 
     def __init__(self, upload: Upload, *, total: int) -> None:
         self._upload, self._total = upload, total
-        self._done = self._told = 0
+        self._done = self._reported = 0
 
     def __call__(self, num_bytes: int) -> None:
         self._done += num_bytes
-        if self._done - self._told >= self.STEP_BYTES:
-            self._told = self._done
+        if self._done - self._reported >= self.STEP_BYTES:
+            self._reported = self._done
             _set_stage(self._upload, f"reading back, {100 * self._done // max(self._total, 1)} %")
 
 

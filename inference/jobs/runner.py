@@ -192,7 +192,7 @@ class JobRunner(ClaimRunner):
         prompt_tokens, completion_tokens = builder.prompt_tokens, builder.completion_tokens
         last = item.chunk() if job.keep_events else None
         if error is None:
-            answer = answer_format(
+            output = answer_format(
                 job.plan,
                 builder,
                 request_id=f"{'chatcmpl' if job.plan.endpoint == 'chat' else 'cmpl'}-{job.job_id.hex}",
@@ -203,7 +203,7 @@ class JobRunner(ClaimRunner):
                 key=key,
                 fence=fence,
                 state=JobState.SUCCEEDED,
-                result=answer.whole(),
+                result=output.whole(),
                 prompt_tokens=prompt_tokens,
                 completion_tokens=completion_tokens,
                 last=last,

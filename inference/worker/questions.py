@@ -1,4 +1,4 @@
-"""Questions on the control stream: what runs here, and whether a model would fit; answered from another thread."""
+"""Reply to questions on the control stream: which requests run here, and whether a model would fit."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ logger = logging.getLogger(__name__)
 
 
 class Manager(Protocol):
-    """What is needed of ``inference.worker.model_manager.ModelManager``."""
+    """The part of ``inference.worker.model_manager.ModelManager`` that replies need."""
 
     def requests(self) -> list[dict[str, Any]]:
-        """The requests that are here."""
+        """Return the requests that are here."""
         ...
 
     def fit(self, checkpoint_id: str) -> dict[str, Any]:
-        """Whether a model would fit."""
+        """Return whether a model would fit."""
         ...
 
 
 class Questions:
-    """Answers to whoever asks.
+    """Replies to questions, in a thread of its own.
 
     Args:
-        client: For answers.
-        worker_id: Signs them.
-        manager: Knows.
+        client: Redis, for the replies.
+        worker_id: Part of each reply.
+        manager: Has the requests and the models.
     """
 
     def __init__(self, client: redis.Redis, worker_id: str, manager: Manager) -> None:
@@ -45,30 +45,30 @@ class Questions:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="questions")
 
     def take(self, subject: str) -> None:
-        """One question: a JSON object with id, kind and perhaps checkpoint_id."""
-        self._threads.submit(self._answer, json.loads(subject))
+        """Take one question: a JSON object with id, kind and perhaps checkpoint_id."""
+        self._threads.submit(self._reply_to, json.loads(subject))
 
     def stop(self) -> None:
         """End the thread."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, question: dict[str, Any]) -> None:
-        answer: dict[str, Any] = {"worker_id": self._worker_id}
+    def _reply_to(self, question: dict[str, Any]) -> None:
+        reply: dict[str, Any] = {"worker_id": self._worker_id}
         try:
             if question["kind"] == "requests":
-                answer["requests"] = self._manager.requests()
+                reply["requests"] = self._manager.requests()
             else:
-                answer["fit"] = self._manager.fit(question["checkpoint_id"])
+                reply["fit"] = self._manager.fit(question["checkpoint_id"])
         except BlazrError as error:
-            answer["error"] = error.to_dict()
+            reply["error"] = error.to_dict()
         except Exception:
             logger.exception("the question %s could not be answered", question.get("kind"))
             return
         key = redis_keys.answers(question["id"])
         try:
             pipe: Any = self._client.pipeline(transaction=True)
-            pipe.rpush(key, json.dumps(answer))
+            pipe.rpush(key, json.dumps(reply))
             pipe.expire(key, redis_keys.ANSWERS_EXPIRE_S)
             pipe.execute()
         except (RedisError, OSError) as error:
-            logger.warning("an answer could not be sent (%s)", error)
+            logger.warning("a reply could not be sent (%s)", error)

@@ -339,8 +339,8 @@ class ResidentModels:
         with self._condition:
             del self._residents[checkpoint_id]
             self._condition.notify_all()  # its memory is free
-            is_wanted = bool(resident.waiting or resident.reload_requested or has_messages) and not self._closing
-            if is_wanted:
+            is_reloaded = bool(resident.waiting or resident.reload_requested or has_messages) and not self._closing
+            if is_reloaded:
                 successor = Resident(
                     checkpoint_id,
                     pinned=resident.pinned,
@@ -350,7 +350,7 @@ class ResidentModels:
                 for request in successor.waiting:
                     request.resident = successor
                 self._queue_load(successor)
-            return is_wanted
+            return is_reloaded
 
     # --- state
 

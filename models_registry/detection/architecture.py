@@ -123,8 +123,8 @@ def _infer_from_names(names: list[str], stated: str | None, facts: Facts) -> str
         return any(compiled.search(name) for name in names)
 
     reason = "config.json has no model_type" if stated is None else f"model_type {stated[:60]!r} is unknown"
-    for model_type, wanted, unwanted in _SIGNATURES:
-        if all(map(occurs, wanted)) and not any(map(occurs, unwanted)):
+    for model_type, required, forbidden in _SIGNATURES:
+        if all(map(occurs, required)) and not any(map(occurs, forbidden)):
             facts.add("model_type", model_type, f"{reason}; the tensor names are {model_type}'s", Confidence.LOW)
             facts.warn(
                 f"{reason}; it is read as {model_type} by its tensor names. Names don't show activations, norm "

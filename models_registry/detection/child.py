@@ -33,9 +33,9 @@ class ChildLimits:
 
     Attributes:
         cpu_s: Processor seconds.
-        wall_s: Seconds from start to answer.
+        wall_s: Seconds from start to end.
         memory_bytes: Address space, the interpreter's own included.
-        output_bytes: Length of the answer.
+        output_bytes: Length of the output.
     """
 
     cpu_s: int = 20
@@ -79,13 +79,13 @@ def inspect_in_child(
         finally:
             _kill(process)
         output.seek(0)
-        answer = output.read(limits.output_bytes + 1)
+        stdout = output.read(limits.output_bytes + 1)
         errors.seek(0)
-        said = errors.read(_MAX_ERROR_CHARS).decode("utf-8", "replace")
-    return _result(answer, process.returncode, said, path, limits)
+        stderr = errors.read(_MAX_ERROR_CHARS).decode("utf-8", "replace")
+    return _result(stdout, process.returncode, stderr, path, limits)
 
 
-def _result(answer: bytes, status: int, said: str, path: Path, limits: ChildLimits) -> Inspection:
+def _result(stdout: bytes, status: int, stderr: str, path: Path, limits: ChildLimits) -> Inspection:
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         raise CorruptCheckpoint(
             f"inspecting {path.name} took more than {limits.cpu_s} s of processor time, or too much memory; the files "
@@ -93,11 +93,11 @@ def _result(answer: bytes, status: int, said: str, path: Path, limits: ChildLimi
             param=path.name,
         )
     try:
-        payload = json.loads(answer) if status == 0 and len(answer) <= limits.output_bytes else None
+        payload = json.loads(stdout) if status == 0 and len(stdout) <= limits.output_bytes else None
     except ValueError:
         payload = None
     if not isinstance(payload, dict):
-        last = said.strip().rpartition("\n")[2]
+        last = stderr.strip().rpartition("\n")[2]
         raise EngineError(f"the inspection of {path.name} broke (exit status {status}): {last[:200] or 'no message'}.")
     if "error" in payload:
         raise BlazrError.from_dict(payload["error"])
@@ -117,21 +117,21 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """The child: one request on standard input, one answer on standard output."""
+    """Run one inspection: a request on standard input, a reply on standard output."""
     request = json.load(sys.stdin)
     limits = ChildLimits(**request["limits"])
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.output_bytes, limits.output_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answer: dict[str, Any]
+    reply: dict[str, Any]
     try:
         inspection = inspect_checkpoint(Path(request["path"]), overrides=request["overrides"])
-        answer = {"inspection": inspection.to_dict()}
+        reply = {"inspection": inspection.to_dict()}
     except BlazrError as error:
-        answer = {"error": error.to_dict()}
+        reply = {"error": error.to_dict()}
     except MemoryError:
-        answer = {
+        reply = {
             "error": CorruptCheckpoint(
                 f"inspecting {Path(request['path']).name} needs more than {limits.memory_bytes >> 20} MiB of memory."
             ).to_dict()
@@ -139,7 +139,7 @@ def main() -> None:
     except Exception:  # the process boundary: the parent reports it as ours
         traceback.print_exc()
         sys.exit(1)
-    json.dump(answer, sys.stdout, allow_nan=False)
+    json.dump(reply, sys.stdout, allow_nan=False)
 
 
 if __name__ == "__main__":

@@ -201,9 +201,9 @@ def _shard_set(shard: re.Match[str], names: frozenset[str]) -> _Weights:
     if not 1 <= total <= MAX_SHARDS:
         raise CorruptCheckpoint(f"{shard[0]}: {total} shards; 1 to {MAX_SHARDS} are allowed.", param=shard[0])
     width = len(shard["total"])
-    wanted = [f"{stem}-{number:0{width}d}-of-{shard['total']}.safetensors" for number in range(1, total + 1)]
-    _require(wanted, names)
-    return _Weights(tuple(wanted), f"{total} shards by their names (there is no index)")
+    shards = [f"{stem}-{number:0{width}d}-of-{shard['total']}.safetensors" for number in range(1, total + 1)]
+    _require(shards, names)
+    return _Weights(tuple(shards), f"{total} shards by their names (there is no index)")
 
 
 def _indexed(directory: Path, index: str, names: frozenset[str]) -> _Weights:
@@ -231,12 +231,12 @@ def _indexed(directory: Path, index: str, names: frozenset[str]) -> _Weights:
     return _Weights(tuple(sorted(shards)), f"{len(shards)} files of {index}", index, weight_map)
 
 
-def _require(wanted: Sequence[str], names: frozenset[str]) -> None:
-    missing = [name for name in wanted if name not in names]
+def _require(files: Sequence[str], names: frozenset[str]) -> None:
+    missing = [name for name in files if name not in names]
     if missing:
         shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
         raise MissingTensor(
-            f"{len(missing)} of {len(wanted)} weight files are missing: {shown}; complete the download.",
+            f"{len(missing)} of {len(files)} weight files are missing: {shown}; complete the download.",
             param=missing[0],
         )
 

@@ -124,13 +124,13 @@ def _checked(name: str, rule: FactRule, value: Any) -> Any:
             return value
         raise _illegal(name, value, "one of " + ", ".join(rule.choices) if rule.choices else rule.meaning)
     whole = rule.kind == "integer"
-    wanted = f"{'a whole number' if whole else 'a number'} from {rule.low:g} to {rule.high:g}"
+    expected = f"{'a whole number' if whole else 'a number'} from {rule.low:g} to {rule.high:g}"
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise _illegal(name, value, wanted)
+        raise _illegal(name, value, expected)
     if not rule.low <= value <= rule.high:  # also refuses NaN
-        raise _illegal(name, value, wanted)
+        raise _illegal(name, value, expected)
     return value if whole else float(value)
 
 
-def _illegal(name: str, value: Any, wanted: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} can't be {str(value)[:60]!r}; it must be {wanted}.", param=name)
+def _illegal(name: str, value: Any, expected: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} can't be {str(value)[:60]!r}; it must be {expected}.", param=name)

@@ -159,14 +159,14 @@ def inspect_checkpoint(path: Path, *, overrides: Mapping[str, Any] | None = None
         resolved.choice,
         Confidence.MEDIUM if resolved.ambiguous else Confidence.CERTAIN,
     )
-    _note_config(config_path, config, facts)
+    _record_config(config_path, config, facts)
     refuse_quantised(tensors, config)
     format_ = detect_format(tensors, facts)
-    model_type, guessed = detect_model_type(tensors, format_, config, facts)
+    model_type, is_inferred = detect_model_type(tensors, format_, config, facts)
     # Families with several types read the type from the config: there it shall be the one decided on.
     typed = config if format_ == "oxidizr" else CheckpointConfig({**config.values, "model_type": model_type})
     view = CheckpointView(typed, TensorTable(tensors), facts)
-    spec = _build(view, model_type, guessed)
+    spec = _build(view, model_type, is_inferred)
     _check_sources(spec, view.tensors)
     _check_overrides_hold(spec, checked)
     if spec.format == "oxidizr":
@@ -208,7 +208,7 @@ def _read_tensors(resolved: CheckpointDirectory) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _note_config(path: Path | None, config: CheckpointConfig, facts: Facts) -> None:
+def _record_config(path: Path | None, config: CheckpointConfig, facts: Facts) -> None:
     if path is None:
         facts.add("config", "missing", "there is no config.json; all is inferred from tensor names and shapes")
         facts.warn("there is no config.json: what shapes don't show has a default or is guessed; see the facts.")
@@ -218,19 +218,19 @@ def _note_config(path: Path | None, config: CheckpointConfig, facts: Facts) -> N
         facts.warn("config.json names Python code of its own (auto_map); it is never run.")
 
 
-def _build(view: CheckpointView, model_type: str, guessed: bool) -> ModelSpec:
-    """The family's spec. Under a guessed type every tensor must find its use, or the guess was wrong."""
+def _build(view: CheckpointView, model_type: str, is_inferred: bool) -> ModelSpec:
+    """Return the family's spec. Under an inferred type each tensor has to be used, or the type is refused."""
     try:
         spec = family_builder(model_type)(view)
     except BlazrError as error:
-        if not guessed or isinstance(error, InvalidRequest):
+        if not is_inferred or isinstance(error, InvalidRequest):
             raise
         raise UnsupportedArchitecture(
             f"the tensor names look like {model_type}'s, but don't fit: {error.message}", param=error.param
         ) from None
     except RecursionError:
         raise CorruptCheckpoint("config.json is nested too deeply.", param="config.json") from None
-    if guessed:
+    if is_inferred:
         used = {name for source in spec.parameters.values() for name in source.tensor_names()}
         tied_head = {"lm_head.weight"} if spec.tie_word_embeddings else set()
         left = [name for name in view.tensors if name not in used | tied_head and "rotary_emb" not in name]
@@ -251,13 +251,13 @@ def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
         raise UnsupportedArchitecture(
             f"the layers of {spec.model_type} have no complete set of tensors: {', '.join(odd[:5])}.", param=odd[0]
         )
-    for parameter, wanted in shapes.items():
+    for parameter, expected in shapes.items():
         source = spec.parameters[parameter]
         found = source_shape(source, tensors)
-        if found != wanted:
+        if found != expected:
             names = list(source.tensor_names())
             raise TensorShapeMismatch(
-                f"{' + '.join(names[:3])}{' …' if len(names) > 3 else ''} has shape {list(found)}; {list(wanted)} is "
+                f"{' + '.join(names[:3])}{' …' if len(names) > 3 else ''} has shape {list(found)}; {list(expected)} is "
                 f"needed for {parameter}.",
                 param=names[0],
             )

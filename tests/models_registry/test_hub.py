@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inference.errors import CheckpointError, InvalidRequest, NotFound, RequestTooLarge, Unavailable
-from models_registry.hub import PullProgress, hub_pull, is_repo_id, wanted_files
+from models_registry.hub import PullProgress, files_to_serve, hub_pull, is_repo_id
 from tests.models_registry.tiny_hub import COMMIT, Hub, tiny_hub
 
 
@@ -82,7 +82,7 @@ def test_a_path_that_exists_is_not_a_hub_id(tmp_path: Path, monkeypatch) -> None
 
 def test_a_second_copy_of_the_weights_is_left_out() -> None:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors"]
-    assert wanted_files([*names, "model.safetensors.index.json", "tokenizer.json", "a/b.json"]) == [
+    assert files_to_serve([*names, "model.safetensors.index.json", "tokenizer.json", "a/b.json"]) == [
         *names[:2], "model.safetensors.index.json", "tokenizer.json",
     ]  # fmt: skip
-    assert wanted_files(["consolidated.safetensors"]) == ["consolidated.safetensors"]
+    assert files_to_serve(["consolidated.safetensors"]) == ["consolidated.safetensors"]
