@@ -9,7 +9,6 @@ import pytest
 
 from inference.errors import EngineError
 from inference.transport import keys as redis_keys
-from inference.transport.kombu_transport import EngineChannel
 from inference.worker import runtime as worker_runtime
 from inference.worker.pool import EnginePool
 from inference.worker.runtime import current
@@ -19,7 +18,6 @@ from tests.inference.worker.fakes import FakeLLM, message, wait_until
 @pytest.fixture
 def pool(worker, monkeypatch):
     monkeypatch.setattr(worker_runtime, "_current", None)
-    monkeypatch.setattr(EngineChannel, "worker_id", None)
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
     monkeypatch.setattr(w.runtime, "start", lambda: None)  # the fixture has started it
 
@@ -94,7 +92,6 @@ def test_other_tasks_run_in_threads(pool):
 
 def test_the_pools_runtime_is_this_processes(pool, monkeypatch):
     assert current() is pool.runtime
-    assert EngineChannel.worker_id == pool.runtime.config.worker_id
     monkeypatch.setattr(worker_runtime, "_current", None)
     with pytest.raises(EngineError, match="no engine pool"):
         current()
