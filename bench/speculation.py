@@ -1,18 +1,18 @@
-"""python -m bench.speculation: tokens per second with guesses against none, where it pays and where not.
+"""python -m bench.speculation: tokens per second with draft tokens against none.
 
-Two engines with the same weights; a round is without, with, and without guesses again; decoding only, prefix cache off.
-The control is the second run without against the first: what it strays from 1 is the machine, not the guesses, and a
-ratio says no more than it allows. Random weights
+Two engines with the same weights; a round is without, with, and without speculation again; decoding only, prefix cache
+off. The control is the second run without against the first: what it strays from 1 is the machine, not speculation.
+Random weights
 don't continue a text that repeats itself, so the texts are made:
 
     loop      greedy, from weights of the same shapes whose head knows one thing: which of 37 tokens follows which. So
-              the text repeats itself every 37 tokens and, after the first time, every guess holds. The best case.
+              the text repeats itself every 37 tokens and, after the first time, every draft token holds. The best case.
     letters   drawn from six tokens: the last two tokens have always occurred before, and what followed then says
-              little. The worst case: there is always something to guess, and it is mostly wrong.
-    random    drawn from the whole vocabulary: hardly ever a guess.
+              little. The worst case: there is always something to draft, and it is mostly wrong.
+    random    drawn from the whole vocabulary: hardly ever a draft token.
 
 ``--how draft:short`` asks a draft model instead: the same kind of network with a fifth of the layers, whose loop is the
-same and whose other weights are its own. So on loop every guess holds, and on random hardly any.
+same and whose other weights are its own. So on loop every draft token holds, and on random hardly any.
 
 With ``--dtype float32`` the tokens of both engines are compared (bfloat16 rounds a verification and a decode
 differently, so that a near tie may fall otherwise).
@@ -52,7 +52,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 
 PERIOD = 37
 WARM_UP = 6
-"""Tokens that both engines generate before: their decode is recorded then, and it is too few for guesses to begin."""
+"""Tokens that both engines generate before: their decode is recorded then, and none of them repeats itself."""
 
 EMBEDDING_SCALE = 100.0
 
@@ -118,7 +118,7 @@ def make_engine(
     options: SpeculativeOptions | None,
     draft: HybridForCausalLM | None = None,
 ) -> Engine:
-    """With guesses or without; ``draft`` is a network of ``shortened(spec)``."""
+    """With speculation or without; ``draft`` is a network of ``shortened(spec)``."""
     config = EngineConfig(
         max_model_len=1024,
         num_blocks=2200,
@@ -157,26 +157,26 @@ def main() -> None:
             draft = make_network(shortened(spec), dtype) if options.draft_model else None
             plain = make_engine(network, spec, given.dtype, None)
             for batch in given.batches:
-                # One engine for each text: what a model's accounts learn is part of what is measured.
-                guessing = make_engine(network, spec, given.dtype, options, draft)
-                for engine in (plain, guessing):
+                # One engine for each text: the acceptance rates that it learns are part of what is measured.
+                drafting = make_engine(network, spec, given.dtype, options, draft)
+                for engine in (plain, drafting):
                     generate(engine, text, batch, WARM_UP, 1)
                 ratios, controls, plains = [], [], []
                 for number in range(given.rounds):
                     first = generate(plain, text, batch, given.tokens, 100 * number)
-                    second = generate(guessing, text, batch, given.tokens, 100 * number)
+                    second = generate(drafting, text, batch, given.tokens, 100 * number)
                     again = generate(plain, text, batch, given.tokens, 100 * number)
                     if given.dtype == "float32":
                         assert first.outputs == second.outputs, "the texts differ"
                     plains += [first.rate, again.rate]
                     ratios.append(2 * second.rate / (first.rate + again.rate))
                     controls.append(again.rate / first.rate)
-                stats = guessing.stats().speculation
+                stats = drafting.stats().speculation
                 assert stats is not None
                 console.print(
                     f"{name:12} {text:8} batch {batch:2}: {statistics.median(plains):5.0f} tokens/s without; "
                     f"ratio {interval(ratios)}, control {interval(controls)}; "
-                    f"{stats.num_accepted} of {stats.num_proposed} guesses held",
+                    f"{stats.num_accepted} of {stats.num_proposed} draft tokens held",
                     highlight=False,
                 )
 

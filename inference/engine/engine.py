@@ -74,7 +74,7 @@ class Engine:
         spec: What the network was built from; says what state its layers keep.
         config: Sizes and limits.
         disk: Where the prefix cache outlives the engine; closed with it.
-        speculation: Whether and how to guess ahead.
+        speculation: Whether and how to draft tokens ahead.
 
     Attributes:
         final_outputs: After ``EngineDead``: the last output of every request that was in flight.
@@ -284,7 +284,7 @@ class Engine:
         """Sample ``num_sampled`` tokens for each request of the step, in its order."""
         rows: Sequence[int] = range(len(step.scheduled))
         states = [item.request.sampling for item in step.scheduled if item.num_sampled]
-        if not len(states) == len(rows) == hidden.shape[0]:  # not one row and one token each
+        if not len(states) == len(rows) == step.num_decodes:  # more than a decode of each
             rows, states = self._rows_to_sample(step, hidden)
             if not rows:
                 return SamplerOutput([], {}, {})
@@ -375,7 +375,7 @@ class Engine:
         else:
             # Each token but the last one was a draft token that held, so its state is computed.
             num_verified = max(0, len(new_token_ids) - 1)
-            self._speculator.settle(item, item.stop - len(item.draft_token_ids) + num_verified)
+            self._speculator.advance(item, item.stop - len(item.draft_token_ids) + num_verified)
         reason = None
         if request.error is not None:
             reason = FinishReason.ERROR
@@ -467,7 +467,7 @@ class Engine:
         part of the layers has advanced can't: requests with such state start over.
         """
         if self._speculator is not None:
-            self._speculator.end(is_complete=False)
+            self._speculator.end()
         self._num_memory_errors += 1
         worst = max((item.request for item in step.scheduled), key=lambda request: request.rank)
         started = [item.request for item in step.scheduled] if self._states.has_slots else [worst]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import merge
 from operator import attrgetter
 from typing import NamedTuple
@@ -68,8 +67,7 @@ def scheduled_request(request: Request, num_tokens: int, draft_token_ids: tuple[
     return ScheduledRequest(request, num_tokens, num_computed, num_sampled, draft_token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(NamedTuple):
     """One step's work: ``num_decodes`` decodes, then prefill chunks."""
 
     scheduled: Sequence[ScheduledRequest]
@@ -131,10 +129,13 @@ class Scheduler:
         Args:
             drafts: Draft tokens to verify, as far as there is room; no request is preempted for them.
         """
-        scheduled, num_decoding = self._schedule_decodes()
+        scheduled, num_decoding, left = self._schedule_decodes()
+        has_prefills = bool(self.waiting) or num_decoding < len(self.running)
+        if not (drafts or has_prefills) and left + len(scheduled) == self.token_budget:
+            return SchedulerOutput(scheduled, len(scheduled))  # one token each, as in most steps
         if drafts:
             self._add_drafts(scheduled, drafts)
-        if self.waiting or num_decoding < len(self.running):
+        if has_prefills:
             self._schedule_prefills(scheduled)
         decodes = [item for item in scheduled if item.num_tokens == 1 and item.num_computed_tokens]
         num_decodes = len(decodes)
@@ -142,11 +143,11 @@ class Scheduler:
             decodes += [item for item in scheduled if not item.is_decode]
         return SchedulerOutput(decodes, num_decodes)
 
-    def _schedule_decodes(self) -> tuple[list[ScheduledRequest], int]:
+    def _schedule_decodes(self) -> tuple[list[ScheduledRequest], int, int]:
         """Give each running request that decodes its token, by rank.
 
         Returns:
-            The shares, and the number of requests that decode, with or without a share.
+            The shares, the number of requests that decode, with or without a share, and the tokens left of the budget.
         """
         scheduled: list[ScheduledRequest] = []
         left, num_decoding, capacities = self.token_budget, 0, self.states.room_of
@@ -172,7 +173,7 @@ class Scheduler:
                 scheduled.append(ScheduledRequest(request, 1, computed, 1))
             else:
                 scheduled.append(scheduled_request(request, count))
-        return scheduled, num_decoding
+        return scheduled, num_decoding, left
 
     def _add_drafts(self, scheduled: list[ScheduledRequest], drafts: Mapping[Request, Sequence[int]]) -> None:
         """Let scheduled requests verify draft tokens, as far as tokens and free blocks reach."""

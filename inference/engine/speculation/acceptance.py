@@ -1,11 +1,11 @@
-"""Which guesses hold: those that the sampler would have chosen itself.
+"""Acceptance: the draft tokens that the sampler chooses itself.
 
 A draw depends on the request's seed and the position only (``random_draws``). So the token that the sampler takes at a
-position is known as soon as the logits there are, and a guess is accepted if it is that token: the output is the same,
-token by token, as without speculation, greedy or sampled, whatever the processors. The distribution is unchanged for
-the same reason. A guess is accepted with the probability that the model gives it, which is what rejection sampling
-reaches for a guess that isn't random (Leviathan, Kalman and Matias 2023, https://arxiv.org/abs/2211.17192, with a
-distribution q that has all its mass on one token).
+position is known as soon as the logits there are, and a draft token is accepted if it is that token. The output is the
+same, token by token, as without speculation, greedy or sampled, whatever the processors; so is its distribution. A
+draft token is accepted with the probability that the model gives it, which is what rejection sampling reaches for a
+draft that isn't random (Leviathan, Kalman and Matias 2023, https://arxiv.org/abs/2211.17192, with a distribution q that
+has all its mass on one token).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from inference.engine.sampling.sampler import SamplerOutput
 from inference.engine.sampling.sampling_state import SamplingState
 
 
-def states_along(state: SamplingState, guesses: Sequence[int]) -> list[SamplingState]:
-    """The sampler's view of a request at each row of a verification: before the first guess, after one, after two, …"""
+def states_along(state: SamplingState, draft_token_ids: Sequence[int]) -> list[SamplingState]:
+    """The sampler's state at each row of a verification: before the first draft token, after one, after two, …"""
     states = [state]
-    for token_id in guesses:
+    for token_id in draft_token_ids:
         following = states[-1].copy()
         following.append(token_id)
         states.append(following)

@@ -1,4 +1,4 @@
-"""DraftRunner: a smaller model that guesses for all requests of a step together.
+"""DraftRunner: draft tokens from a smaller model, for all requests of a step together.
 
 It keeps its own state of each request, catches up with what was generated since, draws with the request's own
 parameters, seed and positions (so that its choice is the big model's wherever their distributions say the same), and
@@ -7,8 +7,7 @@ goes back to what held in the same ways as the big model does.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,13 +19,10 @@ from inference.engine.running_request import Request
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput, scheduled_request
-from inference.engine.speculation.proposer import Guesses, Hindsight
+from inference.engine.speculation.proposer import Drafts
 from inference.engine.speculation.rollback import Rollback
 from inference.engine.state_manager import StateManager
 from inference.modelling.spec import ModelSpec
-
-LONG_READING = 16
-"""Tokens from which on reading isn't a part of guessing any more, but has to pay by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +45,23 @@ class _Follower:
     """The draft model's side of a request.
 
     Attributes:
-        shadow: The request as the draft model computes it; its ``token_ids`` end with the guesses.
-        sampling: Behind the guesses.
-        guesses: Since the last ``settle``.
-        is_reading: Much of its text isn't computed yet.
+        shadow: The request as the draft model computes it; its ``token_ids`` end with the draft tokens.
+        sampling: Behind the draft tokens.
+        drafts: Draft tokens since the last ``accept``.
     """
 
     shadow: Request
     sampling: SamplingState
-    guesses: list[int] = field(default_factory=list)
-    is_reading: bool = False
+    drafts: list[int] = field(default_factory=list)
 
 
 class DraftRunner:
-    """Makes guesses with a model.
+    """Drafts tokens with a model.
 
     Args:
         draft: The model.
-        num_tokens: Most guesses at a time.
+        num_tokens: Most draft tokens of a request in a step.
     """
-
-    priors: Sequence[float] = (0.7,)
-    has_hindsight = False
 
     def __init__(self, draft: DraftModel, num_tokens: int) -> None:
         config = replace(draft.config, prefix_cache=False)
@@ -87,58 +78,56 @@ class DraftRunner:
         )
         self._followers: dict[Request, _Follower] = {}
         self._vocab_size = draft.spec.vocab_size
-        self._strange: set[Request] = set()
-        self._num_read = 0
-        self._reading_s = 0.0
+        self._unknown: set[Request] = set()
 
     @property
     def state_bytes(self) -> int:
         """Memory of states."""
         return self._runner.state_bytes
 
-    def propose(self, wanted: Mapping[Request, int]) -> Guesses:
-        """See ``Proposer``. A request whose text isn't computed yet, or that finds no room, gets no guesses."""
+    def propose(self, limits: Mapping[Request, int]) -> Drafts:
+        """See ``Proposer``. A request whose text isn't computed yet, or that finds no room, gets no draft tokens."""
         try:
-            return self._propose(wanted)
+            return self._propose(limits)
         except BaseException:
             # Some states may have advanced, others not.
             for request in list(self._followers):
                 self._release(request)
             raise
 
-    def _propose(self, wanted: Mapping[Request, int]) -> Guesses:
+    def _propose(self, limits: Mapping[Request, int]) -> Drafts:
         followers: dict[_Follower, int] = {}
-        for request, count in wanted.items():
-            follower = self._follow(request, wanted)
+        for request, count in limits.items():
+            follower = self._follow(request, limits)
             if follower is not None:
                 followers[follower] = count
         ready = self._catch_up(followers)
-        self._guess(ready)
-        active = [follower for follower in ready if followers[follower] > 1 and follower.guesses]
+        self._draw(ready)
+        active = [follower for follower in ready if followers[follower] > 1 and follower.drafts]
         if self._states.has_slots:
             for follower in active:
                 self._rollback.save(follower.shadow)
-        while active := [follower for follower in active if len(follower.guesses) < followers[follower]]:
+        while active := [follower for follower in active if len(follower.drafts) < followers[follower]]:
             step = SchedulerOutput([scheduled_request(follower.shadow, 1) for follower in active], len(active))
             hidden = self._runner.forward(step)
             for follower in active:
                 follower.shadow.num_computed_tokens += 1
-            before = [len(follower.guesses) for follower in active]
-            self._guess({follower: hidden[row : row + 1] for row, follower in enumerate(active)})
-            active = [follower for follower, count in zip(active, before, strict=True) if len(follower.guesses) > count]
+            before = [len(follower.drafts) for follower in active]
+            self._draw({follower: hidden[row : row + 1] for row, follower in enumerate(active)})
+            active = [follower for follower, count in zip(active, before, strict=True) if len(follower.drafts) > count]
         return {
-            request: list(follower.guesses)
+            request: list(follower.drafts)
             for request, follower in self._followers.items()
-            if request in wanted and follower.guesses
+            if request in limits and follower.drafts
         }
 
-    def settle(self, request: Request, num_accepted: int) -> None:
+    def accept(self, request: Request, num_accepted: int) -> None:
         """See ``Proposer``."""
         follower = self._followers.get(request)
-        if follower is None or not follower.guesses:
+        if follower is None or not follower.drafts:
             return
-        shadow, guesses = follower.shadow, follower.guesses
-        first = len(shadow.token_ids) - len(guesses)
+        shadow, drafts = follower.shadow, follower.drafts
+        first = len(shadow.token_ids) - len(drafts)
         keep = min(first + num_accepted, shadow.num_computed_tokens)
         if keep < shadow.num_computed_tokens and self._states.has_slots:
             self._rollback.restore(shadow)
@@ -146,34 +135,16 @@ class DraftRunner:
             shadow.num_computed_tokens = keep
             self._rollback.drop(shadow)
         del shadow.token_ids[shadow.num_computed_tokens :]
-        guesses.clear()
+        drafts.clear()
 
     def forget(self, request: Request) -> None:
         """See ``Proposer``."""
-        self._strange.discard(request)
+        self._unknown.discard(request)
         self._release(request)
 
-    def kind_of(self, request: Request) -> int | None:
+    def can_propose(self, request: Request) -> bool:
         """See ``Proposer``."""
-        return None if request in self._strange else 0
-
-    def num_unread(self, request: Request) -> int:
-        """See ``Proposer``. What was generated during a pause counts as well."""
-        follower = self._followers.get(request)
-        if follower is not None and follower.is_reading:
-            return 0
-        count = len(request.token_ids) - (0 if follower is None else follower.shadow.num_computed_tokens)
-        return count if count >= LONG_READING else 0
-
-    def take_reading(self) -> tuple[int, float]:
-        """See ``Proposer``."""
-        taken = self._num_read, self._reading_s
-        self._num_read, self._reading_s = 0, 0.0
-        return taken
-
-    def take_hindsight(self) -> Sequence[Hindsight]:
-        """None: what this model would have guessed is only known when it is asked."""
-        return ()
+        return request not in self._unknown
 
     def _release(self, request: Request) -> None:
         follower = self._followers.pop(request, None)
@@ -182,15 +153,15 @@ class DraftRunner:
             assert follower.shadow.state is not None
             self._states.release(follower.shadow.state)
 
-    def _follow(self, request: Request, wanted: Mapping[Request, int]) -> _Follower | None:
-        """The request's follower with all of its tokens and room for guesses; None if there is no room."""
+    def _follow(self, request: Request, limits: Mapping[Request, int]) -> _Follower | None:
+        """The request's follower with all of its tokens and room for draft tokens; None if there is no room."""
         num_tokens = len(request.token_ids) + self._num_tokens
-        if num_tokens > self._config.max_model_len or request in self._strange:
+        if num_tokens > self._config.max_model_len or request in self._unknown:
             self._release(request)
             return None
         follower = self._followers.pop(request, None)
         if follower is None:
-            if not self._make_room(num_tokens, wanted):
+            if not self._make_room(num_tokens, limits):
                 return None
             shadow = Request(
                 source=request.source,
@@ -207,17 +178,17 @@ class DraftRunner:
         # The one that was asked for last is the last to lose its place.
         self._followers[request] = follower
         if not self._states.extend(state, num_tokens) and not (
-            self._make_room(num_tokens, wanted) and self._states.extend(state, num_tokens)
+            self._make_room(num_tokens, limits) and self._states.extend(state, num_tokens)
         ):
             self._release(request)
             return None
         shadow = follower.shadow
-        if follower.guesses:
-            self.settle(request, 0)
+        if follower.drafts:
+            self.accept(request, 0)
         news = request.token_ids[len(shadow.token_ids) :]
         if max(news, default=0) >= self._vocab_size:
             # An id that stands for nothing, given in a prompt; this model's tables may end before it.
-            self._strange.add(request)
+            self._unknown.add(request)
             self._release(request)
             return None
         shadow.token_ids += news
@@ -225,9 +196,9 @@ class DraftRunner:
         follower.sampling = request.sampling.copy()
         return follower
 
-    def _make_room(self, num_tokens: int, wanted: Mapping[Request, int]) -> bool:
+    def _make_room(self, num_tokens: int, limits: Mapping[Request, int]) -> bool:
         """Let those go that nobody has asked for lately; True if that was enough."""
-        idle: Iterable[Request] = [request for request in self._followers if request not in wanted]
+        idle: Iterable[Request] = [request for request in self._followers if request not in limits]
         for request in idle:
             if self._states.can_admit(num_tokens, reserve_blocks=0):
                 break
@@ -252,22 +223,17 @@ class DraftRunner:
             return {}
         scheduled.sort(key=lambda entry: not entry[1].is_decode)
         items = tuple(item for _, item in scheduled)
-        started = time.perf_counter()
         hidden = self._runner.forward(SchedulerOutput(items, sum(item.is_decode for item in items)))
-        if any(follower.is_reading or item.num_tokens >= LONG_READING for follower, item in scheduled):
-            self._reading_s += time.perf_counter() - started
-            self._num_read += sum(item.num_tokens for _, item in scheduled)
         ready: dict[_Follower, torch.Tensor] = {}
         row = 0
         for follower, item in scheduled:
             row += item.num_tokens
             follower.shadow.num_computed_tokens = item.stop
-            follower.is_reading = not item.reaches_end
             if item.reaches_end:
                 ready[follower] = hidden[row - 1 : row]
         return ready
 
-    def _guess(self, rows: Mapping[_Follower, torch.Tensor]) -> None:
+    def _draw(self, rows: Mapping[_Follower, torch.Tensor]) -> None:
         """Draw one token for each; those without usable numbers get none."""
         if not rows:
             return
@@ -280,6 +246,6 @@ class DraftRunner:
         for row, follower in enumerate(rows):
             if row not in sampled.errors:
                 token_id = sampled.token_ids[row]
-                follower.guesses.append(token_id)
+                follower.drafts.append(token_id)
                 follower.shadow.token_ids.append(token_id)
                 follower.sampling.append(token_id)

@@ -1,4 +1,4 @@
-"""NgramIndex: guesses that a text goes on as it did when its last tokens occurred before (prompt lookup).
+"""NgramIndex: find how a text went on when its last tokens occurred before (prompt lookup).
 
 Source: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding. Other than there, the index grows with the
 text instead of being searched anew, and among the occurrences the one with the longest agreement counts.
@@ -45,36 +45,12 @@ class NgramIndex:
             self._found = (len(tokens), *self._best(tokens))
         return self._found[2]
 
-    def hindsight(self, tokens: Sequence[int]) -> tuple[int, int, int]:
-        """What a guess at the last search would have been worth; for each search once, before the next.
-
-        Args:
-            tokens: As ``agreement`` takes them.
-
-        Returns:
-            Tokens that agreed, tokens that came since, and how many of these the guess had right before its first
-            wrong one. The first two are 0 if there was no guess, or nothing came.
-        """
-        searched, end, agreed = self._found
-        num_new = len(tokens) - searched
-        if not agreed or num_new <= 0:
-            return 0, 0, 0
-        held = 0
-        # Behind the end of what was searched, tokens[end + held] is a token that held: its period goes on.
-        while held < num_new and tokens[end + held] == tokens[searched + held]:
-            held += 1
-        return agreed, num_new, held
-
-    def forget_search(self) -> None:
-        """The last search was put to use: ``hindsight`` has nothing to say of it."""
-        self._found = (0, 0, 0)
-
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Guess what follows.
+        """Draft the tokens that follow.
 
         Args:
             tokens: As ``agreement`` takes them.
-            count: Most tokens to guess.
+            count: Draft tokens.
 
         Returns:
             ``count`` tokens, or none where nothing agrees. An occurrence that overlaps the end is continued with its

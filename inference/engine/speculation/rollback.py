@@ -1,9 +1,9 @@
 """Rollback: recurrent states as they were before tokens that may not hold.
 
 Paged state needs nothing of the kind: positions behind those that count are written again before anybody reads them.
-A recurrent state has all tokens in it, so a step that verifies guesses first copies it to a spare slot; if
-a guess fails, the copy takes the place of the original by exchanging their numbers, and the tokens that did hold are
-computed again together with the next ones.
+A recurrent state has all tokens in it, so a step that verifies draft tokens first copies it to a spare slot. If a
+draft token is rejected, the copy takes the place of the original by exchanging their numbers, and the accepted tokens
+are computed again together with the next ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From options to a speculator."""
+"""Build a speculator from its options."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from inference.values.speculative_options import SpeculativeOptions
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What an engine needs to guess ahead.
+    """What an engine needs to draft tokens.
 
     Attributes:
-        options: How.
+        options: Method and sizes.
         draft: For the method ``draft``.
     """
 
@@ -30,7 +30,7 @@ class Speculation:
 def make_speculator(
     speculation: Speculation, config: EngineConfig, states: StateManager, access: CopySlot
 ) -> Speculator:
-    """The speculator of an engine.
+    """Build the speculator of an engine.
 
     Raises:
         InvalidRequest: The draft model is missing, or there are no spare slots for recurrent states.
@@ -44,7 +44,7 @@ def make_speculator(
     else:
         proposer = NgramProposer(options.min_match)
     rollback = None
-    max_requests = options.max_requests
+    max_num_drafting = options.max_requests
     if states.has_slots:
         if config.num_spare_slots < 1:
             raise InvalidRequest(
@@ -53,5 +53,5 @@ def make_speculator(
             )
         first_slot = config.num_state_slots + config.num_snapshot_slots
         rollback = Rollback(states.slots, access, first_slot=first_slot, num_slots=config.num_spare_slots)
-        max_requests = min(max_requests, config.num_spare_slots)
-    return Speculator(options, proposer, rollback, max_requests=max_requests)
+        max_num_drafting = min(max_num_drafting, config.num_spare_slots)
+    return Speculator(options, proposer, rollback, max_num_drafting=max_num_drafting)

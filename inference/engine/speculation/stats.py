@@ -1,4 +1,4 @@
-"""SpeculationStats: what guessing has brought."""
+"""SpeculationStats: counters of draft tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class SpeculationStats:
 
     Attributes:
         method: ``ngram`` or ``draft``.
-        num_proposed: Guesses that were verified.
+        num_proposed: Draft tokens that were verified.
         num_accepted: Those of them that are in the output.
-        lengths: Verifications by number of accepted guesses, from 0.
+        lengths: Verifications by number of accepted draft tokens, from 0.
         state_bytes: Memory of the proposer's states.
     """
 

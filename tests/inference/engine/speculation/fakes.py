@@ -24,26 +24,24 @@ VALUES = {
 
 
 class Oracle:
-    """Knows each request's output; its guesses are right up to a random place.
+    """Knows each request's output; its draft tokens are right up to a random place.
 
     Attributes:
-        settled: Guesses and accepted ones, call by call.
+        accepted: Draft tokens and accepted ones, call by call.
     """
 
     state_bytes = 0
-    priors = (0.5,)
-    has_hindsight = False
 
     def __init__(self, outputs: Mapping[str, Sequence[int]], vocab_size: int, seed: int = 0) -> None:
         self.outputs = outputs
         self.vocab_size = vocab_size
         self.rng = random.Random(seed)
         self.open: dict[str, list[int]] = {}
-        self.settled: list[tuple[int, int]] = []
+        self.accepted: list[tuple[int, int]] = []
         self.forgotten: list[str] = []
 
     def propose(self, wanted):
-        assert not self.open, "guesses that nobody settled"
+        assert not self.open, "draft tokens without a call of accept"
         found = {}
         for request, count in wanted.items():
             assert count >= 1
@@ -55,77 +53,30 @@ class Oracle:
                 truth[at] = (truth[at] + 1) % self.vocab_size
             if self.rng.random() < 0.9:
                 found[request] = truth[: self.rng.randint(1, count)]
-        self.open = {request.request_id: guesses for request, guesses in found.items()}
+        self.open = {request.request_id: drafts for request, drafts in found.items()}
         return found
 
-    def settle(self, request, num_accepted):
-        guesses = self.open.pop(request.request_id)
-        assert 0 <= num_accepted <= len(guesses)
-        self.settled.append((len(guesses), num_accepted))
+    def accept(self, request, num_accepted):
+        drafts = self.open.pop(request.request_id)
+        assert 0 <= num_accepted <= len(drafts)
+        self.accepted.append((len(drafts), num_accepted))
 
     def forget(self, request):
         self.forgotten.append(request.request_id)
 
-    def kind_of(self, request):
-        return 0
-
-    def num_unread(self, request):
-        return 0
-
-    def take_reading(self):
-        return 0, 0.0
-
-    def take_hindsight(self):
-        return ()
-
-
-class SlowStart(Oracle):
-    """Is always right, and reads each prompt for ``setup_s`` of its clock first, which goes on by 1 when it is read."""
-
-    def __init__(self, outputs: Mapping[str, Sequence[int]], vocab_size: int, setup_s: float) -> None:
-        super().__init__(outputs, vocab_size)
-        self.now = 0.0
-        self.num_read, self.taken_s = 0, 0.0
-        self._setup_s = setup_s
-        self._known: set[str] = set()
-
-    def clock(self):
-        self.now += 1
-        return self.now
-
-    def propose(self, wanted):
-        for request in wanted:
-            self.num_read += self.num_unread(request)
-            if self.num_unread(request):
-                self._known.add(request.request_id)
-                self.now += self._setup_s
-                self.taken_s += self._setup_s
-        found = {
-            request: list(self.outputs[request.request_id][request.num_output_tokens :][:count])
-            for request, count in wanted.items()
-        }
-        self.open = {request.request_id: guesses for request, guesses in found.items()}
-        return found
-
-    def num_unread(self, request):
-        return 0 if request.request_id in self._known else len(request.token_ids)
-
-    def take_reading(self):
-        taken = self.num_read, self.taken_s
-        self.num_read, self.taken_s = 0, 0.0
-        return taken
+    def can_propose(self, request):
+        return True
 
 
 def with_oracle(engine: Engine, oracle: Oracle) -> Engine:
     """The engine with another proposer."""
     assert engine._speculator is not None
     engine._speculator._proposer = oracle
-    engine._speculator._accounts._has_hindsight = oracle.has_hindsight
     return engine
 
 
 def always(method="ngram", **options) -> SpeculativeOptions:
-    """Guess whether it pays or not."""
+    """Draft tokens whether it pays or not."""
     values = {"num_tokens": 4, "is_adaptive": False} | options
     return SpeculativeOptions(method, "draft" if method == "draft" else "", **values)
 

@@ -1,4 +1,4 @@
-"""Speculation in the engine, on the fake network: the same output as without it, whatever the guesses."""
+"""Speculation in the engine, on the fake network: the same output as without it, whatever is drafted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import FinishReason
-from inference.engine.speculation.draft_runner import LONG_READING, DraftModel, DraftRunner
+from inference.engine.speculation import policy
+from inference.engine.speculation.draft_runner import DraftModel, DraftRunner
 from inference.engine.speculation.setup import Speculation
 from inference.errors import InvalidRequest
 from inference.values.speculative_options import SpeculativeOptions
@@ -28,7 +29,7 @@ from tests.inference.engine.fakes import (
     request,
     run,
 )
-from tests.inference.engine.speculation_fakes import Oracle, SlowStart, always, fake_engine, with_oracle
+from tests.inference.engine.speculation.fakes import Oracle, always, fake_engine, with_oracle
 
 KINDS = ("paged", "slots", "hybrid", "stateless")
 SAMPLED = {"temperature": 1.0, "seed": 11}
@@ -89,7 +90,7 @@ def test_all_parameters_in_batches_chunks_and_under_preemption(kind, values):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_accepted_guesses_save_steps(kind):
+def test_accepted_draft_tokens_save_steps(kind):
     source = request("r", [1, 2, 3], max_tokens=41)
     wanted = without(kind, [source])
     perfect = Oracle({"r": wanted["r"][0]}, VOCAB_SIZE)
@@ -102,7 +103,7 @@ def test_accepted_guesses_save_steps(kind):
 
 
 @pytest.mark.parametrize("kind", ["slots", "hybrid"])
-def test_rejected_guesses_cost_one_replay_and_never_more_than_the_limit(kind):
+def test_rejected_draft_tokens_cost_one_replay_and_never_more_than_the_limit(kind):
     source = request("r", [1, 2, 3], max_tokens=40)
     wanted = without(kind, [source])
     engine = with_oracle(fake_engine(kind), Oracle({"r": [(token + 1) % VOCAB_SIZE for token in wanted["r"][0]]}, 1))
@@ -130,7 +131,7 @@ def test_rejected_guesses_cost_one_replay_and_never_more_than_the_limit(kind):
     snapshots=st.integers(0, 6),
 )
 def test_any_traffic(seed, kind, budget, num_blocks, num_slots, num_spare, num_tokens, max_requests, snapshots):
-    """Requests arrive and are aborted at random, with the prefix cache, and the guesses are partly right."""
+    """Requests arrive and are aborted at random, with the prefix cache, and the draft tokens are partly right."""
     rng = random.Random(seed)
     sources = many(seed, 10)
     wanted = without(kind, sources)
@@ -197,7 +198,7 @@ def test_a_step_out_of_memory_gives_the_spare_slots_back():
     assert engine._speculator._rollback.num_free == 8
 
 
-def test_a_proposer_out_of_memory_costs_guesses_only():
+def test_a_proposer_out_of_memory_costs_draft_tokens_only():
     engine = fake_engine("hybrid", draft_kind="hybrid")
     sources = many(4, 4)
 
@@ -234,83 +235,20 @@ def test_a_draft_model(kind, draft_kind):
     assert facts(run(engine, *sources)) == wanted
     stats = engine.stats().speculation
     if kind == draft_kind:
-        # The same network draws the same tokens, so all guesses hold but those behind an end.
+        # The same network draws the same tokens, so all draft tokens hold but those behind an end.
         assert stats.num_accepted > 0.8 * stats.num_proposed
-    engine._speculator._forget_gone()
+    engine._speculator._forget_stopped()
     proposer = engine._speculator._proposer
     assert proposer._states.kv.pool.num_used == proposer._states.slots.num_used == 0
     assert proposer._rollback.num_free == 8
     assert stats.state_bytes == proposer.state_bytes
 
 
-def test_what_a_prompt_costs_the_draft_model_is_not_charged_to_its_guesses():
-    source = request("r", [1, 2, 3], max_tokens=40)
-    tokens = run(make_engine("paged"), source)["r"].tokens
-    oracle = SlowStart({"r": tokens}, VOCAB_SIZE, setup_s=1000.0)
-    engine = with_oracle(fake_engine("paged", options=SpeculativeOptions("ngram")), oracle)
-    engine._speculator._clock = oracle.clock
-    assert run(engine, source)["r"].tokens == tokens
-    # All but the plain steps that are measured first; charged with 1000 steps, it would stop after the first run.
-    assert engine.stats().speculation.num_accepted > 20
-
-
-def test_prompts_that_cost_more_than_guesses_bring_are_left_unread():
-    sources = [request(f"r{number}", [1, 2, number], max_tokens=40) for number in range(12)]
-    wanted = without("paged", sources)
-    oracle = SlowStart({name: entry[0] for name, entry in wanted.items()}, VOCAB_SIZE, setup_s=1000.0)
-    engine = with_oracle(fake_engine("paged", options=SpeculativeOptions("ngram")), oracle)
-    engine._speculator._clock = oracle.clock
-    for source in sources:
-        assert facts(run(engine, source)) == {source.request_id: wanted[source.request_id]}
-    assert len(oracle._known) == 1
-
-    oracle = SlowStart({name: entry[0] for name, entry in wanted.items()}, VOCAB_SIZE, setup_s=5.0)
-    engine = with_oracle(fake_engine("paged", options=SpeculativeOptions("ngram")), oracle)
-    engine._speculator._clock = oracle.clock
-    for source in sources:
-        run(engine, source)
-    assert len(oracle._known) == 12
-
-
-@pytest.mark.parametrize("kind", ["paged", "hybrid"])
-def test_hindsight_finds_a_text_that_repeats_itself_and_costs_others_no_row(kind):
-    few = dict.fromkeys(range(3, 9), 100.0)
-    letters = [
-        request(f"l{number}", [3, 4, 5, number], max_tokens=56, temperature=2.0, seed=number, logit_bias=few)
-        for number in range(12)
-    ]
-    loop = request("s", [3, 4, 5], max_tokens=50, logit_bias={9: 100.0})
-    plain = make_engine(kind)
-    wanted = facts(run(plain, *letters)) | without(kind, [loop])
-    engine = fake_engine(kind, options=SpeculativeOptions("ngram"))
-    clock, accounts = iter(range(1 << 20)), engine._speculator._accounts
-    engine._speculator._clock = lambda: next(clock)
-    found = facts(run(engine, *letters))
-    assert accounts._odds._kinds[0].num_tried > 12, "they were looked at"
-    assert engine.stats().speculation.num_proposed == 0
-    assert engine.stats().num_computed_tokens == plain.stats().num_computed_tokens
-    accounts._fund = 0.0
-    found |= facts(run(engine, loop))
-    assert engine.stats().speculation.num_accepted > 12
-    assert found == wanted
-
-
-def test_the_draft_model_says_what_it_has_read():
-    engine = fake_engine("hybrid", draft_kind="hybrid", options=always("draft"))
-    proposer, readings = engine._speculator._proposer, []
-    take = proposer.take_reading
-    proposer.take_reading = lambda: readings.append(take()) or readings[-1]
-    run(engine, request("r", [number % VOCAB_SIZE for number in range(LONG_READING + 20)], max_tokens=20))
-    # In chunks of 16; a fifth of a hundred tokens later nothing is left to be read.
-    assert [count for count, _ in readings if count] == [16, 16, LONG_READING + 20 + 3 - 32]
-    assert all((seconds > 0) == (count > 0) for count, seconds in readings)
-    assert len(readings) > 5
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["ngram", "draft"])
-def test_adaption_changes_speed_and_no_token(kind, method):
-    """Time runs wildly, so that guesses begin, stop and rest in every order; with preemption and replays."""
+def test_the_policy_changes_no_token(kind, method, monkeypatch):
+    """Drafting begins, stops and is probed again, with preemption and replays."""
+    monkeypatch.setattr(policy, "PROBE_STEPS", 4)
     sources = [
         *many(11, 8, longest=44),
         request("s", [5, 6, 7, 8] * 4, max_tokens=40, logit_bias={9: 100.0}),
@@ -318,17 +256,24 @@ def test_adaption_changes_speed_and_no_token(kind, method):
     ]
     wanted = without(kind, sources)
     options = SpeculativeOptions(method, "draft" if method == "draft" else "")
-    rng, num_proposed = random.Random(5), 0
+    num_proposed = 0
     for num_blocks in (65, 20):
         engine = fake_engine(
             kind, draft_kind=kind if method == "draft" else None, options=options, num_blocks=num_blocks
         )
-        engine._speculator._clock = lambda: rng.random() * rng.choice([1, 1, 50])
-        for _ in range(4):
+        for _ in range(3):
             assert facts(run(engine, *sources)) == wanted
             assert_all_free(engine)
         num_proposed += engine.stats().speculation.num_proposed
     assert num_proposed > 0
+
+
+def test_a_request_with_an_earlier_attempt_is_drafted_for():
+    tokens = run(make_engine("paged"), request("r", [1, 2, 3], max_tokens=30))["r"].tokens
+    engine = fake_engine("paged", draft_kind="paged")
+    second = request("r", [1, 2, 3], max_tokens=30, prior=tokens[:5])
+    assert run(engine, second)["r"].tokens == tokens[5:]
+    assert engine.stats().speculation.num_accepted > 10
 
 
 @settings(max_examples=25, deadline=None)
@@ -378,7 +323,7 @@ def test_missing_parts_are_refused():
 
 @pytest.mark.parametrize("draft_kind", [None, "slots"])
 def test_the_distribution_of_verified_positions_is_the_models(draft_kind):
-    """Chi-square over many seeds, for a guess that is always the same and for those of another model."""
+    """Chi-square over many seeds, for a draft that is always the same and for those of another model."""
     prompt, temperature, count = [1, 2, 3], 0.4, 4000
     spec = make_spec("paged")
 

@@ -1,4 +1,4 @@
-"""Every family in float32: the same tokens with guesses and without, however many of them hold."""
+"""Every family in float32: the same tokens with draft tokens and without, however many of them hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inference.engine.engine import Engine
 from inference.engine.speculation.setup import Speculation
 from tests.inference.engine.fakes import request, run
 from tests.inference.engine.prefix_cache.test_cache_networks import network
-from tests.inference.engine.speculation_fakes import Oracle, always, draft_of, with_oracle
+from tests.inference.engine.speculation.fakes import Oracle, always, draft_of, with_oracle
 
 __all__ = ["network"]
 MAX_LEN = 96
