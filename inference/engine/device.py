@@ -1,4 +1,4 @@
-"""Between host and device without needless waits.
+"""Copy between host and device without needless waits, and recognise an allocation that failed.
 
 A copy from ordinary (pageable) memory makes the host wait until everything that the device has been given before is
 done; one from pinned memory is queued behind it. And each value that is read back waits, so a step reads once.
@@ -31,6 +31,13 @@ def return_device_memory() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gc.collect()  # an engine's parts know each other
         torch.cuda.empty_cache()
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether an allocation failed; torch's CPU allocator says so only in words."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

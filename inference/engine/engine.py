@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from inference.engine.config import EngineConfig
-from inference.engine.device import on_device
-from inference.engine.memory_errors import is_memory_error
+from inference.engine.device import is_memory_error, on_device
 from inference.engine.model_runner import ModelRunner, Network
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.disk import DiskTier
@@ -250,7 +249,7 @@ class Engine:
     def _queue(self, request: Request) -> None:
         """Put a request into the queue; before that, read what the disk has of it, beside the steps of others."""
         fetching = None
-        if request.may_read_cache:
+        if request.can_read_cache:
             fetching = self._prefix_cache.fetch(request.namespace, request.token_ids)
         if fetching is None:
             self._scheduler.add(request)

@@ -87,7 +87,7 @@ class EngineLoop(Generic[ItemT, EventT]):
         self._thread.start()
 
     def submit(self, item: ItemT) -> None:
-        """Hand over a request; its fate comes through the callbacks.
+        """Hand over a request; its outputs come through the callbacks.
 
         Raises:
             Unavailable: The loop is stopping or has ended.

@@ -70,7 +70,7 @@ class _DecodeRows(NamedTuple):
 
     token_ids: Int64Array
     positions: Int64Array
-    seats: Int64Array
+    indices: Int64Array
     state_slots: Int64Array
     prompt_lengths: Int64Array
 
@@ -116,8 +116,8 @@ class ModelRunner:
                 block_size=config.block_size if paged else 0,
             )
         self._places: list[SequenceState | None] = []
-        self._seats = self._slots = np.zeros(0, dtype=np.int64)
-        self._seat_ids = self._slot_ids = torch.from_numpy(self._seats)
+        self._indices = self._slots = np.zeros(0, dtype=np.int64)
+        self._index_ids = self._slot_ids = torch.from_numpy(self._indices)
         self._tables = torch.from_numpy(states.kv.block_tables)  # the same memory
         self._programs: DecodePrograms | None = None
         if config.replay_decodes:
@@ -145,11 +145,11 @@ class ModelRunner:
     def decode_inputs(self, step: SchedulerOutput) -> DecodeInputs:
         """The inputs of a step that only decodes, for ``cuda_graphs``."""
         rows = self._decode_rows(step)
-        blocks, starts = self._decode_blocks(rows.seats, rows.positions + 1)
+        blocks, starts = self._decode_blocks(rows.indices, rows.positions + 1)
         return DecodeInputs(
             token_ids=rows.token_ids,
             positions=rows.positions,
-            slot_mapping=self._physical_slots(rows.seats, rows.positions),
+            slot_mapping=self._physical_slots(rows.indices, rows.positions),
             state_slots=rows.state_slots,
             rope_lengths=np.maximum(rows.prompt_lengths, rows.positions + 1),
             starts=starts,
@@ -164,19 +164,19 @@ class ModelRunner:
         return _DecodeRows(
             token_ids=np.array([item.request.token_ids[item.num_computed_tokens] for item in items], dtype=np.int64),
             positions=np.array([item.num_computed_tokens for item in items], dtype=np.int64),
-            seats=self._seats,
+            indices=self._indices,
             state_slots=self._slots,
             prompt_lengths=np.array(prompts, dtype=np.int64),
         )
 
     def _find_places(self, places: list[SequenceState | None]) -> None:
-        """Seats and slots of decoding requests; mostly they are those of the step before."""
+        """Request indices and slots of decoding requests; mostly they are those of the step before."""
         if places == self._places:
             return
         self._places = places
-        self._seats = np.array([place.seat for place in places if place is not None], dtype=np.int64)
+        self._indices = np.array([place.index for place in places if place is not None], dtype=np.int64)
         self._slots = np.array([place.slot for place in places if place is not None], dtype=np.int64)
-        self._seat_ids, self._slot_ids = torch.from_numpy(self._seats), torch.from_numpy(self._slots)
+        self._index_ids, self._slot_ids = torch.from_numpy(self._indices), torch.from_numpy(self._slots)
 
     def logits_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """(len(rows), V) float32 logits of the named rows, ascending and each once."""
@@ -241,9 +241,9 @@ class ModelRunner:
         positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(starts - first_rows[:-1], counts)
 
         states = [item.request.state for item in step.scheduled]
-        seats = np.array([state.seat for state in states if state is not None], dtype=np.int64)
+        indices = np.array([state.index for state in states if state is not None], dtype=np.int64)
         slots = [state.slot for state in states if state is not None]
-        slot_mapping = self._to_device(self._physical_slots(np.repeat(seats, counts), positions))
+        slot_mapping = self._to_device(self._physical_slots(np.repeat(indices, counts), positions))
 
         num_decodes = step.num_decodes
         decode_lens = starts[:num_decodes] + 1
@@ -252,12 +252,12 @@ class ModelRunner:
         decode_kv_slots = None
         decode_tables = None
         if context_lens is not None and self._states.has_paged_state and self._reads_blocks:
-            blocks, block_starts = self._decode_blocks(seats[:num_decodes], decode_lens)
+            blocks, block_starts = self._decode_blocks(indices[:num_decodes], decode_lens)
             decode_tables = DecodeTables(
                 upload(blocks, self._device), self._to_device(block_starts), context_lens, self._block_size
             )
         elif context_lens is not None and self._states.has_paged_state:
-            decode_kv_slots = self._decode_kv_slots(seats[:num_decodes], context_lens, longest)
+            decode_kv_slots = self._decode_kv_slots(indices[:num_decodes], context_lens, longest)
 
         rope_lengths = None
         if self._needs_rope_lengths:
@@ -265,19 +265,17 @@ class ModelRunner:
             prompts = np.array([item.request.num_prompt_tokens for item in step.scheduled], dtype=np.int64)
             rope_lengths = self._to_device(np.maximum(np.repeat(prompts, counts), positions + 1))
 
-        chunks = []
-        for index in range(num_decodes, len(step.scheduled)):
-            item = step.scheduled[index]
-            chunks.append(
-                PrefillChunk(
-                    start=int(first_rows[index]),
-                    stop=int(first_rows[index + 1]),
-                    context_len=item.num_computed_tokens,
-                    sequence=index,
-                    state_slot=slots[index],
-                    kv_slots=self._sequence_slots(int(seats[index]), item.stop),
-                )
+        chunks = [
+            PrefillChunk(
+                start=int(first_rows[at]),
+                stop=int(first_rows[at + 1]),
+                context_len=item.num_computed_tokens,
+                sequence=at,
+                state_slot=slots[at],
+                kv_slots=self._sequence_slots(int(indices[at]), item.stop),
             )
+            for at, item in enumerate(step.scheduled[num_decodes:], num_decodes)
+        ]
         return ForwardBatch(
             input_ids=upload_ids(token_ids, self._device),
             positions=self._to_device(positions),
@@ -300,7 +298,7 @@ class ModelRunner:
         positions = [item.num_computed_tokens for item in items]
         token_ids = [item.request.token_ids[item.num_computed_tokens] for item in items]
         ids, position_ids, slot_mapping, slots, table = torch.ops.blazr.decode_inputs.default(
-            self._tables, self._seat_ids, token_ids, positions, self._block_size if is_paged else 0
+            self._tables, self._index_ids, token_ids, positions, self._block_size if is_paged else 0
         )
         rope_lengths = None
         if self._needs_rope_lengths:
@@ -318,37 +316,37 @@ class ModelRunner:
             native_decodes=PagedSequences(slots, table) if is_paged else None,
         )
 
-    def _physical_slots(self, seats: Int64Array, positions: Int64Array) -> Int64Array:
+    def _physical_slots(self, indices: Int64Array, positions: Int64Array) -> Int64Array:
         """(T,) where each token's paged state goes; scratch when the model has none."""
         if not self._states.has_paged_state:
             return np.zeros(len(positions), dtype=np.int64)
         blocks, offsets = np.divmod(positions, self._block_size)
-        numbers: Int64Array = self._states.kv.block_tables[seats, blocks].astype(np.int64)
+        numbers: Int64Array = self._states.kv.block_tables[indices, blocks].astype(np.int64)
         return numbers * self._block_size + offsets
 
-    def _decode_blocks(self, seats: Int64Array, lengths: Int64Array) -> tuple[npt.NDArray[np.int32], Int64Array]:
+    def _decode_blocks(self, indices: Int64Array, lengths: Int64Array) -> tuple[npt.NDArray[np.int32], Int64Array]:
         """The block tables of decoding sequences, cut to the longest one, and where each begins; empty if unpaged."""
         if not self._states.has_paged_state:
-            return np.zeros(0, dtype=np.int32), np.zeros(len(seats), dtype=np.int64)
+            return np.zeros(0, dtype=np.int32), np.zeros(len(indices), dtype=np.int64)
         width = -(-int(lengths.max()) // self._block_size)
-        blocks = np.ascontiguousarray(self._states.kv.block_tables[seats, :width], dtype=np.int32)
-        return blocks.reshape(-1), np.arange(len(seats), dtype=np.int64) * width
+        blocks = np.ascontiguousarray(self._states.kv.block_tables[indices, :width], dtype=np.int32)
+        return blocks.reshape(-1), np.arange(len(indices), dtype=np.int64) * width
 
-    def _sequence_slots(self, seat: int, stop: int) -> torch.Tensor:
+    def _sequence_slots(self, index: int, stop: int) -> torch.Tensor:
         """(stop,) physical slots of a sequence's first tokens; empty when the model has no paged state."""
         if not self._states.has_paged_state:
             return torch.empty(0, dtype=torch.int64, device=self._device)
-        blocks = self._states.kv.block_tables[seat, : -(-stop // self._block_size)].astype(np.int64)
+        blocks = self._states.kv.block_tables[index, : -(-stop // self._block_size)].astype(np.int64)
         expanded = self._to_device(blocks).unsqueeze(1) * self._block_size + self._offsets
         return expanded.flatten()[:stop]
 
-    def _decode_kv_slots(self, seats: Int64Array, context_lens: torch.Tensor, longest: int) -> torch.Tensor:
+    def _decode_kv_slots(self, indices: Int64Array, context_lens: torch.Tensor, longest: int) -> torch.Tensor:
         """(D, L) physical slots of the decoding sequences, 0 beyond each one's context.
 
         The padding must be slot 0, which stays zero for ever: a masked weight of 0 times what a failed request
         left behind in a freed block (NaN) would be NaN.
         """
-        tables = self._states.kv.block_tables[seats, : -(-longest // self._block_size)].astype(np.int64)
+        tables = self._states.kv.block_tables[indices, : -(-longest // self._block_size)].astype(np.int64)
         expanded = self._to_device(tables).unsqueeze(2) * self._block_size + self._offsets
         slots = expanded.flatten(1)[:, :longest]
         columns = torch.arange(longest, device=self._device)

@@ -30,8 +30,8 @@ class Pooler:
         self._pooled: torch.Tensor | None = None
 
     @property
-    def may_skip_rows(self) -> bool:
-        """Whether rows that the prefix cache makes needless are not missed."""
+    def can_skip_rows(self) -> bool:
+        """Whether the prefix cache can replace rows before the last."""
         return self._kind == "last"
 
     @property

@@ -86,9 +86,9 @@ class Request:
         self.reads_prompt_rows = self.prompt_logprobs is not None or self.pooler is not None
 
     @property
-    def may_read_cache(self) -> bool:
-        """Whether the prefix cache may stand for the prompt's first rows: nothing is wanted from them."""
-        return self.prompt_logprobs is None and (self.pooler is None or self.pooler.may_skip_rows)
+    def can_read_cache(self) -> bool:
+        """Whether the prefix cache can replace the prompt's first rows: no hidden row of them is read."""
+        return self.prompt_logprobs is None and (self.pooler is None or self.pooler.can_skip_rows)
 
     @property
     def num_output_tokens(self) -> int:

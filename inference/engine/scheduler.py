@@ -2,7 +2,7 @@
 
 Prefill and decode are one idea: a request has tokens that aren't computed yet, one when it decodes, more
 when its prompt is new or has to be recomputed. Each step computes some of them, under two budgets: tokens of
-the step, and state (blocks, slots, seats).
+the step, and state (blocks, slots, request indices).
 
 Requests are ranked by (priority, arrival), lower first. Decodes get their token first, then prefills by rank.
 A request is admitted with blocks for all its known tokens, so that only decodes can run out of them; then the
@@ -79,7 +79,7 @@ class Scheduler:
 
     Args:
         config: Budgets.
-        states: Blocks, slots, seats.
+        states: Blocks, slots, request indices.
 
     Attributes:
         waiting, running: By rank.
@@ -150,7 +150,7 @@ class Scheduler:
             The shares, the number of requests that decode, with or without a share, and the tokens left of the budget.
         """
         scheduled: list[ScheduledRequest] = []
-        left, num_decoding, capacities = self.token_budget, 0, self.states.room_of
+        left, num_decoding, capacities = self.token_budget, 0, self.states.capacities
         # Only requests behind the present one are preempted, from the end of the list.
         for number, request in enumerate(self.running):
             computed = request.num_computed_tokens
@@ -166,7 +166,7 @@ class Scheduler:
                 count = min(request.num_uncomputed_tokens, max(1, left - num_behind))
             state = request.state
             assert state is not None
-            if computed + count > capacities[state.seat] and not self._grow(request, count):
+            if computed + count > capacities[state.index] and not self._grow(request, count):
                 continue
             left -= count
             if count == 1 and not request.num_to_replay and request.known_ending is None:
@@ -260,7 +260,7 @@ class Scheduler:
             # What a request finds after a preemption is its own, and no news.
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
             request.cache_miss_reason = None if match.reason is None else match.reason.value
-            self.states.note_found(request.num_cached_tokens, match)
+            self.states.record_found(request.num_cached_tokens, match)
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_rank)
         return True
@@ -270,7 +270,7 @@ class Scheduler:
             request.namespace,
             request.token_ids,
             fetched=request.fetched,
-            may_read=request.may_read_cache,
+            may_read=request.can_read_cache,
         )
 
     def _chunk(self, request: Request, budget: int) -> int:

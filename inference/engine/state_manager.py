@@ -1,6 +1,6 @@
 """StateManager: all generation state of requests behind one interface.
 
-A running request has a seat (its row in the block tables), blocks for its tokens where the model has paged
+A running request has an index (its row in the block tables), blocks for its tokens where the model has paged
 state, and a slot where it has per-sequence state. The scheduler asks here and nowhere else; what a request can start
 from is found by ``find`` and put in place by ``admit``.
 """
@@ -24,18 +24,18 @@ class SequenceState:
     """Where one running request's state is.
 
     Attributes:
-        seat: Row in ``KVCacheManager.block_tables``.
+        index: Row in ``KVCacheManager.block_tables``.
         slot: State slot; 0 (scratch) when the model has no per-sequence state.
         prefix: Its place in the prefix cache.
     """
 
-    seat: int
+    index: int
     slot: int
     prefix: CachedSequence = field(default_factory=lambda: CachedSequence(b""), compare=False)
 
 
 class StateManager:
-    """Blocks, slots and seats of one engine.
+    """Blocks, slots and request indices of one engine.
 
     Args:
         spec: Says which kinds of state there are.
@@ -43,7 +43,7 @@ class StateManager:
 
     Attributes:
         prefix_cache: Set by the engine once the state tensors exist; None: every sequence starts from nothing.
-        room_of: Tokens for which the sequence of each seat has room, so that ``extend`` needn't be asked.
+        capacities: Tokens for which the request of each index has blocks; ``extend`` is needed beyond that.
     """
 
     def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
@@ -60,10 +60,10 @@ class StateManager:
             config.max_num_seqs,
             config.max_blocks_per_sequence if self.has_paged_state else 0,
         )
-        self.room_of = self.kv.room_of if self.has_paged_state else [config.max_model_len] * config.max_num_seqs
+        self.capacities = self.kv.capacities if self.has_paged_state else [config.max_model_len] * config.max_num_seqs
         self.slots = StateCache(config.num_state_slots if self.has_slots else 1)
         self.prefix_cache: PrefixCache | None = None
-        self._free_seats = list(range(config.max_num_seqs - 1, -1, -1))
+        self._free_indices = list(range(config.max_num_seqs - 1, -1, -1))
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -107,7 +107,7 @@ class StateManager:
             reserve_blocks: Blocks that have to stay free for the growth of running requests.
             match: What it would share.
         """
-        if not self._free_seats or (self.has_slots and self.slots.num_free == 0):
+        if not self._free_indices or (self.has_slots and self.slots.num_free == 0):
             return False
         if not self.has_paged_state:
             return True
@@ -134,7 +134,7 @@ class StateManager:
         if match is not None and self.prefix_cache is not None:
             shared = self.prefix_cache.blocks_of(match)
             needed -= self.prefix_cache.num_shared_in_use(match)
-        freed = self.kv.pool.num_freed_by([self.kv.blocks_of(state.seat) for state in without], besides=shared)
+        freed = self.kv.pool.num_freed_by([self.kv.blocks_of(state.index) for state in without], besides=shared)
         return needed <= self.kv.pool.num_free + freed
 
     def admit(
@@ -152,16 +152,16 @@ class StateManager:
             match: Of ``find`` just now; the sequence's first ``match.num_tokens`` tokens count as computed.
             tokens: The sequence's.
         """
-        seat, slot = self._free_seats.pop(), self.slots.allocate() if self.has_slots else 0
+        index, slot = self._free_indices.pop(), self.slots.allocate() if self.has_slots else 0
         prefix = CachedSequence(namespace)
         if match is not None and self.prefix_cache is not None:
-            prefix = self.prefix_cache.begin(match, namespace, seat, slot, tokens, fetched)
+            prefix = self.prefix_cache.begin(match, namespace, index, slot, tokens, fetched)
         if self.has_paged_state:
-            extended = self.kv.extend(seat, num_tokens)
+            extended = self.kv.extend(index, num_tokens)
             assert extended
-        return SequenceState(seat, slot, prefix)
+        return SequenceState(index, slot, prefix)
 
-    def note_found(self, num_cached_tokens: int, match: Match) -> None:
+    def record_found(self, num_cached_tokens: int, match: Match) -> None:
         """Count what a request was spared; once for each request."""
         if self.prefix_cache is not None:
             self.prefix_cache.note_found(num_cached_tokens, match.reason)
@@ -178,11 +178,11 @@ class StateManager:
     def advance(self, state: SequenceState, tokens: Sequence[int], num_computed: int) -> None:
         """A step has computed the sequence's first ``num_computed`` tokens."""
         if self.prefix_cache is not None:
-            self.prefix_cache.advance(state.prefix, state.seat, state.slot, tokens, num_computed)
+            self.prefix_cache.advance(state.prefix, state.index, state.slot, tokens, num_computed)
 
     def extend(self, state: SequenceState, num_tokens: int) -> bool:
         """Make room for the sequence's first ``num_tokens`` tokens; False if too few blocks are free."""
-        return not self.has_paged_state or self.kv.extend(state.seat, num_tokens)
+        return not self.has_paged_state or self.kv.extend(state.index, num_tokens)
 
     def release(
         self,
@@ -205,14 +205,14 @@ class StateManager:
         if self.prefix_cache is not None:
             if is_sound:
                 slot = self.prefix_cache.end(
-                    state.prefix, state.seat, slot, tokens, num_computed, is_state_valid=is_state_valid
+                    state.prefix, state.index, slot, tokens, num_computed, is_state_valid=is_state_valid
                 )
             else:
-                self.prefix_cache.forget(state.prefix, state.seat)
+                self.prefix_cache.forget(state.prefix, state.index)
         if self.has_paged_state:
-            self.kv.release(state.seat)
+            self.kv.release(state.index)
         if self.has_slots and slot != state.slot:
             self.slots.exchange(state.slot, slot)
         elif self.has_slots:
             self.slots.free(slot)
-        self._free_seats.append(state.seat)
+        self._free_indices.append(state.index)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections
 
-from inference.engine.device import return_device_memory
-from inference.engine.memory_errors import is_memory_error
+from inference.engine.device import is_memory_error, return_device_memory
 from inference.errors import ModelLoadFailed
 from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM

@@ -161,7 +161,7 @@ class DraftRunner:
             return None
         follower = self._followers.pop(request, None)
         if follower is None:
-            if not self._make_room(num_tokens, limits):
+            if not self._free_capacity(num_tokens, limits):
                 return None
             shadow = Request(
                 source=request.source,
@@ -178,7 +178,7 @@ class DraftRunner:
         # The one that was asked for last is the last to lose its place.
         self._followers[request] = follower
         if not self._states.extend(state, num_tokens) and not (
-            self._make_room(num_tokens, limits) and self._states.extend(state, num_tokens)
+            self._free_capacity(num_tokens, limits) and self._states.extend(state, num_tokens)
         ):
             self._release(request)
             return None
@@ -196,8 +196,8 @@ class DraftRunner:
         follower.sampling = request.sampling.copy()
         return follower
 
-    def _make_room(self, num_tokens: int, limits: Mapping[Request, int]) -> bool:
-        """Let those go that nobody has asked for lately; True if that was enough."""
+    def _free_capacity(self, num_tokens: int, limits: Mapping[Request, int]) -> bool:
+        """Release requests that don't draft now, least recently used first; True if that was enough."""
         idle: Iterable[Request] = [request for request in self._followers if request not in limits]
         for request in idle:
             if self._states.can_admit(num_tokens, reserve_blocks=0):

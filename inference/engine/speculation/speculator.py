@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from inference.engine.memory_errors import is_memory_error
+from inference.engine.device import is_memory_error
 from inference.engine.running_request import Request, RequestStatus
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.speculation.policy import DraftingPolicy

@@ -1,4 +1,4 @@
-"""Blocks, slots and seats under any order of admissions, growth and releases."""
+"""Blocks, slots and request indices under any order of admissions, growth and releases."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class StateMachine(RuleBasedStateMachine):
         pool, slots = self.manager.kv.pool, self.manager.slots
         owned = []
         for state, num_tokens in self.running.items():
-            count = int(self.manager.kv.num_blocks_of[state.seat])
-            blocks = self.manager.kv.block_tables[state.seat].tolist()
+            count = int(self.manager.kv.num_blocks_of[state.index])
+            blocks = self.manager.kv.block_tables[state.index].tolist()
             assert count == (blocks_for(num_tokens, BLOCK_SIZE) if self.paged else 0)
             assert not any(blocks[count:]), "the rest of a table is scratch"
             owned += blocks[:count]
@@ -69,7 +69,7 @@ class StateMachine(RuleBasedStateMachine):
         if self.slotted:
             assert len(set(taken)) == len(taken) and 0 not in taken, "a slot has two owners"
             assert slots.num_used == len(taken) and slots.num_used + slots.num_free == NUM_SLOTS - 1
-        assert len({state.seat for state in self.running}) == len(self.running)
+        assert len({state.index for state in self.running}) == len(self.running)
 
     def teardown(self):
         for state in getattr(self, "running", {}):

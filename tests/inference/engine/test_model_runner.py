@@ -1,0 +1,65 @@
+"""ModelRunner: a step's schedule as tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from inference.engine.config import EngineConfig
+from inference.engine.model_runner import ModelRunner, allocate_states
+from inference.engine.running_request import Request
+from inference.engine.sampling.sampling_state import SamplingState
+from inference.engine.scheduler import SchedulerOutput, scheduled_request
+from inference.engine.state_manager import StateManager
+from inference.values.sampling_params import SamplingParams
+from tests.inference.engine.fakes import FakeNetwork, make_spec, request
+
+CONFIG = EngineConfig(64, 30, 5, 4, max_num_seqs=4, num_snapshot_slots=2, num_spare_slots=1)
+
+
+def runner_of(kind="hybrid"):
+    spec = make_spec(kind)
+    states = StateManager(spec, CONFIG)
+    return ModelRunner(FakeNetwork(spec, block_size=4), spec, CONFIG, states), states
+
+
+def running(states: StateManager, tokens, num_computed) -> Request:
+    sampling = SamplingState(SamplingParams(), [], tokens, [])
+    item = Request(request("r", tokens), 0, 20, frozenset(), list(tokens), sampling, num_computed)
+    item.state = states.admit(len(tokens) + 4)
+    return item
+
+
+def test_states_have_a_row_for_each_token_or_slot():
+    attention, recurrent = allocate_states(make_spec("paged"), CONFIG), allocate_states(make_spec("slots"), CONFIG)
+    assert all(tensor.shape[0] == 30 * 4 for tensor in attention[0].values())
+    assert all(tensor.shape[0] == 5 + 2 + 1 for tensor in recurrent[0].values())
+
+
+def test_decodes_come_first_and_draft_tokens_last_in_their_chunk():
+    runner, states = runner_of()
+    decode, chunk, drafted = (
+        running(states, [1, 2, 3], 2), running(states, [4, 5, 6, 7, 8, 9], 1), running(states, [10, 11], 1)
+    )  # fmt: skip
+    items = [scheduled_request(decode, 1), scheduled_request(chunk, 3), scheduled_request(drafted, 3, (20, 21))]
+    assert [item.num_sampled for item in items] == [1, 0, 3]
+    batch = runner.build_batch(SchedulerOutput(items, 1))
+    assert batch.input_ids.tolist() == [3, 5, 6, 7, 11, 20, 21]
+    assert batch.positions.tolist() == [2, 1, 2, 3, 1, 2, 3]
+    assert [(part.start, part.stop, part.context_len) for part in batch.prefills] == [(1, 4, 1), (4, 7, 1)]
+    assert batch.state_slots.tolist() == [item.request.state.slot for item in items]
+    table = states.kv.block_tables[decode.state.index]
+    assert batch.slot_mapping[0] == table[0] * 4 + 2
+    assert len(set(batch.slot_mapping.tolist())) == 7
+
+
+def test_a_model_without_paged_state_writes_to_scratch():
+    runner, states = runner_of("slots")
+    batch = runner.build_batch(SchedulerOutput([scheduled_request(running(states, [1, 2], 1), 1)], 1))
+    assert batch.slot_mapping.tolist() == [0] and batch.decode_kv_slots is None
+
+
+def test_logits_of_named_rows_are_those_of_all():
+    runner, _ = runner_of()
+    hidden = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]], dtype=torch.float64)
+    assert torch.equal(runner.logits_of(hidden, [0, 2]), runner.logits_of(hidden, range(3))[[0, 2]])
+    assert runner.argmax_of(hidden, range(3)) is None, "this network gives logits only"

@@ -1,0 +1,67 @@
+"""Request: what follows from its tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.engine.request import EngineRequest, FinishReason
+from inference.engine.running_request import Request
+from inference.engine.sampling.sampling_state import SamplingState
+from inference.values.sampling_params import SamplingParams
+
+
+def running(output=(), *, max_tokens=3, stop=(9,), pooling=None, **params) -> Request:
+    values = SamplingParams(max_tokens=max_tokens, seed=0, **params)
+    source = EngineRequest("r", (1, 9), values, pooling=pooling)
+    sampling = SamplingState(values, stop, source.prompt_token_ids, output)
+    return Request(source, 4, max_tokens, frozenset(stop), [1, 9, *output], sampling)
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ((), None),  # a stop token in the prompt ends nothing
+        ((5,), None),
+        ((9,), FinishReason.STOP),
+        ((5, 5, 5), FinishReason.LENGTH),
+        ((5, 5, 9), FinishReason.STOP),
+    ],
+)
+def test_a_request_ends_with_a_stop_token_or_its_last_one(output, reason):
+    assert running(output).ending() is reason
+
+
+def test_no_tokens_end_a_request_at_once():
+    assert running(max_tokens=0).ending() is FinishReason.LENGTH
+
+
+def test_a_request_decodes_when_only_its_last_token_is_left():
+    item = running((5,))
+    item.num_computed_tokens = 1
+    assert not item.is_decoding and item.num_uncomputed_tokens == 2
+    item.num_computed_tokens = 2
+    assert item.is_decoding and item.num_uncomputed_tokens == 1
+    item.num_computed_tokens, item.num_to_replay = 1, 1
+    assert item.is_decoding
+
+
+@pytest.mark.parametrize(
+    ("values", "reads_rows", "can_read_cache"),
+    [
+        ({}, False, True),
+        ({"prompt_logprobs": 1}, True, False),
+        ({"pooling": "mean", "max_tokens": 0}, True, False),
+        ({"pooling": "last", "max_tokens": 0}, True, True),
+    ],
+)
+def test_requests_for_prompt_rows_read_the_cache_only_if_they_miss_none(values, reads_rows, can_read_cache):
+    item = running(**values)
+    assert (item.reads_prompt_rows, item.can_read_cache) == (reads_rows, can_read_cache)
+
+
+def test_prompt_logprobs_are_complete_with_one_for_each_position_but_the_first():
+    item = running(prompt_logprobs=1)
+    assert not item.has_all_prompt_logprobs
+    item.prompt_logprobs.append(None)
+    assert item.has_all_prompt_logprobs
+    assert (item.rank, item.max_length) == ((0, 4), 5)
