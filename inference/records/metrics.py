@@ -206,11 +206,15 @@ def _prefix_cache_families(workers: Mapping[str, WorkerState], names: Mapping[st
 def _speculation_families(workers: Mapping[str, WorkerState], names: Mapping[str, str]) -> Iterable[Metric]:
     """Counters of speculative decoding; from a model's load on."""
     labels = ["model", "worker"]
-    proposed = CounterMetricFamily("blazr_speculation_proposed_tokens", "Guesses that were verified.", labels=labels)
-    accepted = CounterMetricFamily("blazr_speculation_accepted_tokens", "Guesses that were right.", labels=labels)
+    proposed = CounterMetricFamily(
+        "blazr_speculation_proposed_tokens", "Draft tokens that were verified.", labels=labels
+    )
+    accepted = CounterMetricFamily(
+        "blazr_speculation_accepted_tokens", "Draft tokens that were accepted.", labels=labels
+    )
     lengths = HistogramMetricFamily(
         "blazr_speculation_accepted_length",
-        "Right guesses of one verification, up to the first wrong one.",
+        "Accepted draft tokens of one verification.",
         labels=labels,
     )
     for worker_id, worker in workers.items():
