@@ -31,7 +31,7 @@ def test_the_largest_step_is_run_and_scratch_is_zero_again():
                 tensor[:1] = 7.0
         return torch.zeros(batch.num_tokens, 2)
 
-    warm_up(forward, lambda hidden: logits.append(hidden.shape[0]), spec, states, CONFIG)
+    warm_up(forward, lambda hidden: logits.append(hidden.shape[0]), spec, states, CONFIG, (1, 7))
     assert max(sizes) == 20 and 1 in sizes
     assert logits[-1] == 3
     assert not any(bool(tensor.any()) for layer in states for tensor in layer.values())
