@@ -10,13 +10,11 @@ import time
 import pytest
 import redis
 
-from inference.errors import QueueFull, Unavailable
+from inference.errors import QueueFull
 from inference.transport import hub as streams
 from inference.transport import keys as redis_keys
 from inference.transport import queue as broker
-from inference.transport.control import cancel_generation
 from inference.transport.hub import StreamHub
-from inference.transport.worker_states import model_states, worker_states_sync
 from tests.inference.transport.cut_connections import close_broker, cut_once
 from tests.inference.worker.fakes import message
 
@@ -124,27 +122,6 @@ async def test_a_cut_connection_neither_refuses_nor_doubles_a_request(hub, clien
         await close_broker()
     assert cuts == [b"m.a"]
     assert (client.llen("m.a"), client.zrange(redis_keys.flight("a"), 0, -1)) == (1, [b"r1"])
-
-
-async def test_redis_that_is_away_is_unavailable_within_its_time(settings, tmp_path):
-    settings.BLAZR_REDIS_URL = f"unix://{tmp_path}/none.sock?db=0"
-    settings.BLAZR_REDIS_TIMEOUT_S = 0.5
-    for call in (cancel_generation("r"), broker.request_load("a"), model_states()):
-        started = time.monotonic()
-        with pytest.raises(Unavailable):
-            await call
-        assert time.monotonic() - started < 10
-    with pytest.raises(Unavailable):
-        worker_states_sync()
-
-
-async def test_failed_loads_are_told_for_a_while(hub, client):
-    error = {"class": "InvalidRequest", "message": "no."}
-    client.hset(redis_keys.FAILURES, "a", json.dumps({"at": time.time(), "worker": "w", "error": error}))
-    client.hset(redis_keys.FAILURES, "b", json.dumps({"at": time.time() - 10_000, "worker": "w", "error": error}))
-    states = await model_states()
-    assert (states["a"].status, states["a"].error) == ("failed", error)
-    assert "b" not in states
 
 
 async def test_message_that_was_lost_on_its_way_is_published_again(hub, client, monkeypatch):

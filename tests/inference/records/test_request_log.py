@@ -1,0 +1,36 @@
+"""The request log: old records are removed, contents are logged only where they are asked for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+from django.utils import timezone
+
+from inference.models import UsageDay, UsageRecord
+from inference.records import request_log
+from tests.inference.records.test_usage import record, store
+
+
+def test_old_requests_leave_the_log_and_the_sums_stay(db, writer, settings, monkeypatch):
+    monkeypatch.setattr(request_log, "SWEEP_BATCH", 2)
+    settings.BLAZR_REQUEST_LOG_DAYS = 10
+    now = timezone.now()
+    old = [record(f"old{number}", created_at=now - timedelta(days=11)) for number in range(5)]
+    store(writer, *old, record("new", created_at=now - timedelta(days=9)))
+    assert request_log.request_log_sweep() == 5
+    assert UsageRecord.objects.get().request_id == "new"
+    assert sum(UsageDay.objects.values_list("requests", flat=True)) == 6
+
+
+def test_contents_are_logged_only_when_asked_for_and_cut(settings, monkeypatch):
+    choice = SimpleNamespace(text="x" * 500)
+    plan = SimpleNamespace(prompts=({"text": "\0 \ud800"},))
+    builder = SimpleNamespace(plan=plan, prompts=[SimpleNamespace(choices=[choice])])
+    assert request_log.logged_contents(builder) == {}
+    settings.BLAZR_REQUEST_LOG_CONTENTS = True
+    monkeypatch.setattr("inference.records.request_log.MAX_CHARS", 100)
+    contents = request_log.logged_contents(builder)
+    assert contents["prompt"] == '[{"text": "\\u0000 \\ud800"}]'
+    assert len(contents["answer"]) == 100
+    assert contents["answer"].endswith("…")

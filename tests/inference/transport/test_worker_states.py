@@ -1,0 +1,29 @@
+"""What the workers report, read from Redis."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import redis
+
+from inference.transport import keys as redis_keys
+from inference.transport.worker_states import model_states, model_states_sync
+
+
+@pytest.fixture
+def client(redis_urls_in_settings):
+    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
+    yield found
+    found.close()
+
+
+async def test_failed_loads_are_reported_for_a_while(client):
+    error = {"class": "InvalidRequest", "message": "no."}
+    client.hset(redis_keys.FAILURES, "a", json.dumps({"at": time.time(), "worker": "w", "error": error}))
+    client.hset(redis_keys.FAILURES, "b", json.dumps({"at": time.time() - 10_000, "worker": "w", "error": error}))
+    states = await model_states()
+    assert (states["a"].status, states["a"].error) == ("failed", error)
+    assert "b" not in states
+    assert model_states_sync() == states
