@@ -16,8 +16,8 @@ from inference.modelling.backends.native.decode_programs import MAX_ATTEMPTS, De
 from inference.modelling.forward_batch import ForwardBatch
 from tests.inference.engine.fakes import request, run
 from tests.inference.modelling import reference_oxidizr as oxidizr
-from tests.inference.modelling import test_attention_families as attention_families
-from tests.inference.modelling import test_recurrent_families as recurrent_families
+from tests.inference.modelling import test_network_attention as attention_families
+from tests.inference.modelling import test_network_recurrent as recurrent_families
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 

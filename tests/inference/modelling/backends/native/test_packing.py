@@ -312,7 +312,7 @@ def test_generic_kernels_pass_too() -> None:
         "-p",
         "no:cacheprovider",
         __file__,
-        str(Path(__file__).with_name("test_experts.py")),
+        str(Path(__file__).with_name("test_forms_experts.py")),
     ]
     done = subprocess.run(
         command, env={**os.environ, "BLAZR_NATIVE": "generic"}, capture_output=True, text=True, timeout=400, check=False

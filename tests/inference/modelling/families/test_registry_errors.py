@@ -35,7 +35,7 @@ from inference.modelling.families.registry import family_builder
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import make_checkpoint, old_naming, read_config
-from tests.inference.modelling.test_attention_families import BASE, LLAMA3, MLA, MOE, YARN, longrope
+from tests.inference.modelling.test_network_attention import BASE, LLAMA3, MLA, MOE, YARN, longrope
 
 
 @pytest.fixture(scope="module")

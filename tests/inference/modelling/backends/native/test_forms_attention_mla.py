@@ -8,7 +8,7 @@ import torch
 from inference.modelling.backends.native import forms
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.spec import MLASpec, NormSpec, RopeScaling, RopeSpec
-from tests.inference.modelling.backends.native.test_attention_layer import CHUNKS, DECODES, H, make_batch, make_state
+from tests.inference.modelling.backends.native.test_forms_attention import CHUNKS, DECODES, H, make_batch, make_state
 
 ROPE, PAIRS = RopeSpec(100.0, 8), RopeSpec(100.0, 8, interleaved=True)
 LONG = RopeSpec(100.0, 4, scaling=RopeScaling("dynamic", factor=2.0), max_position_embeddings=8)

@@ -19,7 +19,7 @@ from inference.modelling.weights.files import TensorFiles
 from inference.modelling.weights.loader import _assemble, _stored_names
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import make_checkpoint, old_naming, read_config
-from tests.inference.modelling.test_attention_families import CASES
+from tests.inference.modelling.test_network_attention import CASES
 
 FAMILIES = (
     "llama-rope-llama3",
