@@ -1,0 +1,48 @@
+"""The dense channel mixer against its formula, for every activation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS, MLP, activate
+from inference.modelling.spec import ACTIVATIONS, MLPSpec
+
+FORMULAS = {
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+}
+
+
+def test_every_activation_of_a_spec_is_known():
+    assert set(ACTIVATION_FUNCTIONS) == set(ACTIVATIONS) == set(FORMULAS)
+
+
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_activations_are_their_formulas(activation):
+    gate, up = torch.linspace(-6, 6, 25), torch.linspace(1, 3, 25)
+    wanted = torch.tensor([FORMULAS[activation](value) for value in gate.tolist()])
+    torch.testing.assert_close(activate(gate, activation, gated=False), wanted, rtol=1e-5, atol=1e-6)
+    found = activate(torch.cat((gate, up)), activation, gated=True)
+    torch.testing.assert_close(found, wanted * up, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_layer_is_two_products_around_the_activation(gated, bias):
+    spec = MLPSpec(9, "relu2", gated=gated, bias=bias)
+    layer = MLP(spec, 5)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    assert {name: tuple(value.shape) for name, value in layer.named_parameters()} == spec.parameter_shapes(5)
+    hidden = torch.randn(3, 5, generator=generator)
+    first = (layer.gate_up_proj if gated else layer.up_proj)(hidden)
+    inner = first[:, :9].relu().square() * (first[:, 9:] if gated else 1.0)
+    wanted = inner @ layer.down_proj.weight.T + (layer.down_proj.bias if bias else 0.0)
+    torch.testing.assert_close(layer(hidden), wanted)
