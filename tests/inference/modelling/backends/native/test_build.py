@@ -44,7 +44,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "one.h").write_text("constexpr int kOne = 1;\n")
     monkeypatch.setattr(build, "SOURCES", folder)
     monkeypatch.setattr(build, "_COMMON_HEADERS", ())
-    monkeypatch.setenv("BLAZR_NATIVE_DIR", str(tmp_path / "built"))
+    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "built")
     return folder
 
 
