@@ -1,4 +1,7 @@
-"""The OpenAPI document at /schema and a page that shows it at /docs; neither loads anything from elsewhere."""
+"""The OpenAPI document at /schema and /openapi.json, and a page of it at /docs.
+
+Nothing is loaded from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def _page() -> str:
 
 
 class SchemaView(ApiView):
-    """GET /schema."""
+    """GET /schema, and /openapi.json, where other servers have it."""
 
     schema = None
     public = True

@@ -12,6 +12,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     re_path(r"^static/(?P<path>.+)$", static_file),
     path("schema", SchemaView.as_view(), name="schema"),
+    path("openapi.json", SchemaView.as_view(), name="openapi"),
     path("docs", DocsView.as_view(), name="docs"),
     path("", include("inference.api.urls")),
     path("", include("models_registry.urls")),

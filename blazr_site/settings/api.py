@@ -72,6 +72,7 @@ SPECTACULAR_SETTINGS = {
         "drf_spectacular.hooks.postprocess_schema_enums",
         "inference.api.idempotent.schema_hook",
         "models_registry.api.schema.schema_hook",
+        "inference.api.ollama.schemas.schema_hook",  # after the hooks that add errors in OpenAI's shape
     ],
     # Enums of equal field names need names of their own.
     "ENUM_NAME_OVERRIDES": {

@@ -29,7 +29,7 @@ class UploadCreateSerializer(serializers.Serializer[Any]):
     label = serializers.CharField(  # type: ignore[assignment]
         required=False, allow_blank=True, default="", max_length=1000
     )
-    files = serializers.ListField(child=DeclaredFileSerializer(), max_length=MAX_FILES)
+    files = serializers.ListField(child=DeclaredFileSerializer(), min_length=1, max_length=MAX_FILES)
 
 
 class UploadFileSerializer(serializers.ModelSerializer[UploadFile]):

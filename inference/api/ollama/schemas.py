@@ -11,6 +11,9 @@ from rest_framework import serializers
 from inference.api import schemas as openai
 from inference.api.schemas import View
 
+TAG = "ollama"
+"""Marks the operations of Ollama's API in the document."""
+
 
 class OllamaErrorSerializer(serializers.Serializer[Any]):
     """Ollama's error object."""
@@ -145,4 +148,16 @@ def documented(
 ) -> Callable[[View], View]:
     """The API's ``documented`` with Ollama's errors."""
     responses = {status: OpenApiResponse(OllamaErrorSerializer) for status in errors}
-    return openai.documented(request=request, answers={**answers, **responses}, tags=["ollama"], **kwargs)
+    return openai.documented(request=request, answers={**answers, **responses}, tags=[TAG], **kwargs)
+
+
+def schema_hook(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    """Give all errors of Ollama's routes its shape, also those that other hooks added (drf-spectacular's hook)."""
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/OllamaError"}}}
+    for methods in result["paths"].values():
+        for operation in methods.values():
+            if operation.get("tags") == [TAG]:
+                for status, response in operation["responses"].items():
+                    if status[0] in "45":
+                        response["content"] = content
+    return result

@@ -19,7 +19,7 @@ from tests.inference.api.scripted_worker import say
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
-PUBLIC = ("/livez", "/readyz", "/health", "/metrics", "/schema", "/docs")
+PUBLIC = ("/livez", "/readyz", "/health", "/metrics", "/schema", "/openapi.json", "/docs")
 WITH_KEY = (
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),

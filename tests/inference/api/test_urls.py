@@ -60,7 +60,10 @@ NEEDED: dict[str, str] = {
         GET /v1/usage               GET /api/version
     """,
 }
-PUBLIC = {"/livez", "/readyz", "/health", "/metrics", "/schema", "/docs", "/v1/(?P<rest>.*)$", "/login/", "/logout/"}
+PUBLIC = {
+    "/livez", "/readyz", "/health", "/metrics", "/schema", "/openapi.json", "/docs", "/v1/(?P<rest>.*)$", "/login/",
+    "/logout/",
+}  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 

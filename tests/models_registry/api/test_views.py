@@ -198,6 +198,8 @@ def test_refused_declarations_are_4xx_and_store_nothing(browser: Client, hybrid:
     for body in (
         "[]",
         "{",
+        "{}",
+        '{"files": []}',
         '{"files": 3}',
         '{"files": [{"name": "a"}]}',
         '{"files": [{"name": 3, "size_bytes": NaN}]}',

@@ -117,6 +117,8 @@ def test_wrong_forms_leave_nothing(http, fields, param):
 def test_forms_without_one_whole_file(http):
     form = {"data": {"purpose": "batch"}}
     assert error_of(http.post("/v1/files", **form, files={"other": ("a", b"x")}), 400)["param"] == "other"
+    for no_file in ({"purpose": (None, "batch")}, {"purpose": (None, "batch"), "file": (None, "text")}):
+        assert error_of(http.post("/v1/files", files=no_file), 400)["param"] == "file"
     two = [("file", ("a", b"x")), ("file", ("b", b"y"))]
     assert "several" in error_of(http.post("/v1/files", **form, files=two), 400)["message"]
     assert "empty" in error_of(upload(http, b""), 400)["message"]

@@ -259,7 +259,7 @@ def test_a_failed_job_gives_its_error(http):
 
     (job,) = http.post("/api/jobs", json={"endpoint": "chat", "body": CHAT}).json()["data"]
     (claimed,) = jobs_claim(owner="w", limit=1)
-    error = PromptTooLong("prompt has 9 tokens, max_model_len is 8.", param="messages")
+    error = PromptTooLong.of(8, 9, noun="messages")
     job_finish(key=claimed.key, fence=claimed.fence, state=JobState.FAILED, error=error)
     assert http.get(f"/api/jobs/{job['id']}").json()["error"]["code"] == "context_length_exceeded"
     is_error(http.get(f"/api/jobs/{job['id']}/result"), 400, "context_length_exceeded")
@@ -275,7 +275,7 @@ def test_schema_has_no_warnings(capsys):
 
 
 def test_document_names_every_endpoint(document, http):
-    assert http.get("/schema").json() == document
+    assert http.get("/schema").json() == http.get("/openapi.json").json() == document
     paths = document["paths"]
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/api/jobs", "/readyz"):
         assert path in paths
