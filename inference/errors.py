@@ -24,7 +24,7 @@ Standard library only: every layer may import this module.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class BlazrError(Exception):
@@ -98,9 +98,56 @@ class InvalidSamplingParams(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
-    """Prompt plus requested output exceed the model's context."""
+    """Prompt plus requested output exceed the model's context.
+
+    The message is OpenAI's: client libraries look for its first sentence, and for the figures without separators.
+    """
 
     code = "context_length_exceeded"
+
+    @classmethod
+    def of(
+        cls,
+        max_model_len: int,
+        num_prompt_tokens: int,
+        max_tokens: int | None = None,
+        *,
+        noun: str = "prompt",
+        param: str | None = None,
+    ) -> Self:
+        """The error for these figures.
+
+        Args:
+            max_model_len: Most tokens of prompt and output together.
+            num_prompt_tokens: Of the prompt.
+            max_tokens: Of the output, as requested; None or 0: no number was requested.
+            noun: What the prompt's tokens are counted in: messages, prompt, input.
+            param: The request field; default: the prompt's, or ``max_tokens`` if the prompt alone would fit.
+        """
+        context = f"This model's maximum context length is {max_model_len} tokens."
+        if param is None:
+            param = noun if num_prompt_tokens >= max_model_len or not max_tokens else "max_tokens"
+        if not max_tokens:
+            return cls(
+                f"{context} However, your {noun} resulted in {num_prompt_tokens} tokens. "
+                f"Please reduce the length of the {noun}.",
+                param=param,
+            )
+        return cls(
+            f"{context} However, you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the "
+            f"{noun}, {max_tokens} in the completion). Please reduce the length of the {noun} or completion.",
+            param=param,
+        )
+
+    @classmethod
+    def of_chars(cls, max_model_len: int, num_chars: int, *, noun: str = "prompt") -> Self:
+        """The error for a text with more characters than so many tokens can encode; it isn't tokenised at all."""
+        return cls(
+            f"This model's maximum context length is {max_model_len} tokens. However, your {noun} has {num_chars} "
+            f"characters, which is more than {max_model_len} tokens can encode. Please reduce the length of the "
+            f"{noun}.",
+            param=noun,
+        )
 
 
 class InvalidTokenIds(InvalidRequest):

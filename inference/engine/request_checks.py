@@ -75,12 +75,7 @@ class RequestChecks:
         requested = source.params.max_tokens
         capacity = limit - num_prompt
         if (1 if requested is None else requested) > capacity:
-            more = "" if requested is None else f" and max_tokens is {requested:,}"
-            remedy = "shorten the prompt" if requested is None else "shorten the prompt or lower max_tokens"
-            raise PromptTooLong(
-                f"prompt has {num_prompt:,} tokens{more}, max_model_len is {limit:,}; {remedy}.",
-                param="prompt" if num_prompt > limit else "max_tokens",
-            )
+            raise PromptTooLong.of(limit, num_prompt, requested)
         max_tokens = requested
         if max_tokens is None:
             max_tokens = min(capacity, max(1, self._states.max_sequence_tokens - num_prompt))

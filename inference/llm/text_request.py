@@ -94,7 +94,7 @@ class RequestPreparer:
                 param="stop",
             )
         prompt = self._read_prompt(message["prompt"])
-        self._check_length(len(prompt.token_ids), params)
+        self._check_length(len(prompt.token_ids), params, "messages" if "messages" in message["prompt"] else "prompt")
         delivered = [tuple(token_ids) for token_ids in message.get("delivered", ())]
         if len(delivered) > params.n:
             raise InvalidRequest(f"{len(delivered)} choices were delivered, n is {params.n}.", param="delivered")
@@ -168,9 +168,7 @@ class RequestPreparer:
             return token_ids
         if item.get("truncate"):
             return token_ids[:limit]
-        raise PromptTooLong(
-            f"input {number} has {len(token_ids):,} tokens, max_model_len is {limit:,}; shorten it.", param="input"
-        )
+        raise PromptTooLong.of(limit, len(token_ids), noun=f"input {number}", param="input")
 
     def _choice(
         self,
@@ -258,11 +256,7 @@ class RequestPreparer:
         text = prompt["text"]
         longest = self._tokenizer.longest_token_bytes
         if isinstance(text, str) and longest is not None and len(text) > longest * self._max_model_len:
-            raise PromptTooLong(
-                f"prompt has {len(text):,} characters, more than max_model_len {self._max_model_len:,} tokens can "
-                "say; shorten it.",
-                param="prompt",
-            )
+            raise PromptTooLong.of_chars(self._max_model_len, len(text))
         if "suffix" in prompt:
             return self._read_infill(prompt)
         token_ids = self._tokenizer.encode(
@@ -326,22 +320,10 @@ class RequestPreparer:
             return prompt.text
         return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=params.skip_special_tokens)
 
-    def _check_length(self, num_prompt: int, params: SamplingParams) -> None:
-        limit = self._max_model_len
+    def _check_length(self, num_prompt: int, params: SamplingParams, noun: str) -> None:
         least = 1 if params.max_tokens is None else params.max_tokens
-        if num_prompt + least <= limit:
-            return
-        if num_prompt >= limit:
-            raise PromptTooLong(
-                f"prompt has {num_prompt:,} tokens, max_model_len is {limit:,} for prompt and output together; "
-                "shorten the prompt.",
-                param="prompt",
-            )
-        raise PromptTooLong(
-            f"prompt has {num_prompt:,} tokens and max_tokens is {least:,}, together more than max_model_len "
-            f"{limit:,}; ask for at most {limit - num_prompt:,} tokens or shorten the prompt.",
-            param="max_tokens",
-        )
+        if num_prompt + least > self._max_model_len:
+            raise PromptTooLong.of(self._max_model_len, num_prompt, params.max_tokens, noun=noun)
 
 
 def _reasoning(message: GenerateMessage, prompt: Prompt) -> ReasoningSection | None:

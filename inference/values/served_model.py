@@ -51,10 +51,8 @@ class ServedModel:
             if token_ids is not None:
                 self.check_token_ids(token_ids, param=prompt_name)
                 if len(token_ids) > self.max_model_len:
-                    raise PromptTooLong(
-                        f"The prompt has {len(token_ids):,} tokens, max_model_len is {self.max_model_len:,}; "
-                        "shorten the prompt.",
-                        param=prompt_name,
+                    raise PromptTooLong.of(
+                        self.max_model_len, len(token_ids), plan.params.max_tokens, noun=prompt_name, param=prompt_name
                     )
             elif without_tokenizer:
                 raise UnsupportedFeature(

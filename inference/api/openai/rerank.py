@@ -38,7 +38,7 @@ from inference.values.messages import PromptMessage
 from inference.values.plan import GenerationPlan
 
 MAX_DOCUMENTS = MAX_INPUTS - 1
-_NUMBER = re.compile(r"^input (\d+)")
+_NUMBER = re.compile(r"\binput (\d+)")
 
 
 @extend_schema_field(
@@ -144,10 +144,10 @@ def _answer(generation: Generation, values: dict[str, Any]) -> dict[str, Any]:
 
 def _in_own_words(error: BlazrError) -> BlazrError:
     """Inputs of the embedding request are the query and the documents here."""
-    found = _NUMBER.match(error.message)
+    found = _NUMBER.search(error.message)
     if error.param != "input" or found is None:
         return error
     number = int(found[1])
     name = "query" if number == 0 else f"documents[{number - 1}]"
-    message = name + error.message[found.end() :]
+    message = _NUMBER.sub(name, error.message)
     return type(error)(message, param=name.partition("[")[0], retry_after_s=error.retry_after_s)

@@ -221,6 +221,7 @@ def test_error_types_by_status():
     ("members", "param"),
     [
         ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),

@@ -71,9 +71,9 @@ def test_requests_that_are_wrong(http, body, param):
 
 def test_errors_name_the_document(http, worker):
     def too_long(reply: Reply):
-        yield reply.error(PromptTooLong("input 2 has 9 tokens, max_model_len is 8; shorten it.", param="input"))
+        yield reply.error(PromptTooLong.of(8, 9, noun="input 2", param="input"))
 
     worker.script = too_long
     response = http.post("/v1/rerank", json=BODY)
     refused(response, 400, "documents")
-    assert "documents[1] has 9 tokens" in response.json()["error"]["message"]
+    assert "your documents[1] resulted in 9 tokens" in response.json()["error"]["message"]

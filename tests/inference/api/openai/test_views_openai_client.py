@@ -229,7 +229,7 @@ def test_bad_parameter_is_a_bad_request_that_names_it(client, worker):
 @pytest.mark.parametrize("stream", [False, True])
 def test_error_before_the_first_token_has_its_own_status(client, worker, stream):
     def script(reply: Reply):
-        yield reply.error(PromptTooLong("prompt has 5,210 tokens, max_model_len is 4,096.", param="messages"))
+        yield reply.error(PromptTooLong.of(4096, 5210, noun="messages"))
 
     worker.script = script
     with pytest.raises(openai.BadRequestError) as caught:

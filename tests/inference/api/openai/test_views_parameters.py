@@ -263,6 +263,12 @@ def test_both_names_of_the_token_limit():
     assert plan_from_body("chat", CHAT).params.max_tokens is None
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_generates_at_least_one_token(name):
+    refused("chat", {**CHAT, name: 0}, name)
+    assert plan_from_body("chat", {**CHAT, name: 1}).params.max_tokens == 1
+
+
 def test_choices_of_a_request_are_bounded():
     refused("completion", {**COMPLETION, "prompt": ["x"] * 1024, "n": 2}, "n")
 
