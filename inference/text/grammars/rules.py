@@ -12,9 +12,9 @@ from llguidance import LLMatcher, LLParserLimits
 from inference.text.grammars.gbnf_lexemes import gbnf_to_lark
 from inference.values.grammar import Grammar
 
-WHITESPACE = r"\x20|\r?\n[\x20\x09]{0,64}"
-"""Between JSON's tokens, or nothing: a space, or a line break with indentation. JSON allows any amount, in which a
-model that has lost its way never ends."""
+WHITESPACE = r"\x20|\n\x20{0,32}"
+"""Between JSON's tokens, or nothing: one space, or one newline with at most 32 spaces of indentation. JSON allows any
+amount, and a weak model would spend all its tokens on tabs and newlines."""
 
 
 def source_of(grammar: Grammar) -> str:

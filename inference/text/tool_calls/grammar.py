@@ -176,7 +176,7 @@ def _start(body: str, thinking: Tags | None) -> tuple[str, ...]:
     if thinking is None:
         return (f"start: {body}",)
     section = f"thinking[lazy]: {_text(thinking[0])} /(.|\\n)*/ {_text(thinking[1])}"
-    return (f"start: (thinking SPACE?)? ({body})", section, r"SPACE: /[ \n]{1,16}/")
+    return (f"start: (thinking SPACE?)? ({body})", section, r"SPACE: / |\n{1,2}/")
 
 
 def _schema(grammar: Grammar) -> Mapping[str, Any]:
