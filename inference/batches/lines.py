@@ -84,6 +84,7 @@ class FinishedLine:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     queue_s: float = 0.0
     engine_s: float = 0.0
 
@@ -193,6 +194,7 @@ def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:
                     prompt_tokens=item.prompt_tokens,
                     completion_tokens=item.completion_tokens,
                     cached_tokens=item.cached_tokens,
+                    reasoning_tokens=item.reasoning_tokens,
                     queue_s=item.queue_s,
                     engine_s=item.engine_s,
                 )

@@ -11,6 +11,7 @@ from django.utils import timezone
 from inference.models import Batch, BatchLine, BatchResult, LineState
 
 ID_BATCH = 900
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
 
 def rows_locked(rows: QuerySet[BatchLine]) -> QuerySet[BatchLine]:
@@ -46,6 +47,5 @@ def results_write(results: Sequence[BatchResult]) -> None:
         Batch.objects.filter(pk=batch).update(
             num_completed=F("num_completed") + len(mine) - failed,
             num_failed=F("num_failed") + failed,
-            prompt_tokens=F("prompt_tokens") + sum(item.prompt_tokens for item in mine),
-            completion_tokens=F("completion_tokens") + sum(item.completion_tokens for item in mine),
+            **{name: F(name) + sum(getattr(item, name) for item in mine) for name in _COUNTS},
         )

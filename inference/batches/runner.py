@@ -208,6 +208,7 @@ class BatchRunner(ClaimRunner):
             prompt_tokens=item.builder.prompt_tokens,
             completion_tokens=item.builder.completion_tokens,
             cached_tokens=item.builder.cached_tokens,
+            reasoning_tokens=item.builder.reasoning_tokens,
             queue_s=queue_s,
             engine_s=sum(part.get("duration_s", 0.0) for part in usage) - queue_s,
         )

@@ -232,7 +232,9 @@ def batch_object(row: Batch, progress: Mapping[str, Any], *, secret: str | None 
         "metadata": orjson.loads(row.metadata) if row.metadata else None,
         "usage": {
             "input_tokens": row.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": row.cached_tokens},
             "output_tokens": row.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": row.reasoning_tokens},
             "total_tokens": row.prompt_tokens + row.completion_tokens,
         },
         "priority": row.priority,

@@ -111,11 +111,25 @@ class RequestCountsSerializer(serializers.Serializer[Any]):
     failed = serializers.IntegerField(min_value=0)
 
 
+class BatchInputDetailsSerializer(serializers.Serializer[Any]):
+    """Parts of the prompts."""
+
+    cached_tokens = serializers.IntegerField(min_value=0, help_text="Whose state was in the prefix cache.")
+
+
+class BatchOutputDetailsSerializer(serializers.Serializer[Any]):
+    """Parts of the outputs."""
+
+    reasoning_tokens = serializers.IntegerField(min_value=0, help_text="Tokens of thinking.")
+
+
 class BatchUsageSerializer(serializers.Serializer[Any]):
     """Tokens of the finished lines."""
 
     input_tokens = serializers.IntegerField(min_value=0)
+    input_tokens_details = BatchInputDetailsSerializer()
     output_tokens = serializers.IntegerField(min_value=0)
+    output_tokens_details = BatchOutputDetailsSerializer()
     total_tokens = serializers.IntegerField(min_value=0)
 
 

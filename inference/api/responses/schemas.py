@@ -13,6 +13,7 @@ class ResponseTokensDetailsSerializer(serializers.Serializer[Any]):
     """Parts of the input."""
 
     cached_tokens = serializers.IntegerField(min_value=0)
+    cache_write_tokens = serializers.IntegerField(min_value=0, help_text="0: writing into the cache is free.")
     cache_miss_reason = serializers.CharField(required=False)
 
 

@@ -202,7 +202,7 @@ def response_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     details = usage.get("completion_tokens_details") or {}
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": dict(usage["prompt_tokens_details"]),
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},  # writes are free
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
         "total_tokens": usage["total_tokens"],
