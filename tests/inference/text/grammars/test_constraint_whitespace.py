@@ -99,7 +99,7 @@ def test_no_run_of_white_space_is_longer_than_an_indentation(llm: LLM, name: str
         num_finished += is_finished
         num_runs += len(runs_of_space(text))
     assert num_runs > 8
-    if name != "any object":  # which may go on for ever
+    if name not in ("any object", "answer behind thinking"):  # which may go on for ever
         assert num_finished > 0
 
 
