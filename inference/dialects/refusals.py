@@ -81,12 +81,7 @@ REFUSED_ANYWHERE: Mapping[str, Refused] = {
     "kv_transfer_params": Refused("caches aren't transferred between servers"),
     "vllm_xargs": Refused("there are no plug-ins"),
     "request_id": Refused("the server chooses request ids"),
-    "typical_p": Refused("use top_p or min_p", (0, 0.0, 1, 1.0)),
-    "mirostat": Refused("use top_p or min_p", (0,)),
-    "repeat_penalty": Refused("its name here is repetition_penalty, which counts the prompt too", (1, 1.0)),
     "repeat_last_n": Refused("repetition_penalty looks at the whole sequence"),
-    "dry_multiplier": Refused("use repetition_penalty", (0, 0.0)),
-    "dynatemp_range": Refused("the temperature is fixed for a request", (0, 0.0)),
     "lora_adapter": Refused("adapters aren't supported"),
     "context": Refused("send token ids as the prompt"),
 }

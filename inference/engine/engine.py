@@ -150,6 +150,7 @@ class Engine:
                 source.prompt_token_ids,
                 source.prior_output_token_ids,
                 source.constraint,
+                source.dry_breakers,
             ),
             namespace=self._prefix_cache.digest(source.cache_salt, len(source.prompt_token_ids)),
         )

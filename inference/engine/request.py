@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from inference.engine.pooling import Float32Array, Pooling
+from inference.engine.sampling.dry import SequenceBreakers
 from inference.errors import BlazrError
 from inference.values.sampling_params import SamplingParams
 from inference.values.token_constraint import TokenConstraint
@@ -52,6 +53,7 @@ class EngineRequest:
         cache_salt: The prefix cache is shared with requests of the same salt only.
         pooling: Instead of tokens, the hidden rows of the prompt are wanted, pooled so; ``max_tokens`` is 0 then.
         constraint: Says which tokens may follow; stands behind ``prior_output_token_ids``. None: all may.
+        dry_breakers: Texts over which no match of the DRY penalty reaches. None: there are none.
     """
 
     request_id: str
@@ -63,6 +65,7 @@ class EngineRequest:
     cache_salt: str = ""
     pooling: Pooling | None = None
     constraint: TokenConstraint | None = None
+    dry_breakers: SequenceBreakers | None = None
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from inference.text.grammars.constraint import GrammarConstraint
 from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.detokenizer import Detokenizer
 from inference.text.tokenisation.infilling import InfillTokens, infill_tokens
+from inference.text.tokenisation.sequence_breakers import TextBreakers
 from inference.text.tokenisation.stop_strings import StopStrings
 from inference.text.tokenisation.tokenizer import Tokenizer
 from inference.text.tool_calls.reasoning import ReasoningSection, ends_in_section
@@ -108,9 +109,12 @@ class RequestPreparer:
             # A model that hasn't begun to think may never come to the end of it.
             params = replace(params, grammar_after=None)
         constraints = self._constraints(params, prior, visible_ids)
+        breakers = self._dry_breakers(params)
         choices = tuple(
             replace(
-                self._choice(message, number, prompt.token_ids, params, prior[number]), constraint=constraints[number]
+                self._choice(message, number, prompt.token_ids, params, prior[number]),
+                constraint=constraints[number],
+                dry_breakers=breakers,
             )
             for number in range(params.n)
         )
@@ -195,6 +199,11 @@ class RequestPreparer:
             prior_output_token_ids=prior,
             cache_salt=message.get("cache_salt", ""),
         )
+
+    def _dry_breakers(self, params: SamplingParams) -> TextBreakers | None:
+        if not params.dry_multiplier or not self._tokenizer.has_text:
+            return None  # without text there are none to be found
+        return TextBreakers(self._tokenizer, params.dry_sequence_breakers)
 
     def _constraints(
         self, params: SamplingParams, prior: Sequence[tuple[int, ...]], visible_ids: frozenset[int]

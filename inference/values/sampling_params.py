@@ -21,6 +21,8 @@ MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
+MAX_DRY_BREAKERS = 64
+MAX_DRY_BREAKER_CHARS = 40
 MAX_CHOICES = 128
 MAX_TOKENS_LIMIT = 1 << 24
 SEED_RANGE = 1 << 63
@@ -42,6 +44,21 @@ class SamplingParams:
         presence_penalty: Subtracted once from tokens seen in the output. -2 to 2.
         frequency_penalty: Subtracted per occurrence in the output. -2 to 2.
         logit_bias: Token id to an addition to its logit, -100 to 100.
+        typical_p: Keep the tokens whose surprise is nearest to the expected one, up to this probability. 0 to 1; 0 and
+            1 are off.
+        top_n_sigma: Keep logits within so many standard deviations below the greatest. 0 and below are off.
+        dynatemp_range: The temperature lies up to this below or above ``temperature``, by the entropy. 0 is off.
+        dynatemp_exponent: How the temperature follows the entropy: its share of the greatest entropy to this power.
+        mirostat: 1 or 2: keep the surprise of the tokens near ``mirostat_tau``; 0 is off.
+        mirostat_tau: Wanted surprise, in bits.
+        mirostat_eta: How fast it is reached. 0 to 1.
+        dry_multiplier: Strength of the penalty for tokens that continue a repetition; 0 is off.
+        dry_base: The penalty is multiplied by this for each token that a repetition is longer than allowed.
+        dry_allowed_length: Repetitions of fewer tokens aren't penalised.
+        dry_penalty_last_n: Tokens that are searched for repetitions; -1: all, 0: off.
+        dry_sequence_breakers: Texts over which no repetition reaches.
+        xtc_probability: How often the likeliest of several likely tokens are excluded. 0 to 1; 0 is off.
+        xtc_threshold: Tokens of at least this probability are likely; above 0.5 there can't be two.
         stop: Strings that end the text; they aren't part of it.
         stop_token_ids: Ids that end it as well.
         ignore_eos: Go on after end-of-sequence.
@@ -66,6 +83,20 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -85,6 +116,8 @@ class SamplingParams:
                 check(name, getattr(self, name))
         self._check_collections()
         self._check_grammar()
+        if self.mirostat:
+            self._check_mirostat()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingParams(
                 f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it.",
@@ -118,6 +151,32 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0, MAX_TOKENS_LIMIT)
             _check_number("logit_bias", bias, -100.0, 100.0)
+        if self.dry_sequence_breakers is not _DEFAULTS["dry_sequence_breakers"]:
+            self._check_dry_sequence_breakers()
+
+    def _check_dry_sequence_breakers(self) -> None:
+        name, texts = "dry_sequence_breakers", self.dry_sequence_breakers
+        if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
+            raise InvalidSamplingParams(f"{name} must be a list of strings, got {_show(texts)}.", param=name)
+        if len(texts) > MAX_DRY_BREAKERS:
+            raise InvalidSamplingParams(
+                f"{name} has {len(texts)} strings, at most {MAX_DRY_BREAKERS} are allowed.", param=name
+            )
+        for text in texts:
+            if not 1 <= len(text) <= MAX_DRY_BREAKER_CHARS:
+                raise InvalidSamplingParams(
+                    f"each string of {name} needs 1 to {MAX_DRY_BREAKER_CHARS} characters, got {len(text)}.", param=name
+                )
+
+    def _check_mirostat(self) -> None:
+        """Mirostat decides by itself how many tokens are kept."""
+        for name in _TRUNCATIONS:
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise InvalidSamplingParams(
+                    f"{name} is {_show(getattr(self, name))}, but mirostat {self.mirostat} chooses by itself which "
+                    f"tokens are kept; leave {name} out, or set mirostat to 0.",
+                    param=name,
+                )
 
     def _check_grammar(self) -> None:
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
@@ -132,6 +191,17 @@ class SamplingParams:
             )
         if self.grammar is None:
             raise InvalidSamplingParams("grammar_after needs a grammar.", param="grammar_after")
+
+    @property
+    def uses_chain(self) -> bool:
+        """Whether a draw needs one of the samplers beyond temperature, top_k, top_p and min_p."""
+        return (
+            0.0 < self.typical_p < 1.0
+            or self.top_n_sigma > 0.0
+            or self.dynatemp_range > 0.0
+            or self.mirostat > 0
+            or self.xtc_probability > 0.0
+        )
 
     @property
     def is_greedy(self) -> bool:
@@ -162,6 +232,8 @@ class SamplingParams:
             values["stop"] = _as_strings(values["stop"])
         if "stop_token_ids" in values:
             values["stop_token_ids"] = _as_tuple("stop_token_ids", values["stop_token_ids"])
+        if "dry_sequence_breakers" in values:
+            values["dry_sequence_breakers"] = _as_tuple("dry_sequence_breakers", values["dry_sequence_breakers"])
         if "logit_bias" in values:
             values["logit_bias"] = _as_bias(values["logit_bias"])
         if values.get("grammar") is not None:
@@ -242,6 +314,19 @@ _CHECKS: Mapping[str, Callable[[str, object], None]] = {
     "repetition_penalty": partial(_check_number, low=0.0, high=10.0, low_open=True),
     "presence_penalty": partial(_check_number, low=-2.0, high=2.0),
     "frequency_penalty": partial(_check_number, low=-2.0, high=2.0),
+    "typical_p": partial(_check_number, low=0.0, high=1.0),
+    "top_n_sigma": partial(_check_number, low=-1.0, high=100.0),
+    "dynatemp_range": partial(_check_number, low=0.0, high=2.0),
+    "dynatemp_exponent": partial(_check_number, low=0.0, high=10.0),
+    "mirostat": partial(_check_int, low=0, high=2),
+    "mirostat_tau": partial(_check_number, low=0.0, high=100.0),
+    "mirostat_eta": partial(_check_number, low=0.0, high=1.0),
+    "dry_multiplier": partial(_check_number, low=0.0, high=100.0),
+    "dry_base": partial(_check_number, low=1.0, high=10.0),
+    "dry_allowed_length": partial(_check_int, low=1, high=MAX_TOKENS_LIMIT),
+    "dry_penalty_last_n": partial(_check_int, low=-1, high=MAX_TOKENS_LIMIT),
+    "xtc_probability": partial(_check_number, low=0.0, high=1.0),
+    "xtc_threshold": partial(_check_number, low=0.0, high=1.0),
     "seed": partial(_check_int, low=-SEED_RANGE, high=SEED_RANGE - 1, optional=True),
     "logprobs": partial(_check_int, low=0, high=MAX_LOGPROBS, optional=True),
     "prompt_logprobs": partial(_check_int, low=0, high=MAX_LOGPROBS, optional=True),
@@ -251,6 +336,11 @@ _CHECKS: Mapping[str, Callable[[str, object], None]] = {
     "include_stop_str_in_output": _check_switch,
 }
 """Members with a range of their own; the others' rules are methods."""
+
+_TRUNCATIONS = (
+    "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "dynatemp_range",
+)  # fmt: skip
+"""What doesn't go together with mirostat."""
 
 _DEFAULTS: Mapping[str, Any] = {
     item.name: {} if item.name == "logit_bias" else item.default for item in fields(SamplingParams)

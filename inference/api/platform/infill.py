@@ -22,6 +22,7 @@ from inference.dialects.fields import (
     StrictNumberField,
 )
 from inference.dialects.openai.requests import plan_from_body
+from inference.dialects.openai.sampling_fields import FurtherSamplersMixin
 from inference.dialects.refusals import Refused
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.serving.generation import Generation, generation_start
@@ -38,7 +39,7 @@ _RENAMED = {"input_prefix": "prompt", "input_suffix": "suffix"}
 _STOP_TYPES = {"length": "limit", "stop": "eos"}
 
 
-class InfillRequestSerializer(StrictSerializer):
+class InfillRequestSerializer(FurtherSamplersMixin, StrictSerializer):
     """Body of POST /infill."""
 
     takes_hints = True

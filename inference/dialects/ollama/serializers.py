@@ -28,6 +28,7 @@ from inference.dialects.fields import (
 )
 from inference.dialects.openai.embeddings import MAX_DIMENSIONS, embedding_plan
 from inference.dialects.openai.requests import plan_from_body
+from inference.dialects.openai.sampling_fields import FURTHER_SAMPLERS, FurtherSamplersMixin
 from inference.dialects.refusals import Refused
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
@@ -49,8 +50,6 @@ REFUSED_OPTIONS: Mapping[str, Refused] = {
     "num_keep": Refused("prompts are never cut"),
     "tfs_z": Refused("use top_p or min_p", (1, 1.0)),
     "penalize_newline": Refused("repeat_penalty counts every token", (True,)),
-    "mirostat_tau": Refused("there is no mirostat"),
-    "mirostat_eta": Refused("there is no mirostat"),
     "draft_num_predict": Refused(_BY_LOADING),
 }  # fmt: skip
 _RENAMED_OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
@@ -59,10 +58,11 @@ _NAMES: Names = {
     "repetition_penalty": "options.repeat_penalty",
     "response_format": "format",
     "chat_template_kwargs": "think",
+    **{name: f"options.{name}" for name in ("top_k", "top_p", "min_p", *FURTHER_SAMPLERS)},
 }
 
 
-class OptionsSerializer(StrictSerializer):
+class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
     """``options`` of a generation."""
 
     takes_hints = True

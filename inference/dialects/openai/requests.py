@@ -21,7 +21,7 @@ from inference.dialects.openai.chat_fields import ReasoningEffortField, ToolChoi
 from inference.dialects.openai.chat_prompt import chat_prompt
 from inference.dialects.openai.grammar_fields import GrammarFieldsMixin, grammar_of
 from inference.dialects.openai.message_fields import MessagesField
-from inference.dialects.openai.sampling_fields import SamplingFieldsMixin
+from inference.dialects.openai.sampling_fields import SamplingFieldsMixin, resolve_aliases
 from inference.dialects.refusals import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, UnsupportedFeature
@@ -116,6 +116,7 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
         values = self.parse(body)
         if values.get("top_k") == -1:
             values["top_k"] = 0
+        resolve_aliases(values)
         options = values.get("stream_options")
         stream = values.get("stream", False)
         if options is not None and not stream:

@@ -15,6 +15,7 @@ from inference.dialects.fields import (
     StrictNumberField,
     TokenIdsField,
 )
+from inference.errors import InvalidRequest
 from inference.values import sampling_params as limits
 
 MAX_PRIORITY = 100
@@ -36,7 +37,58 @@ class QueueFieldsMixin(PriorityFieldMixin):
     )
 
 
-class SamplingFieldsMixin(QueueFieldsMixin):
+class FurtherSamplersMixin(serializers.Serializer[Any]):
+    """The samplers that llama.cpp's users know, by llama.cpp's names; the defaults are those of SamplingParams."""
+
+    typical_p = StrictNumberField(
+        required=False, min_value=0, max_value=1, allow_null=True, help_text="Locally typical sampling; 0 and 1: off."
+    )
+    top_n_sigma = StrictNumberField(
+        required=False, min_value=-1, max_value=100, allow_null=True, help_text="In standard deviations; 0 and -1: off."
+    )
+    dynatemp_range = StrictNumberField(
+        required=False, min_value=0, max_value=2, allow_null=True, help_text="Dynamic temperature; 0: off."
+    )
+    dynatemp_exponent = StrictNumberField(required=False, min_value=0, max_value=10, allow_null=True)
+    mirostat = StrictIntegerField(
+        required=False, min_value=0, max_value=2, allow_null=True, help_text="Version 1 or 2; 0: off."
+    )
+    mirostat_tau = StrictNumberField(
+        required=False, min_value=0, max_value=100, allow_null=True, help_text="Wanted surprise in bits; default 5."
+    )
+    mirostat_eta = StrictNumberField(
+        required=False, min_value=0, max_value=1, allow_null=True, help_text="Learning rate; default 0.1."
+    )
+    dry_multiplier = StrictNumberField(
+        required=False, min_value=0, max_value=100, allow_null=True, help_text="Penalty of repetitions; 0: off."
+    )
+    dry_base = StrictNumberField(required=False, min_value=1, max_value=10, allow_null=True, help_text="Default 1.75.")
+    dry_allowed_length = StrictIntegerField(
+        required=False, min_value=1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True, help_text="Default 2."
+    )
+    dry_penalty_last_n = StrictIntegerField(
+        required=False, min_value=-1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True, help_text="Default -1: all."
+    )
+    dry_sequence_breakers = serializers.ListField(
+        child=StrictCharField(max_length=limits.MAX_DRY_BREAKER_CHARS),
+        max_length=limits.MAX_DRY_BREAKERS,
+        required=False,
+        allow_null=True,
+        help_text='Default: a line break, ":", \'"\' and "*".',
+    )
+    xtc_probability = StrictNumberField(
+        required=False, min_value=0, max_value=1, allow_null=True, help_text="Exclude top choices so often; 0: off."
+    )
+    xtc_threshold = StrictNumberField(
+        required=False, min_value=0, max_value=1, allow_null=True, help_text="Default 0.1; above 0.5: off."
+    )
+
+
+FURTHER_SAMPLERS = tuple(FurtherSamplersMixin().fields)
+"""Their names, the same in all APIs."""
+
+
+class SamplingFieldsMixin(FurtherSamplersMixin, QueueFieldsMixin):
     """The fields of all endpoints in OpenAI's shape that choose tokens."""
 
     temperature = StrictNumberField(

@@ -12,7 +12,7 @@ from rest_framework import serializers
 from inference.dialects.chat_bridge import chat_plan
 from inference.dialects.fields import JSONObjectField, StrictBooleanField, StrictCharField, StrictIntegerField, shown
 from inference.dialects.openai.message_fields import MAX_MESSAGES
-from inference.dialects.openai.sampling_fields import SamplingFieldsMixin
+from inference.dialects.openai.sampling_fields import FURTHER_SAMPLERS, SamplingFieldsMixin
 from inference.dialects.refusals import Refused
 from inference.dialects.responses.conversion import (
     NO_BUILT_IN_TOOLS,
@@ -60,8 +60,8 @@ CHAT_NAMES: Mapping[str, str] = {
 
 _AS_IN_CHAT = (
     "model", "temperature", "top_p", "parallel_tool_calls", "stop", "seed", "presence_penalty", "frequency_penalty",
-    "logit_bias", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
-    "skip_special_tokens", "chat_template_kwargs", "priority", "cache_salt",
+    "logit_bias", "top_k", "min_p", "repetition_penalty", "repeat_penalty", "min_tokens", "stop_token_ids",
+    "ignore_eos", "skip_special_tokens", "chat_template_kwargs", "priority", "cache_salt", *FURTHER_SAMPLERS,
 )  # fmt: skip
 
 

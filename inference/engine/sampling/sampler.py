@@ -5,7 +5,8 @@ In this order, which is vLLM's (https://docs.vllm.ai/en/latest/api/vllm/v1/sampl
     1  log-probabilities, of the logits as the network gave them
     2  masks (ids without a token, grammars, ``min_tokens``), ``logit_bias``, penalties
     3  greedy rows: the likeliest token, the lowest id among equals
-    4  other rows: temperature, ``min_p``, ``top_k``, ``top_p``, draw
+    4  other rows: temperature, ``min_p``, ``top_k``, ``top_p``, draw; rows that use one of the samplers of
+       ``sampler_chain`` go through that instead
 
 Equals are treated alike: a token as likely as the last one that ``top_k`` or ``top_p`` keeps is kept too.
 Hence the choice never depends on how a sort orders equals, which differs between devices and batch sizes.
@@ -26,8 +27,11 @@ import torch
 
 from inference.engine.device import fetch, upload, upload_ids
 from inference.engine.request import TokenLogprobs
+from inference.engine.sampling.dry import Dry
 from inference.engine.sampling.logits_processors import InvalidTokens, LogitBias, LogitsProcessor, MinTokens, Penalties
 from inference.engine.sampling.random_draws import uniforms
+from inference.engine.sampling.row_ops import column, descending, draw_by_numbers, mask_below, select_rows
+from inference.engine.sampling.sampler_chain import draw_from_chain
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.sampling.token_masks import TokenMasks, narrow_ids
 from inference.errors import BlazrError, GenerationFailed
@@ -43,9 +47,6 @@ TOPK_LIMIT = 1024
 
 NUCLEUS_COLUMNS = 2048
 """Likeliest tokens among which the end of a nucleus (``top_p``) is looked for first."""
-
-FEW = 64
-"""Up to this many, torch's topk is faster on the CPU than numpy's partition."""
 
 CPU_SLICE = 1 << 19
 """Logits that are drawn from at once on the CPU: temporaries that stay in its caches take a seventh of the time
@@ -90,6 +91,7 @@ class Sampler:
             MinTokens(),
             LogitBias(),
             Penalties(),
+            Dry(),
         )
 
     def begin(self, rows: Sequence[SamplingState]) -> None:
@@ -149,7 +151,7 @@ class Sampler:
             return argmax_output(*self._row_maxima(logits))
         # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. A mask hides them.
         masked = [at for at, row in enumerate(rows) if self._masks.precedes(row)]
-        most_of_masked = _select(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
+        most_of_masked = select_rows(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
         scored = [at for at, row in enumerate(rows) if row.params.logprobs is not None]
         log_probs = log_softmax_rows(logits, scored) if scored else None
         if any(row.changes_logits for row in rows):
@@ -271,7 +273,7 @@ def log_softmax_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None = None) -> torch.Tensor:
-    """A token for each row by its temperature, min_p, top_k and top_p.
+    """A token for each row by its temperature, min_p, top_k and top_p, or by the chain of further samplers.
 
     The inverse of the cumulated probabilities, in the order of token ids, at the uniform number that belongs to
     (seed, output position).
@@ -284,11 +286,15 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.
         (n,) int64.
     """
     narrow = {at: ids for at, row in enumerate(rows) if (ids := narrow_ids(row)) is not None}
-    if not narrow:
+    chained = [at for at, row in enumerate(rows) if row.uses_chain]
+    if not narrow and not chained:
         return _draw_wide(logits, rows, later)
     found = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    found[upload_ids(list(narrow), logits.device)] = _draw_narrow(logits, rows, narrow, later)
-    others = [at for at in range(len(rows)) if at not in narrow]
+    if narrow:
+        found[upload_ids(list(narrow), logits.device)] = _draw_narrow(logits, rows, narrow, later)
+    if chained:
+        found[upload_ids(chained, logits.device)] = draw_from_chain(*select_rows(logits, rows, chained))
+    others = [at for at, row in enumerate(rows) if at not in narrow and not row.uses_chain]
     if others:
         index = upload_ids(others, logits.device)
         found[index] = _draw_wide(logits[index], [rows[at] for at in others], later)
@@ -324,22 +330,16 @@ def _draw_wide(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[
 
 def _draw_slice(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None) -> torch.Tensor:
     device = logits.device
-    temperatures = _column([row.params.temperature for row in rows], np.float32, device)
+    temperatures = column([row.params.temperature for row in rows], np.float32, device)
     # Relative to the maximum, so that a small temperature can't overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperatures)
     if any(row.params.min_p > 0.0 for row in rows):
         limits = [math.log(row.params.min_p) if row.params.min_p > 0.0 else -math.inf for row in rows]
-        _mask_below(scaled, _column(limits, np.float32, device))
+        mask_below(scaled, column(limits, np.float32, device))
     truncate(scaled, rows, later)
 
-    cumulated = scaled.exp_().cumsum(-1, dtype=torch.float64)
-    total = cumulated[:, -1:]
     numbers = uniforms([row.params.seed or 0 for row in rows], [row.num_output_tokens for row in rows])
-    target = upload(numbers, device).unsqueeze(1) * total
-    # u < 1, but the product may round up to the total, beyond the last token.
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    found = torch.searchsorted(cumulated, target, right=True).squeeze(1)
-    return found.clamp_(max=logits.shape[1] - 1)
+    return draw_by_numbers(scaled, numbers)
 
 
 def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None = None) -> None:
@@ -364,7 +364,7 @@ def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], later: list[to
 
     thresholds = torch.full((len(rows), 1), -math.inf, device=scaled.device)
     if nucleus:
-        part, chosen = _select(scaled, rows, nucleus)
+        part, chosen = select_rows(scaled, rows, nucleus)
         threshold, is_found = _nucleus_threshold(part, chosen)
         thresholds[upload_ids(nucleus, scaled.device)] = threshold
         if later is None:
@@ -373,10 +373,10 @@ def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], later: list[to
             later.append(~is_found)
     for group, columns in ((likeliest_k, max((rows[at].params.top_k for at in likeliest_k), default=0)), (whole, 0)):
         if group:
-            part, chosen = _select(scaled, rows, group)
+            part, chosen = select_rows(scaled, rows, group)
             thresholds[upload_ids(group, scaled.device)] = _threshold(part, chosen, columns or vocab_size)
     if likeliest_k or nucleus or whole:
-        _mask_below(scaled, thresholds)
+        mask_below(scaled, thresholds)
 
 
 def _nucleus_threshold(scaled: torch.Tensor, rows: Sequence[SamplingState]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -387,7 +387,7 @@ def _nucleus_threshold(scaled: torch.Tensor, rows: Sequence[SamplingState]) -> t
     Returns:
         (n, 1) values, and (n,) whether each is right.
     """
-    ordered = _descending(scaled, NUCLEUS_COLUMNS)
+    ordered = descending(scaled, NUCLEUS_COLUMNS)
     # The last cumulated value and not a sum, whose order of additions may depend on the number of rows.
     total = scaled.exp().cumsum(-1, dtype=torch.float64)[:, -1:]
     crossing = torch.searchsorted(ordered.exp().cumsum(-1, dtype=torch.float64), _top_p(rows, scaled.device) * total)
@@ -402,8 +402,8 @@ def _threshold(scaled: torch.Tensor, rows: Sequence[SamplingState], columns: int
         columns: Likeliest tokens to look at: V, or at least every row's ``top_k`` (none is 0).
     """
     vocab_size = scaled.shape[1]
-    ordered = _descending(scaled, columns)
-    last = _column([min(row.params.top_k or vocab_size, vocab_size) - 1 for row in rows], np.int64, scaled.device)
+    ordered = descending(scaled, columns)
+    last = column([min(row.params.top_k or vocab_size, vocab_size) - 1 for row in rows], np.int64, scaled.device)
     threshold = ordered.gather(1, last)
     if all(row.params.top_p == 1.0 for row in rows):
         return threshold
@@ -418,36 +418,4 @@ def _threshold(scaled: torch.Tensor, rows: Sequence[SamplingState], columns: int
 
 
 def _top_p(rows: Sequence[SamplingState], device: torch.device) -> torch.Tensor:
-    return _column([row.params.top_p for row in rows], np.float64, device)
-
-
-def _column(values: Sequence[float], dtype: npt.DTypeLike, device: torch.device) -> torch.Tensor:
-    """(n, 1) on the device."""
-    return upload(np.array(values, dtype=dtype).reshape(-1, 1), device)
-
-
-def _select(
-    values: torch.Tensor, rows: Sequence[SamplingState], group: Sequence[int]
-) -> tuple[torch.Tensor, Sequence[SamplingState]]:
-    """The named rows of both; no copy when those are all."""
-    if len(group) == len(rows):
-        return values, rows
-    return values[upload_ids(group, values.device)], [rows[at] for at in group]
-
-
-def _mask_below(values: torch.Tensor, limits: torch.Tensor) -> None:
-    values.masked_fill_(values < limits, -math.inf)
-
-
-def _descending(values: torch.Tensor, count: int) -> torch.Tensor:
-    """(n, count) greatest values of each row, greatest first."""
-    size = values.shape[1]
-    if values.device.type == "cpu" and count > FEW:
-        # numpy selects and sorts with vector instructions: 10 ms against torch's 160 ms for 32 rows of 128,256.
-        numbers = values.numpy()
-        if count < size:
-            numbers = np.partition(numbers, size - count, axis=-1)[:, size - count :]
-        return torch.from_numpy(np.sort(numbers, axis=-1)[:, ::-1].copy())
-    if count < size:
-        return values.topk(count, dim=-1).values
-    return values.sort(dim=-1, descending=True).values
+    return column([row.params.top_p for row in rows], np.float64, device)

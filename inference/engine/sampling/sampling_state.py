@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from inference.engine.sampling.dry import DryHistory, SequenceBreakers
 from inference.values.sampling_params import SamplingParams
 from inference.values.token_constraint import TokenConstraint
 
@@ -74,6 +75,10 @@ class SamplingState:
         stop_ids: Ids that end the sequence; masked until ``min_tokens``.
         bias_ids, biases: ``logit_bias`` as arrays.
         counts: For penalties; None without any.
+        dry: For the DRY penalty; None without it.
+        uses_chain: The token is drawn by ``sampler_chain``.
+        mu: Most surprise of a token, in bits, that mirostat allows next.
+        surprise: Of the token that mirostat drew last; ``append`` adapts ``mu`` to it.
         constraint: Says which tokens may follow; None: all.
         is_plain: Nothing but the likeliest token is ever asked for.
     """
@@ -83,12 +88,16 @@ class SamplingState:
         "biases",
         "constraint",
         "counts",
+        "dry",
         "greedy",
         "is_penalised",
         "is_plain",
+        "mu",
         "num_output_tokens",
         "params",
         "stop_ids",
+        "surprise",
+        "uses_chain",
     )
 
     def __init__(
@@ -98,6 +107,7 @@ class SamplingState:
         prompt: Sequence[int],
         output: Sequence[int],
         constraint: TokenConstraint | None = None,
+        dry_breakers: SequenceBreakers | None = None,
     ) -> None:
         self.params = params
         self.constraint = constraint
@@ -110,6 +120,12 @@ class SamplingState:
         self.is_penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         # Presence and frequency look at the output only.
         self.counts = TokenCounts(prompt if repeats else (), output) if self.is_penalised else None
+        self.dry: DryHistory | None = None
+        if params.dry_multiplier and params.dry_penalty_last_n:
+            self.dry = DryHistory(params, [*prompt, *output], dry_breakers)
+        self.uses_chain = not self.greedy and params.uses_chain
+        self.mu = 2.0 * params.mirostat_tau
+        self.surprise = params.mirostat_tau
 
         self.is_plain = (
             self.greedy
@@ -117,6 +133,7 @@ class SamplingState:
             and params.min_tokens == 0
             and constraint is None
             and not self.is_penalised
+            and self.dry is None
             and len(self.bias_ids) == 0
         )
 
@@ -128,25 +145,42 @@ class SamplingState:
     @property
     def changes_logits(self) -> bool:
         """Whether a processor has work for this request in this step."""
-        return self.is_penalised or len(self.bias_ids) > 0 or self.is_below_min_tokens or self.constraint is not None
+        return (
+            self.is_penalised
+            or self.dry is not None
+            or len(self.bias_ids) > 0
+            or self.is_below_min_tokens
+            or self.constraint is not None
+        )
 
     @property
     def is_complete(self) -> bool:
         """Whether the constraint lets nothing follow."""
         return self.constraint is not None and self.constraint.is_finished
 
+    @property
+    def is_forward_only(self) -> bool:
+        """Whether no copy can be taken: a constraint advances, and mirostat learns from each token's probability."""
+        return self.constraint is not None or (self.uses_chain and self.params.mirostat > 0)
+
     def copy(self) -> SamplingState:
-        """The same state, for tokens that may not hold; not for a request with a constraint, which advances."""
-        assert self.constraint is None
+        """The same state, for tokens that may not hold."""
+        assert not self.is_forward_only
         other = copy.copy(self)
         if self.counts is not None:
             other.counts = self.counts.copy()
+        if self.dry is not None:
+            other.dry = self.dry.copy()
         return other
 
     def append(self, token_id: int) -> None:
-        """Note a generated token."""
+        """Record a generated token."""
         self.num_output_tokens += 1
         if self.counts is not None:
             self.counts.add(token_id)
+        if self.dry is not None:
+            self.dry.append(token_id)
+        if self.uses_chain and self.params.mirostat:
+            self.mu -= self.params.mirostat_eta * (self.surprise - self.params.mirostat_tau)
         if self.constraint is not None:
             self.constraint.accept(token_id)

@@ -116,7 +116,7 @@ class TokenMasks:
 
 def narrow_ids(row: SamplingState) -> npt.NDArray[np.int64] | None:
     """(e,) the few tokens among which a row's one is drawn; None: it is drawn from masked logits."""
-    if row.greedy or row.constraint is None or row.constraint.error is not None:
+    if row.greedy or row.uses_chain or row.constraint is None or row.constraint.error is not None:
         return None
     mask = row.constraint.mask()
     return mask.ids if mask.allows and 0 < len(mask.ids) <= NARROW else None

@@ -22,6 +22,9 @@ PARAMS = (
     {"max_tokens": 40, "temperature": 0.0, "logit_bias": {72: 9.0, 73: 8.5}},
     {"max_tokens": 30, "seed": 4, "temperature": 0.7, "logprobs": 2},
     {"max_tokens": 40, "seed": 5, "n": 2, "repetition_penalty": 1.1},
+    {"max_tokens": 30, "seed": 6, "typical_p": 0.8, "top_n_sigma": 1.5, "dry_multiplier": 0.8, "xtc_probability": 0.5},
+    {"max_tokens": 30, "seed": 7, "mirostat": 2, "mirostat_tau": 3.0, "logit_bias": {72: 9.0, 73: 8.5}},
+    {"max_tokens": 40, "temperature": 0.0, "dry_multiplier": 2.0, "dry_sequence_breakers": ("fox",)},
 )
 
 

@@ -87,12 +87,14 @@ def test_options_are_passed_on_by_our_names(ollama, worker):
     options = {
         "num_predict": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 4, "stop": ["x"],
         "repeat_penalty": 1.2, "repeat_last_n": -1, "presence_penalty": 0.5, "frequency_penalty": 0.25,
-        "num_ctx": 4096, "tfs_z": 1.0, "typical_p": 1.0, "mirostat": 0,
+        "num_ctx": 4096, "tfs_z": 1.0, "typical_p": 0.9, "dry_multiplier": 0.8, "dry_sequence_breakers": ["x"],
+        "mirostat": 0,
     }  # fmt: skip
     ollama.chat("tiny", MESSAGES, options=options)
     assert worker.messages[-1]["params"] == {
         "max_tokens": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 4, "stop": ["x"],
-        "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25,
+        "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25, "typical_p": 0.9,
+        "dry_multiplier": 0.8, "dry_sequence_breakers": ["x"],
     }  # fmt: skip
     ollama.chat("tiny", MESSAGES, options={"num_predict": -1}, keep_alive="10m")
     assert "max_tokens" not in worker.messages[-1]["params"]
@@ -116,7 +118,9 @@ def test_durations_of_keep_alive(http, worker, given, seconds):
         ({"options": {"num_ctx": 10**6}}, ["options.num_ctx", "4096"]),
         ({"options": {"num_gpu": 1}}, ["num_gpu", "setting of the server"]),
         ({"options": {"repeat_last_n": 64}}, ["repeat_last_n", "is 64"]),
-        ({"options": {"mirostat": 2}}, ["mirostat"]),
+        ({"options": {"tfs_z": 0.5}}, ["tfs_z"]),
+        ({"options": {"mirostat": 3}}, ["mirostat", "from 0 to 2"]),
+        ({"options": {"mirostat": 2, "top_k": 40}}, ["mirostat", "leave", "top_k"]),
         ({"options": {"nonsense": 1}}, ["nonsense"]),
         ({"options": 3}, ["options must be an object"]),
         ({"keep_alive": "soon"}, ["keep_alive"]),

@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from inference.engine.sampling import row_ops
 from inference.engine.sampling import sampler as sampler_module
 from inference.engine.sampling.random_draws import uniforms
 from inference.engine.sampling.sampler import MIN_LOGPROB, Sampler, draw, truncate
@@ -98,7 +99,7 @@ def test_truncation_keeps_the_same_tokens_as_the_reference(row, limits):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler_module, "TOPK_LIMIT", limits[0])
         patch.setattr(sampler_module, "NUCLEUS_COLUMNS", limits[1])
-        patch.setattr(sampler_module, "FEW", 3)
+        patch.setattr(row_ops, "MAX_TOPK_COLUMNS", 3)
         truncate(scaled, [SamplingState(params, (), (), ())])
     assert set(torch.isfinite(scaled[0]).nonzero().flatten().tolist()) == set(probabilities)
 

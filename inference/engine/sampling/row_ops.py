@@ -1,0 +1,76 @@
+"""Operations on rows of logits that the samplers share.
+
+Shape letters: n rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inference.engine.device import upload, upload_ids
+from inference.engine.sampling.sampling_state import SamplingState
+
+MAX_TOPK_COLUMNS = 64
+"""Up to this many, torch's topk is faster on the CPU than numpy's partition."""
+
+
+def column(values: Sequence[float], dtype: npt.DTypeLike, device: torch.device) -> torch.Tensor:
+    """(n, 1) on the device."""
+    return upload(np.array(values, dtype=dtype).reshape(-1, 1), device)
+
+
+def select_rows(
+    values: torch.Tensor, rows: Sequence[SamplingState], group: Sequence[int]
+) -> tuple[torch.Tensor, Sequence[SamplingState]]:
+    """The named rows of both; no copy when those are all."""
+    if len(group) == len(rows):
+        return values, rows
+    return values[upload_ids(group, values.device)], [rows[at] for at in group]
+
+
+def write_rows(values: torch.Tensor, group: Sequence[int], part: torch.Tensor) -> None:
+    """Put back rows that ``select_rows`` gave; nothing is to be done where they weren't copied."""
+    if len(group) < values.shape[0]:
+        values[upload_ids(group, values.device)] = part
+
+
+def mask_below(values: torch.Tensor, limits: torch.Tensor) -> None:
+    """Set values below their row's limit, (n, 1), to -inf, in place."""
+    values.masked_fill_(values < limits, -math.inf)
+
+
+def descending(values: torch.Tensor, count: int) -> torch.Tensor:
+    """(n, count) greatest values of each row, greatest first."""
+    size = values.shape[1]
+    if values.device.type == "cpu" and count > MAX_TOPK_COLUMNS:
+        # numpy selects and sorts with vector instructions: 10 ms against torch's 160 ms for 32 rows of 128,256.
+        numbers = values.numpy()
+        if count < size:
+            numbers = np.partition(numbers, size - count, axis=-1)[:, size - count :]
+        return torch.from_numpy(np.sort(numbers, axis=-1)[:, ::-1].copy())
+    if count < size:
+        return values.topk(count, dim=-1).values
+    return values.sort(dim=-1, descending=True).values
+
+
+def draw_by_numbers(scaled: torch.Tensor, numbers: npt.NDArray[np.float64]) -> torch.Tensor:
+    """A token id for each row: the cumulated probabilities, in the order of ids, inverted at a number in [0, 1).
+
+    Args:
+        scaled: (n, V) logits relative to the row's maximum, after temperature; overwritten.
+        numbers: (n,).
+
+    Returns:
+        (n,) int64.
+    """
+    cumulated = scaled.exp_().cumsum(-1, dtype=torch.float64)
+    total = cumulated[:, -1:]
+    target = upload(numbers, scaled.device).unsqueeze(1) * total
+    # A number is below 1, but the product may round up to the total, beyond the last token.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulated, target, right=True).squeeze(1).clamp_(max=scaled.shape[1] - 1)
