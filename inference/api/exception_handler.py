@@ -89,7 +89,7 @@ def _is_database_outage(error: BaseException) -> bool:
 
 
 def error_response(error: BaseException) -> HttpResponse:
-    """The HTTP answer for an exception."""
+    """The HTTP response for an exception."""
     known = as_blazr_error(error)
     response = HttpResponse(orjson.dumps(known.to_openai()), status=known.http_status, content_type="application/json")
     waiting_helps = known.http_status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)

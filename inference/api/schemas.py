@@ -1,4 +1,4 @@
-"""Shapes of answers, for the OpenAPI document. The tests compare real answers with them."""
+"""Shapes of responses, for the OpenAPI document. The tests compare real responses with them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class CompletionChoiceSerializer(_ChoiceSerializer):
 
 
 class CompletionSerializer(serializers.Serializer[Any]):
-    """Answer of POST /v1/completions; also each chunk of its stream."""
+    """Response of POST /v1/completions; also each chunk of its stream."""
 
     id = serializers.CharField()
     object = _one_of("text_completion")
@@ -166,14 +166,14 @@ class MessageSerializer(serializers.Serializer[Any]):
 
 
 class ChatChoiceSerializer(_ChoiceSerializer):
-    """One answer."""
+    """One choice."""
 
     message = MessageSerializer()
     logprobs = ChatLogprobsSerializer(allow_null=True)
 
 
 class ChatCompletionSerializer(serializers.Serializer[Any]):
-    """Answer of POST /v1/chat/completions."""
+    """Response of POST /v1/chat/completions."""
 
     id = serializers.CharField()
     object = _one_of("chat.completion")
@@ -203,7 +203,7 @@ class EmbeddingUsageSerializer(serializers.Serializer[Any]):
 
 
 class EmbeddingListSerializer(serializers.Serializer[Any]):
-    """Answer of POST /v1/embeddings, in the order of the inputs."""
+    """Response of POST /v1/embeddings, in the order of the inputs."""
 
     id = serializers.CharField()
     object = _one_of("list")
@@ -227,7 +227,7 @@ class RerankResultSerializer(serializers.Serializer[Any]):
 
 
 class RerankedSerializer(serializers.Serializer[Any]):
-    """Answer of POST /v1/rerank, best first."""
+    """Response of POST /v1/rerank, best first."""
 
     id = serializers.CharField()
     model = serializers.CharField()
@@ -273,14 +273,14 @@ class HealthSerializer(serializers.Serializer[Any]):
 
 
 class ProbeSerializer(serializers.Serializer[Any]):
-    """A probe's answer; ``reasons`` says what is missing."""
+    """A probe's response; ``reasons`` says what is missing."""
 
     status = serializers.CharField()
     reasons = serializers.ListField(child=serializers.CharField(), required=False)
 
 
 class TokenizeSerializer(serializers.Serializer[Any]):
-    """Answer of POST /tokenize."""
+    """Response of POST /tokenize."""
 
     tokens = serializers.ListField(child=serializers.IntegerField())
     count = serializers.IntegerField()
@@ -289,7 +289,7 @@ class TokenizeSerializer(serializers.Serializer[Any]):
 
 
 class TokenizerInfoSerializer(serializers.Serializer[Any]):
-    """Answer of GET /tokenizer_info."""
+    """Response of GET /tokenizer_info."""
 
     tokenizer_class = serializers.CharField(help_text="Name of the vocabulary, or what kind of file it comes from.")
     model_max_length = serializers.IntegerField()
@@ -302,17 +302,17 @@ class TokenizerInfoSerializer(serializers.Serializer[Any]):
 
 
 class AppliedTemplateSerializer(serializers.Serializer[Any]):
-    """Answer of POST /apply-template."""
+    """Response of POST /apply-template."""
 
     prompt = serializers.CharField(help_text="Control tokens are written as text.")
 
 
 class InfillSerializer(serializers.Serializer[Any]):
-    """Answer of POST /infill."""
+    """Response of POST /infill."""
 
     content = serializers.CharField(help_text="The text between prefix and suffix.")
     model = serializers.CharField()
-    stop = serializers.BooleanField(help_text="Always true: the answer is complete.")
+    stop = serializers.BooleanField(help_text="Always true: the output is complete.")
     stop_type = serializers.CharField(help_text="eos, limit, word or none.")
     stopping_word = serializers.CharField(allow_blank=True)
     tokens_predicted = serializers.IntegerField()
@@ -322,7 +322,7 @@ class InfillSerializer(serializers.Serializer[Any]):
 
 
 class DetokenizeSerializer(serializers.Serializer[Any]):
-    """Answer of POST /detokenize: the text under vLLM's name and blazr's older one."""
+    """Response of POST /detokenize: the text under vLLM's name and blazr's older one."""
 
     prompt = serializers.CharField()
     content = serializers.CharField()
@@ -392,10 +392,10 @@ GENERATION_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 500, 503)
 
 
 def documented(
-    *, request: Any = None, answers: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any
+    *, request: Any = None, responses: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any
 ) -> Callable[[View], View]:
     """``extend_schema`` with the common errors by number."""
-    responses = dict(answers)
+    responses = dict(responses)
     for status in errors:
         responses[status] = OpenApiResponse(ErrorSerializer, description=_ERRORS[status])
     decorator: Callable[[View], View] = extend_schema(request=request, responses=responses, **kwargs)

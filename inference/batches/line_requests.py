@@ -207,7 +207,7 @@ def refusal_line(*, line_id: str, custom_id: str, request_id: str, error: BlazrE
 
 
 def unanswered_line(*, line_id: str, custom_id: str, code: str, message: str) -> str:
-    """A line of the error file: the request got no answer at all."""
+    """A line of the error file: the request got no response at all."""
     error = {"code": code, "message": message}
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": None, "error": error}).decode()
 

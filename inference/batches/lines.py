@@ -156,7 +156,7 @@ def has_suspects(batch: Batch) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LineHeartbeat:
-    """Answer to a heartbeat: which lines are still ours, and how those should end that should stop."""
+    """Result of a heartbeat: which lines are still ours, and how those should end that should stop."""
 
     held: frozenset[tuple[int, int]]
     endings: dict[tuple[int, int], str]

@@ -29,11 +29,11 @@ def ended_line(
     Args:
         request: Resolved.
         builder: Has all of its events.
-        line_id: The line's name in the files; ids of answers end like it.
+        line_id: The line's name in the files; ids of responses end like it.
         request_id: Names the attempt.
 
     Returns:
-        The line, and whether it is one of the error file: the answer can't be put together.
+        The line, and whether it is one of the error file: the output can't be put together.
     """
     try:
         body = _body(request, builder, line_id.removeprefix("batch_req_"))
@@ -41,8 +41,8 @@ def ended_line(
     except BlazrError as error:
         problem = error
     except Exception:
-        logger.exception("the answer of line %s could not be put together", line_id)
-        problem = GenerationFailed("The answer could not be put together because of an internal error.")
+        logger.exception("the output of line %s could not be put together", line_id)
+        problem = GenerationFailed("The output could not be put together because of an internal error.")
     return refusal_line(line_id=line_id, custom_id=custom_id, request_id=request_id, error=problem), True
 
 
@@ -52,7 +52,7 @@ def _body(request: LineRequest, builder: OutputBuilder, name: str) -> dict[str, 
         from inference.dialects.responses.lines import whole_response
 
         return whole_response(request.response, plan, builder, response_id=f"resp_{name}")
-    answer = answer_format(
+    shape = answer_format(
         plan, builder, request_id=_ID_PREFIXES[plan.endpoint] + name, created=int(time.time()), model=plan.model
     )
-    return answer.whole()
+    return shape.whole()

@@ -23,9 +23,9 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
     """``progress`` of each batch by primary key; a fixed number of queries."""
     batches = list(rows)
     ended = [_of_ended(row) for row in batches if row.is_finished]
-    answer = {row.pk: item for row, item in zip((row for row in batches if row.is_finished), ended, strict=True)}
-    if len(answer) == len(batches):
-        return answer
+    found_by_key = {row.pk: item for row, item in zip((row for row in batches if row.is_finished), ended, strict=True)}
+    if len(found_by_key) == len(batches):
+        return found_by_key
     now = timezone.now()
     queue = list(open_batches().only("pk", "num_total", "num_completed", "num_failed", "in_progress_at", "ending"))
     recent = {
@@ -43,7 +43,7 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
     total_rate = sum(lines for lines, _ in recent.values()) / total_s
     places = {row.pk: number for number, row in enumerate(queue)}
     for row in batches:
-        if row.pk in answer:
+        if row.pk in found_by_key:
             continue
         place = places.get(row.pk, 0)
         lines, tokens = recent.get(row.pk, (0, 0))
@@ -56,7 +56,7 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
         elif row.num_total and total_rate > 0:
             seconds = (before + row.num_open) / total_rate
         finish = None if seconds is None else now + timedelta(seconds=min(seconds, 10.0 * 365 * 86_400))
-        answer[row.pk] = {
+        found_by_key[row.pk] = {
             "percent": _percent(row),
             "queue_position": place,
             "lines_per_s": round(rate, 3),
@@ -64,7 +64,7 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
             "estimated_finish_at": None if finish is None else int(finish.timestamp()),
             "is_feasible": None if finish is None else finish <= row.expires_at,
         }
-    return answer
+    return found_by_key
 
 
 def batch_progress(row: Batch) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def rows_locked(rows: QuerySet[BatchLine]) -> QuerySet[BatchLine]:
 
 
 def result_without_answer(row: BatchLine, payload: str) -> BatchResult:
-    """The result of a line without an answer."""
+    """The result of a line without a response."""
     return BatchResult(line_id=row.pk, batch_id=row.batch_id, is_error=True, payload=payload)
 
 

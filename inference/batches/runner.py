@@ -52,7 +52,7 @@ POLL_S = 1.0
 FLUSH_S = 0.2
 FLUSH_LINES = 64
 FLUSH_BYTES = 8 << 20
-"""Answers with vectors are large."""
+"""Results with vectors are large."""
 HEARTBEAT_S = LEASE_S / 4
 HINTED_HEARTBEAT_S = 0.2
 HUNG_AFTER_S = 60.0
@@ -220,7 +220,7 @@ class BatchRunner(ClaimRunner):
         self._put(self._outbox.finished, FinishedLine(line=line, payload=payload, is_error=True))
 
     def _try_again(self, line: ClaimedLine, error: BlazrError) -> None:
-        """After an attempt that counts; the last one's error is the answer."""
+        """After an attempt that counts; the last one's error is the result."""
         if line.attempt >= MAX_ATTEMPTS:
             self._refuse(line, error)
         else:

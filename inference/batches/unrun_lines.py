@@ -55,7 +55,7 @@ def fail_unservable(batch: Batch) -> int:
 
 
 def unanswered(ending: str) -> tuple[str, str]:
-    """(code, message) of requests that a batch's end leaves without an answer."""
+    """(code, message) of requests that a batch's end leaves without a response."""
     if ending == BatchState.EXPIRED:
         return "batch_expired", "This request could not be executed before the completion window expired."
     if ending == BatchState.FAILED:

@@ -7,7 +7,7 @@ https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-w
 
 Nothing is called unless the operator allows it (``BLAZR_WEBHOOKS``). The name is resolved once, every address is
 checked, and the connection goes to the checked address: a name that resolves differently a moment later gains nothing.
-Redirects aren't followed, answers aren't read.
+Redirects aren't followed, responses aren't read.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _try(row: WebhookDelivery) -> None:
 
 
 def post(url: str, payload: str, *, secret: str, message_id: str) -> int:
-    """Send one message; returns the status of the answer.
+    """Send one message; returns the status of the response.
 
     Raises:
         AddressRefused: No message may go there.

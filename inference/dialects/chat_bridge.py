@@ -80,7 +80,7 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class EndPiece:
-    """The answer has ended."""
+    """The output has ended."""
 
     finish_reason: str
     stop_reason: str | int | None

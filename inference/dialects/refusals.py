@@ -1,7 +1,7 @@
 """Fields of OpenAI's (and vLLM's, and older blazr) request bodies that are not honoured here.
 
 Nothing is ignored in silence: a field in ``REFUSED`` may only carry a value that means "off", one in
-``HINTS`` is accepted because its definition makes it a hint (the answer may not depend on it), and a field that
+``HINTS`` is accepted because its definition makes it a hint (the output may not depend on it), and a field that
 is in no table at all is refused by name. Names and meanings:
 https://platform.openai.com/docs/api-reference/chat/create and
 https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html.
@@ -50,7 +50,7 @@ HINTS: Mapping[str, Hint] = {
     "user": Hint("an end-user id for abuse monitoring", _is_short_text, "a string of at most 512 characters"),
     "safety_identifier": Hint("the successor of user", _is_short_text, "a string of at most 512 characters"),
     "prompt_cache_key": Hint(
-        "a routing hint for prompt caching, which never changes an answer",
+        "a routing hint for prompt caching, which never changes an output",
         _is_short_text,
         "a string of at most 512 characters",
     ),

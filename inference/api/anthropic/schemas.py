@@ -1,4 +1,7 @@
-"""Shapes of the answers of Anthropic's endpoints, for the OpenAPI document; tests compare real answers with them."""
+"""Shapes of the responses of Anthropic's endpoints, for the OpenAPI document.
+
+Tests compare real responses with them.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +68,10 @@ class TokenCountSerializer(serializers.Serializer[Any]):
 
 
 def documented_message(
-    *, request: Any, answers: dict[Any, Any], errors: tuple[int, ...], **kwargs: Any
+    *, request: Any, responses: dict[Any, Any], errors: tuple[int, ...], **kwargs: Any
 ) -> Callable[[View], View]:
     """``inference.api.schemas.documented`` with errors in Anthropic's shape."""
-    responses = dict(answers)
+    responses = dict(responses)
     for status in errors:
         responses[status] = OpenApiResponse(MessageErrorSerializer, description=_ERRORS[status])
     decorator: Callable[[View], View] = extend_schema(request=request, responses=responses, **kwargs)

@@ -45,16 +45,16 @@ class MessagesView(AnthropicView):
         operation_id="messages_create",
         summary="Write the next message (Anthropic's API)",
         description=(
-            "With stream: true the answer is text/event-stream: Anthropic's typed events. "
+            "With stream: true the response is text/event-stream: Anthropic's typed events. "
             "Parameters that aren't listed are refused."
         ),
         request=MessageRequestSerializer,
-        answers={(200, "application/json"): MessageAnswerSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): MessageAnswerSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
         errors=_ERRORS,
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Answer a conversation."""
+        """Generate the next message of a conversation."""
         check_version(request)
         plan, stream = MessageRequestSerializer.shared().plan(await json_body(request))
         running: RunningMessage = await running_message(plan, self.principal)
@@ -71,7 +71,7 @@ class CountTokensView(AnthropicView):
         operation_id="messages_count_tokens",
         summary="Count the tokens of a conversation (Anthropic's API)",
         request=CountTokensRequestSerializer,
-        answers={200: TokenCountSerializer},
+        responses={200: TokenCountSerializer},
         errors=_ERRORS,
         tags=["v1"],
     )

@@ -28,7 +28,7 @@ class TagsView(OllamaView):
     @schemas.documented(
         operation_id="ollama_tags",
         summary="List the served models",
-        answers={200: schemas.TagsSerializer},
+        responses={200: schemas.TagsSerializer},
         errors=(401, 403, 503),
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
@@ -42,7 +42,7 @@ class RunningView(OllamaView):
     @schemas.documented(
         operation_id="ollama_ps",
         summary="List the models in memory",
-        answers={200: schemas.RunningModelsSerializer},
+        responses={200: schemas.RunningModelsSerializer},
         errors=(401, 403, 503),
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
@@ -58,7 +58,7 @@ class ShowView(OllamaView):
         operation_id="ollama_show",
         summary="One served model",
         request=OllamaModelNameSerializer,
-        answers={200: schemas.ShownModelSerializer},
+        responses={200: schemas.ShownModelSerializer},
         errors=(400, 401, 403, 404, 415, 503),
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
@@ -78,7 +78,7 @@ class DeleteView(OllamaView):
             "stay."
         ),
         request=OllamaModelNameSerializer,
-        answers={200: None},
+        responses={200: None},
         errors=(400, 401, 403, 404, 409, 415, 503),
     )
     async def delete(self, request: HttpRequest) -> HttpResponseBase:
@@ -103,7 +103,7 @@ class CopyView(OllamaView):
         summary="Give a model another name",
         description="Makes an alias, or promotes the source there if there is one; no files are copied.",
         request=OllamaCopyRequestSerializer,
-        answers={200: None},
+        responses={200: None},
         errors=(400, 401, 403, 404, 409, 415, 503),
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
@@ -122,7 +122,7 @@ class VersionView(OllamaView):
     @schemas.documented(
         operation_id="ollama_version",
         summary="The server's version",
-        answers={200: schemas.VersionSerializer},
+        responses={200: schemas.VersionSerializer},
         errors=(401,),
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:

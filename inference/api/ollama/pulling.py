@@ -39,7 +39,10 @@ class PullView(OllamaView):
             "stops it; the next pull goes on where it was."
         ),
         request=OllamaPullRequestSerializer,
-        answers={(200, "application/json"): schemas.PulledSerializer, (200, "application/x-ndjson"): OpenApiTypes.STR},
+        responses={
+            (200, "application/json"): schemas.PulledSerializer,
+            (200, "application/x-ndjson"): OpenApiTypes.STR,
+        },
         errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:

@@ -35,7 +35,7 @@ class RunningAnswer:
         self._reason = "stop"
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one object.
+        """The response in one object.
 
         Raises:
             BlazrError: It failed.

@@ -1,4 +1,4 @@
-"""Shapes of Ollama's answers, for the OpenAPI document."""
+"""Shapes of Ollama's responses, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _CountsSerializer(serializers.Serializer[Any]):
 
 
 class GeneratedSerializer(_CountsSerializer):
-    """Answer of POST /api/generate without a stream."""
+    """Response of POST /api/generate without a stream."""
 
     response = serializers.CharField(allow_blank=True)
     thinking = serializers.CharField(required=False)
@@ -51,13 +51,13 @@ class OllamaMessageSerializer(serializers.Serializer[Any]):
 
 
 class ChattedSerializer(_CountsSerializer):
-    """Answer of POST /api/chat without a stream."""
+    """Response of POST /api/chat without a stream."""
 
     message = OllamaMessageSerializer()
 
 
 class EmbeddedSerializer(serializers.Serializer[Any]):
-    """Answer of POST /api/embed."""
+    """Response of POST /api/embed."""
 
     model = serializers.CharField()
     embeddings = serializers.ListField(child=serializers.ListField(child=serializers.FloatField()))
@@ -67,7 +67,7 @@ class EmbeddedSerializer(serializers.Serializer[Any]):
 
 
 class LegacyEmbeddedSerializer(serializers.Serializer[Any]):
-    """Answer of POST /api/embeddings."""
+    """Response of POST /api/embeddings."""
 
     embedding = serializers.ListField(child=serializers.FloatField())
 
@@ -95,7 +95,7 @@ class TagSerializer(serializers.Serializer[Any]):
 
 
 class TagsSerializer(serializers.Serializer[Any]):
-    """Answer of GET /api/tags."""
+    """Response of GET /api/tags."""
 
     models = TagSerializer(many=True)
 
@@ -114,13 +114,13 @@ class RunningModelSerializer(serializers.Serializer[Any]):
 
 
 class RunningModelsSerializer(serializers.Serializer[Any]):
-    """Answer of GET /api/ps."""
+    """Response of GET /api/ps."""
 
     models = RunningModelSerializer(many=True)
 
 
 class ShownModelSerializer(serializers.Serializer[Any]):
-    """Answer of POST /api/show."""
+    """Response of POST /api/show."""
 
     modelfile = serializers.CharField(allow_blank=True)
     parameters = serializers.CharField(allow_blank=True)
@@ -132,23 +132,23 @@ class ShownModelSerializer(serializers.Serializer[Any]):
 
 
 class PulledSerializer(serializers.Serializer[Any]):
-    """Answer of POST /api/pull without a stream."""
+    """Response of POST /api/pull without a stream."""
 
     status = serializers.CharField(help_text="success.")
 
 
 class VersionSerializer(serializers.Serializer[Any]):
-    """Answer of GET /api/version."""
+    """Response of GET /api/version."""
 
     version = serializers.CharField()
 
 
 def documented(
-    *, request: Any = None, answers: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any
+    *, request: Any = None, responses: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any
 ) -> Callable[[View], View]:
     """The API's ``documented`` with Ollama's errors."""
-    responses = {status: OpenApiResponse(OllamaErrorSerializer) for status in errors}
-    return openai.documented(request=request, answers={**answers, **responses}, tags=[TAG], **kwargs)
+    failures = {status: OpenApiResponse(OllamaErrorSerializer) for status in errors}
+    return openai.documented(request=request, responses={**responses, **failures}, tags=[TAG], **kwargs)
 
 
 def schema_hook(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

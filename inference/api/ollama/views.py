@@ -35,7 +35,7 @@ _STREAM = "A stream of JSON lines unless stream is false. Fields that aren't lis
 class GenerationView(OllamaView):
     """What generate and chat do."""
 
-    async def _answer(self, plan: GenerationPlan, model: str, *, is_chat: bool, stream: bool) -> HttpResponseBase:
+    async def _respond(self, plan: GenerationPlan, model: str, *, is_chat: bool, stream: bool) -> HttpResponseBase:
         generation = await generation_start(plan=plan, principal=self.principal, surface=SURFACE)
         running = RunningAnswer(generation, model, is_chat=is_chat)
         if stream:
@@ -71,7 +71,7 @@ class GenerateView(GenerationView):
         summary="Continue a prompt",
         description=_STREAM,
         request=OllamaGenerateRequestSerializer,
-        answers={
+        responses={
             (200, "application/json"): schemas.GeneratedSerializer,
             (200, "application/x-ndjson"): OpenApiTypes.STR,
         },
@@ -85,7 +85,7 @@ class GenerateView(GenerationView):
         if not values.get("prompt") and not values.get("suffix"):
             return await self._load(served, values, {"response": ""})
         plan = serializer.plan(values, served)
-        return await self._answer(plan, values["model"], is_chat=False, stream=values.get("stream", True))
+        return await self._respond(plan, values["model"], is_chat=False, stream=values.get("stream", True))
 
 
 class ChatView(GenerationView):
@@ -96,7 +96,10 @@ class ChatView(GenerationView):
         summary="Answer a conversation",
         description=_STREAM,
         request=OllamaChatRequestSerializer,
-        answers={(200, "application/json"): schemas.ChattedSerializer, (200, "application/x-ndjson"): OpenApiTypes.STR},
+        responses={
+            (200, "application/json"): schemas.ChattedSerializer,
+            (200, "application/x-ndjson"): OpenApiTypes.STR,
+        },
         errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
@@ -107,7 +110,7 @@ class ChatView(GenerationView):
         if not values.get("messages"):
             return await self._load(served, values, {"message": {"role": "assistant", "content": ""}})
         plan = serializer.plan(values, served)
-        return await self._answer(plan, values["model"], is_chat=True, stream=values.get("stream", True))
+        return await self._respond(plan, values["model"], is_chat=True, stream=values.get("stream", True))
 
 
 class EmbedView(OllamaView):
@@ -117,7 +120,7 @@ class EmbedView(OllamaView):
         operation_id="ollama_embed",
         summary="Vectors of texts",
         request=OllamaEmbedRequestSerializer,
-        answers={200: schemas.EmbeddedSerializer},
+        responses={200: schemas.EmbeddedSerializer},
         errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
@@ -146,7 +149,7 @@ class LegacyEmbeddingsView(OllamaView):
         operation_id="ollama_embeddings",
         summary="The vector of one text",
         request=OllamaLegacyEmbeddingRequestSerializer,
-        answers={200: schemas.LegacyEmbeddedSerializer},
+        responses={200: schemas.LegacyEmbeddedSerializer},
         errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:

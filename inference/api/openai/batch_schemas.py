@@ -1,4 +1,4 @@
-"""Shapes of files and batches: their request bodies, and their answers for the OpenAPI document."""
+"""Shapes of files and batches: their request bodies, and their responses for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class WebhookRequestSerializer(StrictSerializer):
     secret = StrictCharField(
         required=False,
         max_length=100,
-        help_text="whsec_ and base64 of 24 to 64 bytes. Default: drawn, and shown once in the answer.",
+        help_text="whsec_ and base64 of 24 to 64 bytes. Default: drawn, and shown once in the response.",
     )
 
 
@@ -152,7 +152,7 @@ class WebhookSerializer(serializers.Serializer[Any]):
     """Who is told."""
 
     url = serializers.CharField()
-    secret = serializers.CharField(required=False, help_text="Only in the answer to the creation, if it was drawn.")
+    secret = serializers.CharField(required=False, help_text="Only in the response to the creation, if it was drawn.")
 
 
 class BatchSerializer(serializers.Serializer[Any]):

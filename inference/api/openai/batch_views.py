@@ -46,7 +46,7 @@ class BatchesView(ApiView):
             "interactive ones leave room, each to one line of the output or the error file."
         ),
         request=BatchRequestSerializer,
-        answers={200: BatchSerializer},
+        responses={200: BatchSerializer},
         errors=(400, 401, 403, 404, 413, 415, 429, 503),
         tags=["batches"],
     )
@@ -68,7 +68,7 @@ class BatchesView(ApiView):
             OpenApiParameter("after", str, description="Continue after the batch with this id (the last one seen)."),
             OpenApiParameter("limit", int, description=f"1 to {MAX_PAGE}, default 20."),
         ],
-        answers={200: BatchListSerializer},
+        responses={200: BatchListSerializer},
         errors=(400, 401, 404, 503),
         tags=["batches"],
     )
@@ -91,7 +91,7 @@ class BatchView(ApiView):
     @documented(
         operation_id="batches_retrieve",
         summary="One batch",
-        answers={200: BatchSerializer},
+        responses={200: BatchSerializer},
         errors=(401, 404, 503),
         tags=["batches"],
     )
@@ -112,7 +112,7 @@ class BatchCancelView(ApiView):
         operation_id="batches_cancel",
         summary="Stop a batch",
         description="Nothing more starts, what runs is stopped within seconds; what is done stays in the output file.",
-        answers={200: BatchSerializer},
+        responses={200: BatchSerializer},
         errors=(401, 403, 404, 409, 503),
         tags=["batches"],
     )
@@ -133,7 +133,7 @@ class SchedulesView(ApiView):
         operation_id="batch_schedules_create",
         summary="Make a batch again and again",
         request=ScheduleRequestSerializer,
-        answers={200: ScheduleSerializer},
+        responses={200: ScheduleSerializer},
         errors=(400, 401, 403, 404, 413, 415, 429, 503),
         tags=["batches"],
     )
@@ -154,7 +154,7 @@ class SchedulesView(ApiView):
     @documented(
         operation_id="batch_schedules_list",
         summary="List schedules",
-        answers={200: ScheduleListSerializer},
+        responses={200: ScheduleListSerializer},
         errors=(400, 401, 503),
         tags=["batches"],
     )
@@ -174,7 +174,7 @@ class ScheduleView(ApiView):
     @documented(
         operation_id="batch_schedules_retrieve",
         summary="One schedule",
-        answers={200: ScheduleSerializer},
+        responses={200: ScheduleSerializer},
         errors=(401, 404, 503),
         tags=["batches"],
     )
@@ -187,7 +187,7 @@ class ScheduleView(ApiView):
         operation_id="batch_schedules_delete",
         summary="Delete a schedule",
         description="Its batches stay.",
-        answers={200: ScheduleDeletedSerializer},
+        responses={200: ScheduleDeletedSerializer},
         errors=(401, 403, 404, 503),
         tags=["batches"],
     )

@@ -27,7 +27,7 @@ class EmbeddingsView(ApiView):
             "than the model's context is refused. Parameters that aren't listed are refused."
         ),
         request=EmbeddingRequestSerializer,
-        answers={200: EmbeddingListSerializer},
+        responses={200: EmbeddingListSerializer},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )

@@ -45,7 +45,7 @@ class FilesView(ApiView):
         summary="Upload a file",
         description="A form with the parts file and purpose. The only purpose is batch: lines for POST /v1/batches.",
         request={"multipart/form-data": FileUploadSerializer},
-        answers={200: FileSerializer},
+        responses={200: FileSerializer},
         errors=(400, 401, 403, 413, 415, 429, 503),
         tags=["batches"],
     )
@@ -79,7 +79,7 @@ class FilesView(ApiView):
             OpenApiParameter("limit", int, description=f"1 to {MAX_PAGE}, default {MAX_PAGE}."),
             OpenApiParameter("order", str, enum=["desc", "asc"], description="By creation; default desc."),
         ],
-        answers={200: FileListSerializer},
+        responses={200: FileListSerializer},
         errors=(400, 401, 404, 503),
         tags=["batches"],
     )
@@ -108,7 +108,7 @@ class FileView(ApiView):
     @documented(
         operation_id="files_retrieve",
         summary="One file",
-        answers={200: FileSerializer},
+        responses={200: FileSerializer},
         errors=(401, 404, 503),
         tags=["batches"],
     )
@@ -121,7 +121,7 @@ class FileView(ApiView):
         operation_id="files_delete",
         summary="Delete a file",
         description="A batch that is still being validated loses its input and fails; later it doesn't need it.",
-        answers={200: FileDeletedSerializer},
+        responses={200: FileDeletedSerializer},
         errors=(401, 403, 404, 503),
         tags=["batches"],
     )
@@ -137,7 +137,7 @@ class FileContentView(ApiView):
     @documented(
         operation_id="files_content",
         summary="The bytes of a file",
-        answers={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+        responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
         errors=(401, 404, 503),
         tags=["batches"],
     )

@@ -108,7 +108,7 @@ class RerankView(ApiView):
             "what the model was trained for. Parameters that aren't listed are refused."
         ),
         request=RerankRequestSerializer,
-        answers={200: RerankedSerializer},
+        responses={200: RerankedSerializer},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )
@@ -121,8 +121,8 @@ class RerankView(ApiView):
             await generation.wait()
         except BlazrError as error:
             raise _in_own_words(error) from None
-        answer = await asyncio.to_thread(_answer, generation, values)
-        return json_response(answer, headers={"x-request-id": generation.request_id})
+        body = await asyncio.to_thread(_response, generation, values)
+        return json_response(body, headers={"x-request-id": generation.request_id})
 
 
 def _answer(generation: Generation, values: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from inference.serving.served_models import served_model_cache_clear
 from inference.values.plan import Endpoint
 
 _STREAM = (
-    "With stream: true the answer is text/event-stream: one chunk per data line, data: [DONE] at the end. "
+    "With stream: true the response is text/event-stream: one chunk per data line, data: [DONE] at the end. "
     "Parameters that aren't listed are refused."
 )
 
@@ -39,7 +39,7 @@ class GenerationView(ApiView):
     endpoint: ClassVar[Endpoint]
 
     async def generate(self, request: HttpRequest) -> HttpResponseBase:
-        """Read, check, start; then stream or wait for the whole answer.
+        """Read, check, start; then stream or wait for the whole response.
 
         Django cancels this task when the client goes away, and with it the generation.
         """
@@ -61,7 +61,7 @@ class CompletionsView(GenerationView):
         summary="Complete a prompt",
         description=_STREAM,
         request=CompletionRequestSerializer,
-        answers={(200, "application/json"): CompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): CompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )
@@ -80,7 +80,7 @@ class ChatCompletionsView(GenerationView):
         summary="Answer a conversation",
         description=_STREAM,
         request=ChatRequestSerializer,
-        answers={(200, "application/json"): ChatCompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): ChatCompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )
@@ -95,7 +95,7 @@ class ModelsView(ApiView):
     @documented(
         operation_id="models_list",
         summary="List the served models",
-        answers={200: ModelListSerializer},
+        responses={200: ModelListSerializer},
         errors=(401, 503),
         tags=["v1"],
     )
@@ -110,7 +110,7 @@ class ModelView(ApiView):
     @documented(
         operation_id="models_retrieve",
         summary="One served model",
-        answers={200: ModelSerializer},
+        responses={200: ModelSerializer},
         errors=(401, 404, 503),
         tags=["v1"],
     )
@@ -122,7 +122,7 @@ class ModelView(ApiView):
         operation_id="models_delete",
         summary="Delete an alias",
         description="The checkpoints that it meant stay; a checkpoint is deleted on its page or with /api/delete.",
-        answers={200: ModelDeletedSerializer},
+        responses={200: ModelDeletedSerializer},
         errors=(401, 403, 404, 409, 503),
         tags=["v1"],
     )

@@ -63,7 +63,7 @@ class AliasRevisionsView(ApiView):
     @documented(
         operation_id="alias_revisions",
         summary="What an alias means and meant",
-        answers={200: AliasSerializer},
+        responses={200: AliasSerializer},
         errors=(401, 403, 404, 503),
         tags=["lifecycle"],
     )
@@ -81,7 +81,7 @@ class PromoteView(ApiView):
         summary="Let an alias mean another checkpoint",
         description="Makes the alias if there is none. Other web processes know within three seconds.",
         request=PromoteRequestSerializer,
-        answers={200: AliasSerializer},
+        responses={200: AliasSerializer},
         errors=_ERRORS,
         tags=["lifecycle"],
     )
@@ -101,7 +101,7 @@ class RollbackView(ApiView):
         operation_id="alias_rollback",
         summary="Let an alias mean what it meant before",
         request=RollbackRequestSerializer,
-        answers={200: AliasSerializer},
+        responses={200: AliasSerializer},
         errors=_ERRORS,
         tags=["lifecycle"],
     )

@@ -114,7 +114,7 @@ class InfillView(ApiView):
         summary="Fill the gap in a text",
         description="For models whose vocabulary has tokens for it; parameters that aren't listed are refused.",
         request=InfillRequestSerializer,
-        answers={200: InfillSerializer},
+        responses={200: InfillSerializer},
         errors=GENERATION_ERRORS,
         tags=["tokens"],
     )
@@ -123,10 +123,10 @@ class InfillView(ApiView):
         plan = InfillRequestSerializer.shared().plan(await json_body(request))
         generation = await generation_start(plan=plan, principal=self.principal)
         await generation.wait()
-        return json_response(_answer(generation), headers={"x-request-id": generation.request_id})
+        return json_response(_response(generation), headers={"x-request-id": generation.request_id})
 
 
-def _answer(generation: Generation) -> dict[str, Any]:
+def _response(generation: Generation) -> dict[str, Any]:
     prompt = generation.builder.prompts[0]
     choice, usage = prompt.choices[0], generation.builder.usage()
     word = choice.stop_reason if isinstance(choice.stop_reason, str) else ""

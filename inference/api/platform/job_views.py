@@ -29,7 +29,7 @@ MAX_PAGE = 500
 
 
 def job_object(row: GenerationJob) -> dict[str, Any]:
-    """A job as the API shows it; never its prompt or its answer."""
+    """A job as the API shows it; never its prompt or its output."""
     error = job_error(row)
     return {
         "id": str(row.job_id),
@@ -64,7 +64,7 @@ class JobsView(ApiView):
             "answered, none is lost. Jobs run when interactive requests leave room."
         ),
         request=JobSubmissionSerializer,
-        answers={202: JobSubmittedSerializer},
+        responses={202: JobSubmittedSerializer},
         errors=(400, 401, 403, 404, 409, 413, 415, 503),
         tags=["jobs"],
     )
@@ -90,7 +90,7 @@ class JobsView(ApiView):
             OpenApiParameter("after", str, description="Continue after the job with this id (the last one seen)."),
             OpenApiParameter("limit", int, description=f"1 to {MAX_PAGE}, default 50."),
         ],
-        answers={200: JobListSerializer},
+        responses={200: JobListSerializer},
         errors=(400, 401, 404, 503),
         tags=["jobs"],
     )
@@ -129,7 +129,7 @@ class JobView(ApiView):
     @documented(
         operation_id="jobs_retrieve",
         summary="One job",
-        answers={200: JobSerializer},
+        responses={200: JobSerializer},
         errors=(401, 404, 503),
         tags=["jobs"],
     )
@@ -148,7 +148,7 @@ class JobCancelView(ApiView):
         operation_id="jobs_cancel",
         summary="Stop a job",
         description="At once if it waits, within seconds if it runs; a finished job stays as it is.",
-        answers={200: JobSerializer},
+        responses={200: JobSerializer},
         errors=(401, 403, 404, 503),
         tags=["jobs"],
     )
@@ -165,10 +165,10 @@ class JobResultView(ApiView):
 
     @documented(
         operation_id="jobs_result",
-        summary="The answer of a job",
+        summary="The output of a job",
         description="What the job's endpoint would have answered; 409 until the job has succeeded, "
         "the job's own error if it failed.",
-        answers={
+        responses={
             200: PolymorphicProxySerializer(
                 "JobResult", [CompletionSerializer, ChatCompletionSerializer], resource_type_field_name=None
             )
@@ -177,7 +177,7 @@ class JobResultView(ApiView):
         tags=["jobs"],
     )
     async def get(self, request: HttpRequest, job_id: str) -> HttpResponseBase:
-        """The stored answer."""
+        """The stored output."""
         row = await sync_to_async(job_get)(job_id=job_id, principal=self.principal)
         return json_response(job_result(row))
 

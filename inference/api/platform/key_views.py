@@ -121,9 +121,9 @@ class KeysView(ApiView):
     @documented(
         operation_id="keys_create",
         summary="Make an API key",
-        description="The answer has the key itself, once. With an Idempotency-Key it isn't given a second time either.",
+        description="The response has the key itself, once. An Idempotency-Key doesn't give it a second time either.",
         request=KeyRequestSerializer,
-        answers={201: NewKeySerializer},
+        responses={201: NewKeySerializer},
         errors=(400, 401, 403, 413, 415, 503),
         tags=["keys"],
     )
@@ -153,7 +153,7 @@ class KeysView(ApiView):
             OpenApiParameter("limit", int, description=f"1 to {MAX_PAGE}, default 100."),
             OpenApiParameter("offset", int, description="Keys to skip, default 0."),
         ],
-        answers={200: KeyListSerializer},
+        responses={200: KeyListSerializer},
         errors=(400, 401, 403, 503),
         tags=["keys"],
     )
@@ -179,7 +179,7 @@ class KeyView(ApiView):
         operation_id="keys_revoke",
         summary="Revoke an API key",
         description="For good, within a second. Revoking twice changes nothing.",
-        answers={200: KeySerializer},
+        responses={200: KeySerializer},
         errors=(401, 403, 404, 503),
         tags=["keys"],
     )

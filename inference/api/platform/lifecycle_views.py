@@ -51,7 +51,7 @@ class ModelStatusView(ApiView):
     @documented(
         operation_id="models_status",
         summary="What a model is doing",
-        answers={200: ModelStatusSerializer},
+        responses={200: ModelStatusSerializer},
         errors=(401, 403, 404, 503),
         tags=["lifecycle"],
     )
@@ -67,7 +67,7 @@ class ModelFitView(ApiView):
         operation_id="models_fit",
         summary="Whether a model would fit",
         description="Each worker plans the load for its own device and memory, and loads nothing.",
-        answers={200: ModelFitSerializer},
+        responses={200: ModelFitSerializer},
         errors=(401, 403, 404, 422, 503),
         tags=["lifecycle"],
     )
@@ -86,8 +86,8 @@ class ModelLoadView(ApiView):
     @documented(
         operation_id="models_load",
         summary="Load a model",
-        description="Answered at once; GET the status for progress. A model that is loaded already stays as it is.",
-        answers={202: ModelStatusSerializer},
+        description="Returns at once; GET the status for progress. A model that is loaded already stays as it is.",
+        responses={202: ModelStatusSerializer},
         errors=(401, 403, 404, 503),
         tags=["lifecycle"],
     )
@@ -105,7 +105,7 @@ class ModelUnloadView(ApiView):
         operation_id="models_unload",
         summary="Unload a model",
         description="It takes no new requests and goes once the running ones have ended; pinned ones go, too.",
-        answers={202: ModelStatusSerializer},
+        responses={202: ModelStatusSerializer},
         errors=(401, 403, 404, 503),
         tags=["lifecycle"],
     )
@@ -124,7 +124,7 @@ class ModelPinView(ApiView):
         summary="Pin a model, or unpin it",
         description="A pinned model never makes room for another one and outlives its keep_alive. Stored as a setting.",
         request=PinRequestSerializer,
-        answers={200: ModelStatusSerializer},
+        responses={200: ModelStatusSerializer},
         errors=_ERRORS,
         tags=["lifecycle"],
     )
@@ -171,7 +171,7 @@ class RequestsView(ApiView):
         operation_id="requests_list",
         summary="List the running requests",
         description="A key sees its own; operators see all. Requests that no worker has taken yet aren't listed.",
-        answers={200: RunningRequestListSerializer},
+        responses={200: RunningRequestListSerializer},
         errors=(401, 403, 503),
         tags=["lifecycle"],
     )
@@ -198,7 +198,7 @@ class RequestCancelView(ApiView):
         operation_id="requests_cancel",
         summary="Cancel a running request",
         description="Whoever waits for it gets an error. A key can cancel its own requests, operators any.",
-        answers={200: RequestCancelledSerializer},
+        responses={200: RequestCancelledSerializer},
         errors=(401, 403, 404, 409, 503),
         tags=["lifecycle"],
     )

@@ -76,7 +76,7 @@ class LivezView(ApiView):
     @documented(
         operation_id="livez",
         summary="Whether this process answers",
-        answers={200: ProbeSerializer},
+        responses={200: ProbeSerializer},
         auth=[],
         tags=["probes"],
     )
@@ -93,7 +93,7 @@ class ReadyzView(ApiView):
     @documented(
         operation_id="readyz",
         summary="Whether requests can be served now",
-        answers={200: ProbeSerializer, 503: ProbeSerializer},
+        responses={200: ProbeSerializer, 503: ProbeSerializer},
         auth=[],
         tags=["probes"],
     )
@@ -114,7 +114,7 @@ class HealthView(ApiView):
     @documented(
         operation_id="health",
         summary="Status, version, loaded models",
-        answers={200: HealthSerializer},
+        responses={200: HealthSerializer},
         auth=[],
         tags=["probes"],
     )
@@ -142,7 +142,7 @@ class MetricsView(ApiView):
     @documented(
         operation_id="metrics",
         summary="Prometheus metrics of this process and of the workers",
-        answers={(200, "text/plain"): OpenApiTypes.STR},
+        responses={(200, "text/plain"): OpenApiTypes.STR},
         auth=[],
         tags=["probes"],
     )

@@ -39,7 +39,7 @@ class TokenizeView(ApiView):
         operation_id="tokenize",
         summary="Token ids of a text or a conversation",
         request=TokenizeRequestSerializer,
-        answers={200: TokenizeSerializer},
+        responses={200: TokenizeSerializer},
         errors=_ERRORS,
         tags=["tokens"],
     )
@@ -71,7 +71,7 @@ class ApplyTemplateView(ApiView):
         summary="The text that a conversation becomes",
         description="Send it to /v1/completions with parse_special: true and add_special_tokens: false for the same.",
         request=ApplyTemplateRequestSerializer,
-        answers={200: AppliedTemplateSerializer},
+        responses={200: AppliedTemplateSerializer},
         errors=_ERRORS,
         tags=["tokens"],
     )
@@ -92,7 +92,7 @@ class DetokenizeView(ApiView):
         operation_id="detokenize",
         summary="The text of token ids",
         request=DetokenizeRequestSerializer,
-        answers={200: DetokenizeSerializer},
+        responses={200: DetokenizeSerializer},
         errors=_ERRORS,
         tags=["tokens"],
     )
@@ -117,7 +117,7 @@ class TokenizerInfoView(ApiView):
         summary="What a client needs to know of a tokenizer",
         description="vLLM's endpoint: evaluation harnesses tokenise through the server when it is there.",
         parameters=[OpenApiParameter("model", str, description="May be left out where one model only is served.")],
-        answers={200: TokenizerInfoSerializer},
+        responses={200: TokenizerInfoSerializer},
         errors=_ERRORS,
         tags=["tokens"],
     )

@@ -67,7 +67,7 @@ class UsageView(ApiView):
             OpenApiParameter("limit", int, description=f"Rows, 1 to {MAX_ROWS}, default {DEFAULT_ROWS}."),
             OpenApiParameter("offset", int, description="Rows to skip, default 0."),
         ],
-        answers={(200, "application/json"): UsageListSerializer, (200, "text/csv"): OpenApiTypes.STR},
+        responses={(200, "application/json"): UsageListSerializer, (200, "text/csv"): OpenApiTypes.STR},
         errors=(400, 401, 403, 503),
         tags=["usage"],
     )

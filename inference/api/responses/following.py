@@ -26,7 +26,7 @@ _num_followed = 0
 
 
 class FollowingStream(StreamingHttpResponse):
-    """The answer that streams a background response. When the client leaves, the response goes on.
+    """The response that streams a background response. When the client leaves, the response goes on.
 
     Args:
         row: The response, with a job.

@@ -29,7 +29,7 @@ class RunningResponse:
 
     Args:
         generation: A started one.
-        request: What it answers.
+        request: What it responds to.
         principal: Who asked.
     """
 

@@ -1,4 +1,4 @@
-"""Shapes of the answers of /v1/responses, for the OpenAPI document. The tests compare real answers with them."""
+"""Shapes of the responses of /v1/responses, for the OpenAPI document. The tests compare real responses with them."""
 
 from __future__ import annotations
 

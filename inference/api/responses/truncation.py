@@ -11,11 +11,11 @@ from inference.serving.tokenizers import prompt_tokens
 from inference.values.plan import GenerationPlan
 
 RESERVED_SHARE = 4
-"""Without max_output_tokens, one such part of the context is kept free for the answer."""
+"""Without max_output_tokens, one such part of the context is kept free for the output."""
 
 
 async def fitted_plan(request: ResponseRequest, history: Sequence[Item]) -> GenerationPlan:
-    """The plan whose prompt leaves room for the answer, with as many of the latest turns as possible.
+    """The plan whose prompt leaves room for the output, with as many of the latest turns as possible.
 
     A turn begins with a message of the user. Instructions, and messages of the system and the developer, stay; the
     last turn stays even if it is too long, and is refused later.

@@ -62,11 +62,11 @@ class ResponsesView(ApiView):
         operation_id="responses_create",
         summary="Create a response",
         description=(
-            "With stream: true the answer is text/event-stream: typed events with sequence_number, "
+            "With stream: true the response is text/event-stream: typed events with sequence_number, "
             "response.completed (or incomplete, failed) last. Parameters that aren't listed are refused."
         ),
         request=ResponseRequestSerializer,
-        answers={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )
@@ -103,7 +103,7 @@ class InputTokensView(ApiView):
         operation_id="responses_input_tokens",
         summary="Count the tokens of a response's prompt",
         request=InputTokensRequestSerializer,
-        answers={200: InputTokensSerializer},
+        responses={200: InputTokensSerializer},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )
@@ -138,7 +138,7 @@ class ResponseView(ApiView):
             OpenApiParameter("starting_after", int, description="Leave out the events up to this sequence_number."),
             OpenApiParameter("include_obfuscation", bool, description="Must be false."),
         ],
-        answers={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
         errors=(400, 401, 404, 429, 503),
         tags=["v1"],
     )
@@ -165,7 +165,7 @@ class ResponseView(ApiView):
     @documented(
         operation_id="responses_delete",
         summary="Delete a stored response",
-        answers={200: ResponseDeletedSerializer},
+        responses={200: ResponseDeletedSerializer},
         errors=(401, 404, 503),
         tags=["v1"],
     )
@@ -182,7 +182,7 @@ class ResponseCancelView(ApiView):
         operation_id="responses_cancel",
         summary="Stop a background response",
         description=f"Waits up to {CANCEL_WAIT_S:g} s for its worker to stop; one that is over stays as it is.",
-        answers={200: ResponseSerializer},
+        responses={200: ResponseSerializer},
         errors=(400, 401, 404, 503),
         tags=["v1"],
     )
@@ -208,7 +208,7 @@ class ResponseInputItemsView(ApiView):
             OpenApiParameter("after", str, description="Continue after the item with this id."),
             OpenApiParameter("limit", int, description=f"1 to {MAX_PAGE}, default {DEFAULT_PAGE}."),
         ],
-        answers={200: ResponseItemListSerializer},
+        responses={200: ResponseItemListSerializer},
         errors=(400, 401, 404, 503),
         tags=["v1"],
     )

@@ -1,6 +1,6 @@
 """From a chat's chunks to Anthropic's message: its events, its content blocks, why it stopped.
 
-One machine makes the stream and the whole answer. Shapes: https://docs.anthropic.com/en/api/messages-streaming.
+One machine makes the stream and the whole response. Shapes: https://docs.anthropic.com/en/api/messages-streaming.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class CountTokensRequestSerializer(StrictSerializer):
         messages = chat_messages(values.get("system"), values["messages"])
         chat: dict[str, Any] = {"model": values["model"], "messages": messages}
         if messages[-1]["role"] == "assistant":
-            # The answer goes on with the words that the caller put into its mouth.
+            # The output goes on with the words that the caller put into its mouth.
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         return chat | _tools(values.get("tools")) | _tool_choice(values) | _thinking(values) | _output_config(values)
 
@@ -148,7 +148,7 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
     top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
 
     def plan(self, body: object) -> tuple[GenerationPlan, bool]:
-        """The checked request, and whether its answer is to be streamed.
+        """The checked request, and whether its response is to be streamed.
 
         Raises:
             InvalidRequest: With the field in ``param``.

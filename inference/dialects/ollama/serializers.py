@@ -379,19 +379,19 @@ def _thinking(think: bool | str, served: ServedModel) -> dict[str, Any]:
 
 
 def _messages(items: list[Any]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's shape. Ollama's answers of tools have no ids: they belong to the calls before them, by name
+    """Messages in OpenAI's shape. Ollama's results of tools have no ids: they belong to the calls before them, by name
     or in order."""
     messages: list[dict[str, Any]] = []
-    unanswered: list[dict[str, Any]] = []
+    open_calls: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         message = _message(number, item)
-        if message.get("role") == "tool" and "tool_call_id" not in message and unanswered:
-            named = [call for call in unanswered if call["function"]["name"] == message.get("name")]
-            call = (named or unanswered)[0]
-            unanswered.remove(call)
+        if message.get("role") == "tool" and "tool_call_id" not in message and open_calls:
+            named = [call for call in open_calls if call["function"]["name"] == message.get("name")]
+            call = (named or open_calls)[0]
+            open_calls.remove(call)
             message["tool_call_id"] = call["id"]
         elif message.get("tool_calls"):
-            unanswered = list(message["tool_calls"])
+            open_calls = list(message["tool_calls"])
         messages.append(message)
     return messages
 

@@ -14,7 +14,7 @@ MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-# Members that clients copy from an earlier answer into the next request. They mean nothing when empty.
+# Members that clients copy from an earlier response into the next request. They mean nothing when empty.
 _EMPTY_MESSAGE_MEMBERS = frozenset({"refusal", "audio", "function_call", "annotations"})
 _FUNCTION_MEMBERS = frozenset({"name", "arguments"})
 

@@ -1,6 +1,6 @@
 """From a chat's chunks to a response: its typed events, its output items, its final state.
 
-One machine makes the stream and the whole answer, so that both say the same. It depends on nothing but what it is
+One class makes the stream and the whole response, so that both say the same. It depends on nothing but what it is
 fed: a response that runs as a job is told again from the job's stored events, with the same ids and
 ``sequence_number``s. Shapes: https://platform.openai.com/docs/api-reference/responses-streaming; the text of
 reasoning comes as ``response.reasoning_text.*``.
@@ -81,7 +81,7 @@ class ResponseEvents:
             now: Unix time.
         """
         reason = self._end.finish_reason if self._end else "stop"
-        events = [] if self._items else self._continue("message")  # there is an answer, if only an empty one
+        events = [] if self._items else self._continue("message")  # there is an output, if only an empty one
         self.response["usage"] = response_usage(usage)
         if reason == "length":
             events += self._close("incomplete")

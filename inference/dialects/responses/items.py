@@ -1,7 +1,7 @@
 """Items of the Responses API: read from requests, given ids, turned into the messages of a chat.
 
 Shapes: https://platform.openai.com/docs/api-reference/responses/create#responses-create-input. An item is kept as
-it will be listed later; what a client copies from an earlier answer (ids, states, annotations) may come back.
+it will be listed later; what a client copies from an earlier response (ids, states, annotations) may come back.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
     )
     store = StrictBooleanField(required=False, allow_null=True, help_text="Keep the response; default true.")
     background = StrictBooleanField(
-        required=False, allow_null=True, help_text="Answer at once, run as a queued job; needs store."
+        required=False, allow_null=True, help_text="Respond at once, run as a queued job; needs store."
     )
     stream = StrictBooleanField(required=False, allow_null=True, help_text="Send server-sent events. Default: false.")
     stream_options = JSONObjectField(required=False, allow_null=True, help_text="include_obfuscation: false.")

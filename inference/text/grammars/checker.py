@@ -41,7 +41,7 @@ class GrammarChecker:
         self._lock = threading.Lock()
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether ``check`` has its answer at hand."""
+        """Whether ``check`` has its verdict at hand."""
         return grammar.digest in self._known
 
     def check(self, grammar: Grammar) -> None:

@@ -19,7 +19,7 @@ class Trial:
         self._bytes = LLTokenizer("byte")
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """``grammar`` compiles and computes the first mask; the answer is empty."""
+        """``grammar`` compiles and computes the first mask; the result is empty."""
         try:
             source = source_of(Grammar.from_dict(request["grammar"]))
         except (InvalidRequest, ValueError) as error:

@@ -29,7 +29,7 @@ class AnswerFormat(Protocol):
         """The last chunk, when it was asked for."""
 
     def whole(self) -> Answer:
-        """The answer of a request that doesn't stream."""
+        """The response to a request that doesn't stream."""
 
 
 @dataclass(slots=True)

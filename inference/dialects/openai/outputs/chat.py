@@ -70,7 +70,7 @@ class ChatFormat(TextFormat):
 
     def whole(self) -> Answer:
         """All choices."""
-        answer = self._envelope("chat.completion")
+        response = self._envelope("chat.completion")
         for index, prompt, state in self._numbered_choices():
             message = parse_output(self.plan.output, state.text, in_reasoning=prompt.in_reasoning)
             choice: Answer = {
@@ -82,14 +82,14 @@ class ChatFormat(TextFormat):
             }
             if self.plan.return_token_ids:
                 choice["token_ids"] = state.token_ids
-            answer["choices"].append(choice)
+            response["choices"].append(choice)
         prompt = self.builder.prompts[0]
         if self.plan.return_token_ids:
-            answer["prompt_token_ids"] = prompt.prompt_token_ids
+            response["prompt_token_ids"] = prompt.prompt_token_ids
         if self._shows_prompt_logprobs:
-            answer["prompt_logprobs"] = self._prompt_logprobs(prompt)
-        answer["usage"] = self.builder.usage()
-        return answer
+            response["prompt_logprobs"] = self._prompt_logprobs(prompt)
+        response["usage"] = self.builder.usage()
+        return response
 
     def _deltas(self, index: int, event: GenerationEvent) -> list[Answer]:
         """What the text of an event adds to the message of choice ``index``."""
@@ -123,5 +123,5 @@ class ChatFormat(TextFormat):
 
 
 def _finish_reason(reason: str | None, num_calls: int) -> str | None:
-    """OpenAI's word for an answer that ends with calls."""
+    """OpenAI's word for an output that ends with calls."""
     return "tool_calls" if reason == "stop" and num_calls else reason

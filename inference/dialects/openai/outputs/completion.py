@@ -13,7 +13,7 @@ from inference.values.output_builder import PromptState
 
 @dataclass(slots=True)
 class CompletionFormat(TextFormat):
-    """Shapes of /v1/completions; chunks have the object type of whole answers."""
+    """Shapes of /v1/completions; chunks have the object type of whole responses."""
 
     offsets: dict[int, int] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class CompletionFormat(TextFormat):
 
     def whole(self) -> Answer:
         """All choices."""
-        answer = self._envelope("text_completion")
+        response = self._envelope("text_completion")
         for index, prompt, state in self._numbered_choices():
             echoed = prompt.prompt_text if self.plan.echo else ""
             choice = self._choice(index, echoed + state.text)
@@ -69,9 +69,9 @@ class CompletionFormat(TextFormat):
                 choice["prompt_token_ids"], choice["token_ids"] = prompt.prompt_token_ids, state.token_ids
             if self._shows_prompt_logprobs:
                 choice["prompt_logprobs"] = self._prompt_logprobs(prompt)
-            answer["choices"].append(choice)
-        answer["usage"] = self.builder.usage()
-        return answer
+            response["choices"].append(choice)
+        response["usage"] = self.builder.usage()
+        return response
 
     @staticmethod
     def _choice(index: int, text: str) -> Answer:

@@ -1,4 +1,4 @@
-"""Which shape the answer of a request has."""
+"""Which shape the response to a request has."""
 
 from __future__ import annotations
 
