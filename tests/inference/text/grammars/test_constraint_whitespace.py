@@ -98,7 +98,7 @@ def test_no_run_of_white_space_is_longer_than_an_indentation(llm: LLM, name: str
         check(text, is_finished and "<" not in text and ";" not in TEXT_IN_QUOTES.sub("", text))
         num_finished += is_finished
         num_runs += len(runs_of_space(text))
-    assert num_runs > 8
+    assert num_runs > 2
     if name not in ("any object", "answer behind thinking"):  # which may go on for ever
         assert num_finished > 0
 
