@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from inference.batches import runner, upkeep
 from inference.batches.services import batch_create
 from inference.errors import BlazrError, GenerationFailed
 from inference.files.services import file_create
@@ -132,3 +133,19 @@ def contents(file_id: str) -> list[dict[str, Any]]:
         return []
     with open_file(StoredFile.objects.get(file_id=file_id).sha256) as file:
         return [orjson.loads(item) for item in file]
+
+
+def make_runner(manager: EchoManager, owner: str = "w", window: int = 4) -> runner.BatchRunner:
+    return runner.BatchRunner(manager, owner=owner, window=window)
+
+
+def work(batch: Batch, *runners: runner.BatchRunner, turns: int = 60) -> Batch:
+    """Turn everything until the batch has ended, or so often."""
+    for _ in range(turns):
+        upkeep.batches_turn(owner="keeper")
+        for item in runners:
+            item.turn()
+        batch.refresh_from_db()
+        if batch.is_finished:
+            break
+    return batch

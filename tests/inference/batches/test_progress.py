@@ -13,8 +13,7 @@ from inference.batches.progress import batch_progress
 from inference.jobs import hints
 from inference.models import Batch, BatchLine, BatchResult
 from inference.values.principal import LOCAL
-from tests.inference.batches.fakes import EchoManager, contents, line, make_batch
-from tests.inference.batches.test_runner import make_runner, work
+from tests.inference.batches.fakes import EchoManager, contents, line, make_batch, make_runner, work
 from tests.inference.rows import make_checkpoint
 
 

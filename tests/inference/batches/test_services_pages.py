@@ -9,8 +9,7 @@ from inference.batches.schedules import schedule_create
 from inference.jobs import hints
 from inference.models import BatchSchedule
 from inference.values.principal import LOCAL
-from tests.inference.batches.fakes import EchoManager, line, make_batch, store_file
-from tests.inference.batches.test_runner import make_runner, work
+from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, store_file, work
 from tests.inference.rows import make_checkpoint
 
 

@@ -16,8 +16,7 @@ from inference.batches import webhooks
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.jobs import hints
 from inference.models import WebhookDelivery
-from tests.inference.batches.fakes import EchoManager, line, make_batch
-from tests.inference.batches.test_runner import make_runner, work
+from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, work
 from tests.inference.rows import make_checkpoint
 
 SECRET = "whsec_" + "A" * 43 + "="

@@ -9,10 +9,9 @@ import httpx
 import pytest
 
 from inference.access.api_keys import api_key_create
-from inference.dialects.anthropic.events import MessageEvents, message_error
-from inference.dialects.anthropic.serializers import CountTokensRequestSerializer, MessageRequestSerializer
-from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
-from inference.errors import GenerationFailed, InvalidRequest, QueueFull
+from inference.dialects.anthropic.events import MessageEvents
+from inference.dialects.chat_bridge import EndPiece
+from inference.errors import GenerationFailed
 from tests.inference.api.scripted_worker import Reply, say
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -113,36 +112,6 @@ def test_frames_of_a_stream(live_url, worker):
     assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def test_thinking_text_and_calls_are_blocks_of_their_own():
-    machine = MessageEvents(message_id="msg_1", model="tiny")
-    events = machine.started(prompt_tokens=5)
-    for piece in (
-        ReasoningPiece("let "), ReasoningPiece("me"), TextPiece("I'll look."), CallPiece(0, "call_1", "look", ""),
-        CallPiece(0, "", "", '{"at":'), CallPiece(0, "", "", "1}"), CallPiece(1, "call_2", "wait", ""),
-        EndPiece("tool_calls", None),
-    ):  # fmt: skip
-        events += machine.take(piece)
-    events += machine.finished(USAGE)
-    assert machine.message["content"] == [
-        {"type": "thinking", "thinking": "let me", "signature": ""},
-        {"type": "text", "text": "I'll look."},
-        {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": 1}},
-        {"type": "tool_use", "id": "call_2", "name": "wait", "input": {}},
-    ]
-    starts = [event["index"] for event in events if event["type"] == "content_block_start"]
-    stops = [event["index"] for event in events if event["type"] == "content_block_stop"]
-    assert starts == stops == [0, 1, 2, 3]
-    assert machine.message["usage"] == {"input_tokens": 4, "cache_read_input_tokens": 1, "output_tokens": 2}
-    assert events[0]["message"]["content"] == []
-
-
-def test_calls_whose_arguments_are_no_object_are_kept():
-    machine = MessageEvents(message_id="msg_1", model="tiny")
-    machine.take(CallPiece(0, "call_1", "look", '{"at":'))
-    machine.finished(USAGE)
-    assert machine.message["content"][0]["input"] == {"arguments": '{"at":'}
-
-
 def test_count_tokens_is_what_generating_would_read(claude, worker, live_url):
     counted = claude.messages.count_tokens(model="tiny", system="Be brief.", messages=MESSAGES)
     conversation = [{"role": "system", "content": "Be brief."}, *MESSAGES]
@@ -210,65 +179,6 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(claude, worker):
         claude.messages.stream(model="tiny", max_tokens=9, messages=MESSAGES) as stream,
     ):
         list(stream)
-
-
-def test_error_types_by_status():
-    assert message_error(QueueFull("full"))["error"] == {"type": "rate_limit_error", "message": "full"}
-    assert message_error(GenerationFailed("x"))["error"]["type"] == "api_error"
-
-
-@pytest.mark.parametrize(
-    ("members", "param"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": "Hi"}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]},
-         "messages.0.content.0.input"),
-        ({"messages": [{"role": "user", "content": [
-            {"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "a"}]}]}, "messages.0.content.1"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": 1}]}]},
-         "messages.0.content.0.cache_control"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]},
-         "messages.0.content.0.type"),
-        ({"system": 7}, "system"),
-        ({"temperature": 3}, "temperature"),
-        ({"top_k": -1}, "top_k"),
-        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"metadata": {"mood": "good"}}, "metadata"),
-        ({"service_tier": "fast"}, "service_tier"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.type"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
-        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
-        ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
-        ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools.0.defer_loading"),
-        ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
-        ({"tool_choice": {"type": []}}, "tool_choice"),
-        ({"container": "c"}, "container"),
-        ({"stop": "x"}, "stop"),
-        ({"frobnicate": 1}, "frobnicate"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)  # fmt: skip
-def test_errors_name_the_field(members, param):
-    with pytest.raises(InvalidRequest) as caught:
-        MessageRequestSerializer.shared().plan({**BODY, **members})
-    found = caught.value.param or ""
-    assert found == param or found.startswith(f"{param}.")
-    assert param.split(".")[-1] in caught.value.message or param in caught.value.message
-
-
-def test_counting_takes_no_sampling_parameters():
-    with pytest.raises(InvalidRequest) as caught:
-        CountTokensRequestSerializer.shared().chat_body({"model": "tiny", "messages": MESSAGES, "max_tokens": 9})
-    assert caught.value.param == "max_tokens"
 
 
 def test_thinking_is_switched_in_the_template(claude, worker):

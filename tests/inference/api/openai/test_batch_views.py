@@ -19,8 +19,7 @@ from inference.models import Batch, BatchSchedule
 from inference.values.limits import KeyLimits
 from inference.values.principal import LOCAL
 from tests.inference.api.openai.test_views import document, matches  # noqa: F401 (a fixture)
-from tests.inference.batches.fakes import EchoManager, line, make_batch, store_file
-from tests.inference.batches.test_runner import make_runner, work
+from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, store_file, work
 
 
 @pytest.fixture(autouse=True)

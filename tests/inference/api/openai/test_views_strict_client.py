@@ -26,8 +26,7 @@ from models_registry import aliases
 from tests.inference.api.openai.test_views_openai_client import entry
 from tests.inference.api.openai.test_views_tool_calls import ASK, TOOL_TEMPLATE, TWO_CALLS, WEATHER, pieces
 from tests.inference.api.scripted_worker import Reply, say
-from tests.inference.batches.fakes import EchoManager
-from tests.inference.batches.test_runner import make_runner, work
+from tests.inference.batches.fakes import EchoManager, make_runner, work
 from tests.inference.rows import make_checkpoint
 from tests.inference.worker.scripted_manager import ScriptedManager
 

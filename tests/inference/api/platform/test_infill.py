@@ -69,7 +69,7 @@ def test_how_an_infill_ended(http, worker):
         ({"stream": True}, "stream"),
         ({"prompt": "a"}, "prompt"),
         ({"input_extra": [{"text": "a"}]}, "input_extra"),
-        ({"repeat_penalty": 1.1}, "repeat_penalty"),
+        ({"repeat_last_n": 1.1}, "repeat_last_n"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )

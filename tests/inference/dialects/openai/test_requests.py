@@ -1,8 +1,6 @@
-"""F36 and F55: every wrong parameter is a 400 that names it, and nothing is ignored. No server needed."""
+"""Every wrong parameter is a 400 that names it, and nothing is ignored. No server needed."""
 
 from __future__ import annotations
-
-import json
 
 import orjson
 import pytest
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from inference.api.platform.job_serializers import JobSubmissionSerializer
 from inference.dialects.openai.requests import ChatRequestSerializer, CompletionRequestSerializer, plan_from_body
-from inference.dialects.refusals import HINTS, REFUSED_ANYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
+from inference.dialects.refusals import HINTS, REFUSED_ANYWHERE
 from inference.errors import BlazrError, InvalidRequest
 from inference.values.plan import GenerationPlan
 
@@ -39,26 +37,6 @@ def refused(endpoint, body, param):
     assert caught.value.http_status == 400
     assert orjson.loads(orjson.dumps(caught.value.to_openai()))["error"]["message"]
     assert len(caught.value.message) < 400
-
-
-@pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("value", ["1", 1.5, True, [1], {}, 1e308, 2**64, -(2**64), float("inf"), float("nan")])
-def test_integers_refuse_other_values(name, value):
-    for endpoint, body in (("chat", CHAT), ("completion", COMPLETION)):
-        refused(endpoint, {**body, name: value}, name)
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", ["1", True, [1.0], {}, 1e308, -1e308, 10**400, float("inf"), float("nan"), 1e9])
-def test_numbers_refuse_other_values(name, value):
-    for endpoint, body in (("chat", CHAT), ("completion", COMPLETION)):
-        refused(endpoint, {**body, name: value}, name)
-
-
-@pytest.mark.parametrize("name", BOOLEANS)
-@pytest.mark.parametrize("value", ["true", 1, 0, [], 0.0])
-def test_booleans_refuse_other_values(name, value):
-    refused("chat", {**CHAT, name: value}, name)
 
 
 @pytest.mark.parametrize(
@@ -121,105 +99,6 @@ def test_stream_options_that_are_not_honoured(options):
     refused("chat", {**CHAT, "stream": True, "stream_options": options}, "stream_options")
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [1, 1.5, True, {}, [], [[]], [1, "x"], ["x", 1], [[1], "x"], [["x"]], [[1.5]], [True], [-1], [2**31], ["x"] * 1025],
-)
-def test_prompts_of_the_wrong_kind(prompt):
-    refused("completion", {**COMPLETION, "prompt": prompt}, "prompt")
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [],
-        {},
-        "Hi",
-        [1],
-        [{}],
-        [{"role": "user"}],
-        [{"role": "user", "content": None}],
-        [{"role": "assistant", "content": None}],
-        [{"role": "robot", "content": "x"}],
-        [{"role": 1, "content": "x"}],
-        [{"role": "user", "content": 1}],
-        [{"role": "user", "content": {"type": "text"}}],
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
-        [{"role": "user", "content": [{"type": "text", "text": 1}]}],
-        [{"role": "user", "content": [{"type": "text", "text": "x", "cache": 1}]}],
-        [{"role": "user", "content": ["x"]}],
-        [{"role": "user", "content": "x", "colour": "red"}],
-        [{"role": "user", "content": "x", "name": 1}],
-        [{"role": "user", "content": "x", "audio": {"id": "a"}}],
-        [{"role": "user", "content": "x"}] * 4097,
-    ],
-)
-def test_messages_of_the_wrong_kind(messages):
-    refused("chat", {**CHAT, "messages": messages}, "messages")
-
-
-def test_an_answer_can_be_sent_back_as_it_came():
-    message = {
-        "role": "assistant",
-        "content": "Hello",
-        "refusal": None,
-        "annotations": [],
-        "audio": None,
-        "function_call": None,
-        "tool_calls": None,
-    }
-    plan = plan_from_body("chat", {**CHAT, "messages": [*CHAT["messages"], message, *CHAT["messages"]]})
-    assert plan.prompts[0]["messages"][1] == {"role": "assistant", "content": "Hello"}
-
-
-@pytest.mark.parametrize("name", sorted({**REFUSED_ANYWHERE, **REFUSED_IN_CHAT}))
-def test_refused_fields_of_chat_pass_only_when_they_mean_off(name):
-    rule = REFUSED_IN_CHAT.get(name) or REFUSED_ANYWHERE[name]
-    plain = plan_from_body("chat", CHAT)
-    for neutral in (*rule.neutral, None):
-        assert plan_from_body("chat", {**CHAT, name: neutral}) == plain
-    refused("chat", {**CHAT, name: {"on": "certainly"}}, name)
-
-
-@pytest.mark.parametrize("name", sorted({**REFUSED_ANYWHERE, **REFUSED_IN_COMPLETIONS}))
-def test_refused_fields_of_completions(name):
-    refused("completion", {**COMPLETION, name: {"on": "certainly"}}, name)
-
-
-def test_json_s_types_are_kept_apart_in_neutral_values():
-    refused("chat", {**CHAT, "use_beam_search": 0}, "use_beam_search")
-    refused("chat", {**CHAT, "mirostat": False}, "mirostat")
-
-
-@pytest.mark.parametrize("name", sorted(HINTS))
-def test_hints_change_nothing_but_are_checked(name):
-    good = {"metadata": {"a": "b"}, "store": False, "service_tier": "auto"}.get(name, "somebody")
-    assert plan_from_body("chat", {**CHAT, name: good}) == plan_from_body("chat", CHAT)
-    refused("chat", {**CHAT, name: 7}, name)
-
-
-def test_unknown_fields_are_refused_by_name():
-    refused("chat", {**CHAT, "frobnicate": None}, "frobnicate")
-    refused("completion", {**COMPLETION, "messages": []}, "messages")
-
-
-@pytest.mark.parametrize("body", [None, 1, "x", [], [CHAT]])
-def test_a_body_must_be_an_object(body):
-    with pytest.raises(InvalidRequest):
-        plan_from_body("chat", body)
-
-
-def test_missing_fields():
-    refused("chat", {"messages": CHAT["messages"]}, "model")
-    refused("chat", {"model": "m"}, "messages")
-    refused("completion", {"model": "m"}, "prompt")
-
-
-def test_null_means_absent():
-    names = [*INTEGERS, *NUMBERS, *BOOLEANS, "stop", "logit_bias", "stream_options", "stop_token_ids", "cache_salt"]
-    assert plan_from_body("chat", {**CHAT, **dict.fromkeys(names)}) == plan_from_body("chat", CHAT)
-
-
 def test_top_logprobs_needs_logprobs():
     refused("chat", {**CHAT, "top_logprobs": 2}, "top_logprobs")
     assert plan_from_body("chat", {**CHAT, "logprobs": True, "top_logprobs": 2}).params.logprobs == 2
@@ -247,16 +126,6 @@ def test_a_suffix_goes_with_texts():
     refused("completion", {**COMPLETION, "suffix": "c", "echo": True}, "echo")
 
 
-def test_template_switches_exclude_each_other():
-    last = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Sure, "}]
-    body = {**CHAT, "messages": last, "continue_final_message": True}
-    assert plan_from_body("chat", body).prompts[0]["add_generation_prompt"] is False
-    refused("chat", {**body, "add_generation_prompt": True}, "continue_final_message")
-    refused("chat", {**CHAT, "continue_final_message": True}, "continue_final_message")
-    refused("chat", {**CHAT, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs")
-    refused("chat", {**CHAT, "chat_template": "{{ messages }}"}, "chat_template")
-
-
 def test_both_names_of_the_token_limit():
     refused("chat", {**CHAT, "max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens")
     assert plan_from_body("chat", {**CHAT, "max_tokens": 2, "max_completion_tokens": 2}).params.max_tokens == 2
@@ -276,20 +145,6 @@ def test_choices_of_a_request_are_bounded():
 def test_scoring_a_prompt_generates_nothing():
     plan = plan_from_body("completion", {**COMPLETION, "echo": True, "logprobs": 1, "max_tokens": 0})
     assert (plan.params.max_tokens, plan.params.prompt_logprobs, plan.echo) == (0, 1, True)
-
-
-def test_long_token_prompts_are_checked_quickly():
-    """Against reading them, which takes as long: one check at a time would take ten times that."""
-    import time
-
-    ids = list(range(100_000)) * 5
-    text = json.dumps(ids)
-    started = time.process_time()
-    json.loads(text)
-    reading_s = time.process_time() - started
-    started = time.process_time()
-    plan_from_body("completion", {**COMPLETION, "prompt": ids})
-    assert time.process_time() - started < 6 * reading_s
 
 
 def test_a_plan_survives_storage():

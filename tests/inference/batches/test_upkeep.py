@@ -1,0 +1,50 @@
+"""What is done for batches in time: windows that end, and rows and files that are removed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.utils import timezone
+
+from inference.batches import upkeep
+from inference.models import Batch, BatchLine, BatchResult
+from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
+
+
+def test_the_window_is_a_limit(manager):
+    manager.holds = lambda message: True
+    batch = make_batch(line(str(number)) for number in range(20))
+    item = make_runner(manager, window=4)
+    work(batch, item, turns=3)
+    assert (item.num_running, manager.most_held) == (4, 4)
+    for _ in range(10):
+        manager.answer_held()
+        item.turn()
+    assert work(batch, item).num_completed == 20
+    assert manager.most_held == 4
+
+
+def test_when_the_window_is_over_the_rest_expires(manager):
+    manager.holds = lambda message: message["prompt"]["text"] != "done"
+    batch = make_batch([line("a", "done"), line("b"), line("c")], completion_window="1m")
+    item = make_runner(manager, window=2)
+    work(batch, item, turns=3)
+    Batch.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    batch = work(batch, item)
+    assert batch.state == "expired"
+    assert (batch.num_completed, batch.num_failed) == (1, 2)
+    assert {item["error"]["code"] for item in contents(batch.error_file_id)} == {"batch_expired"}
+
+
+def test_lines_and_expired_outputs_are_removed_in_time(manager):
+    from inference.files.services import files_sweep
+    from inference.models import StoredFile
+
+    batch = work(make_batch([line("a")]), make_runner(manager))
+    assert upkeep.batches_sweep() == 0
+    Batch.objects.update(ended_at=timezone.now() - upkeep.LINES_KEPT - timedelta(seconds=1))
+    assert upkeep.batches_sweep() > 0
+    assert (BatchLine.objects.count(), BatchResult.objects.count()) == (0, 0)
+    assert contents(batch.output_file_id)
+    StoredFile.objects.update(expires_at=timezone.now())
+    assert files_sweep() == 2

@@ -1,0 +1,63 @@
+"""Bodies of Anthropic's endpoints: what is wrong is named by its field."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.dialects.anthropic.serializers import CountTokensRequestSerializer, MessageRequestSerializer
+from inference.errors import InvalidRequest
+from tests.inference.api.anthropic.test_views import BODY, MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]},
+         "messages.0.content.0.input"),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "a"}]}]}, "messages.0.content.1"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": 1}]}]},
+         "messages.0.content.0.cache_control"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]},
+         "messages.0.content.0.type"),
+        ({"system": 7}, "system"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"metadata": {"mood": "good"}}, "metadata"),
+        ({"service_tier": "fast"}, "service_tier"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.type"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
+        ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
+        ({"tool_choice": {"type": []}}, "tool_choice"),
+        ({"container": "c"}, "container"),
+        ({"stop": "x"}, "stop"),
+        ({"frobnicate": 1}, "frobnicate"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)  # fmt: skip
+def test_errors_name_the_field(members, param):
+    with pytest.raises(InvalidRequest) as caught:
+        MessageRequestSerializer.shared().plan({**BODY, **members})
+    found = caught.value.param or ""
+    assert found == param or found.startswith(f"{param}.")
+    assert param.split(".")[-1] in caught.value.message or param in caught.value.message
+
+
+def test_counting_takes_no_sampling_parameters():
+    with pytest.raises(InvalidRequest) as caught:
+        CountTokensRequestSerializer.shared().chat_body({"model": "tiny", "messages": MESSAGES, "max_tokens": 9})
+    assert caught.value.param == "max_tokens"

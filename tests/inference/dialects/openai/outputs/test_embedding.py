@@ -1,0 +1,49 @@
+"""Vectors of /v1/embeddings: cut, normalised, complete."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pytest
+
+from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
+from inference.dialects.openai.outputs.embedding import shaped
+from inference.dialects.openai.outputs.formats import answer_format
+from inference.errors import GenerationFailed, InvalidRequest
+from inference.values.output_builder import AnswerBuilder
+from tests.inference.dialects.openai.outputs.builders import event
+
+VECTORS = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], dtype=np.float32)
+
+
+def options(**values):
+    return {"pooling": None, "dimensions": None, "normalize": True, "encoding_format": "float"} | values
+
+
+def test_vectors_are_cut_and_then_normalised():
+    np.testing.assert_allclose(shaped(VECTORS, options()), [[0.6, 0.8, 0.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(shaped(VECTORS, options(dimensions=1)), [[1.0], [0.0]])
+    np.testing.assert_allclose(shaped(VECTORS, options(normalize=False, dimensions=2)), VECTORS[:, :2])
+    with pytest.raises(InvalidRequest, match="this model has 3") as caught:
+        shaped(VECTORS, options(dimensions=4))
+    assert caught.value.param == "dimensions"
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_all_vectors_in_the_order_of_the_inputs(encoding):
+    plan = EmbeddingRequestSerializer.shared().plan({"model": "m", "input": ["a", "b"], "encoding_format": encoding})
+    builder = AnswerBuilder(plan)
+    builder.add(0, event("start", prompt_tokens=4))
+    found = answer_format(plan, builder, request_id="e", created=0, model="m")
+    for number in (1, 0):
+        with pytest.raises(GenerationFailed):
+            found.whole()
+        vector = base64.b64encode(np.array([number, 1.0 - number], dtype="<f4").tobytes()).decode()
+        builder.add(0, event("delta", choice=number, embedding=vector))
+    whole = found.whole()
+    values = [item["embedding"] for item in whole["data"]]
+    if encoding == "base64":
+        values = [np.frombuffer(base64.b64decode(value), dtype="<f4").tolist() for value in values]
+    assert values == [[0.0, 1.0], [1.0, 0.0]]
+    assert whole["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
