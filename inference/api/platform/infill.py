@@ -71,6 +71,9 @@ class InfillRequestSerializer(FurtherSamplersMixin, StrictSerializer):
         allow_null=True,
         help_text="Keep tokens with at least this share of the highest probability.",
     )
+    repeat_penalty = StrictNumberField(
+        required=False, min_value=0, max_value=10, allow_null=True, help_text="Over prompt and output. Default: 1: off."
+    )
     presence_penalty = StrictNumberField(
         required=False, min_value=-2, max_value=2, allow_null=True, help_text="As in completions."
     )

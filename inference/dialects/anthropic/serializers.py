@@ -126,7 +126,7 @@ class CountTokensRequestSerializer(StrictSerializer):
 class MessageRequestSerializer(CountTokensRequestSerializer):
     """Body of POST /v1/messages."""
 
-    max_tokens = StrictIntegerField(min_value=0, max_value=limits.MAX_TOKENS_LIMIT, help_text="Limit of the output.")
+    max_tokens = StrictIntegerField(min_value=1, max_value=limits.MAX_TOKENS_LIMIT, help_text="Limit of the output.")
     metadata = JSONObjectField(required=False, allow_null=True, help_text="user_id, a hint.")
     service_tier = StrictCharField(required=False, allow_null=True, help_text="auto or standard_only: there is one.")
     stop_sequences = serializers.ListField(

@@ -257,9 +257,16 @@ class ChatRequestSerializer(GenerationSerializer):
     refused = REFUSED_IN_CHAT
 
     messages = MessagesField(help_text="1 to 4,096 messages.")
+    max_tokens = StrictIntegerField(
+        required=False,
+        min_value=1,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="Limit of the output. Default: what the context leaves.",
+    )
     max_completion_tokens = StrictIntegerField(
         required=False,
-        min_value=0,
+        min_value=1,
         max_value=limits.MAX_TOKENS_LIMIT,
         allow_null=True,
         help_text="The newer name of max_tokens; both may be given if they agree.",

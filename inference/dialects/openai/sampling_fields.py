@@ -41,46 +41,102 @@ class FurtherSamplersMixin(serializers.Serializer[Any]):
     """The samplers that llama.cpp's users know, by llama.cpp's names; the defaults are those of SamplingParams."""
 
     typical_p = StrictNumberField(
-        required=False, min_value=0, max_value=1, allow_null=True, help_text="Locally typical sampling; 0 and 1: off."
+        required=False,
+        min_value=0,
+        max_value=1,
+        allow_null=True,
+        help_text="Keep the tokens of nearly the expected surprise, up to this probability. Default: 1; 0, 1: off.",
     )
     top_n_sigma = StrictNumberField(
-        required=False, min_value=-1, max_value=100, allow_null=True, help_text="In standard deviations; 0 and -1: off."
+        required=False,
+        min_value=-1,
+        max_value=100,
+        allow_null=True,
+        help_text="Keep logits within so many standard deviations of the greatest. Default: 0; 0, -1: off.",
     )
     dynatemp_range = StrictNumberField(
-        required=False, min_value=0, max_value=2, allow_null=True, help_text="Dynamic temperature; 0: off."
+        required=False,
+        min_value=0,
+        max_value=2,
+        allow_null=True,
+        help_text="The temperature lies up to this below or above temperature, by the entropy. Default: 0: off.",
     )
-    dynatemp_exponent = StrictNumberField(required=False, min_value=0, max_value=10, allow_null=True)
+    dynatemp_exponent = StrictNumberField(
+        required=False,
+        min_value=0,
+        max_value=10,
+        allow_null=True,
+        help_text="The share of the greatest entropy goes to this power. Default: 1.",
+    )
     mirostat = StrictIntegerField(
-        required=False, min_value=0, max_value=2, allow_null=True, help_text="Version 1 or 2; 0: off."
+        required=False,
+        min_value=0,
+        max_value=2,
+        allow_null=True,
+        help_text="Keep the surprise of the tokens near mirostat_tau, by version 1 or 2. Default: 0: off.",
     )
     mirostat_tau = StrictNumberField(
-        required=False, min_value=0, max_value=100, allow_null=True, help_text="Wanted surprise in bits; default 5."
+        required=False,
+        min_value=0,
+        max_value=100,
+        allow_null=True,
+        help_text="Surprise in bits. Default: 5.",
     )
     mirostat_eta = StrictNumberField(
-        required=False, min_value=0, max_value=1, allow_null=True, help_text="Learning rate; default 0.1."
+        required=False,
+        min_value=0,
+        max_value=1,
+        allow_null=True,
+        help_text="How fast mirostat_tau is reached. Default: 0.1.",
     )
     dry_multiplier = StrictNumberField(
-        required=False, min_value=0, max_value=100, allow_null=True, help_text="Penalty of repetitions; 0: off."
+        required=False,
+        min_value=0,
+        max_value=100,
+        allow_null=True,
+        help_text="Penalty of tokens that continue a repetition (DRY). Default: 0: off.",
     )
-    dry_base = StrictNumberField(required=False, min_value=1, max_value=10, allow_null=True, help_text="Default 1.75.")
+    dry_base = StrictNumberField(
+        required=False,
+        min_value=1,
+        max_value=10,
+        allow_null=True,
+        help_text="Multiplies the penalty for each token that a repetition is too long. Default: 1.75.",
+    )
     dry_allowed_length = StrictIntegerField(
-        required=False, min_value=1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True, help_text="Default 2."
+        required=False,
+        min_value=1,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="Shorter repetitions aren't penalised. Default: 2.",
     )
     dry_penalty_last_n = StrictIntegerField(
-        required=False, min_value=-1, max_value=limits.MAX_TOKENS_LIMIT, allow_null=True, help_text="Default -1: all."
+        required=False,
+        min_value=-1,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        allow_null=True,
+        help_text="Tokens that are searched for repetitions. Default: -1: all; 0: off.",
     )
     dry_sequence_breakers = serializers.ListField(
         child=StrictCharField(max_length=limits.MAX_DRY_BREAKER_CHARS),
         max_length=limits.MAX_DRY_BREAKERS,
         required=False,
         allow_null=True,
-        help_text='Default: a line break, ":", \'"\' and "*".',
+        help_text='No repetition reaches across these texts. Default: a line break, ":", \'"\' and "*".',
     )
     xtc_probability = StrictNumberField(
-        required=False, min_value=0, max_value=1, allow_null=True, help_text="Exclude top choices so often; 0: off."
+        required=False,
+        min_value=0,
+        max_value=1,
+        allow_null=True,
+        help_text="So often, all likely tokens but the least likely of them are excluded. Default: 0: off.",
     )
     xtc_threshold = StrictNumberField(
-        required=False, min_value=0, max_value=1, allow_null=True, help_text="Default 0.1; above 0.5: off."
+        required=False,
+        min_value=0,
+        max_value=1,
+        allow_null=True,
+        help_text="A token of this probability is likely. Default: 0.1; above 0.5: off.",
     )
 
 
@@ -152,6 +208,13 @@ class SamplingFieldsMixin(FurtherSamplersMixin, QueueFieldsMixin):
         allow_null=True,
         help_text="Above 0: applied to tokens in prompt and output, as in vLLM. Default: 1.",
     )
+    repeat_penalty = StrictNumberField(
+        required=False,
+        min_value=0,
+        max_value=10,
+        allow_null=True,
+        help_text="llama.cpp's name of repetition_penalty; both may be given if they agree.",
+    )
     min_tokens = StrictIntegerField(
         required=False,
         min_value=0,
@@ -171,3 +234,19 @@ class SamplingFieldsMixin(FurtherSamplersMixin, QueueFieldsMixin):
     skip_special_tokens = StrictBooleanField(
         required=False, allow_null=True, help_text="Leave control tokens out of the text. Default: true."
     )
+
+
+def resolve_aliases(values: dict[str, Any]) -> None:
+    """Give parameters that have two names the one that ``SamplingParams`` knows, in place.
+
+    Raises:
+        InvalidRequest: Both names were given, with different values.
+    """
+    alias = values.pop("repeat_penalty", None)
+    if alias is None:
+        return
+    known = values.setdefault("repetition_penalty", alias)
+    if known != alias:
+        raise InvalidRequest(
+            f"repeat_penalty is {alias} and repetition_penalty is {known}; give one of them.", param="repeat_penalty"
+        )

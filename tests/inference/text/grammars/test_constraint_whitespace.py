@@ -16,7 +16,7 @@ import pytest
 from inference.errors import InvalidSamplingParams
 from inference.llm.llm import LLM
 from inference.text.grammars.compiler import GrammarCompiler
-from inference.text.tool_calls.grammar import answer_grammar, calls_grammar
+from inference.text.tool_calls.grammar import calls_grammar, output_grammar
 from inference.values.chat_options import ChatOptions
 from inference.values.grammar import Grammar
 from tests.inference.llm.test_llm import deltas, message, run, text_of
@@ -80,7 +80,7 @@ def drawn(llm: LLM, grammar: Grammar, seed: int, temperature: float) -> tuple[st
 GRAMMARS: dict[str, Callable[[], Grammar]] = {
     "schema": lambda: Grammar("json_schema", SCHEMA),
     "any object": lambda: Grammar("json_object"),
-    "answer behind thinking": lambda: answer_grammar(Grammar("json_schema", SCHEMA), THINKING),
+    "answer behind thinking": lambda: output_grammar(Grammar("json_schema", SCHEMA), THINKING),
     "tool call": lambda: calls_grammar(CALLS, "hermes", "", None),
     "call of llama": lambda: calls_grammar(CALLS, "llama3_json", "", None),
 }
