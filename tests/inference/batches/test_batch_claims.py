@@ -1,0 +1,55 @@
+"""Claims of batches: one owner at a time, fenced writes, an end that lets others go on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from inference.batches.batch_claims import FenceLost, batch_claim
+from inference.models import Batch
+from tests.inference.batches.fakes import line, make_batch
+
+
+def claimed(owner: str, stopping=lambda: False):
+    return batch_claim(Batch.objects.all(), owner=owner, stopping=stopping)
+
+
+def test_a_claimed_batch_is_one_owner_s_until_its_lease_lapses(model):
+    make_batch([line("a")])
+    first = claimed("one")
+    assert first is not None and first.row.owner == "one"
+    assert claimed("two") is None
+    first.keep(priority=3)
+    Batch.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
+    second = claimed("two")
+    assert second is not None and second.row.fence == first.row.fence + 1
+    with pytest.raises(FenceLost):
+        first.write(priority=4)
+    assert Batch.objects.get().priority == 3
+
+
+def test_a_batch_that_is_given_back_is_anybody_s(model):
+    make_batch([line("a")])
+    first = claimed("one")
+    first.give_back()
+    assert Batch.objects.get().owner == ""
+    assert claimed("two") is not None
+
+
+def test_a_process_that_stops_leaves_the_rest_to_others(model):
+    make_batch([line("a")])
+    first = claimed("one", stopping=lambda: True)
+    with pytest.raises(FenceLost):
+        first.pause()
+    assert claimed("two") is not None
+    claimed_again = Batch.objects.get()
+    assert claimed_again.owner == "two"
+
+
+def test_lower_priority_numbers_go_first(model):
+    late, soon = make_batch([line("a")]), make_batch([line("b")])
+    Batch.objects.filter(pk=late.pk).update(priority=5)
+    Batch.objects.filter(pk=soon.pk).update(priority=-5)
+    assert claimed("one").row.pk == soon.pk

@@ -1,0 +1,76 @@
+"""Rows over stored files: tenants, expiry, bytes that go with the last row."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from inference.access.api_keys import api_key_create, principal_of_tenant
+from inference.errors import InvalidRequest, NotFound
+from inference.files.services import (
+    expiry_seconds,
+    file_delete,
+    file_get,
+    file_object,
+    files_of,
+    files_sweep,
+)
+from inference.files.store import file_path
+from inference.models import StoredFile
+from inference.values.principal import LOCAL
+from tests.inference.batches.fakes import line, store_file
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def own_store(settings, tmp_path):
+    settings.BLAZR_FILES_DIR = tmp_path / "files"
+
+
+def test_a_file_is_shown_as_openai_shows_one():
+    row = store_file([line("a")])
+    shown = file_object(row)
+    assert (shown["id"], shown["object"], shown["purpose"]) == (row.file_id, "file", "batch")
+    assert shown["bytes"] == row.size_bytes > 0
+    assert file_get(file_id=row.file_id, principal=LOCAL) == row
+
+
+def test_the_bytes_go_with_the_last_row():
+    first, second = store_file([line("a")]), store_file([line("a")])
+    assert first.sha256 == second.sha256
+    file_delete(file_id=first.file_id, principal=LOCAL)
+    assert file_path(second.sha256).exists()
+    file_delete(file_id=second.file_id, principal=LOCAL)
+    assert not file_path(second.sha256).exists()
+    for file_id in (first.file_id, "file-none", "a\0b"):
+        with pytest.raises(NotFound):
+            file_get(file_id=file_id, principal=LOCAL)
+
+
+def test_a_tenant_sees_its_own_files():
+    row = store_file([line("a")])
+    key, _ = api_key_create(name="stranger")
+    stranger = principal_of_tenant(f"key:{key.pk}")
+    assert stranger is not None
+    assert list(files_of(LOCAL)) == [row]
+    assert not files_of(stranger).exists()
+    with pytest.raises(NotFound):
+        file_get(file_id=row.file_id, principal=stranger)
+
+
+def test_expired_files_are_swept():
+    row, other = store_file([line("a")]), store_file([line("b")])
+    StoredFile.objects.filter(pk=row.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
+    assert files_sweep() == 1
+    assert list(StoredFile.objects.all()) == [other]
+
+
+@pytest.mark.parametrize("wrong", [{"anchor": "tomorrow", "seconds": 3600}, {"anchor": "created_at", "seconds": 10}])
+def test_an_expiry_that_is_wrong_is_named(wrong):
+    assert expiry_seconds({"anchor": "created_at", "seconds": 3600}, param="expires_after") == 3600
+    with pytest.raises(InvalidRequest) as caught:
+        expiry_seconds(wrong, param="expires_after")
+    assert (caught.value.param or "").startswith("expires_after")

@@ -1,0 +1,66 @@
+"""The file store: bytes by digest, limits while they arrive, nothing left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from inference.errors import RequestTooLarge, StorageFull
+from inference.files import store
+from inference.files.store import FileWriter, file_path, open_file, remove, store_lock, sweep_strays
+
+
+@pytest.fixture(autouse=True)
+def own_store(settings, tmp_path) -> Path:
+    settings.BLAZR_FILES_DIR = tmp_path / "files"
+    return tmp_path / "files"
+
+
+def unfinished(directory: Path) -> list[Path]:
+    return list((directory / "tmp").iterdir())
+
+
+def test_what_was_written_is_read_by_its_digest(own_store):
+    writer = FileWriter()
+    writer.write(b"one ")
+    writer.write(b"two")
+    with store_lock():
+        sha256 = writer.publish()
+    assert sha256 == hashlib.sha256(b"one two").hexdigest()
+    with open_file(sha256) as file:
+        assert file.read() == b"one two"
+    assert writer.size_bytes == 7 and unfinished(own_store) == []
+    writer.discard()  # harmless
+    remove(sha256)
+    assert not file_path(sha256).exists()
+    with pytest.raises(FileNotFoundError):
+        open_file(sha256)
+
+
+def test_more_than_the_limit_is_refused_while_it_arrives(own_store):
+    writer = FileWriter(max_bytes=4)
+    writer.write(b"1234")
+    with pytest.raises(RequestTooLarge, match="more than 4 bytes"):
+        writer.write(b"5")
+    assert unfinished(own_store) == []
+
+
+def test_a_full_disk_is_found_before_anything_is_written(monkeypatch, own_store):
+    monkeypatch.setattr(store, "RESERVE_BYTES", 1 << 60)
+    with pytest.raises(StorageFull):
+        FileWriter()
+    assert unfinished(own_store) == []
+
+
+def test_only_old_strays_are_swept(own_store):
+    old, young = FileWriter(), FileWriter()
+    assert len(unfinished(own_store)) == 2
+    hour_ago = time.time() - store.STRAY_S - 60
+    os.utime(old._path, (hour_ago, hour_ago))
+    assert sweep_strays() == 1
+    assert unfinished(own_store) == [young._path]
+    young.discard()
