@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from django.conf import settings as django_settings
 
@@ -90,3 +91,37 @@ def client(live_url: str) -> Iterator[Any]:
 
     with openai.OpenAI(base_url=f"{live_url}/v1", api_key="none", max_retries=0, timeout=20) as found:
         yield found
+
+
+@pytest.fixture
+def http(live_url: str, worker: ScriptedWorker) -> Iterator[httpx.Client]:
+    """A plain client of the server, with a worker behind it."""
+    with httpx.Client(base_url=live_url, timeout=20) as found:
+        yield found
+
+
+@pytest.fixture
+def claude(live_url: str) -> Iterator[Any]:
+    """Anthropic's own client; it doesn't retry."""
+    import anthropic
+
+    with anthropic.Anthropic(base_url=live_url, api_key="none", max_retries=0, timeout=20) as found:
+        yield found
+
+
+@pytest.fixture
+def ollama(live_url: str, worker: ScriptedWorker) -> Iterator[Any]:
+    """Ollama's own client."""
+    import ollama
+
+    found = ollama.Client(host=live_url)
+    yield found
+    found._client.close()
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """The OpenAPI document."""
+    from blazr_site.api_docs import openapi_document
+
+    return openapi_document()

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import anthropic
 import httpx
 import pytest
 
 from inference.access.api_keys import api_key_create
-from inference.dialects.anthropic.events import MessageEvents
-from inference.dialects.chat_bridge import EndPiece
-from inference.errors import GenerationFailed
 from tests.inference.api.scripted_worker import Reply, say
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BODY = {"model": "tiny", "max_tokens": 9, "messages": MESSAGES}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1}}
-
-
-@pytest.fixture
-def claude(live_url):
-    with anthropic.Anthropic(base_url=live_url, api_key="none", max_retries=0, timeout=20) as found:
-        yield found
 
 
 def test_whole_message(claude, worker):
@@ -72,44 +61,12 @@ def test_an_answer_goes_on_behind_words_put_into_its_mouth(claude, worker):
     assert (prompt["continue_final_message"], prompt["add_generation_prompt"]) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("finish_reason", "stop_reason", "expected"),
-    [("stop", None, ("end_turn", None)), ("stop", "END", ("stop_sequence", "END")), ("stop", 7, ("end_turn", None)),
-     ("length", None, ("max_tokens", None)), ("tool_calls", None, ("tool_use", None))],
-)  # fmt: skip
-def test_why_it_stopped(finish_reason, stop_reason, expected):
-    machine = MessageEvents(message_id="msg_1", model="tiny")
-    machine.take(EndPiece(finish_reason, stop_reason))
-    machine.finished(USAGE)
-    assert (machine.message["stop_reason"], machine.message["stop_sequence"]) == expected
-
-
 def test_stream_of_the_client(claude, worker):
     with claude.messages.stream(model="tiny", max_tokens=9, messages=MESSAGES) as stream:
         assert "".join(stream.text_stream) == "Hello, world"
         final = stream.get_final_message()
     assert (final.stop_reason, final.content[0].text) == ("end_turn", "Hello, world")
     assert (final.usage.input_tokens, final.usage.output_tokens) == (5, 2)
-
-
-def test_frames_of_a_stream(live_url, worker):
-    answer = httpx.post(f"{live_url}/v1/messages", json={**BODY, "stream": True}, timeout=20)
-    assert answer.headers["content-type"] == "text/event-stream"
-    frames = [frame.split("\n") for frame in answer.text.removesuffix("\n\n").split("\n\n")]
-    events = [json.loads(data.removeprefix("data: ")) for _, data in frames]
-    assert [name.removeprefix("event: ") for name, _ in frames] == [event["type"] for event in events]
-    assert [event["type"] for event in events] == [
-        "message_start",
-        "ping",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
-    assert events[0]["message"]["usage"]["input_tokens"] == 5
-    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
 
 
 def test_count_tokens_is_what_generating_would_read(claude, worker, live_url):
@@ -165,20 +122,6 @@ def test_errors_have_anthropics_shape(claude, live_url, worker, settings):
         claude.messages.create(**BODY)
     assert caught.value.body["error"]["type"] == "rate_limit_error"
     assert int(caught.value.response.headers["retry-after"]) > 0
-
-
-def test_an_error_in_the_middle_of_a_stream_is_an_event(claude, worker):
-    def script(reply: Reply):
-        yield reply.start()
-        yield reply.delta("Hel")
-        yield reply.error(GenerationFailed("the logits are not finite"))
-
-    worker.script = script
-    with (
-        pytest.raises(anthropic.APIStatusError, match="not finite"),
-        claude.messages.stream(model="tiny", max_tokens=9, messages=MESSAGES) as stream,
-    ):
-        list(stream)
 
 
 def test_thinking_is_switched_in_the_template(claude, worker):

@@ -12,7 +12,7 @@ import pytest
 
 from models_registry import pulls
 from models_registry.models import Checkpoint
-from tests.inference.api.ollama.test_views import http, ollama, refused  # noqa: F401 - fixtures
+from tests.inference.api.ollama.test_views import refused
 from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 from tests.models_registry.tiny_hub import Hub, tiny_hub
@@ -29,7 +29,7 @@ def hub(tmp_path: Path, monkeypatch, settings) -> Iterator[type[Hub]]:
     wait_for(lambda: pulls._num_running == 0)
 
 
-def test_a_pull_tells_its_progress_and_registers(hub, ollama, http):  # noqa: F811
+def test_a_pull_tells_its_progress_and_registers(hub, ollama, http):
     lines = list(ollama.pull("hf.co/org/tiny:latest", stream=True))
     assert lines[0].status == "pulling manifest"
     weights = [line for line in lines if line.status == "pulling model.safetensors"]
@@ -51,7 +51,7 @@ def test_a_pull_tells_its_progress_and_registers(hub, ollama, http):  # noqa: F8
     assert http.post("/api/pull", json={"name": "org/tiny", "stream": False}).json() == {"status": "success"}
 
 
-def test_pulls_are_refused_unless_a_setting_allows_them(hub, http, settings):  # noqa: F811
+def test_pulls_are_refused_unless_a_setting_allows_them(hub, http, settings):
     settings.BLAZR_MAX_PULLS = 0
     refused(http.post("/api/pull", json={"model": "org/tiny"}), 403, "BLAZR_MAX_PULLS")
     assert hub.asked == []
@@ -70,12 +70,12 @@ def test_pulls_are_refused_unless_a_setting_allows_them(hub, http, settings):  #
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_is_wrong_from_the_start_has_a_status(hub, http, body, status, word, stream):  # noqa: F811
+def test_what_is_wrong_from_the_start_has_a_status(hub, http, body, status, word, stream):
     refused(http.post("/api/pull", json={**body, "stream": stream}), status, word)
     assert pulls._num_running == 0
 
 
-def test_too_much_and_offline(hub, http, settings, monkeypatch):  # noqa: F811
+def test_too_much_and_offline(hub, http, settings, monkeypatch):
     settings.BLAZR_MAX_UPLOAD_BYTES = 1024
     refused(http.post("/api/pull", json={"model": "org/tiny"}), 413, "the limit is 1.0 KiB")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -83,14 +83,14 @@ def test_too_much_and_offline(hub, http, settings, monkeypatch):  # noqa: F811
     assert hub.asked == []
 
 
-def test_what_breaks_later_is_a_line(hub, ollama):  # noqa: F811
+def test_what_breaks_later_is_a_line(hub, ollama):
     hub.files["model.safetensors"] = hub.files["model.safetensors"][:-64]
     with pytest.raises(ollama_package.ResponseError, match="truncated"):
         list(ollama.pull("org/tiny", stream=True))
     assert not Checkpoint.objects.filter(origin="org/tiny").exists()
 
 
-def test_a_client_that_leaves_ends_its_pull_and_frees_the_place(hub, http):  # noqa: F811
+def test_a_client_that_leaves_ends_its_pull_and_frees_the_place(hub, http):
     hub.gate.clear()
     with http.stream("POST", "/api/pull", json={"model": "org/tiny"}) as response:
         lines = response.iter_lines()

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
 import pytest
 
-from inference.dialects.ollama.serializers import OptionsSerializer
 from tests.inference.api.openai.test_embeddings import embed
-from tests.inference.api.openai.test_views import document, documented_answer, wait_for  # noqa: F401 - a fixture
-from tests.inference.api.scripted_worker import Reply, say
+from tests.inference.api.scripted_worker import say
 from tests.inference.rows import TEMPLATE, make_checkpoint
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture
-def ollama(live_url, worker):
-    import ollama
-
-    found = ollama.Client(host=live_url)
-    yield found
-    found._client.close()
-
-
-@pytest.fixture
-def http(live_url, worker):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
-        yield found
 
 
 def refused(response: httpx.Response, status: int, *words: str) -> None:
@@ -141,67 +123,12 @@ def test_what_generate_refuses(http, body: dict[str, Any], words: list[str]):
     refused(http.post("/api/generate", json={"model": "tiny", "prompt": "Hi", **body}), 400, *words)
 
 
-def test_errors_have_ollama_s_shape(ollama, http, worker):
-    from ollama import ResponseError
-
-    with pytest.raises(ResponseError) as caught:
-        ollama.chat("missing", MESSAGES)
-    assert caught.value.status_code == 404
-    assert "missing" in caught.value.error
-    refused(http.post("/api/chat", json={"messages": MESSAGES}), 400, "model is required")
-    refused(http.post("/api/chat", content=b"{", headers={"content-type": "application/json"}), 400, "JSON")
-    refused(http.get("/api/chat"), 405)
-    bad = [{"role": "user", "content": "Hi", "images": ["aa"]}]
-    refused(http.post("/api/chat", json={"model": "tiny", "messages": bad}), 400, "images")
-    refused(http.post("/api/chat", json={"model": "tiny", "messages": [{"role": "god"}]}), 400, "god")
-
-    def broken(reply: Reply):
-        from inference.errors import GenerationFailed
-
-        yield reply.start()
-        yield reply.delta("Hel")
-        yield reply.error(GenerationFailed("the engine stumbled."))
-
-    worker.script = broken
-    text = http.post("/api/chat", json={"model": "tiny", "messages": MESSAGES}).text
-    lines = [json.loads(item) for item in text.splitlines()]
-    assert lines[0]["message"]["content"] == "Hel"
-    assert lines[-1] == {"error": "the engine stumbled."}
-
-
-def test_the_stream_is_lines_of_json(http):
-    response = http.post("/api/generate", json={"model": "tiny", "prompt": "Hi"})
-    assert response.headers["content-type"] == "application/x-ndjson"
-    assert all(json.loads(item)["model"] == "tiny" for item in response.text.splitlines())
-
-
 def test_thinking_is_switched_in_the_template(http, worker):
     row = make_checkpoint("thinker", template=TEMPLATE + "{{ enable_thinking }}")
     worker.checkpoint_ids.add(str(row.pk))
     body = {"model": "thinker", "messages": MESSAGES, "stream": False, "think": False}
     assert http.post("/api/chat", json=body).status_code == 200
     assert worker.messages[-1]["prompt"]["template_kwargs"] == {"enable_thinking": False}
-
-
-def test_an_empty_prompt_loads_and_unloads(ollama, http, worker):
-    def nothing(reply: Reply):
-        yield reply.start()
-        yield reply.delta("", token_ids=[], finish_reason="length")
-        yield reply.done()
-
-    worker.script = nothing
-    found = ollama.generate("tiny", "", keep_alive=60)
-    assert (found.response, found.done_reason) == ("", "load")
-    assert worker.messages[-1]["params"]["max_tokens"] == 0
-    assert worker.messages[-1]["keep_alive_s"] == 60
-    assert ollama.chat("tiny", []).done_reason == "load"
-    wait_for(lambda: http.get("/api/ps").json()["models"])
-    count = len(worker.messages)
-    assert ollama.generate("tiny", keep_alive=0).done_reason == "unload"
-    assert worker.messages[count]["keep_alive_s"] == 0
-    make_checkpoint("absent")
-    assert ollama.generate("absent", keep_alive=0).done_reason == "unload"
-    assert len(worker.messages) == count + 1
 
 
 # --- embeddings --------------------------------------------------------------------------------
@@ -231,80 +158,7 @@ def test_embeddings_that_are_refused(http, worker, body):
 # --- models ------------------------------------------------------------------------------------
 
 
-def test_tags_ps_show_version(document, ollama, http, worker):  # noqa: F811
-    (found,) = ollama.list().models
-    assert (found.model, found.details.family, len(found.digest)) == ("tiny", "oxidizr", 64)
-    wait_for(lambda: ollama.ps().models)
-    (running,) = ollama.ps().models
-    assert (running.model, running.context_length) == ("tiny", 4096)
-    shown = ollama.show("tiny")
-    assert shown.template == TEMPLATE
-    assert shown.capabilities == ["completion", "embedding"]
-    assert shown.modelinfo["oxidizr.context_length"] == 4096
-    for path, method, body in (
-        ("/api/tags", "get", None),
-        ("/api/ps", "get", None),
-        ("/api/version", "get", None),
-        ("/api/show", "post", {"name": "tiny", "verbose": True}),
-        ("/api/generate", "post", {"model": "tiny", "prompt": "a", "stream": False}),
-        ("/api/chat", "post", {"model": "tiny", "messages": MESSAGES, "stream": False}),
-    ):
-        documented_answer(document, path, method, http.request(method, path, json=body))
-    refused(http.post("/api/show", json={}), 400, "model is required")
-    refused(http.post("/api/show", json={"model": "missing"}), 404)
-
-
-def test_delete(ollama, http):
-    make_checkpoint("old")
-    assert {item.model for item in ollama.list().models} == {"old", "tiny"}
-    ollama.delete("old:latest")
-    assert {item.model for item in ollama.list().models} == {"tiny"}
-    refused(http.request("DELETE", "/api/delete", json={"model": "old"}), 404)
-
-
-def test_every_option_is_known_or_refused():
-    import ollama
-
-    from inference.dialects.ollama.serializers import REFUSED_OPTIONS
-    from inference.dialects.refusals import REFUSED_ANYWHERE
-
-    known = {*OptionsSerializer().fields, *REFUSED_OPTIONS, *REFUSED_ANYWHERE}
-    assert set(ollama.Options.model_fields) <= known
-
-
 # --- tools, thinking, format -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_tools(ollama, worker, stream):
-    from tests.inference.api.openai.test_views_tool_calls import TOOL_TEMPLATE, TWO_CALLS, WEATHER, pieces
-
-    row = make_checkpoint("caller", template=TOOL_TEMPLATE)
-    worker.checkpoint_ids.add(str(row.pk))
-    worker.script = say(*pieces(TWO_CALLS))
-    found = ollama.chat("caller", MESSAGES, tools=[WEATHER], stream=stream)
-    lines = list(found) if stream else [found]
-    assert "".join(item.message.content for item in lines) == "Let me look."
-    calls = [call.function for item in lines for call in item.message.tool_calls or ()]
-    assert [(call.name, call.arguments) for call in calls] == [
-        ("weather", {"city": "Köln"}),
-        ("weather", {"city": "Bonn"}),
-    ]
-    assert lines[-1].done_reason == "stop"
-    answered = [
-        *MESSAGES,
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "x"}}}],
-        },
-        {"role": "tool", "tool_name": "weather", "content": "warm"},
-    ]
-    ollama.chat("caller", answered, tools=[WEATHER])
-    sent = worker.messages[-1]["prompt"]["messages"]
-    assert sent[-1]["content"] == "warm"
-    assert sent[-1]["tool_call_id"] == sent[-2]["tool_calls"][0]["id"]
-    assert "tools" in ollama.show("caller").capabilities
 
 
 @pytest.mark.parametrize(

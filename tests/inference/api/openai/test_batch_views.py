@@ -18,7 +18,7 @@ from inference.jobs import hints
 from inference.models import Batch, BatchSchedule
 from inference.values.limits import KeyLimits
 from inference.values.principal import LOCAL
-from tests.inference.api.openai.test_views import document, matches  # noqa: F401 (a fixture)
+from tests.inference.api.openai.test_views import matches
 from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, store_file, work
 
 
@@ -79,7 +79,7 @@ def test_openai_runs_a_batch_from_upload_to_output(client, checkpoint):
         client.batches.cancel(made.id)
 
 
-def test_answers_match_the_document(http, document, checkpoint, settings):  # noqa: F811
+def test_answers_match_the_document(http, document, checkpoint, settings):
     settings.BLAZR_WEBHOOKS = "public"
 
     def schema(path: str, method: str) -> dict[str, Any]:

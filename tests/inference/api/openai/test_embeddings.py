@@ -14,7 +14,7 @@ from inference.dialects.openai.embeddings import INPUTS_PER_MESSAGE, EmbeddingRe
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.values.plan import GenerationPlan
 from inference.values.tokenizer_spec import TokenizerSpec
-from tests.inference.api.openai.test_views import document, documented_answer  # noqa: F401 - a fixture
+from tests.inference.api.openai.test_views import documented_answer
 from tests.inference.api.scripted_worker import Reply
 from tests.inference.api.test_base import is_error
 from tests.inference.rows import make_checkpoint
@@ -97,7 +97,7 @@ def test_many_inputs_keep_their_order(http, worker):
     assert response.json()["usage"]["prompt_tokens"] == 15
 
 
-def test_an_answer_is_as_documented(document, http):  # noqa: F811
+def test_an_answer_is_as_documented(document, http):
     body = {"model": "tiny", "input": "a", "user": "me"}
     documented_answer(document, "/v1/embeddings", "post", http.post("/v1/embeddings", json=body))
     body["encoding_format"] = "base64"

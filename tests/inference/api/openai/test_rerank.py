@@ -11,7 +11,7 @@ import pytest
 
 from inference.errors import PromptTooLong
 from tests.inference.api.openai.test_embeddings import refused
-from tests.inference.api.openai.test_views import document, documented_answer  # noqa: F401 - a fixture
+from tests.inference.api.openai.test_views import documented_answer
 from tests.inference.api.scripted_worker import Reply
 
 VECTORS = {"query": (2.0, 0.0), "same": (5.0, 0.0), "near": (1.0, 1.0), "far": (0.0, 3.0), "against": (-1.0, 0.0)}
@@ -33,7 +33,7 @@ def http(live_url, worker):
         yield found
 
 
-def test_documents_come_best_first(document, http):  # noqa: F811
+def test_documents_come_best_first(document, http):
     response = http.post("/v1/rerank", json=BODY)
     documented_answer(document, "/v1/rerank", "post", response)
     results = response.json()["results"]

@@ -8,7 +8,7 @@ import pytest
 from inference.errors import Conflict
 from models_registry import aliases, services
 from models_registry.models import AliasRevision, ModelAlias
-from tests.inference.api.openai.test_views import document, documented_answer  # noqa: F401 - a fixture
+from tests.inference.api.openai.test_views import documented_answer
 from tests.inference.api.test_base import is_error
 from tests.inference.rows import make_checkpoint
 
@@ -32,7 +32,7 @@ def answered_by(http: httpx.Client, name: str) -> str:
     return response.json()["model"]
 
 
-def test_promote_roll_back_delete(document, http, second):  # noqa: F811
+def test_promote_roll_back_delete(document, http, second):
     path = "/v1/models/{model_id}"
     for name in ("tiny", "second"):
         response = http.post("/v1/models/prod/promote", json={"model": name})

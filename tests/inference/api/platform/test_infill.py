@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.inference.api.openai.test_embeddings import refused
-from tests.inference.api.openai.test_views import document, documented_answer  # noqa: F401 - a fixture
+from tests.inference.api.openai.test_views import documented_answer
 from tests.inference.api.openai.test_views_openai_client import entry
 from tests.inference.api.scripted_worker import Reply, say
 from tests.inference.api.test_base import is_error
@@ -31,7 +31,7 @@ def test_a_suffix_travels_with_its_prompt(client, worker):
     }  # fmt: skip
 
 
-def test_infill_by_llama_cpp_s_names(document, http, worker):  # noqa: F811
+def test_infill_by_llama_cpp_s_names(document, http, worker):
     worker.script = say("x", ", y", finish_reason="stop")
     response = http.post("/infill", json={**GAP, "temperature": 0, "stop": ["\n"], "seed": -1, "cache_prompt": True})
     documented_answer(document, "/infill", "post", response)
@@ -95,7 +95,7 @@ def test_best_of_shows_the_likeliest(client, worker):
     assert found.usage.completion_tokens == 5
 
 
-def test_a_conversation_s_text_reads_as_chat_does(document, http):  # noqa: F811
+def test_a_conversation_s_text_reads_as_chat_does(document, http):
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi <|user|>"}]}
     response = http.post("/apply-template", json=body)
     documented_answer(document, "/apply-template", "post", response)

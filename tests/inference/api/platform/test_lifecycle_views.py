@@ -14,7 +14,8 @@ from inference.transport.control import CancelledRequests, ControlReader
 from inference.worker.model_manager import ModelManager
 from inference.worker.questions import Questions
 from models_registry.models import Checkpoint
-from tests.inference.api.openai.test_views import document, documented_answer, wait_for  # noqa: F401 - a fixture
+from tests.inference.api.openai.test_views import documented_answer
+from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.api.test_base import is_error
 from tests.inference.worker.fakes import Client, FakeLLM, FakePlans, FakePresence, message
 
@@ -84,7 +85,7 @@ def http(live_url, worker):
         yield found
 
 
-def test_a_model_that_is_resident(document, http, worker, checkpoint):  # noqa: F811
+def test_a_model_that_is_resident(document, http, worker, checkpoint):
     response = http.get("/v1/models/tiny/status")
     documented_answer(document, "/v1/models/{model_id}/status", "get", response)
     found = response.json()
@@ -109,7 +110,7 @@ def test_orders_reach_the_workers(http, manager, checkpoint):
     assert is_error(http.post("/v1/models/tiny/pin", json={"pinned": 1}), 400)["param"] == "pinned"
 
 
-def test_whether_a_model_fits(document, http, manager):  # noqa: F811
+def test_whether_a_model_fits(document, http, manager):
     response = http.get("/v1/models/tiny/fit")
     documented_answer(document, "/v1/models/{model_id}/fit", "get", response)
     found = response.json()
@@ -123,7 +124,7 @@ def test_whether_a_model_fits(document, http, manager):  # noqa: F811
     assert manager.plans.loads == []
 
 
-def test_requests_are_listed_and_cancelled(document, http, manager, checkpoint):  # noqa: F811
+def test_requests_are_listed_and_cancelled(document, http, manager, checkpoint):
     model = str(checkpoint.pk)
     manager.send("cmpl-aa", model, "local")
     manager.send("cmpl-bb-0", model, "key:7")

@@ -9,10 +9,9 @@ import openai
 import pytest
 
 from inference.access.api_keys import api_key_create
-from inference.errors import GenerationFailed, PromptTooLong
+from inference.errors import PromptTooLong
 from inference.models import StoredResponse
 from inference.records.stored_responses import responses_sweep
-from tests.inference.api.openai.test_views_openai_client import entry, wait_for
 from tests.inference.api.scripted_worker import Reply, say
 
 
@@ -82,21 +81,6 @@ def test_a_response_that_ran_out_of_tokens_is_incomplete(client, worker):
     assert response.output[0].status == "incomplete"
     assert response.completed_at is None
     assert client.responses.retrieve(response.id).status == "incomplete"
-
-
-def test_logprobs_are_included_when_asked_for(client, worker):
-    def script(reply: Reply):
-        yield reply.start()
-        yield reply.delta("Hi", logprobs=[entry("Hi", 1000, -0.5, [("Ho", 1001, -1.0)])], finish_reason="stop")
-        yield reply.done()
-
-    worker.script = script
-    response = client.responses.create(
-        model="tiny", input="Hi", include=["message.output_text.logprobs"], top_logprobs=1
-    )
-    (found,) = response.output[0].content[0].logprobs
-    assert (found.token, found.logprob) == ("Hi", -0.5)
-    assert worker.messages[-1]["params"]["logprobs"] == 1
 
 
 # --- lengths -----------------------------------------------------------------------------------
@@ -248,27 +232,3 @@ def test_the_workers_refusal_names_the_field_as_it_is_called_here(client, worker
         client.responses.create(model="tiny", input="Hi", max_output_tokens=5)
     assert caught.value.param == "max_output_tokens"
     assert "max_output_tokens is 5" in caught.value.message
-
-
-def test_a_failure_has_its_status_and_is_not_kept(client, worker):
-    def script(reply: Reply):
-        yield reply.start()
-        yield reply.error(GenerationFailed("the logits are not finite"))
-
-    worker.script = script
-    with pytest.raises(openai.InternalServerError, match="not finite"):
-        client.responses.create(model="tiny", input="Hi")
-    assert not StoredResponse.objects.exists()
-
-
-def test_leaving_cancels_the_generation(live_url, worker):
-    def script(reply: Reply):
-        yield reply.start()
-        reply.cancelled.wait(10)
-
-    worker.script = script
-    body = {"model": "tiny", "input": "Hi"}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{live_url}/v1/responses", json=body, timeout=httpx.Timeout(5, read=0.5))
-    wait_for(lambda: worker.cancelled == [worker.messages[-1]["request_id"]])
-    assert not StoredResponse.objects.exists()

@@ -1,0 +1,61 @@
+"""Anthropic's generations: frames of a stream, errors in it, why it stopped."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import httpx
+import pytest
+
+from inference.dialects.anthropic.events import MessageEvents
+from inference.dialects.chat_bridge import EndPiece
+from inference.errors import GenerationFailed
+from tests.inference.api.anthropic.test_views import BODY, MESSAGES, USAGE
+from tests.inference.api.scripted_worker import Reply
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_reason", "expected"),
+    [("stop", None, ("end_turn", None)), ("stop", "END", ("stop_sequence", "END")), ("stop", 7, ("end_turn", None)),
+     ("length", None, ("max_tokens", None)), ("tool_calls", None, ("tool_use", None))],
+)  # fmt: skip
+def test_why_it_stopped(finish_reason, stop_reason, expected):
+    machine = MessageEvents(message_id="msg_1", model="tiny")
+    machine.take(EndPiece(finish_reason, stop_reason))
+    machine.finished(USAGE)
+    assert (machine.message["stop_reason"], machine.message["stop_sequence"]) == expected
+
+
+def test_frames_of_a_stream(live_url, worker):
+    answer = httpx.post(f"{live_url}/v1/messages", json={**BODY, "stream": True}, timeout=20)
+    assert answer.headers["content-type"] == "text/event-stream"
+    frames = [frame.split("\n") for frame in answer.text.removesuffix("\n\n").split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in frames]
+    assert [name.removeprefix("event: ") for name, _ in frames] == [event["type"] for event in events]
+    assert [event["type"] for event in events] == [
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[0]["message"]["usage"]["input_tokens"] == 5
+    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def test_an_error_in_the_middle_of_a_stream_is_an_event(claude, worker):
+    def script(reply: Reply):
+        yield reply.start()
+        yield reply.delta("Hel")
+        yield reply.error(GenerationFailed("the logits are not finite"))
+
+    worker.script = script
+    with (
+        pytest.raises(anthropic.APIStatusError, match="not finite"),
+        claude.messages.stream(model="tiny", max_tokens=9, messages=MESSAGES) as stream,
+    ):
+        list(stream)

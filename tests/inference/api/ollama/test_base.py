@@ -1,0 +1,38 @@
+"""What Ollama's endpoints share: the shape of errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.inference.api.ollama.test_views import MESSAGES, refused
+from tests.inference.api.scripted_worker import Reply
+
+
+def test_errors_have_ollama_s_shape(ollama, http, worker):
+    from ollama import ResponseError
+
+    with pytest.raises(ResponseError) as caught:
+        ollama.chat("missing", MESSAGES)
+    assert caught.value.status_code == 404
+    assert "missing" in caught.value.error
+    refused(http.post("/api/chat", json={"messages": MESSAGES}), 400, "model is required")
+    refused(http.post("/api/chat", content=b"{", headers={"content-type": "application/json"}), 400, "JSON")
+    refused(http.get("/api/chat"), 405)
+    bad = [{"role": "user", "content": "Hi", "images": ["aa"]}]
+    refused(http.post("/api/chat", json={"model": "tiny", "messages": bad}), 400, "images")
+    refused(http.post("/api/chat", json={"model": "tiny", "messages": [{"role": "god"}]}), 400, "god")
+
+    def broken(reply: Reply):
+        from inference.errors import GenerationFailed
+
+        yield reply.start()
+        yield reply.delta("Hel")
+        yield reply.error(GenerationFailed("the engine stumbled."))
+
+    worker.script = broken
+    text = http.post("/api/chat", json={"model": "tiny", "messages": MESSAGES}).text
+    lines = [json.loads(item) for item in text.splitlines()]
+    assert lines[0]["message"]["content"] == "Hel"
+    assert lines[-1] == {"error": "the engine stumbled."}

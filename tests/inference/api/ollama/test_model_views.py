@@ -1,0 +1,39 @@
+"""Ollama's endpoints about models."""
+
+from __future__ import annotations
+
+from tests.inference.api.ollama.test_views import MESSAGES, refused
+from tests.inference.api.openai.test_views import documented_answer
+from tests.inference.api.openai.test_views_openai_client import wait_for
+from tests.inference.rows import TEMPLATE, make_checkpoint
+
+
+def test_tags_ps_show_version(document, ollama, http, worker):
+    (found,) = ollama.list().models
+    assert (found.model, found.details.family, len(found.digest)) == ("tiny", "oxidizr", 64)
+    wait_for(lambda: ollama.ps().models)
+    (running,) = ollama.ps().models
+    assert (running.model, running.context_length) == ("tiny", 4096)
+    shown = ollama.show("tiny")
+    assert shown.template == TEMPLATE
+    assert shown.capabilities == ["completion", "embedding"]
+    assert shown.modelinfo["oxidizr.context_length"] == 4096
+    for path, method, body in (
+        ("/api/tags", "get", None),
+        ("/api/ps", "get", None),
+        ("/api/version", "get", None),
+        ("/api/show", "post", {"name": "tiny", "verbose": True}),
+        ("/api/generate", "post", {"model": "tiny", "prompt": "a", "stream": False}),
+        ("/api/chat", "post", {"model": "tiny", "messages": MESSAGES, "stream": False}),
+    ):
+        documented_answer(document, path, method, http.request(method, path, json=body))
+    refused(http.post("/api/show", json={}), 400, "model is required")
+    refused(http.post("/api/show", json={"model": "missing"}), 404)
+
+
+def test_delete(ollama, http):
+    make_checkpoint("old")
+    assert {item.model for item in ollama.list().models} == {"old", "tiny"}
+    ollama.delete("old:latest")
+    assert {item.model for item in ollama.list().models} == {"tiny"}
+    refused(http.request("DELETE", "/api/delete", json={"model": "old"}), 404)

@@ -1,0 +1,82 @@
+"""Probes and metrics over HTTP."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import httpx
+
+from tests.inference.api.openai.test_views import samples
+from tests.inference.api.openai.test_views_openai_client import wait_for
+from tests.inference.api.test_base import CHAT
+
+
+def test_ready_needs_a_worker(live_url, checkpoint, redis_server):
+    import redis
+
+    redis.Redis.from_url(redis_server.client).flushall()
+    assert httpx.get(f"{live_url}/livez").json() == {"status": "ok"}
+    response = httpx.get(f"{live_url}/readyz")
+    assert response.status_code == 503
+    assert response.json() == {"status": "unavailable", "reasons": ["no worker has a fresh heartbeat"]}
+    assert response.headers["cache-control"] == "no-store"
+    assert httpx.get(f"{live_url}/health").json()["status"] == "degraded"
+
+
+def test_ready_with_a_worker(http):
+    wait_for(lambda: http.get("/readyz").status_code == 200)
+    wait_for(lambda: http.get("/health").json()["loaded_models"] == ["tiny"])
+    health = http.get("/health").json()
+    assert health["status"] == "ok"
+    assert re.fullmatch(r"\d+\.\d+.*", health["version"])
+
+
+def test_not_ready_without_redis_or_database(http, settings, monkeypatch):
+    from django.db import OperationalError
+
+    from inference.api.platform import probe_views
+
+    def down() -> None:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(probe_views, "_query_database", down)
+    settings.BLAZR_REDIS_URL = "unix:///nowhere/redis.sock?db=0"
+    started = time.monotonic()
+    response = http.get("/readyz")
+    assert time.monotonic() - started < 15
+    assert response.status_code == 503
+    reasons = response.json()["reasons"]
+    assert any("database" in reason for reason in reasons)
+    assert any("Redis" in reason for reason in reasons)
+
+
+def test_metrics_count_what_happened(http, worker):
+    label = (("model", "tiny"),)
+    # What the test before this one broke off is settled in the background.
+    wait_for(lambda: samples(http).get(("blazr_requests_active", label), 0) == 0)
+    before = samples(http)
+
+    def grown(name: str, labels: tuple[tuple[str, str], ...] = label) -> float:
+        return samples(http)[name, labels] - before.get((name, labels), 0.0)
+
+    http.post("/v1/chat/completions", json=CHAT)
+    http.post("/v1/chat/completions", json={**CHAT, "model": "missing"})
+    assert grown("blazr_prompt_tokens_total") == 5
+    assert grown("blazr_generated_tokens_total") == 2
+    assert grown("blazr_time_to_first_token_seconds_count") == 1
+    assert grown("blazr_inter_token_seconds_count") <= 1
+    done = (("endpoint", "chat"), ("model", "tiny"), ("outcome", "completed"))
+    assert grown("blazr_requests_total", done) == 1
+    # Workers of tests before this one share the Redis until their heartbeats lapse.
+    wait_for(lambda: samples(http)["blazr_workers", ()] == 1, 20)
+    found = samples(http)
+    assert found["blazr_requests_active", label] == 0
+    assert found["blazr_model_ready", label] == 1
+    assert ("blazr_jobs", (("state", "queued"),)) in found
+    assert not any("missing" in dict(labels).values() for _, labels in found)
+
+
+def test_metrics_answer_without_redis(http, settings):
+    settings.BLAZR_REDIS_URL = "unix:///nowhere/redis.sock?db=0"
+    assert samples(http)["blazr_workers", ()] == 0
