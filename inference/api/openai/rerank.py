@@ -121,7 +121,7 @@ class RerankView(ApiView):
             await generation.wait()
         except BlazrError as error:
             raise _in_own_words(error) from None
-        body = await asyncio.to_thread(_response, generation, values)
+        body = await asyncio.to_thread(_answer, generation, values)
         return json_response(body, headers={"x-request-id": generation.request_id})
 
 

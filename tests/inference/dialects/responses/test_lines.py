@@ -6,7 +6,7 @@ import pytest
 
 from inference.dialects.responses.lines import response_request, whole_response
 from inference.errors import InvalidRequest
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from tests.inference.dialects.openai.outputs.builders import USAGE, delta, event
 
 BODY = {"model": "m", "input": "x"}
@@ -31,7 +31,7 @@ def test_what_only_a_request_of_its_own_can_have_is_refused(name, value):
 def test_the_response_is_told_from_the_output():
     request = response_request(BODY)
     plan = request.plan()
-    builder = AnswerBuilder(plan)
+    builder = OutputBuilder(plan)
     for item in (event("start", prompt_tokens=3), delta("Hel"), delta("lo", finish_reason="stop"),
                  event("done", usage=USAGE)):  # fmt: skip
         builder.add(0, item)

@@ -7,7 +7,7 @@ from typing import Any
 from inference.dialects.openai.outputs.base import AnswerFormat
 from inference.dialects.openai.outputs.formats import answer_format
 from inference.dialects.openai.requests import plan_from_body
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}
 
@@ -29,7 +29,7 @@ def delta(text: str, token_id: int = 7, **members: Any) -> Any:
 def taken(endpoint: Any, body: dict[str, Any], *events: Any) -> AnswerFormat:
     """The format of a request with these events, between a start and an end."""
     plan = plan_from_body(endpoint, {"model": "m", **body})
-    builder = AnswerBuilder(plan)
+    builder = OutputBuilder(plan)
     for item in (event("start", prompt_tokens=3), *events, event("done", usage=USAGE)):
         builder.add(0, item)
     return answer_format(plan, builder, request_id="id-1", created=5, model="m")

@@ -11,7 +11,7 @@ from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
 from inference.dialects.openai.outputs.embedding import shaped
 from inference.dialects.openai.outputs.formats import answer_format
 from inference.errors import GenerationFailed, InvalidRequest
-from inference.values.output_builder import AnswerBuilder
+from inference.values.output_builder import OutputBuilder
 from tests.inference.dialects.openai.outputs.builders import event
 
 VECTORS = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], dtype=np.float32)
@@ -33,7 +33,7 @@ def test_vectors_are_cut_and_then_normalised():
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_all_vectors_in_the_order_of_the_inputs(encoding):
     plan = EmbeddingRequestSerializer.shared().plan({"model": "m", "input": ["a", "b"], "encoding_format": encoding})
-    builder = AnswerBuilder(plan)
+    builder = OutputBuilder(plan)
     builder.add(0, event("start", prompt_tokens=4))
     found = answer_format(plan, builder, request_id="e", created=0, model="m")
     for number in (1, 0):
