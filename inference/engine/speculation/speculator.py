@@ -125,7 +125,7 @@ class Speculator:
 
     def _limit(self, request: Request) -> int:
         """Most draft tokens of a request in this step; 0: it can't draft."""
-        # Some sampling states can't go back. What is replayed comes on top; a step without draft tokens then computes it.
+        # Some states can't go back. What is replayed comes on top; a step without draft tokens then computes it.
         if request.sampling.is_forward_only or request.num_to_replay > self._num_tokens:
             return 0
         # The last token is never computed, so nothing is gained by drafting it.
