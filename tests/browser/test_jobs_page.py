@@ -1,0 +1,76 @@
+"""Jobs and batches in Chromium: queued, run, shown, cancelled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.actions import HOSTILE
+from tests.live.conftest import LiveServer
+
+pytestmark = pytest.mark.browser
+
+
+def test_jobs_are_queued_run_and_shown(page: Page) -> None:
+    page.goto("/jobs/")
+    page.click("#new")
+    page.fill("#job-prompt", f"one\n{HOSTILE}\n\nthree")
+    page.check("#job-lines")
+    page.fill("#job-max", "12")
+    page.fill("#job-label", HOSTILE)
+    page.click("text=Queue it")
+    expect(page.locator("#toasts")).to_contain_text("3 jobs are queued")
+    page.fill("#label", HOSTILE)
+    expect(page.locator("#counts")).to_have_text("3 succeeded")
+    page.locator("#jobs tbody button").first.click()
+    expect(page.locator("#job-dialog")).to_contain_text("succeeded")
+    expect(page.locator("#job-dialog pre").first).not_to_be_empty()
+    assert page.url.endswith(f"#{page.locator('#job-dialog p.mono').inner_text()}")
+    page.keyboard.press("Escape")
+    expect(page.locator("#job-dialog")).not_to_be_visible()
+    page.select_option("#state", "failed")
+    expect(page.locator("#jobs")).to_contain_text("No job matches")
+    page.goto("/")
+    expect(page.locator("#jobs")).to_contain_text(HOSTILE)
+
+
+def test_a_job_can_be_cancelled(page: Page) -> None:
+    page.goto("/jobs/")
+    page.click("#new")
+    page.fill("#job-prompt", "\n".join(f"line {n}" for n in range(40)))
+    page.check("#job-lines")
+    page.fill("#job-max", "900")
+    page.fill("#job-label", "long")
+    page.click("text=Queue it")
+    page.fill("#label", "long")
+    expect(page.locator("#jobs tbody tr").first).to_be_visible()
+    page.evaluate(
+        """async () => {
+          const { call } = await import("/static/registry/kit.js");
+          const { data } = await call("GET", "/api/jobs?batch_label=long&limit=100");
+          for (const job of data.slice(1)) await call("POST", `/api/jobs/${job.id}/cancel`);
+        }"""
+    )
+    page.locator("#jobs tbody tr").first.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#counts")).to_have_text(re.compile(r"^(\d+ succeeded, )?\d+ cancelled$"))
+
+
+def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveServer) -> None:
+    from tests.live.test_batches import lines_of, start
+
+    page.goto("/jobs/")
+    expect(page.locator("#batches-card")).to_be_hidden()
+    start(site, lines_of(3, max_tokens=4))
+    row = page.locator("#batches tbody tr").first
+    expect(row).to_contain_text("completed")
+    expect(row).to_contain_text("3 of 3")
+    expect(row).to_contain_text("12")
+    with page.expect_download() as found:
+        row.get_by_role("link", name="output").click()
+    assert len(Path(found.value.path()).read_text().splitlines()) == 3
+    start(site, lines_of(400, max_tokens=400))
+    row.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#batches tbody tr").first).to_contain_text("cancelled")

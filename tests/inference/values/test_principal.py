@@ -1,0 +1,66 @@
+"""Principal: scopes by path, models of a key, keys left out of logs."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from dataclasses import replace
+
+import pytest
+
+from inference.errors import PermissionRefused
+from inference.values.principal import LOCAL, Principal, principal_current, principal_set, scope_of, without_keys
+
+KEY = Principal("key", "tenant", "a key", key_id=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "scope"),
+    [
+        ("POST", "/v1/chat/completions", "generate"),
+        ("GET", "/v1/models", "models"),
+        ("HEAD", "/v1/models/demo", "models"),
+        ("DELETE", "/v1/models/demo", "admin"),
+        ("POST", "/v1/batches", "files"),
+        ("GET", "/v1/modelsx", "generate"),
+        ("GET", "/v1/usage", None),
+        ("GET", "/v1/keys", "admin"),
+        ("DELETE", "/api/delete", "admin"),
+    ],
+)
+def test_scope_by_the_longest_path(method: str, path: str, scope: str | None) -> None:
+    assert scope_of(method, path) == scope
+
+
+def test_a_key_is_held_to_its_scopes_and_operators_are_not() -> None:
+    KEY.check_scope("POST", "/v1/completions")
+    with pytest.raises(PermissionRefused, match="needs an API key with the scope 'admin'; this one has files"):
+        KEY.check_scope("GET", "/v1/keys")
+    replace(KEY, scopes=frozenset({"admin"})).check_scope("GET", "/v1/keys")
+    LOCAL.check_scope("GET", "/v1/keys")
+    replace(KEY, scopes=frozenset()).check_scope("GET", "/v1/usage")
+
+
+def test_a_key_is_held_to_its_models() -> None:
+    KEY.check_model("anything")
+    with pytest.raises(PermissionRefused, match="may not use the model 'b'; it is for a") as caught:
+        replace(KEY, models=frozenset({"a"})).check_model("b")
+    assert caught.value.param == "model"
+
+
+def test_only_keys_have_prefix_caches_of_their_own() -> None:
+    assert KEY.cache_tenant == "tenant"
+    assert LOCAL.cache_tenant == ""
+
+
+def test_the_secret_of_a_key_is_left_out_of_text() -> None:
+    assert without_keys("Bearer blazr_abcdefABCDEF_0123456789 x") == "Bearer blazr_abcdefABCDEF_… x"
+    assert without_keys("blazr is a server") == "blazr is a server"
+
+
+def test_the_caller_is_set_for_one_context() -> None:
+    def set_and_read() -> Principal:
+        principal_set(KEY)
+        return principal_current()
+
+    assert copy_context().run(set_and_read) is KEY
+    assert principal_current() is LOCAL

@@ -1,0 +1,46 @@
+"""States of models and workers: JSON forms, and one state of a model over all workers."""
+
+from __future__ import annotations
+
+import json
+
+from inference.values.states import Departure, ResidentModel, WorkerState, departures_of, merge_models
+
+
+def test_json_round_trip_leaves_unknown_members_out() -> None:
+    state = WorkerState(
+        "w", num_active=1, max_active=4, models=(ResidentModel("a", "ready"),), departures=(Departure("b", "room"),)
+    )
+    assert WorkerState.from_json(state.to_json()) == state
+    values = json.loads(state.to_json()) | {"newer": 1}
+    values["models"][0]["newer"] = 2
+    assert WorkerState.from_json(json.dumps(values)) == state
+
+
+def test_a_draining_worker_has_no_capacity() -> None:
+    assert WorkerState("w", num_active=1, max_active=4).num_free == 3
+    assert WorkerState("w", num_active=5, max_active=4).num_free == 0
+    assert WorkerState("w", max_active=4, draining=True).num_free == 0
+
+
+def test_a_model_has_the_best_status_and_the_sums_of_its_workers() -> None:
+    loading = ResidentModel("a", "loading", progress=0.5, stage="reading", memory_bytes=1, num_waiting=2)
+    ready = ResidentModel("a", "ready", progress=1.0, memory_bytes=2, num_running=3, last_used_at=9.0, max_model_len=64)
+    workers = [WorkerState("w1", models=(ready,)), WorkerState("w2", models=(loading, ResidentModel("b", "loading")))]
+    merged = merge_models(workers)
+    assert set(merged) == {"a", "b"}
+    model = merged["a"]
+    assert (model.status, model.progress, model.workers) == ("ready", 1.0, ("w1", "w2"))
+    assert (model.memory_bytes, model.num_running, model.num_waiting) == (3, 3, 2)
+    assert (model.last_used_at, model.max_model_len) == (9.0, 64)
+    assert merge_models(reversed(workers))["a"].status == "ready"
+    assert "error" not in model.shown() and model.to_dict()["error"] is None
+
+
+def test_departures_of_one_model_are_ordered_by_time() -> None:
+    workers = [
+        WorkerState("w1", departures=(Departure("a", "late", at=5.0), Departure("b", "other", at=1.0))),
+        WorkerState("w2", departures=(Departure("a", "early", at=2.0),)),
+    ]
+    found = departures_of(workers, "a")
+    assert [(item["worker_id"], item["reason"]) for item in found] == [("w2", "early"), ("w1", "late")]
