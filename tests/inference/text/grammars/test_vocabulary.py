@@ -19,7 +19,7 @@ from inference.text.grammars.rules import source_of
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.grammar import Grammar
 from inference.values.tokenizer_spec import TokenizerSpec
-from tests.inference.text.tokenisation.test_tokenizer import STYLES, TOKENS, write_ranks
+from tests.inference.text.tokenisation.vocabularies import STYLES, TOKENS, write_ranks
 
 SCHEMA = {
     "type": "object",

@@ -1,12 +1,7 @@
-"""Encoding and decoding with all kinds of vocabularies, against the libraries they come from."""
+"""Encoding and decoding with the built-in vocabularies, against tiktoken; ids that are checked."""
 
 from __future__ import annotations
 
-import base64
-import json
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,41 +10,19 @@ import tiktoken
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models, pre_tokenizers
 
 from inference.errors import (
-    CorruptCheckpoint,
     InvalidRequest,
     InvalidTokenIds,
     UnsupportedFeature,
     UnsupportedFormat,
 )
 from inference.text.tokenisation.decoding import byte_alphabet
-from inference.text.tokenisation.detokenizer import Detokenizer
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
+from tests.inference.text.tokenisation.vocabularies import PATTERNS, SAMPLES
 
-PATTERNS = {
-    "cl100k_base": splintr.CL100K_BASE_PATTERN,
-    "o200k_base": splintr.O200K_BASE_PATTERN,
-    "llama3": splintr.LLAMA3_PATTERN,
-}
-SAMPLES = [
-    "Hello, world!",
-    "  leading and trailing  ",
-    "tabs\t\tand\n\n\nnewlines \r\n",
-    "don't can't WE'LL",
-    "1234567890 3.14159",
-    "naïve café — “quotes” …",
-    "你好世界，家族、ありがとう 한국어",
-    "👩‍👩‍👧‍👦🏳️‍🌈 \u200b\ufeff",
-    "def f(x):\n    return x ** 2  # comment\n",
-    "CamelCase snake_case kebab-case",
-    "<|system|>\nYou are <|im_end|> <|endoftext|><｜User｜>",
-    "a" * 500,
-    "ЗдравствуйтеМир Ωμέγα עברית عربي हिन्दी ไทย",
-    "\u00a0\u2003 \u3000x",
-]
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 
 
@@ -71,9 +44,6 @@ def tiktoken_oracle(name: str) -> tiktoken.Encoding:
     return tiktoken.Encoding(
         name, pat_str=PATTERNS[name], mergeable_ranks=ranks, special_tokens=library.special_tokens()
     )
-
-
-# --- built-in vocabularies -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(PATTERNS))
@@ -237,290 +207,3 @@ def test_without_a_tokenizer_ids_work_and_text_is_refused() -> None:
     assert not tokenizer.has_text
     with pytest.raises(UnsupportedFeature, match="token ids"):
         tokenizer.encode("hi")
-
-
-# --- .tiktoken files -----------------------------------------------------------------------------
-
-
-def write_ranks(path: Path, tokens: list[bytes]) -> Path:
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)))
-    return path
-
-
-BYTES = [bytes([byte]) for byte in range(256)]
-TOKENS = [*BYTES, b"he", b"ll", b"hell", b"hello", b" w", b"or"]
-
-
-def test_tiktoken_file(tmp_path: Path) -> None:
-    path = write_ranks(tmp_path / "x.tiktoken", TOKENS)
-    spec = TokenizerSpec(
-        "tiktoken",
-        264,
-        path=str(path),
-        bos_token_id=262,
-        added_tokens=(("<|end|>", 263),),
-        special_tokens=(("bos_token", "<s>"),),
-    )
-    tokenizer = load_tokenizer(TokenizerSpec.from_dict(json.loads(json.dumps(spec.to_dict()))))
-    assert tokenizer.encode("hello w<|end|>")[:3] == [262, 259, 260]
-    assert tokenizer.encode("hello<s><|end|>", parse_special=True) == [262, 259, 262, 263]
-    assert tokenizer.special_ids == {262, 263}
-    assert tokenizer.invalid_token_ids == ()
-    for text in SAMPLES:
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_tiktoken_file_in_byte_level_text_is_translated(tmp_path: Path) -> None:
-    alphabet = {byte: char for char, byte in byte_alphabet().items()}
-    tokens = ["".join(alphabet[byte] for byte in token).encode() for token in TOKENS]
-    path = write_ranks(tmp_path / "x.tiktoken", tokens)
-    tokenizer = load_tokenizer(TokenizerSpec("tiktoken", 262, path=str(path)))
-    assert tokenizer.encode("hello w") == [259, 260]
-    assert tokenizer.decode([259, 260]) == "hello w"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"aGU= 0\n", "255 of the 256 bytes|256 of the 256 bytes"),
-        (b"not base64! 0\n", "line 1"),
-        (b"aGU= -1\n", "line 1"),
-        (b"aGU= 99999999\n", "line 1"),
-        (b"aGU=\n", "line 1"),
-        (b"aGU= 0\naGU= 1\n", "twice"),
-        (b"aGU= 0\naGk= 0\n", "one id to two"),
-        (b"\x80\x04pickle", "line 1"),
-        (b"", "256 of the 256"),
-    ],
-)
-def test_bad_tiktoken_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "x.tiktoken"
-    path.write_bytes(content)
-    with pytest.raises(CorruptCheckpoint, match=message):
-        load_tokenizer(TokenizerSpec("tiktoken", 300, path=str(path)))
-
-
-# --- tokenizer.json ------------------------------------------------------------------------------
-
-CORPUS = [*SAMPLES, "the quick brown fox jumps over the lazy dog, isn't it? yes. hello world " * 5] * 3
-
-
-def byte_level() -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=["<s>", "<|im_end|>", "<|a b|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer.add_tokens(["<tool_call>"])
-    return tokenizer
-
-
-def sentence_piece() -> tokenizers.Tokenizer:
-    """The shape of Llama 2's: ▁ for spaces, bytes for the rest, one leading space put and taken away."""
-    special = ["<unk>", "<s>", "</s>"]
-    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    trainer = trainers.BpeTrainer(
-        vocab_size=700,
-        special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
-        limit_alphabet=60,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in special]
-    return tokenizers.Tokenizer.from_str(json.dumps(state))
-
-
-def metaspace() -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=600, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
-
-
-def word_piece() -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=600, special_tokens=["[UNK]", "[CLS]"], show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
-
-
-def no_decoder() -> tokenizers.Tokenizer:
-    tokenizer = byte_level()
-    state = json.loads(tokenizer.to_str()) | {"decoder": None}
-    return tokenizers.Tokenizer.from_str(json.dumps(state))
-
-
-STYLES = {
-    "byte_level": byte_level,
-    "sentence_piece": sentence_piece,
-    "metaspace": metaspace,
-    "word_piece": word_piece,
-    "no_decoder": no_decoder,
-}
-
-
-@pytest.fixture(scope="module", params=sorted(STYLES))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A tokenizer of the library and ours from its file."""
-    library = STYLES[request.param]()
-    path = tmp_path_factory.mktemp("hf") / "tokenizer.json"
-    library.save(str(path))
-    ours = load_tokenizer(TokenizerSpec("huggingface", library.get_vocab_size() + 3, path=str(path)))
-    yield library, ours
-    ours.close()
-
-
-def test_huggingface_encodes_as_the_library(pair: Any) -> None:
-    library, ours = pair
-    for text in SAMPLES:
-        library.encode_special_tokens = True
-        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
-        library.encode_special_tokens = False
-        assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
-
-
-def test_huggingface_decodes_as_the_library(pair: Any) -> None:
-    library, ours = pair
-    for text in SAMPLES:
-        ids = library.encode(text).ids
-        for skip in (True, False):
-            assert ours.decode(ids, skip_special_tokens=skip) == library.decode(ids, skip_special_tokens=skip)
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_huggingface_decodes_any_ids_as_the_library(pair: Any, data: st.DataObject) -> None:
-    """Where bytes are no UTF-8 the two write different numbers of U+FFFD; see ``decoding``."""
-    library, ours = pair
-    ids = data.draw(st.lists(st.integers(0, ours.vocab_size - 1), max_size=12))
-    skip = data.draw(st.booleans())
-    expected = library.decode(ids, skip_special_tokens=skip)
-    found = ours.decode(ids, skip_special_tokens=skip)
-    if "�" in expected or "�" in found:
-        assert "�" in expected and "�" in found
-    else:
-        assert found == expected
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_stream_after_a_prompt_continues_the_prompt(pair: Any, data: st.DataObject) -> None:
-    """decode(prompt) + stream = decode(prompt + output), the leading-space rules included."""
-    library, ours = pair
-    ids = library.encode(data.draw(st.sampled_from(SAMPLES))).ids
-    split = data.draw(st.integers(0, len(ids)))
-    whole = ours.decode(ids)
-    prompt = ours.decode(ids[:split])
-    if "�" in whole or "�" in prompt:
-        return
-    detokenizer = Detokenizer(ours, at_start=all(token_id in ours.special_ids for token_id in ids[:split]))
-    streamed = "".join([detokenizer.push(token_id) for token_id in ids[split:]]) + detokenizer.flush()
-    assert prompt + streamed == whole
-
-
-def test_huggingface_specials_and_gaps(tmp_path: Path) -> None:
-    library = byte_level()
-    path = tmp_path / "tokenizer.json"
-    library.save(str(path))
-    size = library.get_vocab_size()
-    tokenizer = load_tokenizer(TokenizerSpec("huggingface", size + 3, path=str(path), bos_token_id=0))
-    assert tokenizer.special_ids == {0, 1, 2}
-    assert tokenizer.invalid_token_ids == (size, size + 1, size + 2)
-    assert tokenizer.encode("x<|im_end|>").count(1) == 0
-    assert tokenizer.encode("x<|im_end|>", parse_special=True).count(1) == 1
-    assert tokenizer.encode("<s>x", parse_special=True).count(0) == 1
-    assert tokenizer.encode("x").count(0) == 1
-    assert tokenizer.decode([2], skip_special_tokens=False) == "<|a b|>"
-    tokenizer.close()
-
-
-# --- hostile tokenizer.json (F49) ----------------------------------------------------------------
-
-
-def hostile(tmp_path: Path, **changes: Any) -> Path:
-    state = json.loads(byte_level().to_str()) | changes
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(state))
-    return path
-
-
-SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"pre_tokenizer": SPLIT | {"pattern": {"Regex": "(a+)+$"}}},
-        {"pre_tokenizer": SPLIT | {"pattern": {"Regex": "(a|aa)+$"}}},
-        {
-            "normalizer": {
-                "type": "Sequence",
-                "normalizers": [{"type": "Replace", "pattern": {"String": "Q"}, "content": "Q" * 300}] * 4,
-            }
-        },
-    ],
-)
-def test_trap_fails_the_request_and_nothing_else(tmp_path: Path, changes: Any) -> None:
-    tokenizer = load_tokenizer(TokenizerSpec("huggingface", 700, path=str(hostile(tmp_path, **changes))))
-    started = time.monotonic()
-    with pytest.raises(InvalidRequest, match="failed on this text"):
-        tokenizer.encode("a" * 40 + "!" + "Q" * 40)
-    assert time.monotonic() - started < 20
-    assert len(tokenizer.encode("b")) == 1
-    tokenizer.close()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{}",
-        b"[]",
-        b"{",
-        b'{"model": 3}',
-        b"\x80\x04\x95",
-        b"[" * 100_000,
-        b'{"version": "1.0", "model": {"type": "X"}}',
-    ],
-)
-def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
-    with pytest.raises(CorruptCheckpoint, match="can't be used"):
-        load_tokenizer(TokenizerSpec("huggingface", 10, path=str(path)))
-
-
-def test_large_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    with path.open("wb") as file:
-        file.truncate((32 << 20) + 1)
-    with pytest.raises(CorruptCheckpoint, match="larger than"):
-        load_tokenizer(TokenizerSpec("huggingface", 10, path=str(path)))
-
-
-def test_decoder_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
-    path = hostile(tmp_path, decoder={"type": "CTC", "pad_token": "a", "word_delimiter_token": "|", "cleanup": True})
-    with pytest.raises(UnsupportedFormat, match="'CTC'"):
-        load_tokenizer(TokenizerSpec("huggingface", 10, path=str(path)))
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CorruptCheckpoint, match="missing"):
-        load_tokenizer(TokenizerSpec("huggingface", 10, path=str(tmp_path / "tokenizer.json")))
