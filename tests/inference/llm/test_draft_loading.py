@@ -12,7 +12,7 @@ from inference.llm.sizes import plan_states
 from inference.text.tokenisation.tokenizer import load_tokenizer
 from inference.values.speculative_options import SpeculativeOptions
 from inference.values.tokenizer_spec import TokenizerSpec
-from tests.inference.llm.test_llm import OPTIONS, Checkpoint
+from tests.inference.llm.harness import OPTIONS, Checkpoint
 
 SPECULATIVE = SpeculativeOptions.parse("draft:small,k=2")
 

@@ -15,7 +15,7 @@ from inference.records.metrics import exposition
 from inference.values.sampling_params import SamplingParams
 from inference.values.speculative_options import SpeculativeOptions
 from inference.values.states import ResidentModel, WorkerState, merge_models
-from tests.inference.llm.test_llm import OPTIONS, Checkpoint
+from tests.inference.llm.harness import OPTIONS, Checkpoint
 
 ALWAYS = {"is_adaptive": False, "max_requests": 4, "num_tokens": 4}
 PARAMS = (

@@ -14,7 +14,7 @@ from inference.llm.llm import LLM
 from inference.llm.loading import engine_config, open_disk
 from inference.llm.options import LLMOptions
 from inference.llm.sizes import needed_bytes, plan_states
-from tests.inference.llm.test_llm import OPTIONS, Checkpoint
+from tests.inference.llm.harness import OPTIONS, Checkpoint
 
 
 def test_load_reports_progress_and_memory(checkpoint: Checkpoint) -> None:

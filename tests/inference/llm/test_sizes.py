@@ -10,7 +10,7 @@ import inference.llm.sizes as module
 from inference.errors import OutOfCacheBlocks
 from inference.llm.options import LLMOptions
 from inference.llm.sizes import choose_dtype, load_sizes, needed_bytes, plan_states, with_fixed_states
-from tests.inference.llm.test_llm import Checkpoint
+from tests.inference.llm.harness import Checkpoint
 
 
 def test_states_are_planned_within_their_memory(checkpoint: Checkpoint) -> None:

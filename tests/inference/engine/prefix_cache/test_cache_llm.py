@@ -12,7 +12,7 @@ from inference.llm.options import LLMOptions
 from inference.llm.sizes import plan_states, with_fixed_states
 from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.fakes import make_spec
-from tests.inference.llm.test_llm import Checkpoint
+from tests.inference.llm.harness import Checkpoint
 
 OPTIONS = LLMOptions(max_num_seqs=4, cache_bytes=1 << 22, num_threads=1)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

@@ -10,7 +10,7 @@ from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 from models_registry.detection.inspection import inspect_checkpoint
-from tests.inference.llm.test_llm import Checkpoint
+from tests.inference.llm.harness import Checkpoint
 
 
 @pytest.fixture(scope="session")

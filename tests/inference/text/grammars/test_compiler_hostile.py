@@ -13,7 +13,7 @@ from inference.llm.llm import LLM
 from inference.text.grammars import constraint
 from inference.text.grammars.checker import GrammarChecker, GrammarLimits
 from inference.values.grammar import Grammar
-from tests.inference.llm.test_llm import ids_of, run
+from tests.inference.llm.harness import ids_of, run
 from tests.inference.text.grammars.test_constraint_generation import ask
 
 

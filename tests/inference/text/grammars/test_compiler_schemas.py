@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inference.errors import InvalidSamplingParams
 from inference.llm.llm import LLM
-from tests.inference.llm.test_llm import run, text_of
+from tests.inference.llm.harness import run, text_of
 from tests.inference.text.grammars.test_constraint_generation import ask, finish_of, grammar
 
 NAMES = st.sampled_from(["a", "b", "name", "ü", 'q"', "with space"])

@@ -14,7 +14,7 @@ from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 from inference.text.grammars.vocabulary import GrammarVocabulary
 from inference.values.grammar import Grammar
-from tests.inference.llm.test_llm import Checkpoint, deltas, ids_of, message, run, text_of
+from tests.inference.llm.harness import Checkpoint, deltas, ids_of, message, run, text_of
 
 ADDRESS = {
     "type": "object",

@@ -13,7 +13,7 @@ from inference.llm.llm import LLM
 from inference.text.grammars.gbnf import Chars, Choice, GBNFError, Node, Repeat, Rule, Sequence, parse_gbnf
 from inference.text.grammars.gbnf_lexemes import MAX_LEXEMES, gbnf_to_lark
 from inference.text.grammars.rules import parser_limits
-from tests.inference.llm.test_llm import run, text_of
+from tests.inference.llm.harness import run, text_of
 from tests.inference.text.grammars.test_constraint_generation import ask, finish_of
 
 # llama.cpp's examples: https://github.com/ggml-org/llama.cpp/tree/master/grammars
