@@ -26,7 +26,14 @@ MAX_UNTESTED_LINES = 60
 MAX_LOOSE_MODULES = 6
 MAX_FUNCTION_IMPORTS = 25
 
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "inference/text/tokenisation/children/huggingface.py": "runs in a child process; test_tokenizer_huggingface.py",
+    "inference/text/tokenisation/children/loop.py": "runs in a child process; test_tokenizer_huggingface.py",
+    "inference/text/tokenisation/sandbox.py": "time, memory and output limits are in test_chat_template.py",
+    "inference/text/tool_calls/call_parts.py": "reached through the readers; each format is in test_parser.py",
+    "inference/text/tool_calls/call_readers.py": "reached through OutputParser; each format is in test_parser.py",
+    "inference/values/messages.py": "types of dictionaries only; nothing to run",
+}
 """Modules of more than 60 lines without a test at the mirrored path, each with the reason. At most 20."""
 MAX_EXCEPTIONS = 20
 
