@@ -1,0 +1,50 @@
+"""Nemotron-H: one mixer per layer, compared with the pattern of the config."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from inference.errors import UnsupportedArchitecture
+from inference.modelling.families.nemotron_h import build_spec
+from inference.modelling.spec import AttentionSpec, Mamba2Spec, MLPSpec
+from tests.inference.modelling.families.headers import HIDDEN, attention, mamba2, norms, outer, view_of
+
+CONFIG = {"num_attention_heads": 4, "hybrid_override_pattern": "M*-", "n_groups": 1}
+
+
+def shapes() -> dict:
+    found = outer("norm_f", "backbone.", "embeddings")
+    for number in range(3):
+        found |= norms(f"backbone.layers.{number}.", "norm")
+    found |= mamba2("backbone.layers.0.mixer.") | attention("backbone.layers.1.mixer.")
+    base = "backbone.layers.2.mixer."
+    return found | {f"{base}up_proj.weight": (24, HIDDEN), f"{base}down_proj.weight": (HIDDEN, 24)}
+
+
+def test_each_layer_has_one_mixer() -> None:
+    view = view_of(shapes(), CONFIG)
+    layers = build_spec(view).layers
+    assert isinstance(layers[0].token_mixer, Mamba2Spec) and layers[0].channel_mixer is None
+    assert isinstance(layers[1].token_mixer, AttentionSpec) and layers[1].token_mixer.rope is None
+    mlp = layers[2].channel_mixer
+    assert isinstance(mlp, MLPSpec) and layers[2].token_mixer is None
+    assert (mlp.gated, mlp.activation, mlp.intermediate_size) == (False, "relu2", 24)
+    assert (layers[0].token_mixer.dt_min, layers[0].token_mixer.dt_max) == (0.001, math.inf)
+    assert not view.facts.warnings
+
+
+def test_a_pattern_that_contradicts_the_tensors_gives_a_warning() -> None:
+    view = view_of(shapes(), CONFIG | {"hybrid_override_pattern": "MM-"})
+    build_spec(view)
+    assert view.facts.warnings
+
+
+def test_unknown_letters_and_experts_in_a_latent_space_are_refused() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="hybrid_override_pattern has 'X'"):
+        build_spec(view_of(shapes(), CONFIG | {"hybrid_override_pattern": "MX-"}))
+    base = "backbone.layers.2.mixer."
+    latent = {f"{base}gate.weight": (4, HIDDEN), f"{base}fc1_latent_proj.weight": (4, HIDDEN)}
+    with pytest.raises(UnsupportedArchitecture, match="experts in a latent space"):
+        build_spec(view_of(shapes() | latent, CONFIG))
