@@ -45,7 +45,7 @@ PUBLISH_CONCURRENCY = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Surface:
+class ApiName:
     """An API that requests come through.
 
     Attributes:
@@ -57,10 +57,10 @@ class Surface:
     id_prefix: str
 
 
-_SURFACES = {
-    "completion": Surface("completion", "cmpl-"),
-    "chat": Surface("chat", "chatcmpl-"),
-    "embedding": Surface("embedding", "embd-"),
+_API_NAMES = {
+    "completion": ApiName("completion", "cmpl-"),
+    "chat": ApiName("chat", "chatcmpl-"),
+    "embedding": ApiName("embedding", "embd-"),
 }
 
 
@@ -114,7 +114,7 @@ class Generation:
     """A request in flight, as the web process sees it.
 
     Attributes:
-        surface: The API it came through.
+        api_name: The API it came through.
         request_id: What the API calls it; its prompts are ``request_id`` or ``request_id-N`` for the workers.
         created: Unix time of its start.
         builder: The output so far.
@@ -126,25 +126,25 @@ class Generation:
         plan: GenerationPlan,
         principal: Principal,
         served: ServedModel,
-        surface: Surface,
+        api_name: ApiName,
         admission: Admission = FREE,
     ) -> None:
         self.plan = plan
         self.principal = principal
         self.served = served
-        self.surface = surface
+        self.api_name = api_name
         self.outcome: str | None = None
-        self.request_id = surface.id_prefix + secrets.token_hex(16)
+        self.request_id = api_name.id_prefix + secrets.token_hex(16)
         set_current_request_id(self.request_id)
         self.created = int(time.time())
         self._deadline = time.time() + settings.BLAZR_REQUEST_TIMEOUT_S
         self.builder = OutputBuilder(plan, keep_text=not plan.stream or contents_are_logged())
-        self._trace = generation_trace(model=served.name, endpoint=surface.name, request_id=self.request_id)
+        self._trace = generation_trace(model=served.name, endpoint=api_name.name, request_id=self.request_id)
         self._accounting = Accounting(
             request_id=self.request_id,
             principal=principal,
             model=served.name,
-            endpoint=surface.name,
+            endpoint=api_name.name,
             admission=admission,
             trace=self._trace,
         )
@@ -354,13 +354,15 @@ async def _cancel(request_id: str) -> None:
         logger.warning("the cancellation of %s could not be sent", request_id)
 
 
-async def generation_start(*, plan: GenerationPlan, principal: Principal, surface: Surface | None = None) -> Generation:
+async def generation_start(
+    *, plan: GenerationPlan, principal: Principal, api_name: ApiName | None = None
+) -> Generation:
     """Send a request to the workers and wait until all of its prompts are accepted.
 
     Args:
         plan: The checked request.
         principal: The caller.
-        surface: The API it came through, when that isn't the plan's own endpoint.
+        api_name: The API it came through, when that isn't the plan's own endpoint.
 
     Returns:
         The running generation; the caller must call ``deliver``, ``wait`` or ``close``.
@@ -377,7 +379,7 @@ async def generation_start(*, plan: GenerationPlan, principal: Principal, surfac
     if plan.params.grammar is not None:
         await grammar_checks().check(plan.params.grammar)
     admission = await admit(principal, tokens=estimate_tokens(plan))
-    generation = Generation(plan.with_seed(), principal, served, surface or _SURFACES[plan.endpoint], admission)
+    generation = Generation(plan.with_seed(), principal, served, api_name or _API_NAMES[plan.endpoint], admission)
     if principal.key_id is not None:
         key_watch().add(generation, principal.key_id)
     try:

@@ -10,12 +10,12 @@ from inference.dialects.anthropic.events import Event, MessageEvents, message_er
 from inference.dialects.anthropic.serializers import CHAT_NAMES
 from inference.dialects.chat_bridge import event_pieces, renamed
 from inference.errors import BlazrError
-from inference.serving.generation import Generation, Surface, generation_start
+from inference.serving.generation import ApiName, Generation, generation_start
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
 
-SURFACE = Surface("messages", "msg_")
+API_NAME = ApiName("messages", "msg_")
 
 
 class RunningMessage:
@@ -66,7 +66,7 @@ async def running_message(plan: GenerationPlan, principal: Principal) -> Running
     Raises:
         BlazrError: As of ``generation_start``.
     """
-    return RunningMessage(await generation_start(plan=plan, principal=principal, surface=SURFACE))
+    return RunningMessage(await generation_start(plan=plan, principal=principal, api_name=API_NAME))
 
 
 def _written(events: Iterable[Event]) -> bytes:

@@ -13,13 +13,13 @@ from inference.api.base import ApiView
 from inference.api.event_stream import EventStream, StreamFormat
 from inference.api.exception_handler import as_blazr_error, error_response
 from inference.errors import InvalidRequest, UnknownModel
-from inference.serving.generation import Generation, Surface
+from inference.serving.generation import ApiName, Generation
 from inference.serving.served_models import served_model_get
 from inference.values.served_model import ServedModel
 from models_registry.hub import is_hub_id
 from models_registry.selectors import checkpoint_list
 
-SURFACE = Surface("ollama", "ollama-")
+API_NAME = ApiName("ollama", "ollama-")
 LATEST = ":latest"
 _HUB_HOSTS = ("hf.co/", "huggingface.co/")
 

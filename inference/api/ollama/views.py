@@ -13,7 +13,7 @@ from drf_spectacular.types import OpenApiTypes
 from inference.api.base import json_body, json_response
 from inference.api.event_stream import output_format
 from inference.api.ollama import schemas
-from inference.api.ollama.base import SURFACE, LineStream, OllamaView, nanoseconds, now, served_by_ollama_name
+from inference.api.ollama.base import API_NAME, LineStream, OllamaView, nanoseconds, now, served_by_ollama_name
 from inference.api.ollama.running import RunningAnswer
 from inference.api.schemas import GENERATION_ERRORS
 from inference.dialects.ollama.serializers import (
@@ -36,7 +36,7 @@ class GenerationView(OllamaView):
     """What generate and chat do."""
 
     async def _respond(self, plan: GenerationPlan, model: str, *, is_chat: bool, stream: bool) -> HttpResponseBase:
-        generation = await generation_start(plan=plan, principal=self.principal, surface=SURFACE)
+        generation = await generation_start(plan=plan, principal=self.principal, api_name=API_NAME)
         running = RunningAnswer(generation, model, is_chat=is_chat)
         if stream:
             return LineStream(generation, running)
@@ -55,7 +55,7 @@ class GenerationView(OllamaView):
                 params=SamplingParams(max_tokens=0, temperature=0.0, seed=0),
                 keep_alive_s=keep_alive_s,
             )
-            generation = await generation_start(plan=plan, principal=self.principal, surface=SURFACE)
+            generation = await generation_start(plan=plan, principal=self.principal, api_name=API_NAME)
             await generation.wait()
         reason = "unload" if keep_alive_s == 0 else "load"
         return json_response(
@@ -165,6 +165,6 @@ class LegacyEmbeddingsView(OllamaView):
 
 
 async def _embedding(plan: GenerationPlan, view: OllamaView) -> Generation:
-    generation = await generation_start(plan=plan, principal=view.principal, surface=SURFACE)
+    generation = await generation_start(plan=plan, principal=view.principal, api_name=API_NAME)
     await generation.wait()
     return generation

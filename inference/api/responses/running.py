@@ -16,12 +16,12 @@ from inference.dialects.responses.events import Event, ResponseEvents, response_
 from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import BlazrError
 from inference.records.stored_responses import response_store
-from inference.serving.generation import Generation, Surface, generation_start
+from inference.serving.generation import ApiName, Generation, generation_start
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
 
-SURFACE = Surface("responses", "resp_")
+API_NAME = ApiName("responses", "resp_")
 
 
 class RunningResponse:
@@ -111,7 +111,7 @@ async def running_response(request: ResponseRequest, plan: GenerationPlan, princ
     Raises:
         BlazrError: As of ``generation_start``.
     """
-    generation = await generation_start(plan=plan, principal=principal, surface=SURFACE)
+    generation = await generation_start(plan=plan, principal=principal, api_name=API_NAME)
     return RunningResponse(generation, request, principal)
 
 

@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 
 from inference.errors import BlazrError, GenerationFailed, InvalidRequest, ModelLoading
-from inference.serving.generation import Generation, Surface
+from inference.serving.generation import ApiName, Generation
 from inference.transport import hub as streams
 from inference.transport import keys as redis_keys
 from inference.transport.hub import StreamHub
@@ -79,7 +79,7 @@ async def worker(redis_urls_in_settings, usages):
 def generation(num_prompts=1):
     prompts = ({"token_ids": [1, 2]},) * num_prompts
     plan = GenerationPlan("completion", "tiny", prompts, SamplingParams(seed=1), stream=True)
-    return Generation(plan, LOCAL, SERVED, Surface("completion", "cmpl-"))
+    return Generation(plan, LOCAL, SERVED, ApiName("completion", "cmpl-"))
 
 
 async def until_cancelled(worker, names):
