@@ -1,4 +1,4 @@
-"""From engine outputs to the events of a request for pooled vectors: one delta per input, no text."""
+"""PooledOutput: turn engine outputs into events with pooled vectors, one delta per input."""
 
 from __future__ import annotations
 

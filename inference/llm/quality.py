@@ -1,4 +1,4 @@
-"""What quantisation costs: a quantised network's predictions against the same network's as it is stored.
+"""Measure the cost of quantisation: compare a network's predictions with its unquantised form's.
 
 Both networks are in memory and read the same windows of tokens; no Django, no engine.
 """
@@ -42,7 +42,7 @@ class Quality:
         weights_bytes: Its memory.
         num_tokens: Predictions that were looked at.
         perplexity: exp of the mean negative log-likelihood of the text's own next token.
-        top1_agreement: Share of positions whose likeliest token is the unquantised network's.
+        top1_agreement: Share of positions at which both networks have the same argmax.
         mean_kl: Mean Kullback-Leibler divergence from the unquantised network's distribution, in nats.
     """
 

@@ -1,4 +1,4 @@
-"""From engine outputs to the events of one request: text, log-probabilities, usage. Knows no engine."""
+"""TextOutput: turn engine outputs into the events of one request: text, log-probabilities, usage."""
 
 from __future__ import annotations
 

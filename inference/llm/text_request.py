@@ -1,4 +1,4 @@
-"""From a ``GenerateMessage`` to engine requests: template, tokens, limits. Runs off the engine's thread."""
+"""Turn a ``GenerateMessage`` into engine requests, outside the engine's thread: template, tokens, limits."""
 
 from __future__ import annotations
 

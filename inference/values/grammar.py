@@ -1,4 +1,4 @@
-"""Grammar: what the whole of an output has to be. Plain values; standard library only.
+"""Grammar: the form that a whole output must have. Plain values; standard library only.
 
 ``inference.text.grammars`` compiles one and follows it token by token.
 """

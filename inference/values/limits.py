@@ -1,4 +1,4 @@
-"""What a key may use, and how it is told so: limits, estimates, headers. Knows neither Redis nor Django.
+"""Limits of an API key, estimates of what a request uses, and headers. Knows neither Redis nor Django.
 
 Names of the headers and the form of their durations: https://platform.openai.com/docs/guides/rate-limits
 """

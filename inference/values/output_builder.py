@@ -1,4 +1,4 @@
-"""What the events of a request have said so far, per prompt and choice.
+"""OutputBuilder: collect the events of a request to its output, per prompt and choice.
 
 A queued job that survived a crash replays its stored events into a fresh ``OutputBuilder``.
 """
@@ -29,7 +29,7 @@ class ChoiceState:
 
     @property
     def mean_logprob(self) -> float:
-        """Log-probability per token; the lowest of all without tokens."""
+        """Log-probability per token; minus infinity without tokens."""
         found = [entry["logprob"] for entry in self.logprobs]
         return sum(found) / len(found) if found else float("-inf")
 
@@ -48,7 +48,7 @@ class PromptState:
     embeddings: dict[int, str] = field(default_factory=dict)
 
     def shown(self, keep: int | None) -> list[ChoiceState]:
-        """The choices that the answer has: all, or the likeliest per token, best first."""
+        """The choices of the response: all, or those of highest mean log-probability, best first."""
         if keep is None:
             return self.choices
         return sorted(self.choices, key=lambda choice: choice.mean_logprob, reverse=True)[:keep]

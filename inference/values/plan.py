@@ -49,7 +49,7 @@ class GenerationPlan:
         return_token_ids: Answers carry the ids of prompt and output.
         return_tokens_as_token_ids: Log-probabilities name a token ``token_id:N`` in place of its text.
         logprobs: Alternatives per position that the answer shows; None: no log-probabilities.
-        keep: So many of the ``params.n`` choices per prompt are shown, the likeliest per token; None: all.
+        keep: Choices per prompt that are shown, those of highest mean log-probability; None: all.
         keep_alive_s: How long the model stays without a request after this one; -1: for ever; None: as it is set.
         embedding: Set when pooled vectors are wanted; then the prompts are groups of inputs.
         chat: What a chat request says about tools and thinking.
@@ -82,7 +82,7 @@ class GenerationPlan:
     def with_seed(self, seed: int | None = None) -> GenerationPlan:
         """The plan with a fixed seed: the client's own, else ``seed``, else a fresh one.
 
-        A second attempt must draw the same tokens, so the seed is settled before anything is sent.
+        A second attempt must draw the same tokens, so the seed is fixed before anything is sent.
         """
         if self.params.seed is not None:
             return self

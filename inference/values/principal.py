@@ -1,7 +1,7 @@
 """Principal: a caller, what it may do (scopes, models) and how much (limits).
 
-``principal_set`` tells the code below a view who is calling, so that every look-up of a model, whatever the endpoint,
-holds to the key's models. Standard library only.
+``principal_set`` sets the caller for the code below a view, so that every look-up of a model respects the models of
+the key, whatever the endpoint. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What models and workers are doing, as the workers' heartbeats tell it. Standard library only."""
+"""States of models and workers, as the workers' heartbeats report them. Standard library only."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One worker, as its last heartbeat tells it.
+    """One worker, as its last heartbeat reported it.
 
     Attributes:
         heartbeat_at: Unix time (the worker's clock) of the heartbeat.

@@ -1,4 +1,4 @@
-"""TokenConstraint: what the engine knows of a grammar. ``inference.text.grammars`` implements it."""
+"""TokenConstraint: what the engine requires of a grammar. ``inference.text.grammars`` implements it."""
 
 from __future__ import annotations
 

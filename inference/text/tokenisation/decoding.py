@@ -1,4 +1,4 @@
-"""What each token of a ``tokenizer.json`` contributes to the text.
+"""TokenForms: the bytes that each token of a ``tokenizer.json`` adds to a text.
 
 A HuggingFace decoder turns a list of tokens into text. All decoders in use act on one token at a time,
 with an exception for the first one of a text; so each token has bytes of its own, and text can be put

@@ -1,4 +1,4 @@
-"""Which text is accepted at all."""
+"""Check text before it is encoded."""
 
 from __future__ import annotations
 

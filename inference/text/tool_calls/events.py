@@ -1,4 +1,4 @@
-"""What a parser says about a model's text."""
+"""Events of an OutputParser, and the whole output that they make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a conversation with tools looks like to a model: through its own template, or in Hermes form.
+"""Write a conversation with tools for a model: through its own template, or in Hermes form.
 
 A template that names ``tools`` gets the definitions as that variable. One that doesn't would drop them in
 silence; then they go into the system message, calls into the text of the assistant and results into messages of

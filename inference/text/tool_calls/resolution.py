@@ -1,4 +1,4 @@
-"""From what a chat request asks for to what a model understands: prompt, output format, grammar."""
+"""Resolve a chat request for one model: prompt, output format, grammar."""
 
 from __future__ import annotations
 
