@@ -26,7 +26,7 @@ class StepClock:
         network, programs = runner._network, runner._programs
         network.forward = self._timed(network.forward)
         network.compute_logits = self._timed(network.compute_logits)
-        network.greatest_logits = self._timed(network.greatest_logits)
+        network.argmax_logits = self._timed(network.argmax_logits)
         if programs is not None:
             programs.run = self._timed(programs.run)  # type: ignore[method-assign]
 

@@ -29,7 +29,7 @@ from blazr_site.bare_handler import BareHandler
 from blazr_site.body_limit import BodyLimit
 from blazr_site.origin import SameOrigin
 from inference.consumers import StreamConsumer
-from inference.host.machine import settle_objects
+from inference.host.machine import freeze_objects
 from inference.records.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
 from inference.transport.hub import get_hub
 from models_registry.upload_rules import CHUNK_BYTES
@@ -116,4 +116,4 @@ application = ProtocolTypeRouter(
 )
 
 _ = get_resolver().url_patterns  # the views are imported now, not by the first request
-settle_objects()
+freeze_objects()

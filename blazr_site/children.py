@@ -43,7 +43,7 @@ class Child:
     """Keeps one program running.
 
     Args:
-        say: Shows one line of its output.
+        report: Shows one line of its output.
         on_exit: Called with the exit code each time the process ended by itself, before it is started again.
     """
 
@@ -52,7 +52,7 @@ class Child:
         program: Program,
         log_dir: Path,
         *,
-        say: Callable[[str, str], None],
+        report: Callable[[str, str], None],
         on_exit: Callable[[int], None] = lambda code: None,
     ) -> None:
         self.program = program
@@ -60,7 +60,7 @@ class Child:
         self.ended = asyncio.Event()
         self.exit_code: int | None = None
         self._log_path = log_dir / f"{program.name}.log"
-        self._say = say
+        self._report = report
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class Child:
         try:
             await asyncio.wait_for(asyncio.shield(self._task), self.program.grace_s)
         except TimeoutError:
-            self._say(self.program.name, f"did not stop within {self.program.grace_s:g} s and is killed")
+            self._report(self.program.name, f"did not stop within {self.program.grace_s:g} s and is killed")
             self.kill()
             await self._task
 
@@ -115,7 +115,7 @@ class Child:
             failures = 0 if time.monotonic() - started > STABLE_AFTER_S else failures + 1
             # The first restart comes at once: a worker that died has requests waiting.
             pause_s = 0.0 if failures <= 1 else BACK_OFF_S[min(failures - 2, len(BACK_OFF_S) - 1)]
-            self._say(self.program.name, f"ended with {_words(self.exit_code)}, starts again in {pause_s:g} s")
+            self._report(self.program.name, f"ended with {_words(self.exit_code)}, starts again in {pause_s:g} s")
             deadline = time.monotonic() + pause_s
             while not self._stopping and time.monotonic() < deadline:
                 await asyncio.sleep(0.1)
@@ -158,7 +158,7 @@ class Child:
                     log.close()
                     self._log_path.replace(self._log_path.with_suffix(".log.1"))
                     log = stack.enter_context(self._open_log())
-                self._say(self.program.name, line.decode(errors="replace").rstrip("\n"))
+                self._report(self.program.name, line.decode(errors="replace").rstrip("\n"))
 
     def _open_log(self) -> BinaryIO:
         return self._log_path.open("ab")

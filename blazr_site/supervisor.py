@@ -205,8 +205,8 @@ class Supervisor:
             if not program.restart:
                 self._fail(f"{program.name} ended (code {code}); its log is {self._site.log_dir / program.name}.log")
 
-        say = (lambda name, line: None) if quiet else self._say
-        return Child(program, self._site.log_dir, say=say, on_exit=ended)
+        report = (lambda name, line: None) if quiet else self._report
+        return Child(program, self._site.log_dir, report=report, on_exit=ended)
 
     # --- readiness
 
@@ -325,9 +325,9 @@ class Supervisor:
             try:
                 num = release_worker(connect(self._site.redis_url), worker_id)
             except (RedisError, OSError) as error:
-                self._say("serve", f"the requests of {worker_id} could not be handed back ({error})")
+                self._report("serve", f"the requests of {worker_id} could not be handed back ({error})")
             else:
-                self._say("serve", f"{worker_id} ended, {num} of its requests go back to their queues")
+                self._report("serve", f"{worker_id} ended, {num} of its requests go back to their queues")
 
         return release
 
@@ -348,7 +348,7 @@ class Supervisor:
                 self._site.redis_socket.unlink(missing_ok=True)
                 self._site.runtime_dir.rmdir()
 
-    def _say(self, name: str, line: str) -> None:
+    def _report(self, name: str, line: str) -> None:
         self._console.print(Text.assemble((f"{name:>8} │ ", "dim"), line), soft_wrap=True)
 
 

@@ -39,13 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     if len({source.absolute(), output.absolute(), errors.absolute()}) < 3:
         raise InvalidRequest("input, output and errors must be three different files.", param="output")
     total = _check(source)
-    done = _answered(output)
+    done = _completed(output)
     inspection = inspect_to_run(arguments)
     if done:
         stderr.print(f"[dim]{len(done):,} lines of {output} have an answer already[/]", highlight=False)
     llm = load_to_run(arguments, inspection, max_num_seqs=arguments.max_num_seqs)
-    with closing(llm), output.open("ab") as answers, errors.open("wb") as refusals:
-        num_failed = _run(arguments, llm, inspection, source, done, total, answers, refusals)
+    with closing(llm), output.open("ab") as outputs, errors.open("wb") as refusals:
+        num_failed = _run(arguments, llm, inspection, source, done, total, outputs, refusals)
     if not num_failed:
         errors.unlink()
         return 0
@@ -60,7 +60,7 @@ def _run(
     source: Path,
     done: set[str],
     total: int,
-    answers: IO[bytes],
+    outputs: IO[bytes],
     refusals: IO[bytes],
 ) -> int:
     """Returns how many lines ended with an error."""
@@ -72,7 +72,7 @@ def _run(
     with step_bar("Lines", total) as (bar, task):
         bar.update(task, completed=len(done))
         for result in run_lines(llm, lines, resolve=partial(plan_for_model, model=served), window=window):
-            file = refusals if result.is_error else answers
+            file = refusals if result.is_error else outputs
             file.write(result.payload.encode() + b"\n")
             # Not fsync: a killed process loses nothing of it, and a lost line is run again.
             file.flush()
@@ -113,7 +113,7 @@ def _check(source: Path) -> int:
     return len(seen)
 
 
-def _answered(output: Path) -> set[str]:
+def _completed(output: Path) -> set[str]:
     """The custom_ids that an earlier run has answered; a line that it left half-written is cut off.
 
     Raises:

@@ -28,14 +28,14 @@ def database_config(url: str | None) -> dict[str, Any]:
     """
     if url is None:
         url = f"sqlite:///{BLAZR_DATA_DIR / 'db.sqlite3'}"
-    wanted = "a URL such as postgres://user:password@host:5432/name or sqlite:////path/db.sqlite3"
+    expected = "a URL such as postgres://user:password@host:5432/name or sqlite:////path/db.sqlite3"
     scheme = url.split(":", 1)[0]
     try:
         config: dict[str, Any] = dict(dj_database_url.parse(url))
     except Exception as error:  # the parser raises its own, ValueError and KeyError
-        raise ImproperlyConfigured(f"DATABASE_URL (scheme {scheme!r}) can't be read, it must be {wanted}.") from error
+        raise ImproperlyConfigured(f"DATABASE_URL (scheme {scheme!r}) can't be read, it must be {expected}.") from error
     if config.get("ENGINE") not in _ENGINES:
-        raise ImproperlyConfigured(f"DATABASE_URL has the scheme {scheme!r}, it must be {wanted}.")
+        raise ImproperlyConfigured(f"DATABASE_URL has the scheme {scheme!r}, it must be {expected}.")
     if config["ENGINE"] == _ENGINES[0]:
         config["OPTIONS"] = {**config.get("OPTIONS", {}), **SQLITE_OPTIONS}
         return config

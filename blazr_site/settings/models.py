@@ -77,10 +77,10 @@ def _model(table: Mapping[str, Any], place: str, path: Path | None) -> Configure
         raise ImproperlyConfigured(f"{place} needs a key model: {_OWN_KEYS['model'][1]}.")
     own: dict[str, Any] = {key: value for key, value in table.items() if key in _OWN_KEYS}
     for key, value in own.items():
-        kind, wanted = _OWN_KEYS[key]
+        kind, expected = _OWN_KEYS[key]
         items = value if isinstance(value, list) else ()
         if not isinstance(value, kind) or not all(isinstance(item, str) for item in items):
-            raise ImproperlyConfigured(f"{place}.{key} is {read.shorten(value)}, it must be {wanted}.")
+            raise ImproperlyConfigured(f"{place}.{key} is {read.shorten(value)}, it must be {expected}.")
     try:
         settings = validate_settings({key: value for key, value in table.items() if key not in _OWN_KEYS})
     except InvalidRequest as error:

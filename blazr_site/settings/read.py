@@ -176,14 +176,14 @@ def custom(name: str, parse: Callable[[Any], T], *, kind: str, default: str = ""
 
 def parse_integer(value: Any, low: int, high: int) -> int:
     """A whole number within a closed range."""
-    wanted = f"a whole number from {low} to {high}"
+    expected = f"a whole number from {low} to {high}"
     if isinstance(value, str):
         try:
             value = int(value)
         except ValueError:
-            raise Wrong(wanted) from None
+            raise Wrong(expected) from None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise Wrong(wanted)
+        raise Wrong(expected)
     return value
 
 

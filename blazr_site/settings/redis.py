@@ -36,17 +36,17 @@ def redis_urls(url: str) -> RedisUrls:
     Raises:
         ImproperlyConfigured: The scheme is unknown or a part is missing.
     """
-    wanted = "redis://host:6379/0, rediss://host:6379/0 or unix:///run/redis.sock?db=0"
+    expected = "redis://host:6379/0, rediss://host:6379/0 or unix:///run/redis.sock?db=0"
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ImproperlyConfigured(f"REDIS_URL can't be read, it must look like {wanted}.") from None
+        raise ImproperlyConfigured(f"REDIS_URL can't be read, it must look like {expected}.") from None
     query = parse_qs(parts.query)
     if parts.scheme in ("redis", "rediss"):
         database = parts.path.strip("/") or "0"
         if not parts.hostname or not database.isdigit():
-            raise ImproperlyConfigured(f"REDIS_URL needs a host and a database number, such as {wanted}.")
+            raise ImproperlyConfigured(f"REDIS_URL needs a host and a database number, such as {expected}.")
         login = parts.netloc.rpartition("@")[0]
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         same = f"{parts.scheme}://{login + '@' if login else ''}{host}:{port or 6379}/{database}"
@@ -57,12 +57,12 @@ def redis_urls(url: str) -> RedisUrls:
         path = unquote(parts.path)
         database = (query.get("db") or query.get("virtual_host") or ["0"])[0]
         if not path.startswith("/") or not database.isdigit():
-            raise ImproperlyConfigured(f"REDIS_URL needs an absolute socket path, such as {wanted}.")
+            raise ImproperlyConfigured(f"REDIS_URL needs an absolute socket path, such as {expected}.")
         login = parts.netloc.rpartition("@")[0]
         login = login + "@" if login else ""
         client = f"unix://{login}{quote(path)}?db={database}"
         return RedisUrls(client, f"redis+socket://{login}{quote(path)}?virtual_host={database}", client)
-    raise ImproperlyConfigured(f"REDIS_URL has the scheme {parts.scheme!r}, it must look like {wanted}.")
+    raise ImproperlyConfigured(f"REDIS_URL has the scheme {parts.scheme!r}, it must look like {expected}.")
 
 
 def runtime_dir(data_dir: Path) -> Path:

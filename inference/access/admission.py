@@ -51,7 +51,7 @@ class Admission:
         self._keeper = keeper
         self._is_released = keeper is None
 
-    def settle(self, *, tokens: int) -> None:
+    def release(self, *, tokens: int) -> None:
         """End the request, which used ``tokens``. Only the first call counts; Redis is updated in the background."""
         if self._is_released or self._keeper is None:
             return
@@ -102,12 +102,12 @@ async def admit(principal: Principal, *, tokens: int) -> Admission:
 
 @contextlib.asynccontextmanager
 async def admitted(principal: Principal, *, tokens: int) -> AsyncIterator[Admission]:
-    """Admit a request for a block; it used ``tokens`` unless the block calls ``settle`` with another number."""
+    """Admit a request for a block; it used ``tokens`` unless the block calls ``release`` with another number."""
     admission = await admit(principal, tokens=tokens)
     try:
         yield admission
     finally:
-        admission.settle(tokens=tokens)
+        admission.release(tokens=tokens)
 
 
 def headers_reset() -> None:

@@ -22,7 +22,7 @@ from rest_framework.views import APIView
 from inference.access.admission import headers_current, headers_reset
 from inference.access.authentication import principal_authenticate
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType, error_response
-from inference.api.idempotent import META_KEY, answer_once
+from inference.api.idempotent import META_KEY, respond_once
 from inference.errors import InvalidRequest, NotAuthenticated, RequestTooLarge
 from inference.records.tracing import is_tracing, route_set
 from inference.values.principal import LOCAL, Principal, principal_set
@@ -83,7 +83,7 @@ class ApiView(APIView):
                 self.principal.check_scope(request.method or "", request.path)
                 principal_set(self.principal)
             if request.method == "POST" and META_KEY in request.META and not self.public:
-                response = await answer_once(request, self.principal, lambda: handler(request, *args, **kwargs))
+                response = await respond_once(request, self.principal, lambda: handler(request, *args, **kwargs))
             else:
                 response = await handler(request, *args, **kwargs)
         except Exception as error:

@@ -17,8 +17,8 @@ import orjson
 from django.http import StreamingHttpResponse
 
 from inference.api.exception_handler import as_blazr_error
-from inference.dialects.openai.outputs.base import AnswerFormat
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.openai.outputs.base import OutputFormatter
+from inference.dialects.openai.outputs.formats import output_formatter
 from inference.errors import BlazrError, GenerationFailed
 from inference.host.coroutines import run_in_background
 from inference.serving.generation import Generation
@@ -39,9 +39,9 @@ _MARK = "\ue000 text \ue001"
 """Stands for the text of a chunk; nothing that comes before the text in a chunk has it."""
 
 
-def output_format(generation: Generation) -> AnswerFormat:
+def output_format(generation: Generation) -> OutputFormatter:
     """Arrange the output of a generation in OpenAI's shapes, whole or as chunks."""
-    return answer_format(
+    return output_formatter(
         generation.plan,
         generation.builder,
         request_id=generation.request_id,

@@ -1,6 +1,6 @@
 """The header Idempotency-Key on every POST of the API: run once, then replay the same response.
 
-``ApiView.dispatch`` calls ``answer_once``; views know nothing of it. Only responses without an error are stored: after
+``ApiView.dispatch`` calls ``respond_once``; views know nothing of it. Only responses without an error are stored: after
 an error, and after a client that left, the request may be sent again. Streams are stored when they have completed, and
 are replayed in one piece. After https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/ and
 https://docs.stripe.com/api/idempotent_requests.
@@ -22,7 +22,7 @@ from django.http.response import HttpResponseBase
 from inference.api.event_stream import EventStream, SendPart, parts_of
 from inference.errors import BlazrError, InvalidRequest
 from inference.host.coroutines import run_in_background
-from inference.serving.idempotency import MAX_BYTES, RENEW_S, Claim, StoredAnswer, idempotency_claim
+from inference.serving.idempotency import MAX_BYTES, RENEW_S, Claim, KeptResponse, idempotency_claim
 from inference.values.principal import Principal
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _OWN_HEADERS = ("x-ratelimit-", "date")
 """Headers of a response that its replay does not have."""
 
 
-async def answer_once(
+async def respond_once(
     request: HttpRequest, principal: Principal, run: Callable[[], Awaitable[HttpResponseBase]]
 ) -> HttpResponseBase:
     """The response of ``run``, or the response to the same request before.
@@ -50,7 +50,7 @@ async def answer_once(
     if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise InvalidRequest(f"{HEADER} must have 1 to {MAX_KEY_CHARS} printable ASCII characters.", param=HEADER)
     claim = await idempotency_claim(tenant=principal.tenant, key=key, digest=await _request_digest(request))
-    if isinstance(claim, StoredAnswer):
+    if isinstance(claim, KeptResponse):
         return HttpResponse(claim.body, status=claim.status, headers={**claim.headers, REPLAYED: "true"})
     holder = _Holder(claim)
     try:
@@ -86,7 +86,7 @@ class _Holder:
         """Store the response."""
         if self._end():
             headers = {name: value for name, value in response.items() if not name.lower().startswith(_OWN_HEADERS)}
-            await self._try(self._claim.store(StoredAnswer(response.status_code, headers, body)))
+            await self._try(self._claim.store(KeptResponse(response.status_code, headers, body)))
 
     async def release(self) -> None:
         """Let the next request with the key run."""

@@ -56,11 +56,11 @@ class LineClaimer:
         """So many lines have just ended here."""
         self._recent.append((time.monotonic(), count))
 
-    def claim(self, room: int, *, is_empty: bool) -> list[ClaimedLine]:
-        """Up to ``room`` lines; they are this worker's.
+    def claim(self, num_free: int, *, is_empty: bool) -> list[ClaimedLine]:
+        """Up to ``num_free`` lines; they are this worker's.
 
         Args:
-            room: Free places.
+            num_free: Free places.
             is_empty: Nothing of earlier claims is left here: suspects may run.
         """
         if self._suspects is not None:
@@ -69,7 +69,7 @@ class LineClaimer:
             if lines := self._suspects_of(self._suspects):
                 return lines
             self._suspects = None
-        lines, with_suspects = self._by_share(room, is_empty=is_empty) if room > 0 else ([], [])
+        lines, with_suspects = self._by_share(num_free, is_empty=is_empty) if num_free > 0 else ([], [])
         if with_suspects:
             # The window runs empty, then a few suspects have it for themselves.
             self._suspects = with_suspects[0]
@@ -77,7 +77,7 @@ class LineClaimer:
                 lines = self._suspects_of(self._suspects)
         return lines
 
-    def _by_share(self, room: int, *, is_empty: bool) -> tuple[list[ClaimedLine], list[Batch]]:
+    def _by_share(self, num_free: int, *, is_empty: bool) -> tuple[list[ClaimedLine], list[Batch]]:
         """Lines of the batches that come first, and those of the batches that have suspects left only."""
         if not OPEN_BATCHES.exists():
             return [], []
@@ -89,11 +89,15 @@ class LineClaimer:
             return lines, with_suspects
         resident = self._resident()
         stayed_s, load_s = time.monotonic() - self._swapped_at, self._manager.load_cost_s() or policy.DEFAULT_LOAD_S
-        swap_allowed = policy.may_swap(resident, stayed_s=stayed_s, load_s=load_s)
+        swap_allowed = policy.can_swap(resident, stayed_s=stayed_s, load_s=load_s)
         running = _running_by_tenant(candidates)
-        while len(lines) < room and candidates:
+        while len(lines) < num_free and candidates:
             found = policy.shares(
-                candidates, room=room - len(lines), running=running, resident=resident, swap_allowed=swap_allowed
+                candidates,
+                num_free=num_free - len(lines),
+                running=running,
+                resident=resident,
+                swap_allowed=swap_allowed,
             )
             spent: set[int] = set()
             for share in found:
@@ -110,7 +114,7 @@ class LineClaimer:
             if not spent:
                 break
             candidates = [candidate for candidate in candidates if candidate.key not in spent]
-        self._note_swaps(lines, resident)
+        self._record_swaps(lines, resident)
         if is_empty and not lines and not with_suspects and not swap_allowed:
             # The models that are here have nothing left to do: no reason to stay with them.
             self._swapped_at = float("-inf")
@@ -120,13 +124,13 @@ class LineClaimer:
         lines = lines_claim(
             batch=batch, owner=self._owner, limit=SUSPECTS_TOGETHER, min_attempts=1, max_attempts=1
         ) or lines_claim(batch=batch, owner=self._owner, limit=1, min_attempts=2, max_attempts=MAX_ATTEMPTS)
-        self._note_swaps(lines, self._resident())
+        self._record_swaps(lines, self._resident())
         return lines
 
     def _resident(self) -> frozenset[str]:
         return frozenset(model.checkpoint_id for model in self._manager.describe() if model.stage != "unloading")
 
-    def _note_swaps(self, lines: Sequence[ClaimedLine], resident: Collection[str]) -> None:
+    def _record_swaps(self, lines: Sequence[ClaimedLine], resident: Collection[str]) -> None:
         if any(line.checkpoint_id not in resident for line in lines):
             self._swapped_at = time.monotonic()
 

@@ -86,7 +86,7 @@ def batch_end(claim: BatchClaim, state: BatchState, **values: Any) -> None:
         claim.give_back(state=state, ended_at=Now(), **values)
         batch.refresh_from_db()
         _charge(batch)
-        webhooks.owe(batch)
+        webhooks.schedule(batch)
 
 
 def _charge(batch: Batch) -> None:

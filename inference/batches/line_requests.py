@@ -121,8 +121,8 @@ def parse_line(raw: bytes, number: int, endpoints: Sequence[str]) -> InputLine |
     if value.get("method", "POST") != "POST":
         return LineError("invalid_method", "method must be 'POST'.", number, "method")
     if value["url"] not in endpoints:
-        shown, wanted = str(value["url"])[:60], " or ".join(endpoints)
-        return LineError("mismatched_url", f"url is {shown!r}, it must be {wanted}.", number, "url")
+        shown, expected = str(value["url"])[:60], " or ".join(endpoints)
+        return LineError("mismatched_url", f"url is {shown!r}, it must be {expected}.", number, "url")
     if not isinstance(body, dict):
         return LineError("invalid_type", "body must be an object.", number, "body")
     return InputLine(number, custom_id, value["url"], body)
@@ -194,7 +194,7 @@ def line_id(batch_id: str, number: int) -> str:
     return f"batch_req_{batch_id.removeprefix('batch_')}{number:06x}"
 
 
-def answer_line(*, line_id: str, custom_id: str, request_id: str, body: dict[str, Any]) -> str:
+def respond_to_line(*, line_id: str, custom_id: str, request_id: str, body: dict[str, Any]) -> str:
     """A line of the output file."""
     response = {"status_code": 200, "request_id": request_id, "body": body}
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": response, "error": None}).decode()

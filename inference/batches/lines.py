@@ -19,7 +19,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from inference.batches.line_requests import line_id, refusal_line
-from inference.batches.results import ID_BATCH, result_without_answer, results_write, rows_locked
+from inference.batches.results import ID_BATCH, result_without_response, results_write, rows_locked
 from inference.errors import GenerationFailed
 from inference.jobs.row_watch import RowWatch
 from inference.models import Batch, BatchLine, BatchResult, BatchState, LineState
@@ -245,7 +245,7 @@ def lines_sweep() -> int:
     with transaction.atomic():
         poison = rows_locked(lapsed.filter(attempts__gte=MAX_ATTEMPTS)).select_related("batch")
         rows = [
-            result_without_answer(
+            result_without_response(
                 row,
                 refusal_line(
                     line_id=line_id(row.batch.batch_id, row.number),

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from inference.batches.line_requests import LineRequest, answer_line, refusal_line
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.batches.line_requests import LineRequest, refusal_line, respond_to_line
+from inference.dialects.openai.outputs.formats import output_formatter
 from inference.errors import BlazrError, GenerationFailed
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import Endpoint
@@ -37,7 +37,7 @@ def ended_line(
     """
     try:
         body = _body(request, builder, line_id.removeprefix("batch_req_"))
-        return answer_line(line_id=line_id, custom_id=custom_id, request_id=request_id, body=body), False
+        return respond_to_line(line_id=line_id, custom_id=custom_id, request_id=request_id, body=body), False
     except BlazrError as error:
         problem = error
     except Exception:
@@ -52,7 +52,7 @@ def _body(request: LineRequest, builder: OutputBuilder, name: str) -> dict[str, 
         from inference.dialects.responses.lines import whole_response
 
         return whole_response(request.response, plan, builder, response_id=f"resp_{name}")
-    shape = answer_format(
+    shape = output_formatter(
         plan, builder, request_id=_ID_PREFIXES[plan.endpoint] + name, created=int(time.time()), model=plan.model
     )
     return shape.whole()

@@ -58,7 +58,7 @@ class Share:
     checkpoint_ids: frozenset[str] | None
 
 
-def may_swap(resident: Collection[str], *, stayed_s: float, load_s: float) -> bool:
+def can_swap(resident: Collection[str], *, stayed_s: float, load_s: float) -> bool:
     """Whether a model that isn't here may be loaded although there is work for those that are.
 
     Args:
@@ -72,19 +72,19 @@ def may_swap(resident: Collection[str], *, stayed_s: float, load_s: float) -> bo
 def shares(
     candidates: Sequence[Candidate],
     *,
-    room: int,
+    num_free: int,
     running: Mapping[str, int],
     resident: frozenset[str],
     swap_allowed: bool,
 ) -> list[Share]:
-    """Divide ``room`` places; in the order in which lines should be claimed.
+    """Divide ``num_free`` places; in the order in which lines should be claimed.
 
     Args:
         candidates: Batches with waiting lines.
-        room: Free places.
+        num_free: Free places.
         running: Lines that run, by tenant.
         resident: Models that are here (ready, or on their way).
-        swap_allowed: See ``may_swap``.
+        swap_allowed: See ``can_swap``.
     """
     taken: dict[int, int] = {}
     limits: dict[int, frozenset[str] | None] = {}
@@ -93,7 +93,7 @@ def shares(
     # One rank only: what has a worse rank waits until the better one has no more lines than places.
     for group in _ranks(candidates, resident, swap_allowed):
         heads = {candidate.tenant: candidate for candidate in reversed(group)}
-        while room > 0 and heads:
+        while num_free > 0 and heads:
             tenant = min(heads, key=lambda name: (held.get(name, 0), heads[name].key))
             chosen = heads[tenant]
             if chosen.key not in taken:
@@ -102,7 +102,7 @@ def shares(
                 limits[chosen.key] = here if here and not swap_allowed else None
             taken[chosen.key] = taken.get(chosen.key, 0) + 1
             held[tenant] = held.get(tenant, 0) + 1
-            room -= 1
+            num_free -= 1
         break
     return [Share(key, taken[key], limits[key]) for key in order]
 

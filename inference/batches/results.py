@@ -21,7 +21,7 @@ def rows_locked(rows: QuerySet[BatchLine]) -> QuerySet[BatchLine]:
     return rows
 
 
-def result_without_answer(row: BatchLine, payload: str) -> BatchResult:
+def result_without_response(row: BatchLine, payload: str) -> BatchResult:
     """The result of a line without a response."""
     return BatchResult(line_id=row.pk, batch_id=row.batch_id, is_error=True, payload=payload)
 

@@ -139,13 +139,13 @@ class BatchRunner(ClaimRunner):
         if now - self._beat_at >= (HINTED_HEARTBEAT_S if self._hinted and self._running else HEARTBEAT_S):
             self._hinted = False
             self._heartbeat(now)
-        room = self._window - len(self._running) - len(self._outbox)
-        if (self._look_now and room * 4 >= self._window) or now - self._claimed_at >= POLL_S:
+        num_free = self._window - len(self._running) - len(self._outbox)
+        if (self._look_now and num_free * 4 >= self._window) or now - self._claimed_at >= POLL_S:
             self._look_now = False
             self._claimed_at = now
             if not self._unstarted:
                 is_empty = not self._running and not len(self._outbox)
-                self._unstarted += self._claimer.claim(room, is_empty=is_empty)
+                self._unstarted += self._claimer.claim(num_free, is_empty=is_empty)
             self._start()
 
     # --- events --------------------------------------------------------------------------------
@@ -172,9 +172,9 @@ class BatchRunner(ClaimRunner):
             item.open_parts.clear()
         if not item.open_parts:
             self._running.pop(item.line.claim, None)
-            self._settle(item)
+            self._finish(item)
 
-    def _settle(self, item: _Running) -> None:
+    def _finish(self, item: _Running) -> None:
         """A line has ended in the engine: what is to be written of it."""
         line, error = item.line, item.outcome and item.request.worded(item.outcome)
         if error is None:

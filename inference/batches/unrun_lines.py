@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from inference.batches.line_requests import line_id, refusal_line, unanswered_line
-from inference.batches.results import ID_BATCH, result_without_answer, results_write, rows_locked
+from inference.batches.results import ID_BATCH, result_without_response, results_write, rows_locked
 from inference.errors import BlazrError, InvalidRequest, PermissionRefused, UnknownModel
 from inference.models import Batch, BatchLine, BatchState, LineState
 
@@ -68,7 +68,7 @@ def _fail(waiting: QuerySet[BatchLine], payload: Callable[[BatchLine], str]) -> 
     while True:
         with transaction.atomic():
             found = list(rows_locked(waiting.order_by("id"))[:ID_BATCH])
-            results_write([result_without_answer(row, payload(row)) for row in found])
+            results_write([result_without_response(row, payload(row)) for row in found])
         done += len(found)
         if len(found) < ID_BATCH:
             return done

@@ -115,7 +115,7 @@ def _key(secret: str) -> bytes:
 # --- at its end ----------------------------------------------------------------------------------
 
 
-def owe(batch: Batch) -> None:
+def schedule(batch: Batch) -> None:
     """Put the message about a batch's end into the outbox; in the transaction that ends the batch."""
     if not batch.webhook_url:
         return

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inference.dialects.openai.outputs.base import AnswerFormat
+from inference.dialects.openai.outputs.base import OutputFormatter
 from inference.dialects.openai.requests import plan_from_body
 from inference.errors import BlazrError
 from inference.values.messages import GenerationEvent
@@ -107,7 +107,7 @@ def pieces(chunk: Mapping[str, Any]) -> Iterator[Piece]:
             yield EndPiece(choice["finish_reason"], choice.get("stop_reason"))
 
 
-def event_pieces(chat: AnswerFormat, number: int, event: GenerationEvent) -> Iterator[Piece]:
+def event_pieces(chat: OutputFormatter, number: int, event: GenerationEvent) -> Iterator[Piece]:
     """What one event says that the builder behind ``chat`` has taken already."""
     for chunk in chat.chunks(number, event):
         yield from pieces(chunk)

@@ -40,10 +40,10 @@ def check_range(field: serializers.IntegerField | serializers.FloatField, value:
     if (low is None or value >= low) and (high is None or value <= high):
         return
     if low is not None and high is not None:
-        wanted = f"from {low} to {high}"
+        expected = f"from {low} to {high}"
     else:
-        wanted = f"{low} or more" if high is None else f"{high} or less"
-    raise serializers.ValidationError(f"is {shown(value)}, it must be {wanted}.")
+        expected = f"{low} or more" if high is None else f"{high} or less"
+    raise serializers.ValidationError(f"is {shown(value)}, it must be {expected}.")
 
 
 class _CheckedRange:

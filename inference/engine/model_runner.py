@@ -196,7 +196,7 @@ class ModelRunner:
             logits = self.logits_of(hidden, rows)
             self._invalid.apply(logits, ())
             return self.backend.row_maxima(logits)
-        places, values = network.greatest_logits(_select_rows(hidden, rows), self._invalid_bits)
+        places, values = network.argmax_logits(_select_rows(hidden, rows), self._invalid_bits)
         return places, values
 
     def score_prompt(

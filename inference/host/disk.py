@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inference.errors import StorageFull
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def full_disk_as_error(message: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in _DISK_FULL:
             raise StorageFull(message) from error
         raise
 

@@ -45,7 +45,7 @@ def return_freed_memory() -> bool:
         return False
 
 
-def settle_objects() -> None:
+def freeze_objects() -> None:
     """Spare Python's collector what exists now, modules and classes above all, which stay as long as the process.
 
     A full round over them took 117 ms in a worker and 48 ms in a web process (docs/performance.md), and no stream got a

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from django.db import transaction
 
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.openai.outputs.formats import output_formatter
 from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
 from inference.jobs.claim_runner import ClaimRunner, Manager, counts_as_attempt
 from inference.jobs.claims import (
@@ -192,7 +192,7 @@ class JobRunner(ClaimRunner):
         prompt_tokens, completion_tokens = builder.prompt_tokens, builder.completion_tokens
         last = item.chunk() if job.keep_events else None
         if error is None:
-            output = answer_format(
+            output = output_formatter(
                 job.plan,
                 builder,
                 request_id=f"{'chatcmpl' if job.plan.endpoint == 'chat' else 'cmpl'}-{job.job_id.hex}",

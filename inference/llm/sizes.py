@@ -60,15 +60,15 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
     dtype = choose_dtype(spec, options)
     length = options.max_model_len or spec.max_position_embeddings
     token_bytes, sequence_bytes = spec.state_bytes_per_token(dtype), spec.state_bytes_per_sequence(dtype)
-    max_snapshots, snapshot_share = _snapshots_wanted(options, sequence_bytes)
+    max_snapshots, snapshot_share = _max_snapshots(options, sequence_bytes)
     max_spare_slots = options.speculative.max_requests if options.speculative is not None else 0
     budget = options.cache_bytes
     if budget is None:
         blocks = options.max_num_seqs * -(-length // options.block_size) + 1
         slots = options.max_num_seqs + 1 + max_snapshots + max_spare_slots
-        wanted = blocks * options.block_size * token_bytes + slots * sequence_bytes
+        requested = blocks * options.block_size * token_bytes + slots * sequence_bytes
         free = max(memory_for_model(options) - weights_bytes(spec, dtype, options.quant), 0)
-        budget = min(wanted, int(CACHE_SHARE[options.device_kind] * free))
+        budget = min(requested, int(CACHE_SHARE[options.device_kind] * free))
     if options.max_model_len is None and token_bytes:
         # A model's own context may be far more than this memory holds; then the context is what fits.
         least_slots = 3 if max_spare_slots else 2
@@ -87,7 +87,7 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
     )
 
 
-def _snapshots_wanted(options: LLMOptions, slot_bytes: int) -> tuple[int, float]:
+def _max_snapshots(options: LLMOptions, slot_bytes: int) -> tuple[int, float]:
     """How many snapshots, and which share of the memory beyond one sequence's they may take for that."""
     if not options.prefix_cache or not slot_bytes:
         return 0, 0.0

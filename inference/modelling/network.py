@@ -128,11 +128,11 @@ class HybridForCausalLM(nn.Module):
 
     @property
     def can_choose(self) -> bool:
-        """Whether ``greatest_logits`` is there: a native head whose sums are the logits."""
+        """Whether ``argmax_logits`` is there: a native head whose sums are the logits."""
         is_plain = self.spec.logits_multiplier == 1.0 and self.spec.logits_softcap is None
         return is_plain and self._head.has_argmax
 
-    def greatest_logits(self, hidden: torch.Tensor, masked: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax_logits(self, hidden: torch.Tensor, masked: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(n, h) rows of ``forward``'s result to what a greedy choice needs of ``compute_logits``.
 
         Args:

@@ -26,7 +26,7 @@ class UsageRecord(models.Model):
     queue_s = models.FloatField(default=0, help_text="Before the engine took it, a load of the model included.")
     engine_s = models.FloatField(default=0, help_text="In the engine, beside others.")
     prompt = models.TextField(blank=True, default="", help_text="JSON, cut; empty unless contents are logged.")
-    answer = models.TextField(blank=True, default="", help_text="JSON, cut; empty unless contents are logged.")
+    output = models.TextField(blank=True, default="", help_text="JSON, cut; empty unless contents are logged.")
     created_at = models.DateTimeField()
 
     class Meta:

@@ -31,7 +31,7 @@ def logged_contents(builder: OutputBuilder) -> dict[str, Any]:
     if not contents_are_logged():
         return {}
     texts = [choice.text for prompt in builder.prompts for choice in prompt.choices]
-    return {"prompt": _cut(list(builder.plan.prompts)), "answer": _cut(texts)}
+    return {"prompt": _cut(list(builder.plan.prompts)), "output": _cut(texts)}
 
 
 def log_request(usage: Usage) -> None:

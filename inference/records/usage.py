@@ -47,7 +47,7 @@ class Usage:
     queue_s: float = 0.0
     engine_s: float = 0.0
     prompt: str = ""
-    answer: str = ""
+    output: str = ""
     requests: int = 1
 
 

@@ -78,7 +78,7 @@ class Accounting:
         queue_s = duration_s if self._started is None else self._started - self._arrived
         prompt_tokens, cached_tokens = builder.prompt_tokens, builder.cached_tokens
         completion_tokens = builder.completion_tokens
-        self._admission.settle(tokens=prompt_tokens + completion_tokens)
+        self._admission.release(tokens=prompt_tokens + completion_tokens)
         self._report_metrics(outcome, duration_s, prompt_tokens, cached_tokens, completion_tokens)
         if self._trace is not None:
             self._trace.end(

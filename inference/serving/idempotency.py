@@ -47,7 +47,7 @@ return redis.call('EXPIRE', KEYS[1], ARGV[3])
 
 
 @dataclass(frozen=True, slots=True)
-class StoredAnswer:
+class KeptResponse:
     """What was answered the first time."""
 
     status: int
@@ -75,7 +75,7 @@ class Claim:
         """Give it back: the next request with the key runs."""
         await self._finish("release", 0)
 
-    async def store(self, answer: StoredAnswer) -> None:
+    async def store(self, answer: KeptResponse) -> None:
         """Keep the answer for ``KEPT_S``; of one that is too large, or secret, only that it was given."""
         is_kept = len(answer.body) <= MAX_BYTES and not answer.is_secret
         body = answer.body if is_kept else b""
@@ -93,7 +93,7 @@ class Claim:
             return int(await client.eval(_FINISH, 1, self.key, self.owner, action, expire_s, *rest))
 
 
-async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | StoredAnswer:
+async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | KeptResponse:
     """Claim ``key`` for a request, or find what it was answered before.
 
     Args:
@@ -130,4 +130,4 @@ async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | St
             f"{MAX_BYTES} bytes. Nothing was done again.",
             param="Idempotency-Key",
         )
-    return StoredAnswer(int(status), orjson.loads(headers), body)
+    return KeptResponse(int(status), orjson.loads(headers), body)

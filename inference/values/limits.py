@@ -95,10 +95,10 @@ def estimate_tokens(plan: GenerationPlan) -> int:
     prompts = sum(_prompt_tokens(prompt) for prompt in plan.prompts)
     if plan.endpoint == "embedding":
         return prompts
-    answer = plan.params.max_tokens
-    if answer is None:
-        answer = DEFAULT_COMPLETION_TOKENS if plan.endpoint == "completion" else UNSTATED_OUTPUT_TOKENS
-    return prompts + plan.num_choices * answer
+    reply = plan.params.max_tokens
+    if reply is None:
+        reply = DEFAULT_COMPLETION_TOKENS if plan.endpoint == "completion" else UNSTATED_OUTPUT_TOKENS
+    return prompts + plan.num_choices * reply
 
 
 def _prompt_tokens(prompt: PromptMessage) -> int:

@@ -137,9 +137,9 @@ def principal_current() -> Principal:
 def scope_of(method: str, path: str) -> Scope | None:
     """The scope that a request needs; None: a key of any scope will do."""
     best: tuple[int, int, Scope | None] = (-1, -1, "generate")
-    for wanted, beginning, scope in _RULES:
-        if wanted not in ("*", "GET" if method == "HEAD" else method):
+    for expected, beginning, scope in _RULES:
+        if expected not in ("*", "GET" if method == "HEAD" else method):
             continue
         if path == beginning or path.startswith(beginning.rstrip("/") + "/"):
-            best = max(best, (len(beginning), wanted != "*", scope), key=lambda item: item[:2])
+            best = max(best, (len(beginning), expected != "*", scope), key=lambda item: item[:2])
     return best[2]

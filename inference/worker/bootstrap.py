@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.signals import worker_ready
 
-from inference.host.machine import machine_memory_bytes, settle_objects
+from inference.host.machine import freeze_objects, machine_memory_bytes
 from inference.records.tracing import tracing_start
 from inference.worker.model_manager import ModelManager
 from inference.worker.runtime import Background, WorkerConfig, WorkerRuntime, current
@@ -28,7 +28,7 @@ STREAM_INTERVAL_S = 0.04
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _attach(sender: Any, **kwargs: Any) -> None:
     """The consumer reads its first queue."""
-    settle_objects()
+    freeze_objects()
     current().attach(sender)
 
 

@@ -30,7 +30,7 @@ async def until(check, timeout_s: float = 20) -> None:
 async def test_output_goes_to_the_log_and_to_the_terminal_with_its_name(tmp_path):
     lines: list[tuple[str, str]] = []
     child = Child(
-        program("print('one'); print('two'); import time; time.sleep(60)"), tmp_path, say=lambda *a: lines.append(a)
+        program("print('one'); print('two'); import time; time.sleep(60)"), tmp_path, report=lambda *a: lines.append(a)
     )
     child.start()
     await until(lambda: len(lines) == 2)
@@ -43,7 +43,7 @@ async def test_output_goes_to_the_log_and_to_the_terminal_with_its_name(tmp_path
 async def test_process_that_ends_starts_again_and_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(children, "BACK_OFF_S", (0.1, 0.2))
     codes: list[int] = []
-    child = Child(program("raise SystemExit(3)"), tmp_path, say=lambda *a: None, on_exit=codes.append)
+    child = Child(program("raise SystemExit(3)"), tmp_path, report=lambda *a: None, on_exit=codes.append)
     child.start()
     await until(lambda: len(codes) >= 3)
     await child.stop()
@@ -53,7 +53,7 @@ async def test_process_that_ends_starts_again_and_is_reported(tmp_path, monkeypa
 
 async def test_process_without_restart_ends_for_good(tmp_path):
     codes: list[int] = []
-    child = Child(program("pass", restart=False), tmp_path, say=lambda *a: None, on_exit=codes.append)
+    child = Child(program("pass", restart=False), tmp_path, report=lambda *a: None, on_exit=codes.append)
     child.start()
     await until(child.ended.is_set)
     assert (codes, child.num_starts) == ([0], 1)
@@ -66,7 +66,7 @@ async def test_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(p.pid); time.sleep(60)"
     )
     lines: list[str] = []
-    child = Child(program(code, grace_s=0.3), tmp_path, say=lambda name, line: lines.append(line))
+    child = Child(program(code, grace_s=0.3), tmp_path, report=lambda name, line: lines.append(line))
     child.start()
     await until(lambda: lines)
     started = time.monotonic()
@@ -81,7 +81,7 @@ async def test_log_is_rotated(tmp_path, monkeypatch):
     child = Child(
         program("for i in range(100): print('x' * 30)", restart=False),
         tmp_path,
-        say=lambda name, line: lines.append(line),
+        report=lambda name, line: lines.append(line),
     )
     child.start()
     await until(child.ended.is_set)
@@ -98,7 +98,7 @@ from pathlib import Path
 from blazr_site.children import Child, Program
 async def main():
     child = Child(Program("p", [sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ), 5),
-                  Path({str(tmp_path)!r}), say=lambda *a: None)
+                  Path({str(tmp_path)!r}), report=lambda *a: None)
     child.start()
     while child.pid is None:
         await asyncio.sleep(0.01)

@@ -48,7 +48,7 @@ class ContentBlockSerializer(serializers.Serializer[Any]):
     input = serializers.DictField(required=False)
 
 
-class MessageAnswerSerializer(serializers.Serializer[Any]):
+class MessageResponseSerializer(serializers.Serializer[Any]):
     """The assistant's message."""
 
     id = serializers.CharField()

@@ -8,7 +8,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from inference.api.anthropic.running import RunningMessage, running_message
-from inference.api.anthropic.schemas import MessageAnswerSerializer, TokenCountSerializer, documented_message
+from inference.api.anthropic.schemas import MessageResponseSerializer, TokenCountSerializer, documented_message
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.event_stream import EventStream
 from inference.api.exception_handler import as_blazr_error, error_response
@@ -49,7 +49,7 @@ class MessagesView(AnthropicView):
             "Parameters that aren't listed are refused."
         ),
         request=MessageRequestSerializer,
-        responses={(200, "application/json"): MessageAnswerSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): MessageResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
         errors=_ERRORS,
         tags=["v1"],
     )

@@ -121,11 +121,11 @@ class RerankView(ApiView):
             await generation.wait()
         except BlazrError as error:
             raise _in_own_words(error) from None
-        body = await asyncio.to_thread(_answer, generation, values)
+        body = await asyncio.to_thread(_response, generation, values)
         return json_response(body, headers={"x-request-id": generation.request_id})
 
 
-def _answer(generation: Generation, values: dict[str, Any]) -> dict[str, Any]:
+def _response(generation: Generation, values: dict[str, Any]) -> dict[str, Any]:
     vectors = cast("EmbeddingFormat", output_format(generation)).vectors()
     scores: list[float] = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0).tolist()
     # Equal scores keep the order of the documents.

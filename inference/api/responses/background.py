@@ -17,8 +17,8 @@ import orjson
 from django.db import transaction
 
 from inference.dialects.chat_bridge import pieces, renamed
-from inference.dialects.openai.outputs.base import AnswerFormat
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.openai.outputs.base import OutputFormatter
+from inference.dialects.openai.outputs.formats import output_formatter
 from inference.dialects.responses.events import Event, ResponseEvents
 from inference.dialects.responses.items import Item
 from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
@@ -72,7 +72,7 @@ class BackgroundResponse:
         self.row = row
         self._events = ResponseEvents(orjson.loads(row.body) | _AT_THE_START)
         self._builder: OutputBuilder | None = None
-        self._format: AnswerFormat | None = None
+        self._format: OutputFormatter | None = None
         self._is_queued = self._is_started = False
         self._next_chunk = 0
 
@@ -99,12 +99,12 @@ class BackgroundResponse:
         if job is None:
             return events + self._events.failed(GenerationFailed("The job of this response was deleted."))
         chunks = JobChunk.objects.filter(job=job, number__gte=self._next_chunk).order_by("number")
-        told = [event for chunk in chunks for event in orjson.loads(chunk.events)]
+        background = [event for chunk in chunks for event in orjson.loads(chunk.events)]
         self._next_chunk += len(chunks)
-        if not self._is_started and (told or job.state not in (JobState.QUEUED, JobState.CANCELLED)):
+        if not self._is_started and (background or job.state not in (JobState.QUEUED, JobState.CANCELLED)):
             self._is_started = True
             events += self._events.started()
-        for event in told:
+        for event in background:
             events += self._take(job, event)
         return events + self._end(job)
 
@@ -113,7 +113,7 @@ class BackgroundResponse:
             plan = GenerationPlan.from_dict(orjson.loads(job.plan))
             self._builder = OutputBuilder(plan, keep_text=False)
             created = int(job.created_at.timestamp())
-            self._format = answer_format(plan, self._builder, request_id="", created=created, model=job.model)
+            self._format = output_formatter(plan, self._builder, request_id="", created=created, model=job.model)
         self._builder.add(0, event)
         return [
             made
@@ -138,11 +138,11 @@ def response_body(row: StoredResponse) -> dict[str, Any]:
     body: dict[str, Any] = orjson.loads(row.body)
     if row.job_id is None or body["status"] not in OPEN_STATES:
         return body
-    told = BackgroundResponse(row)
-    told.read()
-    if told.is_over:
-        response_finish(row, told.response)
-    return told.response
+    background = BackgroundResponse(row)
+    background.read()
+    if background.is_over:
+        response_finish(row, background.response)
+    return background.response
 
 
 def response_cancel(*, response_id: str, principal: Principal) -> StoredResponse:

@@ -48,22 +48,22 @@ class FollowingStream(StreamingHttpResponse):
 
 class _Frames:
     def __init__(self, row: StoredResponse, starting_after: int) -> None:
-        self._told = BackgroundResponse(row)
+        self._background = BackgroundResponse(row)
         self._starting_after = starting_after
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return _frames(self._told, self._starting_after)
+        return _frames(self._background, self._starting_after)
 
 
-async def _frames(told: BackgroundResponse, starting_after: int) -> AsyncGenerator[bytes, None]:
+async def _frames(background: BackgroundResponse, starting_after: int) -> AsyncGenerator[bytes, None]:
     global _num_followed
     _num_followed += 1
     spoken_at = time.monotonic()
     try:
         while True:
-            events = await sync_to_async(told.read)()
-            if told.is_over:
-                await sync_to_async(response_finish)(told.row, told.response)
+            events = await sync_to_async(background.read)()
+            if background.is_over:
+                await sync_to_async(response_finish)(background.row, background.response)
             frames = [sse_event(event["type"], event) for event in events if event["sequence_number"] > starting_after]
             if frames:
                 yield b"".join(frames)
@@ -71,7 +71,7 @@ async def _frames(told: BackgroundResponse, starting_after: int) -> AsyncGenerat
             elif time.monotonic() - spoken_at >= HEARTBEAT_S:
                 yield b": keep-alive\n\n"
                 spoken_at = time.monotonic()
-            if told.is_over:
+            if background.is_over:
                 return
             await asyncio.sleep(POLL_S)
     except Exception as error:

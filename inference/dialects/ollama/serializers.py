@@ -98,10 +98,10 @@ class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
         except BlazrError as error:
             param = "options" if error.param is None else f"options.{error.param}"
             raise type(error)(error.message, param=param) from None
-        wanted = values.pop("num_ctx", 0)
-        if wanted > served.max_model_len:
+        num_ctx = values.pop("num_ctx", 0)
+        if num_ctx > served.max_model_len:
             raise InvalidRequest(
-                f"options.num_ctx is {wanted}; the context of {served.name!r} has {served.max_model_len} tokens, ask "
+                f"options.num_ctx is {num_ctx}; the context of {served.name!r} has {served.max_model_len} tokens, ask "
                 "for at most that.",
                 param="options.num_ctx",
             )

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from inference.dialects.chat_bridge import pieces
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.openai.outputs.formats import output_formatter
 from inference.dialects.responses.events import ResponseEvents
 from inference.dialects.responses.serializers import ResponseRequest, ResponseRequestSerializer
 from inference.errors import UnsupportedFeature
@@ -53,7 +53,7 @@ def whole_response(
     made = ResponseEvents(request.skeleton(plan, response_id=response_id, created=now, model=plan.model))
     made.started()
     choice = builder.prompts[0].choices[0]
-    told: GenerationEvent = {
+    event: GenerationEvent = {
         "request_id": response_id,
         "attempt": 0,
         "index": 0,
@@ -65,8 +65,8 @@ def whole_response(
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
-    chat = answer_format(plan, builder, request_id=response_id, created=now, model=plan.model)
-    for chunk in chat.chunks(0, told):
+    chat = output_formatter(plan, builder, request_id=response_id, created=now, model=plan.model)
+    for chunk in chat.chunks(0, event):
         for piece in pieces(chunk):
             made.take(piece)
     made.finished(usage=builder.usage(), now=now)

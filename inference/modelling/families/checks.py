@@ -30,14 +30,14 @@ def finish(view: CheckpointView, spec: ModelSpec, *, unused: str | None = None) 
     shapes = spec.parameter_shapes()
     assert shapes.keys() == spec.parameters.keys(), sorted(shapes.keys() ^ spec.parameters.keys())
     read: set[str] = set()
-    for name, wanted in shapes.items():
+    for name, expected in shapes.items():
         source = spec.parameters[name]
         found = source_shape(source, view.tensors)
         names = list(source.tensor_names())
-        if found != wanted:
+        if found != expected:
             raise TensorShapeMismatch(
                 f"{' + '.join(names[:3])}{' …' if len(names) > 3 else ''} has shape {list(found)}, but config.json and "
-                f"the other tensors ask for {list(wanted)} ({name}).",
+                f"the other tensors ask for {list(expected)} ({name}).",
                 param=names[0],
             )
         for item in names:

@@ -204,9 +204,9 @@ class CheckpointConfig:
             raise self._bad(keys, value, "a list of integers")
         return tuple(value)
 
-    def _bad(self, keys: tuple[str, ...], value: Any, wanted: str) -> CorruptCheckpoint:
+    def _bad(self, keys: tuple[str, ...], value: Any, expected: str) -> CorruptCheckpoint:
         shown = "missing" if value is None else f"{str(value)[:60]!r}"
-        return CorruptCheckpoint(f"config.json: {keys[0]} is {shown}; it must be {wanted}.", param=keys[0])
+        return CorruptCheckpoint(f"config.json: {keys[0]} is {shown}; it must be {expected}.", param=keys[0])
 
 
 def _plain(value: Any) -> Any:

@@ -59,9 +59,9 @@ def override_checked(fact: str, value: object, *, low: float, high: float, whole
         CorruptCheckpoint: Not a number (``whole``: an integer) from ``low`` to ``high``.
     """
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not low <= value <= high:
-        wanted = "a whole number" if whole else "a number"
+        expected = "a whole number" if whole else "a number"
         raise CorruptCheckpoint(
-            f"{fact} is set to {str(value)[:60]!r}; it must be {wanted} from {low:g} to {high:g}.", param=fact
+            f"{fact} is set to {str(value)[:60]!r}; it must be {expected} from {low:g} to {high:g}.", param=fact
         )
     return value
 

@@ -78,9 +78,9 @@ def read_layout(
     tensors, facts, config = view.tensors, view.facts, view.config
     found = [(p, p + e) for p in prefixes for e in embeddings if p + e in tensors]
     if not found:
-        wanted = " or ".join(p + e for p in prefixes for e in embeddings)
+        expected = " or ".join(p + e for p in prefixes for e in embeddings)
         raise UnsupportedArchitecture(
-            f"no embedding: {wanted} is not among the {len(tensors)} tensors ({sample_of(tensors)}).", param=wanted
+            f"no embedding: {expected} is not among the {len(tensors)} tensors ({sample_of(tensors)}).", param=expected
         )
     prefix, embedding = found[0]
     vocab_size, hidden_size = matrix_shape(tensors, embedding)

@@ -220,15 +220,15 @@ def stated_layer_types(view: CheckpointView, *keys: str) -> tuple[str, ...] | No
     return tuple(LAYER_TYPE_NAMES[name] for name in names) or None
 
 
-def unknown_layer(layer: str, wanted: str) -> UnsupportedArchitecture:
+def unknown_layer(layer: str, expected: str) -> UnsupportedArchitecture:
     """The error for a layer with the tensors of no known mixer.
 
     Args:
         layer: Start of its names, with the dot.
-        wanted: The names looked for.
+        expected: The names looked for.
     """
     return UnsupportedArchitecture(
-        f"layer {layer[:-1]} has none of the tensors {wanted}, so its kind is unknown.", param=layer[:-1]
+        f"layer {layer[:-1]} has none of the tensors {expected}, so its kind is unknown.", param=layer[:-1]
     )
 
 

@@ -171,21 +171,21 @@ def _whole(grouped: torch.Tensor, scales: torch.Tensor, low: int, high: int) -> 
 
 def _scales_int8(grouped: torch.Tensor) -> torch.Tensor:
     """(…, groups) bfloat16: greatest magnitude / 127, rounded up so that no value is cut off."""
-    greatest = grouped.abs().amax(-1)
-    exact = greatest / torch.full_like(greatest, 127.0)
+    row_max = grouped.abs().amax(-1)
+    exact = row_max / torch.full_like(row_max, 127.0)
     near = exact.bfloat16()
     above = (near.view(torch.int16) + 1).view(torch.bfloat16)
-    return torch.where(greatest < _TINY, 0.0, torch.where(near.float() < exact, above, near).float()).bfloat16()
+    return torch.where(row_max < _TINY, 0.0, torch.where(near.float() < exact, above, near).float()).bfloat16()
 
 
 def _scales_int4(grouped: torch.Tensor) -> torch.Tensor:
     """(…, groups) bfloat16: of some that put the greatest magnitude at or a little beyond an end, the least error."""
-    greatest = grouped.abs().amax(-1)
-    best = torch.zeros_like(greatest, dtype=torch.bfloat16)
-    best_error = torch.full_like(greatest, torch.inf)
+    row_max = grouped.abs().amax(-1)
+    best = torch.zeros_like(row_max, dtype=torch.bfloat16)
+    best_error = torch.full_like(row_max, torch.inf)
     for end in (-8.0, 8.0, -7.0, -7.5, 7.5, -8.5, 8.5, -9.0, 9.0):
-        scale = (greatest / torch.full_like(greatest, end)).bfloat16()
+        scale = (row_max / torch.full_like(row_max, end)).bfloat16()
         error = (grouped - _whole(grouped, scale.float(), -8, 7) * scale.float().unsqueeze(-1)).square().sum(-1)
         best = torch.where(error < best_error, scale, best)
         best_error = torch.minimum(error, best_error)
-    return torch.where(greatest < _TINY, 0.0, best.float()).bfloat16()
+    return torch.where(row_max < _TINY, 0.0, best.float()).bfloat16()

@@ -108,7 +108,7 @@ class TensorFiles:
         self._places: dict[str, _Place] = {}
         self._closing = ExitStack()
         self._buffers = _Buffers()
-        self._num_asked = 0
+        self._num_prefetched = 0
         self._coming: deque[_Group] = deque()
         self._now = _Group((), {}, _NOTHING, [], 0)
         self._sinks: dict[int, RowSink] = {}
@@ -148,13 +148,13 @@ class TensorFiles:
     def move(self) -> None:
         """Go on to the next group, and ask for what comes after it. What the one before had read is gone."""
         if not self._coming:
-            self._ask_next()
+            self._prefetch_next()
         following = self._coming.popleft()
         if following.buffer is not self._now.buffer and not self._is_kept:
             self._buffers.give_back(self._now.buffer)
         self._now, self._is_kept = following, False
-        while self._num_asked < len(self._groups) and self._num_bytes_ahead() < self._most_ahead:
-            self._ask_next()
+        while self._num_prefetched < len(self._groups) and self._num_bytes_ahead() < self._most_ahead:
+            self._prefetch_next()
 
     def finish(self) -> None:
         """Wait until the group's sink has all of it.
@@ -237,9 +237,9 @@ class TensorFiles:
             piece.result()
         self._now.pieces.clear()
 
-    def _ask_next(self) -> None:
-        names, sink = self._groups[self._num_asked], self._sinks.get(self._num_asked)
-        self._num_asked += 1
+    def _prefetch_next(self) -> None:
+        names, sink = self._groups[self._num_prefetched], self._sinks.get(self._num_prefetched)
+        self._num_prefetched += 1
         if sink is not None:
             self._coming.append(self._stream(names, sink))
             return

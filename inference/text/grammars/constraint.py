@@ -82,7 +82,7 @@ class GrammarConstraint:
             else:
                 begun = time.thread_time()
                 self._mask = self._mask_within()
-                self._note_time(time.thread_time() - begun)
+                self._record_time(time.thread_time() - begun)
         return self._mask
 
     def allows(self, token_id: int) -> bool:
@@ -137,18 +137,18 @@ class GrammarConstraint:
         if self._matcher.is_error():
             self._fail(reason(self._matcher.get_error()))
         size = self._vocabulary.size
-        may_end = bool(self._bits[-1] >> (size % 32) & 1)
+        can_end = bool(self._bits[-1] >> (size % 32) & 1)
         self._bits[-1] &= (1 << size % 32) - 1
         words = (self._bits != 0).nonzero()[0]  # of booleans: a third of the time
-        self.must_end = may_end and not len(words)
+        self.must_end = can_end and not len(words)
         ends = self._end_ids if self.must_end else self._stop_ids
         if 2 * len(words) < len(self._bits):
             allowed = ids_of(self._bits, words)
             self._check_sayable(allowed)
-            return TokenMask(np.union1d(allowed, ends) if may_end else allowed, allows=True)
+            return TokenMask(np.union1d(allowed, ends) if can_end else allowed, allows=True)
         self._check_sayable(words[:1] * 32 + int(self._bits[words[0]]).bit_length() - 1)
         refused = self._vocabulary.refused(self._bits)
-        return TokenMask(np.setdiff1d(refused, ends) if may_end else refused, allows=False)
+        return TokenMask(np.setdiff1d(refused, ends) if can_end else refused, allows=False)
 
     def _check_sayable(self, allowed: Ids) -> None:
         """Where a grammar leaves one text and the vocabulary can't say it, llguidance's mask is one for behind it."""
@@ -168,9 +168,9 @@ class GrammarConstraint:
         if forced and not self._matcher.consume_tokens(forced):
             self._fail(reason(self._matcher.get_error()))
         self._forced = forced[::-1]
-        self._note_time(time.thread_time() - begun)
+        self._record_time(time.thread_time() - begun)
 
-    def _note_time(self, seconds: float) -> None:
+    def _record_time(self, seconds: float) -> None:
         self._mask_s += seconds
         if self._mask_s > MASK_S + MASK_S_PER_TOKEN * self._num_tokens:
             self._fail("the grammar takes too much time to follow; write a simpler one")

@@ -196,9 +196,9 @@ class _Lexemes:
         lexemes: dict[Node, Ranges] = {}
         while True:
             before = dict(rules)
-            self._spread(Rule("root"), (), first, rules, lexemes)
+            self._expand(Rule("root"), (), first, rules, lexemes)
             for name, node in self._reached.items():
-                self._spread(node, rules[name], first, rules, lexemes)
+                self._expand(node, rules[name], first, rules, lexemes)
             if rules == before:
                 return lexemes
 
@@ -223,7 +223,7 @@ class _Lexemes:
                 return found, False
         return found, True
 
-    def _spread(
+    def _expand(
         self,
         node: Node,
         behind: Ranges,
@@ -238,13 +238,13 @@ class _Lexemes:
             rules[node.name] = merged((*rules[node.name], *behind))
         elif isinstance(node, Repeat):
             again = self._first(node.item, first)[0] if node.high is None or node.high > 1 else ()
-            self._spread(node.item, merged((*behind, *again)), first, rules, lexemes)
+            self._expand(node.item, merged((*behind, *again)), first, rules, lexemes)
         elif isinstance(node, Choice):
             for item in node.items:
-                self._spread(item, behind, first, rules, lexemes)
+                self._expand(item, behind, first, rules, lexemes)
         else:
             for item in reversed(_items(node)):
-                self._spread(item, behind, first, rules, lexemes)
+                self._expand(item, behind, first, rules, lexemes)
                 ranges, is_nullable = self._first(item, first)
                 behind = merged((*ranges, *behind)) if is_nullable else ranges
 

@@ -49,7 +49,7 @@ class GrammarVocabulary:
         self._texts = [b"" if number in silent else data for number, data in enumerate(self._bytes)]
         self.is_complete = len({data for data in self._texts if len(data) == 1}) == 256
         self._refused: dict[bytes, Ids] = {}
-        self._say = functools.lru_cache(MAX_FORCED_TEXTS)(self._say_uncached)
+        self._encoded = functools.lru_cache(MAX_FORCED_TEXTS)(self._encode_uncached)
         self._straddling = functools.lru_cache(MAX_STRADDLING)(self._straddling_uncached)
         self.ll = LLTokenizer(
             _Wrapper(self, [*self._texts, b"\xffend"]),  # type: ignore[arg-type]
@@ -60,12 +60,12 @@ class GrammarVocabulary:
         """What a token adds to the text; a control token as it is written."""
         return self._bytes[token_id]
 
-    def say(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
         """Ids whose bytes are the text's, as the model's own tokenizer puts it where it can.
 
         llguidance allows only the first of them where a grammar leaves one text.
         """
-        return list(self._say(text))
+        return list(self._encoded(text))
 
     def straddling(self, text: str, num_seen: int) -> Ids:
         """Ids that complete ``text`` when its first ``num_seen`` bytes are there, and go on behind it (with more than
@@ -85,14 +85,14 @@ class GrammarVocabulary:
             self._refused[key] = found
         return found
 
-    def _say_uncached(self, text: str) -> tuple[int, ...]:
-        wanted = text.encode()
+    def _encode_uncached(self, text: str) -> tuple[int, ...]:
+        expected = text.encode()
         try:
             ids = self._tokenizer.encode(text, add_special_tokens=False, parse_special=bool(self.visible_ids))
         except BlazrError as error:
             logger.warning("a grammar's text could not be tokenised: %s", error.message)
             ids = []
-        if b"".join(self._texts[token_id] for token_id in ids) != wanted:
+        if b"".join(self._texts[token_id] for token_id in ids) != expected:
             # Some tokenizers put a space before a text.
             ids = self.ll.greedy_tokenize(text)
         return tuple(ids)
@@ -120,7 +120,7 @@ class _Wrapper:
         self._vocabulary = vocabulary
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._vocabulary.say(text.decode() if isinstance(text, bytes) else text)
+        return self._vocabulary.encode_text(text.decode() if isinstance(text, bytes) else text)
 
 
 def ids_of(bits: Bits, words: npt.NDArray[np.intp]) -> Ids:

@@ -25,7 +25,7 @@ def test_callers_without_limits_cost_nothing(settings):
 
     async def work():
         found = await admit(LOCAL, tokens=10**9)
-        found.settle(tokens=3)
+        found.release(tokens=3)
         return found, headers_current()
 
     assert asyncio.run(work()) == (FREE, {})
@@ -107,8 +107,8 @@ def test_open_requests_are_free_again_when_they_end(counters):
     async def work():
         first = await admit(caller(concurrent=1), tokens=1)
         assert isinstance(await attempt(caller(concurrent=1)), RateLimitExceeded)
-        first.settle(tokens=1)
-        first.settle(tokens=1)
+        first.release(tokens=1)
+        first.release(tokens=1)
         await settled()
         return await attempt(caller(concurrent=1))
 
@@ -125,7 +125,7 @@ def test_a_client_that_leaves_while_it_is_admitted_keeps_neither_place_nor_token
         raise asyncio.CancelledError
 
     async def work():
-        (await admit(caller(tokens=100, concurrent=5), tokens=30)).settle(tokens=30)
+        (await admit(caller(tokens=100, concurrent=5), tokens=30)).release(tokens=30)
         await settled()
         with monkeypatch.context() as patched, pytest.raises(asyncio.CancelledError):
             patched.setattr(admission, "count_request", leave)

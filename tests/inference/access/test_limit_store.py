@@ -17,8 +17,8 @@ def test_tokens_are_settled_to_the_token(counters):
     async def work():
         first = await admit(caller(tokens=10**8), tokens=5_000)
         second = await admit(caller(tokens=10**8), tokens=7_000)
-        first.settle(tokens=1_234)
-        second.settle(tokens=20_000)
+        first.release(tokens=1_234)
+        second.release(tokens=20_000)
         await settled()
 
     # Refilling would hide the figures: the bucket stands still while the clock's window is nearly endless.
@@ -35,7 +35,7 @@ def test_tokens_are_settled_to_the_token(counters):
 def test_an_answer_longer_than_estimated_is_a_debt(counters):
     async def work():
         first = await admit(caller(tokens=100), tokens=10)
-        first.settle(tokens=160)
+        first.release(tokens=160)
         await settled()
         return await attempt(caller(tokens=100), 1)
 
@@ -72,7 +72,7 @@ def test_what_a_killed_process_held_is_free_after_its_lease(counters, monkeypatc
 def test_a_limit_that_comes_later_starts_full(counters):
     async def work():
         for _ in range(5):
-            (await admit(caller(tokens=1000), tokens=1)).settle(tokens=1)
+            (await admit(caller(tokens=1000), tokens=1)).release(tokens=1)
         return await attempt(caller(requests=2, tokens=1000))
 
     assert not isinstance(run(work), RateLimitExceeded)

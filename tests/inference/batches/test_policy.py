@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.batches.policy import Candidate, Share, may_swap, shares
+from inference.batches.policy import Candidate, Share, can_swap, shares
 
 A, B = "model a", "model b"
 
@@ -17,8 +17,10 @@ def candidate(key: int, tenant: str = "t", priority: int = 0, models: str = A, *
     return Candidate(key, tenant, priority, frozenset({models}), **values)
 
 
-def divide(candidates, room=10, running=None, resident=(A,), swap_allowed=False) -> list[Share]:
-    return shares(candidates, room=room, running=running or {}, resident=frozenset(resident), swap_allowed=swap_allowed)
+def divide(candidates, num_free=10, running=None, resident=(A,), swap_allowed=False) -> list[Share]:
+    return shares(
+        candidates, num_free=num_free, running=running or {}, resident=frozenset(resident), swap_allowed=swap_allowed
+    )
 
 
 def keys(found: list[Share]) -> dict[int, int]:
@@ -65,11 +67,11 @@ def test_of_a_mixed_batch_only_the_lines_of_models_that_are_here():
 
 
 def test_swaps_take_a_tenth_of_the_time_at_most():
-    assert may_swap((), stayed_s=0, load_s=100)
-    assert not may_swap((A,), stayed_s=29, load_s=1)
-    assert may_swap((A,), stayed_s=31, load_s=1)
-    assert not may_swap((A,), stayed_s=900, load_s=100)
-    assert may_swap((A,), stayed_s=1000, load_s=100)
+    assert can_swap((), stayed_s=0, load_s=100)
+    assert not can_swap((A,), stayed_s=29, load_s=1)
+    assert can_swap((A,), stayed_s=31, load_s=1)
+    assert not can_swap((A,), stayed_s=900, load_s=100)
+    assert can_swap((A,), stayed_s=1000, load_s=100)
 
 
 candidates = st.lists(
@@ -88,9 +90,9 @@ candidates = st.lists(
 
 
 @given(candidates, st.integers(0, 50), st.booleans(), st.dictionaries(st.sampled_from("xyz"), st.integers(0, 20)))
-def test_all_the_room_goes_to_batches_of_the_best_rank(found, room, swap_allowed, running):
-    divided = divide(found, room=room, swap_allowed=swap_allowed, running=running)
-    assert sum(share.count for share in divided) == (room if found else 0)
+def test_all_the_room_goes_to_batches_of_the_best_rank(found, num_free, swap_allowed, running):
+    divided = divide(found, num_free=num_free, swap_allowed=swap_allowed, running=running)
+    assert sum(share.count for share in divided) == (num_free if found else 0)
     assert len({share.key for share in divided}) == len(divided)
     if divided:
         best = min(item.priority for item in found)
@@ -99,8 +101,8 @@ def test_all_the_room_goes_to_batches_of_the_best_rank(found, room, swap_allowed
 
 
 @given(candidates, st.integers(1, 50))
-def test_nobody_of_equal_rank_gets_two_more_than_another(found, room):
-    divided = divide(found, room=room, swap_allowed=True)
+def test_nobody_of_equal_rank_gets_two_more_than_another(found, num_free):
+    divided = divide(found, num_free=num_free, swap_allowed=True)
     if not divided:
         return
     tenants = {item.key: item.tenant for item in found}

@@ -23,7 +23,7 @@ class ChoosingNetwork(FakeNetwork):
     can_choose: bool = True
     num_choices: int = 0
 
-    def greatest_logits(self, hidden: torch.Tensor, masked: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax_logits(self, hidden: torch.Tensor, masked: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         self.num_choices += 1
         logits = self.compute_logits(hidden)
         if masked is not None:

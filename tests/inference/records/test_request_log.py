@@ -32,5 +32,5 @@ def test_contents_are_logged_only_when_asked_for_and_cut(settings, monkeypatch):
     monkeypatch.setattr("inference.records.request_log.MAX_CHARS", 100)
     contents = request_log.logged_contents(builder)
     assert contents["prompt"] == '[{"text": "\\u0000 \\ud800"}]'
-    assert len(contents["answer"]) == 100
-    assert contents["answer"].endswith("…")
+    assert len(contents["output"]) == 100
+    assert contents["output"].endswith("…")

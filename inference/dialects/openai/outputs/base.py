@@ -10,25 +10,25 @@ from inference.values.messages import GenerationEvent, LogprobEntry
 from inference.values.output_builder import ChoiceState, OutputBuilder, PromptState
 from inference.values.plan import GenerationPlan
 
-Answer = dict[str, Any]
+Payload = dict[str, Any]
 
 
-class AnswerFormat(Protocol):
+class OutputFormatter(Protocol):
     """Arranges events of one request in the shape of its endpoint."""
 
-    def opening(self) -> Iterator[Answer]:
+    def opening(self) -> Iterator[Payload]:
         """Chunks before the first token; called once, when every prompt has started."""
 
-    def chunks(self, number: int, event: GenerationEvent) -> Iterator[Answer]:
+    def chunks(self, number: int, event: GenerationEvent) -> Iterator[Payload]:
         """Chunks for one event; the builder has it already."""
 
     def plain_text(self, number: int, event: GenerationEvent) -> str | None:
         """The text of an event that makes a chunk like all others but for its text; None for other events."""
 
-    def usage_chunk(self) -> Answer:
+    def usage_chunk(self) -> Payload:
         """The last chunk, when it was asked for."""
 
-    def whole(self) -> Answer:
+    def whole(self) -> Payload:
         """The response to a request that doesn't stream."""
 
 
@@ -42,8 +42,8 @@ class TextFormat:
     created: int
     model: str
 
-    def _envelope(self, kind: str) -> Answer:
-        envelope: Answer = {
+    def _envelope(self, kind: str) -> Payload:
+        envelope: Payload = {
             "id": self.request_id,
             "object": kind,
             "created": self.created,
@@ -52,7 +52,7 @@ class TextFormat:
         }
         return envelope
 
-    def _chunk_envelope(self, kind: str) -> Answer:
+    def _chunk_envelope(self, kind: str) -> Payload:
         envelope = self._envelope(kind)
         if self.plan.include_usage:
             # OpenAI: every chunk has the member, null but for the last one.

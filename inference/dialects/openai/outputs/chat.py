@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from inference.dialects.openai.outputs.base import Answer, TextFormat
+from inference.dialects.openai.outputs.base import Payload, TextFormat
 from inference.dialects.openai.outputs.chat_deltas import chat_deltas, chat_message
 from inference.text.tool_calls.parser import OutputParser, parse_output
 from inference.values.messages import GenerationEvent, LogprobEntry
@@ -21,7 +21,7 @@ class ChatFormat(TextFormat):
 
     parsers: dict[int, OutputParser] = field(default_factory=dict)
 
-    def opening(self) -> Iterator[Answer]:
+    def opening(self) -> Iterator[Payload]:
         """The role of each choice."""
         for index, prompt, _ in self._numbered_choices():
             chunk = self._chunk_envelope("chat.completion.chunk")
@@ -32,7 +32,7 @@ class ChatFormat(TextFormat):
                 chunk["prompt_logprobs"] = self._prompt_logprobs(prompt)
             yield chunk
 
-    def chunks(self, number: int, event: GenerationEvent) -> Iterator[Answer]:
+    def chunks(self, number: int, event: GenerationEvent) -> Iterator[Payload]:
         """One chunk per delta; the reason for the end comes in one of its own, with an empty delta.
 
         An event's tokens go with the first chunk that its text makes: text may be held back, tokens aren't.
@@ -64,16 +64,16 @@ class ChatFormat(TextFormat):
             chunk["choices"] = [choice]
             yield chunk
 
-    def usage_chunk(self) -> Answer:
+    def usage_chunk(self) -> Payload:
         """No choices, only the usage."""
         return {**self._chunk_envelope("chat.completion.chunk"), "usage": self.builder.usage()}
 
-    def whole(self) -> Answer:
+    def whole(self) -> Payload:
         """All choices."""
         response = self._envelope("chat.completion")
         for index, prompt, state in self._numbered_choices():
             message = parse_output(self.plan.output, state.text, in_reasoning=prompt.in_reasoning)
-            choice: Answer = {
+            choice: Payload = {
                 "index": index,
                 "message": chat_message(message),
                 "logprobs": self._logprobs(state.logprobs) if self.plan.logprobs is not None else None,
@@ -91,7 +91,7 @@ class ChatFormat(TextFormat):
         response["usage"] = self.builder.usage()
         return response
 
-    def _deltas(self, index: int, event: GenerationEvent) -> list[Answer]:
+    def _deltas(self, index: int, event: GenerationEvent) -> list[Payload]:
         """What the text of an event adds to the message of choice ``index``."""
         text, is_last = event.get("text", ""), event.get("finish_reason") is not None
         if self.plan.output is None:
@@ -103,10 +103,10 @@ class ChatFormat(TextFormat):
         return chat_deltas(parser.push(text) + (parser.finish() if is_last else []))
 
     @staticmethod
-    def _choice(index: int, delta: Answer) -> Answer:
+    def _choice(index: int, delta: Payload) -> Payload:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _logprobs(self, entries: list[LogprobEntry]) -> Answer:
+    def _logprobs(self, entries: list[LogprobEntry]) -> Payload:
         content = [
             {
                 "token": self._token(entry),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.dialects.openai.outputs.base import Answer, TextFormat
+from inference.dialects.openai.outputs.base import Payload, TextFormat
 from inference.values.messages import GenerationEvent, LogprobEntry
 from inference.values.output_builder import PromptState
 
@@ -17,7 +17,7 @@ class CompletionFormat(TextFormat):
 
     offsets: dict[int, int] = field(default_factory=dict)
 
-    def opening(self) -> Iterator[Answer]:
+    def opening(self) -> Iterator[Payload]:
         """Echoed prompts and what was asked for about them; otherwise nothing."""
         for index, prompt, _ in self._numbered_choices():
             # The state of the log-probabilities comes with the start event, or with the first delta.
@@ -35,7 +35,7 @@ class CompletionFormat(TextFormat):
             chunk["choices"] = [choice]
             yield chunk
 
-    def chunks(self, number: int, event: GenerationEvent) -> Iterator[Answer]:
+    def chunks(self, number: int, event: GenerationEvent) -> Iterator[Payload]:
         """One chunk per delta."""
         if event["type"] != "delta":
             return
@@ -51,11 +51,11 @@ class CompletionFormat(TextFormat):
         chunk["choices"] = [choice]
         yield chunk
 
-    def usage_chunk(self) -> Answer:
+    def usage_chunk(self) -> Payload:
         """No choices, only the usage."""
         return {**self._chunk_envelope("text_completion"), "usage": self.builder.usage()}
 
-    def whole(self) -> Answer:
+    def whole(self) -> Payload:
         """All choices."""
         response = self._envelope("text_completion")
         for index, prompt, state in self._numbered_choices():
@@ -74,7 +74,7 @@ class CompletionFormat(TextFormat):
         return response
 
     @staticmethod
-    def _choice(index: int, text: str) -> Answer:
+    def _choice(index: int, text: str) -> Payload:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
     def _prompt_entries(self, prompt: PromptState) -> list[LogprobEntry | dict[str, Any] | None]:
@@ -91,7 +91,7 @@ class CompletionFormat(TextFormat):
             entries[0] = {"token_id": first_id, "token": text.decode(errors="replace"), "bytes": list(text)}
         return entries
 
-    def _logprobs(self, index: int, entries: list[Any]) -> Answer:
+    def _logprobs(self, index: int, entries: list[Any]) -> Payload:
         """OpenAI's four parallel lists; ``text_offset`` counts characters from the start of the choice's text."""
         offset = self.offsets.get(index, 0)
         tokens: list[str] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.dialects.openai.outputs.base import AnswerFormat
+from inference.dialects.openai.outputs.base import OutputFormatter
 from inference.dialects.openai.outputs.chat import ChatFormat
 from inference.dialects.openai.outputs.completion import CompletionFormat
 from inference.dialects.openai.outputs.embedding import EmbeddingFormat
@@ -10,9 +10,9 @@ from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 
 
-def answer_format(
+def output_formatter(
     plan: GenerationPlan, builder: OutputBuilder, *, request_id: str, created: int, model: str
-) -> AnswerFormat:
+) -> OutputFormatter:
     """The format of the plan's endpoint."""
     if plan.endpoint == "embedding":
         return EmbeddingFormat(plan, builder, request_id, model)

@@ -103,8 +103,8 @@ def library_path(variant: Variant = "native") -> Path:
 
 def find_compiler() -> str | None:
     """``$CXX``, or the first of the usual names that is installed."""
-    wanted = os.environ.get("CXX", "").split()
-    for name in (*wanted[:1], "c++", "g++", "clang++"):
+    from_environment = os.environ.get("CXX", "").split()
+    for name in (*from_environment[:1], "c++", "g++", "clang++"):
         found = shutil.which(name)
         if found is not None:
             return found

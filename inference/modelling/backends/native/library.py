@@ -58,10 +58,10 @@ def serves(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def matrix_tiles(wanted: bool) -> Iterator[None]:
+def matrix_tiles(enabled: bool) -> Iterator[None]:
     """Let the kernels use matrix tiles (AMX, where they may), or not: for comparing both. Holds for all threads."""
     before = torch.ops.blazr.use_amx()
-    torch.ops.blazr.set_amx(wanted)
+    torch.ops.blazr.set_amx(enabled)
     try:
         yield
     finally:

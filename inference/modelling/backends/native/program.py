@@ -106,7 +106,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self.recording.obstacle is None:
-            self._note(func, args, kwargs, result)
+            self._record_call(func, args, kwargs, result)
         return result
 
     def value(self, value: Any) -> Any:
@@ -118,7 +118,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return [self.value(element) for element in value]
         return value
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         schema = func._schema
         tags = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded}
         if tags & set(func.tags):

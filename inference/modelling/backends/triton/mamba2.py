@@ -124,18 +124,18 @@ def _conv_chunk(
         # A chunk shorter than the tail shifts what it held.
         entries = tl.arange(0, ENTRIES)
         origins = length - (TAPS - 1) + entries
-        wanted = (entries < TAPS - 1)[:, None] & inside[None, :]
+        is_kept = (entries < TAPS - 1)[:, None] & inside[None, :]
         entering = tl.load(
             rows_ptr + tl.maximum(origins, 0).to(tl.int64)[:, None] * rows_row + channels[None, :],
-            mask=wanted & (origins >= 0)[:, None], other=0.0,
+            mask=is_kept & (origins >= 0)[:, None], other=0.0,
         ).to(tl.float32)  # fmt: skip
         if not FRESH:
             entering += tl.load(
-                tail[None, :] + (entries + length)[:, None], mask=wanted & (origins < 0)[:, None], other=0.0
+                tail[None, :] + (entries + length)[:, None], mask=is_kept & (origins < 0)[:, None], other=0.0
             )
         # All lanes have to have read the old tail before any overwrites it.
         tl.debug_barrier()
-        tl.store(tail[None, :] + entries[:, None], entering, mask=wanted)
+        tl.store(tail[None, :] + entries[:, None], entering, mask=is_kept)
 
 
 def conv_chunk(

@@ -16,15 +16,15 @@ SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type
 FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
 
 
-class Answer(BaseModel):
+class Payload(BaseModel):
     b: int
     a: str
 
 
 def test_the_client_parses_what_the_grammar_gave(client: openai.OpenAI, worker: ScriptedWorker) -> None:
     worker.script = say('{"b": 3,', ' "a": "x"}')
-    found = client.chat.completions.parse(**CHAT, response_format=Answer)
-    assert found.choices[0].message.parsed == Answer(b=3, a="x")
+    found = client.chat.completions.parse(**CHAT, response_format=Payload)
+    assert found.choices[0].message.parsed == Payload(b=3, a="x")
     sent = worker.messages[-1]["params"]["grammar"]
     assert sent["kind"] == "json_schema"
     assert list(sent["value"]["properties"]) == ["b", "a"]

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.openai.outputs.formats import output_formatter
 from inference.dialects.openai.requests import plan_from_body
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.output_builder import OutputBuilder
@@ -361,6 +361,6 @@ def test_a_queued_job_answers_with_calls(worker, checkpoint):
         event: Any = {"type": "delta", "index": number, "choice": 0, "text": text, "token_ids": [number]}
         builder.add(0, event)
     builder.add(0, {"type": "delta", "text": "", "finish_reason": "stop"})  # type: ignore[typeddict-item]
-    answer = answer_format(again, builder, request_id="r", created=1, model="tiny").whole()
+    answer = output_formatter(again, builder, request_id="r", created=1, model="tiny").whole()
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
     assert len(answer["choices"][0]["message"]["tool_calls"]) == 2

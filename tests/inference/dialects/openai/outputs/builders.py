@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference.dialects.openai.outputs.base import AnswerFormat
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.openai.outputs.base import OutputFormatter
+from inference.dialects.openai.outputs.formats import output_formatter
 from inference.dialects.openai.requests import plan_from_body
 from inference.values.output_builder import OutputBuilder
 
@@ -26,10 +26,10 @@ def delta(text: str, token_id: int = 7, **members: Any) -> Any:
     return event("delta", choice=0, text=text, token_ids=[token_id]) | members
 
 
-def taken(endpoint: Any, body: dict[str, Any], *events: Any) -> AnswerFormat:
+def taken(endpoint: Any, body: dict[str, Any], *events: Any) -> OutputFormatter:
     """The format of a request with these events, between a start and an end."""
     plan = plan_from_body(endpoint, {"model": "m", **body})
     builder = OutputBuilder(plan)
     for item in (event("start", prompt_tokens=3), *events, event("done", usage=USAGE)):
         builder.add(0, item)
-    return answer_format(plan, builder, request_id="id-1", created=5, model="m")
+    return output_formatter(plan, builder, request_id="id-1", created=5, model="m")

@@ -9,7 +9,7 @@ import pytest
 
 from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
 from inference.dialects.openai.outputs.embedding import shaped
-from inference.dialects.openai.outputs.formats import answer_format
+from inference.dialects.openai.outputs.formats import output_formatter
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.values.output_builder import OutputBuilder
 from tests.inference.dialects.openai.outputs.builders import event
@@ -35,7 +35,7 @@ def test_all_vectors_in_the_order_of_the_inputs(encoding):
     plan = EmbeddingRequestSerializer.shared().plan({"model": "m", "input": ["a", "b"], "encoding_format": encoding})
     builder = OutputBuilder(plan)
     builder.add(0, event("start", prompt_tokens=4))
-    found = answer_format(plan, builder, request_id="e", created=0, model="m")
+    found = output_formatter(plan, builder, request_id="e", created=0, model="m")
     for number in (1, 0):
         with pytest.raises(GenerationFailed):
             found.whole()
