@@ -15,7 +15,7 @@ from inference.serving.generation import Generation
 from inference.values.messages import GenerationEvent
 
 
-class RunningResponse:
+class RunningGeneration:
     """Follows ``generation``; also the ``StreamFormat`` of its stream.
 
     Args:

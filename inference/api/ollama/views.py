@@ -14,7 +14,7 @@ from inference.api.base import json_body, json_response
 from inference.api.event_stream import output_format
 from inference.api.ollama import schemas
 from inference.api.ollama.base import API_NAME, LineStream, OllamaView, nanoseconds, now, served_by_ollama_name
-from inference.api.ollama.running import RunningAnswer
+from inference.api.ollama.running import RunningGeneration
 from inference.api.schemas import GENERATION_ERRORS
 from inference.dialects.ollama.serializers import (
     OllamaChatRequestSerializer,
@@ -37,7 +37,7 @@ class GenerationView(OllamaView):
 
     async def _respond(self, plan: GenerationPlan, model: str, *, is_chat: bool, stream: bool) -> HttpResponseBase:
         generation = await generation_start(plan=plan, principal=self.principal, api_name=API_NAME)
-        running = RunningAnswer(generation, model, is_chat=is_chat)
+        running = RunningGeneration(generation, model, is_chat=is_chat)
         if stream:
             return LineStream(generation, running)
         return json_response(await running.whole(), headers={"x-request-id": generation.request_id})
