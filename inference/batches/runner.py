@@ -172,10 +172,10 @@ class BatchRunner(ClaimRunner):
             item.open_parts.clear()
         if not item.open_parts:
             self._running.pop(item.line.claim, None)
-            self._finish(item)
+            self._complete_line(item)
 
-    def _finish(self, item: _Running) -> None:
-        """A line has ended in the engine: what is to be written of it."""
+    def _complete_line(self, item: _Running) -> None:
+        """Choose the outcome of a line whose last request has ended: a result, another attempt or a refusal."""
         line, error = item.line, item.outcome and item.request.worded(item.outcome)
         if error is None:
             payload, is_error = ended_line(
