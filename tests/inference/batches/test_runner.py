@@ -50,7 +50,7 @@ def test_a_line_that_cannot_be_put_together_ends_with_an_error(manager, monkeypa
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("bug")
 
-    monkeypatch.setattr(outcomes, "answer_format", broken)
+    monkeypatch.setattr(outcomes, "output_formatter", broken)
     batch = work(make_batch([line("a")]), make_runner(manager))
     assert (batch.state, batch.num_failed, batch.completion_tokens) == ("completed", 1, 2)
     (error,) = contents(batch.error_file_id)
