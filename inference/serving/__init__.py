@@ -1,1 +1,1 @@
-"""One request in the web process, from a plan to its last event; knows no API's shapes."""
+"""Serve one request in the web process, from a plan to its last event; independent of API formats."""

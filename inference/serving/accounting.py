@@ -16,15 +16,15 @@ from inference.values.principal import Principal
 
 
 class Accounting:
-    """Times and counts of one generation.
+    """Measure one generation and report its usage at its end.
 
     Args:
-        request_id: What the API calls the generation.
+        request_id: Id of the generation in the API.
         principal: The caller.
         model: The served name.
         endpoint: The API's name, for metrics and usage records.
-        admission: The caller's limits, which learn how many tokens were used.
-        trace: The generation's span; None while nothing is traced.
+        admission: The request's admission; ``finish`` reports the used tokens to it.
+        trace: The generation's span; None when tracing is off.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Accounting:
         metrics.child(metrics.ACTIVE, model).inc()
 
     def start(self) -> None:
-        """Every prompt was accepted by an engine."""
+        """Record that the engines have accepted every prompt."""
         self._started = time.monotonic()
 
     def count_tokens(self, number: int, num_tokens: int) -> None:
@@ -68,11 +68,11 @@ class Accounting:
         self._generated.inc(num_tokens)
 
     def finish(self, outcome: str, builder: OutputBuilder) -> None:
-        """Report the end; once.
+        """Report the end of the generation; call once.
 
         Args:
             outcome: ``completed``, ``cancelled``, or an error's code.
-            builder: What was generated.
+            builder: The output, with its token counts.
         """
         duration_s = time.monotonic() - self._arrived
         queue_s = duration_s if self._started is None else self._started - self._arrived

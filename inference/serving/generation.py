@@ -1,8 +1,8 @@
-"""Start generations, pass their events to a reader, and cancel what nobody waits for.
+"""Start generations, pass their events to a reader, and cancel abandoned ones.
 
 ``generation_start`` looks up the model, checks the request against the model and the caller's limits, and publishes
-one message per prompt. It returns once every prompt was accepted, so that errors before that become a real HTTP
-status. ``Generation.deliver`` then passes the events to the one reader that it is given, and ends the generation.
+one message per prompt. It returns when every prompt was accepted, so that earlier errors become an HTTP status.
+``Generation.deliver`` then passes the events to one reader, and ends the generation.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 5.0
 PUBLISH_CONCURRENCY = 16
-"""Messages of one request on their way to the broker at once."""
+"""Messages of one request that are published at the same time, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiName:
-    """An API that requests come through.
+    """An API that receives requests.
 
     Attributes:
         name: For metrics and usage records; at most 16 characters.
-        id_prefix: Begins its request ids.
+        id_prefix: Prefix of its request ids.
     """
 
     name: str
@@ -68,15 +68,18 @@ class Reader(Protocol):
     """Takes the events of a generation."""
 
     def take(self, number: int, event: GenerationEvent) -> None:
-        """Take an event of prompt ``number``, in the hub's task; must not wait. The generation's builder has it."""
+        """Take an event of prompt ``number`` in the hub's task; must not wait.
+
+        The generation's builder has the event already.
+        """
         ...
 
     def end(self) -> None:
-        """No further event comes."""
+        """Record that no further event comes."""
         ...
 
     async def write(self) -> None:
-        """Return after ``end``, once everything that was taken has been written."""
+        """Write the taken events; return when ``end`` was called and all events are written."""
         ...
 
 
@@ -111,14 +114,15 @@ class _Prompt:
 
 
 class Generation:
-    """A request in flight, as the web process sees it.
+    """A running request in the web process.
 
     Attributes:
-        api_name: The API it came through.
-        request_id: What the API calls it; its prompts are ``request_id`` or ``request_id-N`` for the workers.
-        created: Unix time of its start.
+        api_name: The API that received the request.
+        request_id: Id of the request in the API. Workers know a single prompt by this id, prompt N of several by
+            ``request_id-N``.
+        created: Unix time of the start.
         builder: The output so far.
-        outcome: How it ended: ``completed``, ``cancelled``, or an error's code; None while it runs.
+        outcome: ``completed``, ``cancelled``, or an error's code; None while the generation runs.
     """
 
     def __init__(
@@ -200,7 +204,7 @@ class Generation:
         if self._trace is not None:
             message["traceparent"] = self._trace.traceparent
         prompt.subscription = hub.register(prompt.request_id, lambda event: self._take(prompt, event))
-        # Set before: a publish that fails half-way may have reached the queue.
+        # Set before the publish: a publish that fails may have reached the queue.
         prompt.is_published = True
         await publish_generation(message, prompt.subscription)
 
@@ -210,7 +214,7 @@ class Generation:
         """Pass all events to ``reader`` until the generation has ended, then close it.
 
         Raises:
-            BlazrError: A prompt failed, or time is over; the other prompts are cancelled.
+            BlazrError: A prompt failed or the request timed out; the other prompts are cancelled.
         """
         outcome = "cancelled"
         try:
@@ -236,10 +240,10 @@ class Generation:
         """Wait for the end, for a response that is sent as a whole.
 
         Args:
-            take: Gets the number of its prompt and each event; None: the builder is enough.
+            take: Called with the prompt's number and each event; None when only the builder is read.
 
         Raises:
-            BlazrError: It failed.
+            BlazrError: The generation failed.
         """
         await self.deliver(_WholeOutput(take))
 
@@ -291,7 +295,7 @@ class Generation:
         if self._started.is_set():
             self.give_up(
                 GenerationFailed(
-                    f"The request did not end within {timeout_s} s; ask for fewer tokens, or queue it as a job."
+                    f"The request did not end within {timeout_s} s; request fewer tokens, or queue it as a job."
                 )
             )
         else:
@@ -325,7 +329,7 @@ class Generation:
         return self.outcome is not None
 
     async def close(self, outcome: str = "cancelled") -> None:
-        """Cancel what still runs, and report what was used; a second call does nothing."""
+        """Cancel the unfinished prompts and report the usage; a second call does nothing."""
         if self.is_closed:
             return
         self.outcome = outcome
@@ -350,7 +354,7 @@ async def _cancel(request_id: str) -> None:
         async with asyncio.timeout(CANCEL_TIMEOUT_S):
             await cancel_generation(request_id)
     except (BlazrError, TimeoutError):
-        # The worker stops at the request's deadline then.
+        # The worker then stops at the request's deadline.
         logger.warning("the cancellation of %s could not be sent", request_id)
 
 
@@ -362,17 +366,17 @@ async def generation_start(
     Args:
         plan: The checked request.
         principal: The caller.
-        api_name: The API it came through, when that isn't the plan's own endpoint.
+        api_name: The API that received the request; None: the plan's own endpoint.
 
     Returns:
         The running generation; the caller must call ``deliver``, ``wait`` or ``close``.
 
     Raises:
-        UnknownModel: Nothing is served under that name.
-        InvalidRequest: The model can't do this, or the worker refused the prompt.
-        PermissionRefused: The key isn't for this model.
+        UnknownModel: No model is served under this name.
+        InvalidRequest: The model can't serve the request, or the worker refused the prompt.
+        PermissionRefused: The key doesn't allow this model.
         RateLimitExceeded: A limit of the key is reached.
-        Unavailable: The queue is full, or the model didn't get ready in time.
+        Unavailable: The queue is full, or the model was not ready in time.
     """
     served = await served_model_get(name=plan.model)
     plan = plan_for_model(plan, served)
@@ -385,7 +389,7 @@ async def generation_start(
     try:
         await generation.open()
     except BaseException as error:
-        # Cancelled means that the client has gone.
+        # A CancelledError means that the client has disconnected.
         outcome = error.code if isinstance(error, BlazrError) else "cancelled"
         await asyncio.shield(run_in_background(generation.close(outcome)))
         raise

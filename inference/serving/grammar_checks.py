@@ -1,6 +1,6 @@
-"""Check grammars in the web process: an invalid one is refused before anything is queued or loaded.
+"""Check grammars in the web process, before a request is queued or its model is loaded.
 
-The worker checks again, because it also gets requests from jobs; its verdicts are cached.
+The worker checks grammars again, because it also gets requests from jobs. Both sides cache the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_WAITING = 64
 
 
 class GrammarChecks:
-    """A checker, and the thread that waits for its child."""
+    """Run a ``GrammarChecker`` in a thread, which waits for the checker's child process."""
 
     def __init__(self, limits: GrammarLimits) -> None:
         self._checker = GrammarChecker(limits)
@@ -24,10 +24,10 @@ class GrammarChecks:
         self._num_waiting = 0
 
     async def check(self, grammar: Grammar) -> None:
-        """Refuse a grammar that can't be followed.
+        """Raise an error unless the grammar can be compiled.
 
         Raises:
-            InvalidSamplingParams: It is wrong, not supported, or breaks a limit.
+            InvalidSamplingParams: The grammar is invalid, not supported, or over a limit.
             QueueFull: Too many grammars wait.
         """
         if self._checker.knows(grammar):
@@ -46,7 +46,7 @@ _checks: GrammarChecks | None = None
 
 
 def grammar_checks() -> GrammarChecks:
-    """The checks of this process."""
+    """Return the ``GrammarChecks`` of this process."""
     global _checks
     if _checks is None:
         _checks = GrammarChecks(GrammarLimits())

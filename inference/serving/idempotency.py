@@ -1,7 +1,7 @@
 """Store responses by idempotency key in Redis, so that a request that is sent twice runs once.
 
-A claim is a lease. While the request runs, others with its key are refused; if its process dies, the key is free again
-after ``LEASE_S``. At the end the response takes the lease's place.
+A claim is a lease. While the request runs, other requests with its key are refused. If its process dies, the key is
+free again after ``LEASE_S``. At the end the response replaces the lease.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from inference.transport.clients import redis_client
 LEASE_S = 30
 RENEW_S = 10.0
 KEPT_S = 86_400
-"""Seconds that a response is kept for requests with the same key; a day, as other APIs have it."""
+"""Seconds that a response is kept for requests with the same key: a day, as in other APIs."""
 MAX_BYTES = 1 << 20
-"""Largest response that is kept: Redis holds it in memory for a day."""
+"""Size of the largest response that is kept, because Redis holds it in memory for a day."""
 
 _CLAIM = """
 local found = redis.call('HMGET', KEYS[1], 'digest', 'status', 'headers', 'body')
@@ -35,7 +35,7 @@ if not found[2] then return {'running'} end
 return {'done', found[2], found[3], found[4] or false}
 """
 
-# Whoever lost the lease must not touch what its successor has written.
+# An owner that has lost the lease must not change the values of the next owner.
 _FINISH = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 if ARGV[2] == 'renew' then return redis.call('EXPIRE', KEYS[1], ARGV[3]) end
@@ -48,7 +48,7 @@ return redis.call('EXPIRE', KEYS[1], ARGV[3])
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """What was answered the first time."""
+    """The response to the first request with an idempotency key."""
 
     status: int
     headers: dict[str, str]
@@ -56,34 +56,34 @@ class KeptResponse:
 
     @property
     def is_secret(self) -> bool:
-        """Whether it says that it must not be stored."""
+        """Whether its headers forbid to store it."""
         return "no-store" in self.headers.get("Cache-Control", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to answer under a key, while it is renewed."""
+    """The lease on an idempotency key, held by the process that runs the request."""
 
     key: str
     owner: str = field(default_factory=lambda: secrets.token_hex(8))
 
     async def renew(self) -> bool:
-        """Keep it for another ``LEASE_S``; False: it was lost."""
+        """Extend the lease by ``LEASE_S``; return False if the lease was lost."""
         return bool(await self._finish("renew", LEASE_S))
 
     async def release(self) -> None:
-        """Give it back: the next request with the key runs."""
+        """Give the lease back, so that the next request with the key runs."""
         await self._finish("release", 0)
 
-    async def store(self, answer: KeptResponse) -> None:
-        """Keep the answer for ``KEPT_S``; of one that is too large, or secret, only that it was given."""
-        is_kept = len(answer.body) <= MAX_BYTES and not answer.is_secret
-        body = answer.body if is_kept else b""
+    async def store(self, response: KeptResponse) -> None:
+        """Keep the response for ``KEPT_S``; keep no body if it is larger than ``MAX_BYTES`` or secret."""
+        is_kept = len(response.body) <= MAX_BYTES and not response.is_secret
+        body = response.body if is_kept else b""
         await self._finish(
             "store",
             KEPT_S,
-            str(answer.status),
-            orjson.dumps(answer.headers),
+            str(response.status),
+            orjson.dumps(response.headers),
             "1" if is_kept else "0",
             body,
         )
@@ -94,17 +94,17 @@ class Claim:
 
 
 async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | KeptResponse:
-    """Claim ``key`` for a request, or find what it was answered before.
+    """Claim ``key`` for a request, or return the response to the earlier request with this key.
 
     Args:
-        tenant: Whose key it is.
-        key: As the client chose it.
-        digest: Of the whole request.
+        tenant: The tenant that sent the key.
+        key: The key as the client sent it.
+        digest: Digest of the whole request.
 
     Raises:
-        IdempotencyKeyReused: The key came with another request.
+        IdempotencyKeyReused: The key came with a different request before.
         IdempotencyKeyInUse: The same request is running.
-        Conflict: It was answered, with something that isn't kept.
+        Conflict: The request has ended, and its response was not kept.
         Unavailable: Redis can't be reached.
     """
     claim = Claim(redis_keys.idempotency(tenant, hashlib.sha256(key.encode()).hexdigest()))
@@ -126,8 +126,8 @@ async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | Ke
     status, headers, body = rest
     if body is None:
         raise Conflict(
-            f"{shown} was answered before, and the answer isn't kept: it had a secret, or more than "
-            f"{MAX_BYTES} bytes. Nothing was done again.",
+            f"{shown} was used before, and the response isn't kept: it had a secret, or more than "
+            f"{MAX_BYTES} bytes. The request was not run again.",
             param="Idempotency-Key",
         )
     return KeptResponse(int(status), orjson.loads(headers), body)

@@ -24,28 +24,28 @@ from models_registry.models import Checkpoint
 from models_registry.selectors import checkpoint_get_by_name, checkpoint_list
 
 CACHE_S = 3.0
-"""How long a checkpoint's row is cached: a renamed or deleted model is served so much longer."""
+"""Seconds that a checkpoint's row is cached; a renamed or deleted model is served that much longer."""
 MAX_CACHED_MODELS = 256
 
 _lock = PerLoop(asyncio.Lock)
 _cache: dict[str, tuple[float, ServedModel | None]] = {}
 _version = 0
-"""Of the cache: a row that was read before the cache was cleared isn't stored in it."""
+"""Version of the cache: a row that was read before the cache was cleared isn't stored after it."""
 
 
 def served_model_cache_clear() -> None:
-    """Forget what this process read."""
+    """Clear this process's cache of served models."""
     global _version
     _version += 1
     _cache.clear()
 
 
 async def served_model_get(*, name: str) -> ServedModel:
-    """The model served under ``name``.
+    """Return the model served under ``name``.
 
     Raises:
-        UnknownModel: There is none.
-        PermissionRefused: The caller's key isn't for it.
+        UnknownModel: No model has this name.
+        PermissionRefused: The caller's key doesn't allow the model.
     """
     principal_current().check_model(name)
     is_fresh, served = _cached(name)
@@ -62,11 +62,11 @@ async def served_model_get(*, name: str) -> ServedModel:
 
 
 async def served_model_or_only(*, name: str | None) -> ServedModel:
-    """The model served under ``name``; without a name the only one that is served.
+    """Return the model served under ``name``; without a name, the only served model.
 
     Raises:
-        InvalidRequest: There is no name, and not exactly one model.
-        UnknownModel, PermissionRefused: As ``served_model_get``.
+        InvalidRequest: ``name`` is None, and the number of served models is not one.
+        UnknownModel, PermissionRefused: As in ``served_model_get``.
     """
     if name is None:
         names = await database_sync_to_async(lambda: [row.served_model_name for row in available_checkpoints()])()
@@ -89,7 +89,7 @@ async def _read_into_cache(name: str) -> ServedModel | None:
     served: ServedModel | None = await database_sync_to_async(_read)(name, known)
     if version == _version:
         if len(_cache) >= MAX_CACHED_MODELS:
-            # Mostly names that nobody serves; the models in use come back with their next request.
+            # Most entries are unknown names; the next requests read the models in use again.
             _cache.clear()
         _cache[name] = (now, served)
     return served
@@ -99,7 +99,7 @@ def _read(name: str, known: ServedModel | None) -> ServedModel | None:
     if "\0" in name:
         return None
     if known is not None:
-        # The inspection of a large model is megabytes of JSON: not again unless the row has changed.
+        # The inspection of a large model is megabytes of JSON: read it again only if the row has changed.
         row = checkpoint_list().filter(pk=known.checkpoint_id).first()
         is_same = row is not None and row.updated_at.isoformat() == known.version
         if row is not None and is_same and (row.served_model_name == name or alias_checkpoint_id(name) == row.pk):
@@ -111,18 +111,18 @@ def _read(name: str, known: ServedModel | None) -> ServedModel | None:
 
 
 def served_model_read(name: str) -> ServedModel:
-    """The model served under ``name``, from the database.
+    """Read the model served under ``name`` from the database.
 
     Raises:
-        UnknownModel: There is none.
-        PermissionRefused: The caller's key isn't for it.
+        UnknownModel: No model has this name.
+        PermissionRefused: The caller's key doesn't allow the model.
     """
     principal_current().check_model(name)
     return served_model(checkpoint_get_by_name(name))
 
 
 def served_model(checkpoint: Checkpoint) -> ServedModel:
-    """The API's view of a row (inspection included)."""
+    """Return the ``ServedModel`` of a checkpoint row that includes its inspection."""
     tokenizer = TokenizerSpec.from_dict(checkpoint.inspection["tokenizer"])
     return ServedModel(
         checkpoint_id=str(checkpoint.pk),
@@ -139,26 +139,26 @@ def served_model(checkpoint: Checkpoint) -> ServedModel:
 
 
 def plan_for_model(plan: GenerationPlan, model: ServedModel) -> GenerationPlan:
-    """The checked plan in terms of a model: tools in its prompt, the format of its output.
+    """Check a plan against a model, and fill in the model's tool prompt and output format.
 
     Raises:
-        UnsupportedFeature: The model's template can't express what was asked for.
+        UnsupportedFeature: The model's template can't express the request.
     """
     model.check(plan)
     return resolve(plan, model.tokenizer, tool_format=model.tool_format, reasoning_format=model.reasoning_format)
 
 
 def chat_prompt_for_model(prompt: PromptMessage, options: ChatOptions, model: ServedModel) -> PromptMessage:
-    """A chat prompt with tools in the form that a model's template takes.
+    """Return a chat prompt with its tools in the form that the model's template takes.
 
     Raises:
-        UnsupportedFeature: The template can't express what was asked for.
+        UnsupportedFeature: The template can't express the request.
     """
     return conversation(prompt, options, model.tokenizer, tool_format=model.tool_format)
 
 
 def max_model_len(checkpoint: Checkpoint) -> int:
-    """Longest prompt plus output: the least of the model's context, its setting and the server's."""
+    """Return the most tokens of prompt and output: the minimum of model context, model setting and server setting."""
     limits = (
         checkpoint.max_position_embeddings,
         checkpoint.settings.get("max_model_len"),
@@ -168,7 +168,7 @@ def max_model_len(checkpoint: Checkpoint) -> int:
 
 
 def available_checkpoints() -> Any:
-    """Rows of the checkpoints that the caller may use now."""
+    """Return the rows of the available checkpoints that the caller may use."""
     found = checkpoint_list().filter(state=Checkpoint.State.AVAILABLE)
     allowed = principal_current().models
     return found if allowed is None else found.filter(served_model_name__in=sorted(allowed))

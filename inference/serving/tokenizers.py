@@ -1,6 +1,6 @@
-"""Keep a few tokenizers loaded in the web process, and use them in threads: /tokenize, /detokenize, counts.
+"""Keep tokenizers loaded in the web process, for /tokenize, /detokenize and token counts.
 
-Prompts of generations are tokenised by their worker.
+Threads run them. The workers tokenise the prompts of generations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_LOADED = 4
 NUM_THREADS = 2
 MAX_WAITING = 64
 MAX_CHARS_PER_TOKEN = 32
-"""A rendered conversation of more characters per token of context can't fit it."""
+"""A rendered conversation with more characters per token of context can't fit into the context."""
 
 
 class ModelText:
@@ -48,7 +48,7 @@ class ModelText:
         self._is_evicted = False
 
     def token_ids(self, prompt: PromptMessage, *, parse_special: bool = False) -> list[int]:
-        """The ids of a text or a conversation.
+        """Return the token ids of a text or a conversation.
 
         Raises:
             InvalidRequest: The text or the messages can't be read.
@@ -62,7 +62,7 @@ class ModelText:
         return self.tokenizer.encode_pieces(self._render(prompt), add_special_tokens=add_special_tokens)
 
     def prompt_text(self, prompt: PromptMessage) -> str:
-        """What the template makes of a conversation.
+        """Render a conversation with the model's template.
 
         Raises:
             InvalidRequest: The messages can't be read.
@@ -81,16 +81,16 @@ class ModelText:
         )
 
     def acquire(self) -> None:
-        """Count a user; called under the cache's lock."""
+        """Count one more user; called under the cache's lock."""
         self._users += 1
 
     def release(self) -> None:
-        """Count a user less; called under the cache's lock."""
+        """Count one user less; called under the cache's lock."""
         self._users -= 1
         self._close_if_unused()
 
     def evict(self) -> None:
-        """Close it as soon as it has no users; called under the cache's lock."""
+        """Close the tokenizer when its last user has released it; called under the cache's lock."""
         self._is_evicted = True
         self._close_if_unused()
 
@@ -115,7 +115,7 @@ class TokenizerCache:
         """Run ``work`` with the model's tokenizer in a thread.
 
         Raises:
-            QueueFull: Too many wait already.
+            QueueFull: ``MAX_WAITING`` calls wait already.
             CheckpointError: The tokenizer can't be loaded.
         """
         if self._num_waiting >= MAX_WAITING:
@@ -156,7 +156,7 @@ class TokenizerCache:
             text = ModelText(served)
             with self._lock:
                 text.acquire()
-                # Older versions of the same checkpoint go first, then whatever wasn't used for longest.
+                # Evict older versions of the same checkpoint first, then the least recently used tokenizers.
                 stale = [other for other in self._loaded if other[0] == key[0]]
                 self._loaded[key] = text
                 while len(self._loaded) - len(stale) > MAX_LOADED:
@@ -171,7 +171,7 @@ _cache: TokenizerCache | None = None
 
 
 def tokenizer_cache() -> TokenizerCache:
-    """The cache of this process."""
+    """Return the tokenizer cache of this process."""
     global _cache
     if _cache is None:
         _cache = TokenizerCache()
@@ -182,12 +182,12 @@ async def prompt_tokens(plan: GenerationPlan) -> tuple[int, int]:
     """Count the tokens of a chat request without generating.
 
     Returns:
-        The tokens of the plan's one prompt, and the most tokens of prompt and output of its model.
+        The number of tokens of the plan's one prompt, and the model's limit of prompt plus output tokens.
 
     Raises:
-        UnknownModel: Nothing is served under that name.
-        InvalidRequest: The model can't do this, or the prompt can't be rendered.
-        QueueFull: Too many wait for their tokens to be counted.
+        UnknownModel: No model is served under this name.
+        InvalidRequest: The model can't serve the request, or the prompt can't be rendered.
+        QueueFull: Too many calls wait for a tokenizer.
     """
     served = await served_model_get(name=plan.model)
     (prompt,) = plan_for_model(plan, served).prompts

@@ -1,4 +1,4 @@
-"""Redis clients of this process; their connection errors become ``Unavailable``."""
+"""Provide this process's Redis clients, and raise their connection errors as ``Unavailable``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 RECONNECT_PAUSES_S = (0.02, 0.1, 0.3)
-"""Pauses before a call is repeated after its connection was cut."""
+"""Seconds to pause before each repetition of a call whose connection was cut."""
 
 
 _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[str, aioredis.Redis]] = weakref.WeakKeyDictionary()
@@ -29,7 +29,7 @@ _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[str, aiored
 
 @contextlib.asynccontextmanager
 async def redis_client() -> AsyncIterator[Any]:
-    """The Redis client of the running loop; its errors become ``Unavailable``."""
+    """Yield the Redis client of the running event loop; raise its errors as ``Unavailable``."""
     loop = asyncio.get_running_loop()
     url = settings.BLAZR_REDIS_URL
     found = _clients.get(loop)
@@ -47,10 +47,10 @@ async def redis_client() -> AsyncIterator[Any]:
 
 
 async def redis_repeatable(call: Callable[[Any], Awaitable[T]]) -> T:
-    """The reply of ``call``; makes the call again, over another connection, when the connection is cut.
+    """Return the reply of ``call``; repeat the call over a new connection when the connection is cut.
 
     Args:
-        call: Gets a client. It must be idempotent: the cut may have come after the command, before its reply.
+        call: Called with a client. Must be idempotent: Redis may have executed the command before the cut.
 
     Raises:
         Unavailable: Redis can't be reached, or doesn't reply in time.
@@ -69,7 +69,7 @@ async def redis_repeatable(call: Callable[[Any], Awaitable[T]]) -> T:
 
 @contextlib.contextmanager
 def redis_client_sync() -> Iterator[sync_redis.Redis]:
-    """A client for one synchronous call; its errors become ``Unavailable``."""
+    """Yield a client for one synchronous call; raise its errors as ``Unavailable``."""
     timeout_s = settings.BLAZR_REDIS_TIMEOUT_S
     client = sync_redis.Redis.from_url(
         settings.BLAZR_REDIS_URL, protocol=2, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
@@ -83,5 +83,5 @@ def redis_client_sync() -> Iterator[sync_redis.Redis]:
 
 
 def unavailable_on_redis_error(error: BaseException) -> Unavailable:
-    """The error to raise for a connection error of Redis."""
+    """Return the ``Unavailable`` to raise for a Redis error."""
     return Unavailable(f"The message broker can't be reached ({type(error).__name__}); try again.", retry_after_s=2)

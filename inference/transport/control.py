@@ -1,4 +1,4 @@
-"""The control stream, which every worker reads: orders (cancel, unload, pin), questions, hints about jobs."""
+"""Write and read the control stream: orders to all workers (cancel, unload, pin), queries, job hints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_MS = 1000
 
 
 class CancelledRequests:
-    """The last request ids that were cancelled, for messages that were still queued then."""
+    """Remember the last cancelled request ids, because their messages may still be queued."""
 
     def __init__(self, limit: int = REMEMBERED_CANCELS) -> None:
         self._limit = limit
@@ -30,7 +30,7 @@ class CancelledRequests:
         self._lock = threading.Lock()
 
     def add(self, request_id: str) -> None:
-        """Remember one, forget the oldest."""
+        """Remember ``request_id``; forget the oldest ids beyond the limit."""
         with self._lock:
             self._ids[request_id] = None
             while len(self._ids) > self._limit:
@@ -41,12 +41,12 @@ class CancelledRequests:
 
 
 class ControlReader:
-    """Follows the control stream in a thread.
+    """Follow the control stream in a thread.
 
     Args:
-        client: For this reader alone; its socket timeout must be longer than a second.
-        handlers: By action: called with the subject (a request id, a checkpoint id) in the reader's thread.
-        cancelled: Records every cancelled id, also those from before this worker's start.
+        client: Used by this reader only; its socket timeout must be longer than a second.
+        handlers: Functions by action. The reader's thread calls them with a subject: a request or checkpoint id.
+        cancelled: Receives every cancelled id, including ids cancelled before this worker started.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ControlReader:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
-        """Record recent cancels, then follow the stream from here on."""
+        """Record recent cancellations, then follow the stream from its last entry."""
         entries: Any = self._client.xrevrange(redis_keys.CONTROL_STREAM, count=redis_keys.CONTROL_MAX_ENTRIES)
         if entries:
             self._last_id = entries[0][0]
@@ -103,7 +103,7 @@ class ControlReader:
 
 
 async def cancel_generation(request_id: str) -> None:
-    """Cancel a request at all workers; its slot is free within some steps.
+    """Cancel a request at all workers; the engine frees its slot within a few steps.
 
     Raises:
         Unavailable: Redis can't be reached.
@@ -123,7 +123,7 @@ def request_unload_sync(checkpoint_id: str) -> None:
 
 
 def hint_jobs_sync() -> None:
-    """Wake the workers for queued jobs; without a hint they look once a second."""
+    """Wake the workers for queued jobs; without this hint the workers poll once a second."""
     with redis_client_sync() as client:
         _add_control(client, "jobs", "new")
 
@@ -135,7 +135,7 @@ def cancel_generation_sync(request_id: str) -> None:
 
 
 async def send_control(action: str, subject: str) -> None:
-    """Put an order or a question on the control stream, which every worker reads.
+    """Append an order or a query to the control stream, which every worker reads.
 
     Raises:
         Unavailable: Redis can't be reached.

@@ -16,13 +16,13 @@ def is_urgent(event: GenerationEvent) -> bool:
 
 
 def join_deltas(events: Sequence[GenerationEvent]) -> list[GenerationEvent]:
-    """The same events, with one delta in place of consecutive deltas of one choice.
+    """Return the events with consecutive deltas of one choice joined into one delta.
 
     Args:
-        events: Of any requests; the events of one request in order.
+        events: Events of any requests; the events of one request are in order.
 
     Returns:
-        A joined delta has ``span``, the number of indexes that it stands for.
+        The events in order. A joined delta has ``span``, the number of indexes that it replaces.
     """
     runs: list[list[GenerationEvent]] = []
     last_of: dict[str, list[GenerationEvent]] = {}

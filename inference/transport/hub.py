@@ -1,17 +1,17 @@
 """Read the one Redis stream of this web process and pass its events to the requests.
 
-Workers write entries with the events of many requests (``out:<web_id>``); one task here takes the entries apart. A
-request gets its events once, in order and without a gap, whatever worker and attempt they come from:
+Workers write entries with the events of many requests (``out:<web_id>``); one task here unpacks them. A request gets
+its events once, in order and without a gap, from any worker and any attempt:
 
 - ``index`` is dense within an attempt. An event with a lower index than expected is a repetition and is dropped. A
   higher index means that the stream was cut: the request fails rather than skip tokens.
-- When a worker dies, its message is delivered again, or published again from here: a worker that is killed between
-  taking a message and recording it loses the message. The next worker first asks on the same stream which tokens the
-  client already has. The reply fixes the new attempt; later events of older attempts are dropped. The new worker goes
-  on behind the delivered tokens.
+- When a worker dies, the broker delivers its message again. A worker that is killed between taking a message and
+  recording it loses the message; the hub then publishes the message again.
+- The next worker first queries, on the same stream, which tokens the client already has. The hub's reply begins a new
+  attempt: the hub drops later events of older attempts, and the new worker continues after the delivered tokens.
 
-Requests that no worker can serve any more and requests past their deadline end with an error, so that every
-registered request gets exactly one terminal event.
+Requests end with an error when no worker is alive or their deadline has passed, so that every registered request
+gets exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ DEADLINE_GRACE_S = 5.0
 WORKER_LOST_TIMEOUT_S = 20
 """Seconds that a request waits while no worker is alive; a restarted worker needs a few of them."""
 MISSED_BEFORE_LOST = 2
+"""Consecutive heartbeats that must miss a message before the message is published again."""
 
 
 # Which of the delivery tags are in the queue.
@@ -65,14 +66,14 @@ return reply
 
 
 class StreamHub:
-    """One per web process; lives on one event loop.
+    """Read the event stream of one web process, on one event loop.
 
     Args:
-        redis_url: As redis-py spells it.
-        web_id: Names the reply stream; made up when None.
-        worker_lost_timeout_s: How long requests wait without any live worker.
-        cancel: Called (on the loop) with requests that the hub gives up.
-        ask_load: Called with models that have waiting requests and no worker.
+        redis_url: A URL of redis-py.
+        web_id: Name of the event stream; generated when None.
+        worker_lost_timeout_s: Seconds that requests wait while no worker is alive.
+        cancel: Called on the event loop with the id of a request that the hub has failed.
+        request_load: Called with the id of a model that has waiting requests and no worker.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class StreamHub:
         web_id: str | None = None,
         worker_lost_timeout_s: float = 20.0,
         cancel: Callable[[str], Awaitable[None]] | None = None,
-        ask_load: Callable[[str], Awaitable[None]] | None = None,
+        request_load: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self.web_id = web_id or f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._redis_url = redis_url
         self._worker_lost_timeout_s = worker_lost_timeout_s
         self._cancel = cancel
-        self._ask_load = ask_load
+        self._request_load = request_load
         self._subscriptions: dict[str, Subscription] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_id = b"0-0"
@@ -97,10 +98,10 @@ class StreamHub:
         self._client: aioredis.Redis | None = None
         self._closing = False
 
-    # --- life
+    # --- start and stop
 
     async def start(self) -> None:
-        """Start reading, once; returns when the heartbeat has been written for the first time (or tried)."""
+        """Start reading, once; return after the first attempt to write the heartbeat."""
         if self._started is None:
             self._started = asyncio.get_running_loop().create_future()
             self._client = aioredis.Redis.from_url(
@@ -110,19 +111,19 @@ class StreamHub:
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 **_keepalive(self._redis_url),
             )
-            for work in (self._read(), self._beat()):
+            for work in (self._read(), self._send_heartbeats()):
                 self._spawn(work)
         if not self._started.done():
             await asyncio.shield(self._started)
 
     async def close(self) -> None:
-        """Stop; the stream and the heartbeat are deleted, open requests end with an error."""
+        """End open requests with an error, stop reading, and delete the stream and the heartbeat."""
         for subscription in list(self._subscriptions.values()):
             subscription.fail(Unavailable("The server is stopping; send the request again.", retry_after_s=5))
         self._closing = True
         tasks, self._tasks = self._tasks, set()
         while tasks:
-            # More than once: a cancellation that meets a finished read can get lost in the libraries.
+            # Repeat: the libraries can swallow a cancellation that arrives as a read finishes.
             for task in tasks:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=0.5)
@@ -136,7 +137,7 @@ class StreamHub:
 
     @property
     def num_streams(self) -> int:
-        """Requests that are open in this process."""
+        """Number of requests that are open in this process."""
         return len(self._subscriptions)
 
     # --- requests
@@ -145,8 +146,8 @@ class StreamHub:
         """Listen to a request; call it before the request is published.
 
         Args:
-            request_id: Unique among the open ones.
-            receive: Gets each event as it comes (see ``Subscription``).
+            request_id: Id of the request, unique among the open requests.
+            receive: Called with each event (see ``Subscription``).
 
         Raises:
             ValueError: The id is registered already.
@@ -170,9 +171,9 @@ class StreamHub:
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._reap)
+        task.add_done_callback(self._on_task_done)
 
-    def _reap(self, task: asyncio.Future[None]) -> None:
+    def _on_task_done(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(cast("asyncio.Task[None]", task))
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a task of the stream hub failed", exc_info=error)
@@ -185,7 +186,7 @@ class StreamHub:
             try:
                 reply: Any = await self._client.xread({key: self._last_id}, count=512, block=READ_BLOCK_MS)
                 pause_s = 0.05
-            except Exception as error:  # whatever it is, the requests of this process depend on this loop
+            except Exception as error:  # any error: all requests of this process depend on this loop
                 logger.warning("reading events failed (%r), trying again", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
@@ -194,10 +195,10 @@ class StreamHub:
                 for entry_id, fields in entries:
                     self._last_id = entry_id
                     for name, payload in fields.items():
-                        await self._take(name, payload)
+                        await self._handle_field(name, payload)
 
-    async def _take(self, name: bytes, payload: bytes) -> None:
-        """Pass the events of one entry on, or reply to a worker's question."""
+    async def _handle_field(self, name: bytes, payload: bytes) -> None:
+        """Pass on the events of one stream entry, or reply to a worker's query."""
         try:
             if name == b"e":
                 for event in redis_keys.unpack(payload):
@@ -215,7 +216,7 @@ class StreamHub:
         if subscription is None:
             delivered = None
         elif attempt <= subscription.attempt:
-            return  # an old question of a worker that is gone
+            return  # a stale query of a worker that has died
         else:
             subscription.begin_attempt(attempt)
             delivered = subscription.delivered()
@@ -228,22 +229,22 @@ class StreamHub:
         except (TimeoutError, RedisError, OSError) as error:
             logger.warning("a reply to a worker was lost (%s)", error)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         assert self._client is not None
         assert self._started is not None
         while not self._closing:
             try:
                 async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
-                    await self._beat_once()
-            except Exception as error:  # as above
+                    await self._send_heartbeat()
+            except Exception as error:  # as in _read
                 logger.warning("the heartbeat failed (%r)", error)
-                self._worker_seen_at = time.monotonic()  # unknown is not gone
+                self._worker_seen_at = time.monotonic()  # workers may be alive
             if not self._started.done():
                 self._started.set_result(None)
             self._expire_waiting()
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
-    async def _beat_once(self) -> None:
+    async def _send_heartbeat(self) -> None:
         assert self._client is not None
         now = time.time()
         waiting = {
@@ -263,8 +264,8 @@ class StreamHub:
         if replies[3]:
             self._worker_seen_at = time.monotonic()
         for checkpoint_id, num_holders in zip(ordered, replies[4:], strict=True):
-            if not num_holders and self._ask_load is not None:
-                await self._ask_load(checkpoint_id)
+            if not num_holders and self._request_load is not None:
+                await self._request_load(checkpoint_id)
         await self._find_lost_messages()
 
     async def _find_lost_messages(self) -> None:
@@ -310,7 +311,7 @@ class StreamHub:
 
 
 def _keepalive(redis_url: str) -> dict[str, bool]:
-    """A dead peer shows itself by TCP keep-alive or its reset; unix sockets have no such option."""
+    """Return the option that detects a dead TCP peer; unix sockets have no such option."""
     return {"socket_keepalive": True} if redis_url.startswith("redis") else {}
 
 
@@ -325,7 +326,7 @@ def get_hub() -> StreamHub:
             settings.BLAZR_REDIS_URL,
             worker_lost_timeout_s=WORKER_LOST_TIMEOUT_S,
             cancel=cancel_generation,
-            ask_load=request_load,
+            request_load=request_load,
         )
     return _hub
 

@@ -3,21 +3,21 @@
     m.<checkpoint>            list      Celery queue of one model; consumed by workers that hold the model
     blazr:flight:<checkpoint> zset      request ids of the model, queued or running; score: deadline
     blazr:holders:<checkpoint> zset     workers that hold (or load) the model; score: valid until
-    blazr:asked:<checkpoint>  string    a load was requested a moment ago
-    blazr:failures            hash      last load error per checkpoint as JSON, for people
+    blazr:load_requested:<checkpoint> string  a load was requested in the last seconds
+    blazr:failures            hash      last load error per checkpoint as JSON, for users
     blazr:out:<web>           stream    events for one web process, one entry per engine step
     blazr:web:<web>           string    heartbeat of a web process
     blazr:w:<worker>          hash      heartbeat of a worker
     blazr:workers             zset      worker names; score: last heartbeat
     blazr:tags:<worker>       set       delivery tags that a worker holds unacknowledged
-    blazr:ctl                 stream    cancel, unload, pin, unpin, ask, jobs: read by every worker
-    blazr:answers:<question>  list      replies of the workers to a question, as JSON
-    blazr:attempt:<request>   hash      n: deliveries after the first; suspects: those that followed a crash
-    blazr:resume:<request>:<attempt> list  reply of a web process: the tokens that its client has
-    blazr:limit:<tenant>      hash      token buckets of a tenant's limits: requests, tokens; at: when they were right
-    blazr:open:<tenant>       zset      its open requests; score: end of their leases
+    blazr:ctl                 stream    cancel, unload, pin, unpin, query, jobs: read by every worker
+    blazr:replies:<query>     list      replies of the workers to a query, as JSON
+    blazr:attempt:<request>   hash      n: deliveries after the first; suspects: deliveries after a crash
+    blazr:resume:<request>:<attempt> list  reply of a web process: the tokens that the request's client has
+    blazr:limit:<tenant>      hash      token buckets of a tenant's limits: requests, tokens; at: the last refill
+    blazr:open:<tenant>       zset      a tenant's open requests; score: end of their leases
     blazr:idem:<tenant>:<key> hash      a request under an idempotency key: its digest, its owner, then its response
-    blazr:lines:<tenant>      zset      its submissions of lines under way, number:lines; score: end of their leases
+    blazr:lines:<tenant>      zset      a tenant's submissions of lines, number:lines; score: end of their leases
 
 Standard library and msgpack only.
 """
@@ -38,7 +38,7 @@ UNACKED = "unacked"  # kombu's own, with its defaults
 UNACKED_INDEX = "unacked_index"
 
 MODEL_QUEUES = "m."
-"""Begins the names of the models' queues."""
+"""Prefix of the names of the models' queues."""
 
 LUA_TAG_OF = """
 local pattern = '"delivery_tag": ?"([^"]+)"'
@@ -46,16 +46,16 @@ local function tag_of(item)
   return string.match(string.sub(item, -160), pattern) or string.match(item, pattern)
 end
 """
-"""For scripts: ``tag_of(message)``, the delivery tag of a message in a queue, or nil; it stands near the end."""
+"""Lua function ``tag_of(message)``: the delivery tag of a queued message, or nil; the tag is near the end."""
 
 CONTROL_MAX_ENTRIES = 10_000
 OUT_MAX_ENTRIES = 20_000
 OUT_EXPIRE_S = 3600
 HEARTBEAT_EXPIRE_S = 15
 HOLDER_EXPIRE_S = 15
-ASKED_EXPIRE_S = 5
+LOAD_REQUESTED_EXPIRE_S = 5
 FAILED_EXPIRE_S = 900
-ANSWERS_EXPIRE_S = 30
+REPLIES_EXPIRE_S = 30
 ATTEMPT_EXPIRE_S = 24 * 3600
 RESUME_EXPIRE_S = 60
 
@@ -69,108 +69,108 @@ DEFAULT_QUEUE = "default"
 
 
 def model_queue(checkpoint_id: str) -> str:
-    """Celery queue of one model."""
+    """Return the Celery queue of one model."""
     return f"{MODEL_QUEUES}{checkpoint_id}"
 
 
 def flight(checkpoint_id: str) -> str:
-    """Requests of a model that are queued or running."""
+    """Return the key of a model's queued and running requests."""
     return f"{PREFIX}flight:{checkpoint_id}"
 
 
 def holders(checkpoint_id: str) -> str:
-    """Workers that hold a model."""
+    """Return the key of the workers that hold a model."""
     return f"{PREFIX}holders:{checkpoint_id}"
 
 
-def asked(checkpoint_id: str) -> str:
-    """Mark of a requested load."""
-    return f"{PREFIX}asked:{checkpoint_id}"
+def load_requested(checkpoint_id: str) -> str:
+    """Return the key of the mark that a load was requested."""
+    return f"{PREFIX}load_requested:{checkpoint_id}"
 
 
 def out(web_id: str) -> str:
-    """Event stream of a web process."""
+    """Return the key of a web process's event stream."""
     return f"{PREFIX}out:{web_id}"
 
 
 def web(web_id: str) -> str:
-    """Heartbeat of a web process."""
+    """Return the key of a web process's heartbeat."""
     return f"{PREFIX}web:{web_id}"
 
 
 def worker(worker_id: str) -> str:
-    """Heartbeat of a worker."""
+    """Return the key of a worker's heartbeat."""
     return f"{PREFIX}w:{worker_id}"
 
 
 def tags(worker_id: str) -> str:
-    """Unacknowledged delivery tags of a worker."""
+    """Return the key of a worker's unacknowledged delivery tags."""
     return f"{PREFIX}tags:{worker_id}"
 
 
-def answers(question_id: str) -> str:
-    """Where workers put their replies to a question."""
-    return f"{PREFIX}answers:{question_id}"
+def replies(query_id: str) -> str:
+    """Return the key of the workers' replies to a query."""
+    return f"{PREFIX}replies:{query_id}"
 
 
 def attempt(request_id: str) -> str:
-    """Delivery counters of a request."""
+    """Return the key of a request's delivery counters."""
     return f"{PREFIX}attempt:{request_id}"
 
 
 def limit_counters(tenant: str) -> str:
-    """Token buckets of a tenant."""
+    """Return the key of a tenant's token buckets."""
     return f"{PREFIX}limit:{tenant}"
 
 
 def limit_open(tenant: str) -> str:
-    """Open requests of a tenant."""
+    """Return the key of a tenant's open requests."""
     return f"{PREFIX}open:{tenant}"
 
 
 def idempotency(tenant: str, key_digest: str) -> str:
-    """A request under an idempotency key."""
+    """Return the key of a request under an idempotency key."""
     return f"{PREFIX}idem:{tenant}:{key_digest}"
 
 
 def limit_lines(tenant: str) -> str:
-    """Submissions of lines of a tenant that are under way."""
+    """Return the key of a tenant's submissions of lines."""
     return f"{PREFIX}lines:{tenant}"
 
 
 def resume(request_id: str, attempt_number: int) -> str:
-    """Where a web process puts what its client already has."""
+    """Return the key of a web process's reply with the tokens that a client has."""
     return f"{PREFIX}resume:{request_id}:{attempt_number}"
 
 
 def pack(value: Any) -> bytes:
-    """MessagePack; lone surrogates in text survive."""
+    """Encode a value as MessagePack; lone surrogates in text are kept."""
     packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
     return packed
 
 
 def unpack(payload: bytes) -> Any:
-    """Read ``pack``'s form."""
+    """Decode a value that ``pack`` encoded."""
     return msgpack.unpackb(payload, unicode_errors="surrogatepass", strict_map_key=False)
 
 
 def pack_events(events: Sequence[Any]) -> dict[Any, Any]:
-    """Fields of a stream entry that carries events."""
+    """Return the fields of a stream entry that carries events."""
     return {b"e": pack(events)}
 
 
 def pack_resume_question(request_id: str, attempt_number: int) -> dict[Any, Any]:
-    """Fields of a stream entry that asks which tokens the client of a request has."""
+    """Return the fields of a stream entry that queries which tokens a request's client has."""
     return {b"q": pack([request_id, attempt_number])}
 
 
 def failure_message(payload: bytes) -> str:
-    """The message of a load error that a worker recorded."""
+    """Return the message of a load error that a worker recorded."""
     return str(json.loads(payload)["error"]["message"])
 
 
 def as_redelivered(envelope: bytes) -> bytes:
-    """A Celery message, marked as delivered before, as kombu marks it."""
+    """Return a Celery message with kombu's mark of a repeated delivery."""
     message = json.loads(envelope)
     message["headers"]["redelivered"] = True
     message["properties"]["delivery_info"]["redelivered"] = True

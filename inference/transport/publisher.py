@@ -1,10 +1,10 @@
 """Send the events of the engines to the streams of the web processes.
 
 Engine threads append events; one thread here sends them. Urgent events (the start, the first token and the end of a
-request, errors) are sent at once, together with the earlier events of the same request. Other deltas wait until the
-flush interval since the last flush is over. Each flush is one Redis pipeline with one ``XADD`` per web process. The
-last event of a request and the acknowledgement of its message are one transaction, so that a worker that dies can
-neither lose an output nor repeat a finished request.
+request, errors) are sent at once, together with the earlier events of the same request. Other deltas wait until one
+flush interval has passed since the last flush. Each flush is one Redis pipeline with one ``XADD`` per web process.
+The last event of a request and the acknowledgement of its message are one transaction, so that a dying worker neither
+loses an output nor repeats a finished request.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Acknowledgement:
     """The end of one delivered message.
 
     Attributes:
-        tags: Its delivery tags; more than one after a repeated delivery.
-        then: Called once the end is recorded in Redis.
+        tags: Delivery tags of the message; more than one after a repeated delivery.
+        then: Called after Redis has recorded the end.
     """
 
     request_id: str
@@ -49,7 +49,7 @@ class Acknowledgement:
 
 @dataclass(slots=True)
 class _Batch:
-    """What one flush sends."""
+    """The events and acknowledgements of one flush."""
 
     events: list[_Addressed] = field(default_factory=list)
     acknowledgements: list[Acknowledgement] = field(default_factory=list)
@@ -59,11 +59,11 @@ class _Batch:
 
 
 class EventPublisher:
-    """Sends events in a thread of its own, in order, without loss while Redis is away.
+    """Send events in order from a thread of its own; keep them while Redis can't be reached.
 
     Args:
-        client: Of the Redis that has the streams.
-        interval_s: The flush interval; 0: every event is sent at once.
+        client: Client of the Redis server that has the streams.
+        interval_s: Flush interval in seconds; 0 sends every event at once.
     """
 
     def __init__(self, client: redis.Redis, *, interval_s: float = 0.0) -> None:
@@ -71,7 +71,7 @@ class EventPublisher:
         self._interval_s = interval_s
         self._condition = threading.Condition()
         self._ready = _Batch()
-        self._deferred: dict[str, list[_Addressed]] = {}  # by request: they wait for the interval
+        self._deferred: dict[str, list[_Addressed]] = {}  # by request id
         self._num_waiting = 0  # events, ready and deferred
         self._flush_at = math.inf  # when the deferred events are due
         self._flushed_at = -math.inf
@@ -80,17 +80,17 @@ class EventPublisher:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread; call once."""
         self._thread.start()
 
     def publish(self, events: Sequence[_Addressed], acknowledgements: Sequence[Acknowledgement] = ()) -> None:
-        """Send the events of one step. Blocks while 100,000 events wait, because Redis is away.
+        """Queue the events of one step; block while more than ``MAX_WAITING_EVENTS`` events wait.
 
         Args:
-            events: (web id, event), in order.
-            acknowledgements: Messages that these events end.
+            events: Pairs of web id and event, in order.
+            acknowledgements: Messages that end with these events.
         """
-        # A dict keeps their order, a set would not.
+        # A dict keeps the order of the requests, a set would not.
         urgent = dict.fromkeys(event["request_id"] for _, event in events if is_urgent(event))
         urgent.update(dict.fromkeys(item.request_id for item in acknowledgements))
         with self._condition:
@@ -108,7 +108,7 @@ class EventPublisher:
                 self._condition.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is sent; False after ``timeout_s``."""
+        """Send all events and wait for it; return False if ``timeout_s`` passes first."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
             self._make_ready(list(self._deferred))
@@ -121,7 +121,7 @@ class EventPublisher:
         return True
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Send what waits and end the thread."""
+        """Send all waiting events and end the thread."""
         self.flush(timeout_s)
         with self._condition:
             self._stopping = True
@@ -129,7 +129,7 @@ class EventPublisher:
         self._thread.join(timeout_s)
 
     def _make_ready(self, request_ids: Iterable[str]) -> None:
-        """With the lock held: the deferred events of these requests are sent with the next flush."""
+        """Move the deferred events of these requests into the next flush; the caller holds the lock."""
         for request_id in request_ids:
             self._ready.events.extend(self._deferred.pop(request_id, ()))
         if not self._deferred:
@@ -143,7 +143,7 @@ class EventPublisher:
                 self._condition.notify_all()
 
     def _next_batch(self) -> _Batch | None:
-        """Wait until something is due; None: the end."""
+        """Wait until events are due and return them; return None when the publisher stops."""
         with self._condition:
             while not self._ready and (now := time.monotonic()) < self._flush_at:
                 if self._stopping:
@@ -166,7 +166,7 @@ class EventPublisher:
                 self._send_once(batch)
                 break
             except (RedisError, OSError) as error:
-                # A pipeline whose reply was lost may have been done: readers drop repeated events by their index.
+                # Redis may have executed a pipeline whose reply was lost; readers drop repeated events by index.
                 logger.warning("events could not be sent (%s), trying again", error)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
@@ -190,7 +190,7 @@ class EventPublisher:
 
 
 def _acknowledge(pipe: Any, acknowledgements: Sequence[Acknowledgement]) -> None:
-    """End messages: three commands for all messages of one model."""
+    """Acknowledge messages with one command per model, and two commands for all delivery tags."""
     requests: dict[str, list[str]] = {}
     for item in acknowledgements:
         requests.setdefault(item.checkpoint_id, []).append(item.request_id)

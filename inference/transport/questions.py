@@ -14,57 +14,57 @@ from inference.transport.clients import redis_client
 from inference.transport.control import send_control
 from inference.transport.worker_states import worker_states
 
-ANSWER_WITHIN_S = 3.0
-WAIT_S = 0.5
+REPLY_TIMEOUT_S = 3.0
+POLL_TIMEOUT_S = 0.5
 _FITTING = ("resident", "fits", "fits_after_eviction")
 
 
-async def ask_workers(kind: str, **values: Any) -> list[dict[str, Any]]:
-    """The answers of all workers that are alive, as far as they come in time.
+async def query_workers(kind: str, **values: Any) -> list[dict[str, Any]]:
+    """Send a query to all workers; return the replies that arrive within ``REPLY_TIMEOUT_S``.
 
     Args:
         kind: ``requests`` or ``fit``.
-        values: Further members of the question.
+        values: Further members of the query.
 
     Raises:
-        Unavailable: Redis can't be reached, or no worker has answered.
+        Unavailable: Redis can't be reached, no worker is alive, or no worker replied in time.
     """
     workers = await worker_states()
     if not workers:
         raise Unavailable("No worker is running; start one, or wait for it.", retry_after_s=5)
-    question_id = secrets.token_hex(12)
-    await send_control("ask", json.dumps({"id": question_id, "kind": kind, **values}))
-    answers: list[dict[str, Any]] = []
-    deadline = time.monotonic() + ANSWER_WITHIN_S
+    query_id = secrets.token_hex(12)
+    await send_control("query", json.dumps({"id": query_id, "kind": kind, **values}))
+    replies: list[dict[str, Any]] = []
+    deadline = time.monotonic() + REPLY_TIMEOUT_S
     async with redis_client() as client:
-        while len(answers) < len(workers) and time.monotonic() < deadline:
-            found = await client.blpop([redis_keys.answers(question_id)], timeout=WAIT_S)
+        while len(replies) < len(workers) and time.monotonic() < deadline:
+            found = await client.blpop([redis_keys.replies(query_id)], timeout=POLL_TIMEOUT_S)
             if found is not None:
-                answers.append(json.loads(found[1]))
-    if not answers:
-        raise Unavailable("The workers did not answer; they may be busy starting. Try again.", retry_after_s=2)
-    return answers
+                replies.append(json.loads(found[1]))
+    if not replies:
+        raise Unavailable("No worker replied; the workers may be busy starting. Try again.", retry_after_s=2)
+    return replies
 
 
 async def running_requests() -> list[dict[str, Any]]:
-    """Requests of all callers, as the workers have them; one entry per prompt."""
-    answers = await ask_workers("requests")
-    return [{**item, "worker_id": answer["worker_id"]} for answer in answers for item in answer.get("requests", ())]
+    """Return the requests of all callers that the workers hold, one entry per prompt."""
+    replies = await query_workers("requests")
+    return [{**item, "worker_id": reply["worker_id"]} for reply in replies for item in reply.get("requests", ())]
 
 
 async def model_fit(checkpoint_id: str) -> list[dict[str, Any]]:
-    """Per worker whether the model would fit.
+    """Return each worker's report whether the model would fit.
 
     Raises:
-        BlazrError: Why no worker can load it.
+        BlazrError: No worker could check the model; the error of the first worker.
     """
-    answers = await ask_workers("fit", checkpoint_id=checkpoint_id)
-    found = [{"worker_id": answer["worker_id"], **answer["fit"]} for answer in answers if "fit" in answer]
+    replies = await query_workers("fit", checkpoint_id=checkpoint_id)
+    found = [{"worker_id": reply["worker_id"], **reply["fit"]} for reply in replies if "fit" in reply]
     if not found:
-        raise BlazrError.from_dict(answers[0]["error"])
+        raise BlazrError.from_dict(replies[0]["error"])
     return found
 
 
 def fits_somewhere(found: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether one of ``model_fit``'s workers could hold the model, other models evicted if need be."""
+    """Whether a worker in ``model_fit``'s result could hold the model, after evictions if needed."""
     return any(item["verdict"] in _FITTING for item in found)

@@ -1,8 +1,8 @@
-"""Publish requests to the queues of the models, with admission, and ask workers to load a model.
+"""Publish requests to the models' queues with admission control, and request model loads.
 
 A generation is an ordinary Celery message (``app.amqp.as_task_v2`` in kombu's envelope), pushed by the async Redis
-client. ``apply_async`` would block the event loop for 1 to 2 ms, and for longer while Redis stalls. A test compares
-the envelope with kombu's own. Every call has a timeout, and errors of Redis become ``Unavailable``.
+client, because ``apply_async`` would block the event loop. A test compares the envelope with kombu's own. Every call
+has a timeout, and errors of Redis become ``Unavailable``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from inference.transport.clients import redis_client_sync, redis_repeatable
 from inference.transport.subscription import PublishedMessage, Subscription
 from inference.values.messages import GenerateMessage
 
-# Admission, push and "does a worker hold the model" in one step: nothing can come in between. A request that is open
-# already was pushed by a call whose reply was lost. ARGV: now, limit, deadline, request id, message.
+# One script admits the request, pushes its message and counts the model's workers, so that no command comes between.
+# A request that is open already was pushed by a call whose reply was lost.
+# ARGV: now, limit, deadline, request id, message.
 _PUBLISH = """
 local open = 0
 local admitted = 1
@@ -42,17 +43,17 @@ end
 return {admitted, open, redis.call('ZCOUNT', KEYS[3], ARGV[1], '+inf')}
 """
 
-_ASK_LOAD = """
+_REQUEST_LOAD = """
 if redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then redis.call('LPUSH', KEYS[2], ARGV[2]) end
 """
 
 
 async def publish_generation(message: GenerateMessage, subscription: Subscription | None = None) -> None:
-    """Queue a request for the workers of its model; ask for a load if none holds the model.
+    """Queue a request for the workers of its model; request a load if no worker holds the model.
 
     Args:
         message: The request.
-        subscription: Where its events arrive, registered already; learns model, deadline and message.
+        subscription: The request's registered subscription; this function sets its model, deadline and message.
 
     Raises:
         QueueFull: The limit of open requests of the model is reached.
@@ -83,11 +84,13 @@ async def publish_generation(message: GenerateMessage, subscription: Subscriptio
 
 
 async def request_load(checkpoint_id: str) -> None:
-    """Request that some worker loads the model, unless that was requested a moment ago."""
+    """Request that a worker loads the model, at most once in ``LOAD_REQUESTED_EXPIRE_S`` seconds."""
     queue = redis_keys.DEFAULT_QUEUE
     envelope = task_envelope(redis_keys.LOAD_TASK, (checkpoint_id,), task_id=str(uuid.uuid4()), queue=queue)
-    asked = redis_keys.asked(checkpoint_id)
-    await redis_repeatable(lambda client: client.eval(_ASK_LOAD, 2, asked, queue, redis_keys.ASKED_EXPIRE_S, envelope))
+    mark = redis_keys.load_requested(checkpoint_id)
+    await redis_repeatable(
+        lambda client: client.eval(_REQUEST_LOAD, 2, mark, queue, redis_keys.LOAD_REQUESTED_EXPIRE_S, envelope)
+    )
 
 
 # --- for code without an event loop: the command line, management commands, synchronous views
@@ -97,9 +100,9 @@ def request_load_sync(checkpoint_id: str) -> None:
     """``request_load`` for synchronous code."""
     queue = redis_keys.DEFAULT_QUEUE
     envelope = task_envelope(redis_keys.LOAD_TASK, (checkpoint_id,), task_id=str(uuid.uuid4()), queue=queue)
-    asked = redis_keys.asked(checkpoint_id)
+    mark = redis_keys.load_requested(checkpoint_id)
     with redis_client_sync() as client:
-        client.eval(_ASK_LOAD, 2, asked, queue, redis_keys.ASKED_EXPIRE_S, envelope)
+        client.eval(_REQUEST_LOAD, 2, mark, queue, redis_keys.LOAD_REQUESTED_EXPIRE_S, envelope)
 
 
 # --- messages
@@ -108,7 +111,7 @@ def request_load_sync(checkpoint_id: str) -> None:
 def task_envelope(
     task: str, args: Sequence[Any], *, task_id: str, queue: str, delivery_tag: str | None = None
 ) -> bytes:
-    """A Celery message as kombu's Redis transport writes it to a queue."""
+    """Return a Celery message as kombu's Redis transport writes it to a queue."""
     headers, embed = _static_parts(task)
     body = orjson.dumps((args, {}, embed))
     return orjson.dumps(
@@ -132,7 +135,7 @@ def task_envelope(
 
 @functools.cache
 def _static_parts(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Headers, and the last part of the body, that every message of a task has: making them takes Celery 0.1 ms."""
+    """Return the headers and the last part of the body, which all messages of a task share."""
     # argsrepr would copy the prompt into the headers, where tools and logs show it.
     message = current_app.amqp.as_task_v2(
         "", task, args=(), kwargs={}, ignore_result=True, argsrepr="…", kwargsrepr="{}"

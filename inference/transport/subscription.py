@@ -14,7 +14,7 @@ from inference.values.messages import GenerationEvent
 
 @dataclass(frozen=True, slots=True)
 class PublishedMessage:
-    """The message of a request and its queue, to find out whether the message was lost."""
+    """A published message and its queue, kept to detect that the message was lost."""
 
     queue: str
     tag: str
@@ -22,7 +22,7 @@ class PublishedMessage:
 
 
 class Hub(Protocol):
-    """What a subscription needs of its hub."""
+    """The methods of the hub that a subscription calls."""
 
     def forget(self, request_id: str) -> None:
         """Drop a subscription that ended or was closed."""
@@ -34,16 +34,17 @@ class Hub(Protocol):
 
 
 class Subscription:
-    """Passes the events of one request on, each once and in order; belongs to the hub's event loop.
+    """Pass on the events of one request, each once and in order, on the hub's event loop.
 
     Args:
         hub: The hub that reads the stream.
-        request_id: The request.
-        receive: Called with each event as it comes, the terminal event last. It must neither wait nor raise.
+        request_id: The request's id.
+        receive: Called with each event, the terminal event last; must neither wait nor raise.
 
     Attributes:
-        attempt: The attempt whose events count now.
+        attempt: The current attempt; events of other attempts are dropped.
         checkpoint_id, deadline, published: Set when the request is published.
+        num_missed: Consecutive heartbeats at which the message was in no queue and with no worker.
     """
 
     def __init__(self, hub: Hub, request_id: str, receive: Callable[[GenerationEvent], None]) -> None:
@@ -69,15 +70,15 @@ class Subscription:
 
     @property
     def num_delivered(self) -> int:
-        """Output tokens that were passed on so far, over all choices."""
+        """Number of output tokens passed on so far, over all choices."""
         return sum(len(tokens) for tokens in self._delivered.values())
 
     def delivered(self) -> list[list[int]]:
-        """Token ids that were passed on so far, per choice."""
+        """Return the token ids passed on so far, per choice."""
         return [list(self._delivered.get(choice, ())) for choice in range(max(self._delivered, default=-1) + 1)]
 
     def fail(self, error: BlazrError) -> None:
-        """End the request here with an error event."""
+        """End the request with an error event, unless it has ended."""
         if self._is_ended:
             return
         self._forward(
@@ -91,19 +92,19 @@ class Subscription:
         )
 
     def close(self) -> None:
-        """Stop listening; the request itself goes on unless it is cancelled."""
+        """Stop listening; the request itself continues unless it is cancelled."""
         self._is_ended = True
         self._hub.forget(self.request_id)
 
     # --- the hub's side
 
     def begin_attempt(self, attempt: int) -> None:
-        """Listen to ``attempt`` only, from its first event on."""
+        """Accept only events of ``attempt``, from its first event."""
         self.attempt = attempt
         self._next_index = 0
 
     def accept(self, event: GenerationEvent) -> None:
-        """Pass one event of the stream on, unless it is a repetition or belongs to an older attempt."""
+        """Pass on one event of the stream, unless the event is repeated or of an older attempt."""
         if self._is_ended or event["attempt"] != self.attempt or event["index"] < self._next_index:
             return
         if event["index"] > self._next_index:

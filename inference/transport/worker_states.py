@@ -1,4 +1,4 @@
-"""Read what the workers report of themselves and their models."""
+"""Read the states of workers and models that the workers report in Redis."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from inference.values.states import ModelState, WorkerState, merge_models
 
 
 async def worker_states() -> dict[str, WorkerState]:
-    """Live workers by name."""
+    """Return the live workers by name."""
 
     async def read(client: Any) -> Sequence[bytes | None]:
-        names = await client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
+        names = await client.zrangebyscore(redis_keys.WORKERS, _oldest_heartbeat(), "+inf")
         return await client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
 
     return _parse_workers(await redis_repeatable(read))
 
 
 async def model_states() -> dict[str, ModelState]:
-    """Models that are loading, ready, or failed to load, by checkpoint id; any other is unloaded."""
+    """Return the models that are loading, ready or failed, by checkpoint id; other models are unloaded."""
     merged = merge_models((await worker_states()).values())
     ordered = sorted(merged)
 
@@ -41,7 +41,7 @@ async def model_states() -> dict[str, ModelState]:
 def worker_states_sync() -> dict[str, WorkerState]:
     """``worker_states`` for synchronous code."""
     with redis_client_sync() as client:
-        names: Any = client.zrangebyscore(redis_keys.WORKERS, _fresh(), "+inf")
+        names: Any = client.zrangebyscore(redis_keys.WORKERS, _oldest_heartbeat(), "+inf")
         payloads: Any = client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
     return _parse_workers(payloads)
 
@@ -59,7 +59,7 @@ def model_states_sync() -> dict[str, ModelState]:
     return _with_failures(merged, ordered, replies)
 
 
-def _fresh() -> float:
+def _oldest_heartbeat() -> float:
     return time.time() - redis_keys.HEARTBEAT_EXPIRE_S
 
 

@@ -83,7 +83,7 @@ class RedisPresence:
             pipe: Any = self._client.pipeline(transaction=True)
             pipe.zadd(redis_keys.holders(checkpoint_id), {self._worker_id: until})
             pipe.expire(redis_keys.holders(checkpoint_id), 24 * 3600)
-            pipe.delete(redis_keys.asked(checkpoint_id))
+            pipe.delete(redis_keys.load_requested(checkpoint_id))
             pipe.execute()
         except (RedisError, OSError) as error:
             logger.warning("model %s could not be announced (%s)", checkpoint_id, error)

@@ -64,11 +64,11 @@ class Questions:
         except Exception:
             logger.exception("the question %s could not be answered", question.get("kind"))
             return
-        key = redis_keys.answers(question["id"])
+        key = redis_keys.replies(question["id"])
         try:
             pipe: Any = self._client.pipeline(transaction=True)
             pipe.rpush(key, json.dumps(reply))
-            pipe.expire(key, redis_keys.ANSWERS_EXPIRE_S)
+            pipe.expire(key, redis_keys.REPLIES_EXPIRE_S)
             pipe.execute()
         except (RedisError, OSError) as error:
             logger.warning("a reply could not be sent (%s)", error)

@@ -126,7 +126,7 @@ class WorkerRuntime:
                 "unload": self.manager.unload,
                 "pin": lambda checkpoint_id: self.manager.set_pinned(checkpoint_id, True),
                 "unpin": lambda checkpoint_id: self.manager.set_pinned(checkpoint_id, False),
-                "ask": self.questions.take,
+                "query": self.questions.take,
                 "jobs": self._wake_background,
             },
             self.cancelled,

@@ -113,7 +113,7 @@ def _is_refusal(answer: httpx.Response, status: int) -> bool:
 @pytest.fixture
 def http(live_url, worker, monkeypatch) -> Iterator[httpx.Client]:
     # Nobody here answers questions about running requests.
-    monkeypatch.setattr(worker_questions, "ANSWER_WITHIN_S", 0.0)
+    monkeypatch.setattr(worker_questions, "REPLY_TIMEOUT_S", 0.0)
     with httpx.Client(base_url=live_url, timeout=20, follow_redirects=False) as found:
         yield found
 

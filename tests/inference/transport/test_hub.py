@@ -33,7 +33,7 @@ async def test_without_any_worker_requests_end_with_an_error(redis_urls_in_setti
     async def ask(checkpoint_id: str) -> None:
         asked.append(checkpoint_id)
 
-    hub = StreamHub(redis_urls_in_settings.client, worker_lost_timeout_s=0.5, ask_load=ask)
+    hub = StreamHub(redis_urls_in_settings.client, worker_lost_timeout_s=0.5, request_load=ask)
     await hub.start()
     collected = Collected(hub, "r")
     collected.subscription.checkpoint_id = "a"

@@ -54,7 +54,7 @@ def presence(client, consumer):
     found = RedisPresence(client, WORKER, queues, changed=lambda: woken.append(1))
     found.woken = woken
     yield found
-    client.delete(redis_keys.holders("a"), redis_keys.asked("a"), redis_keys.FAILURES, QUEUE)
+    client.delete(redis_keys.holders("a"), redis_keys.load_requested("a"), redis_keys.FAILURES, QUEUE)
 
 
 def test_a_selection_waits_for_the_consumer_and_leaves_other_queues_alone(consumer):
@@ -79,11 +79,11 @@ def test_a_selection_that_a_cut_connection_missed_is_applied_with_the_next(consu
 
 
 def test_an_advertised_model_has_a_holder_and_its_queue_is_read(presence, client, consumer):
-    client.set(redis_keys.asked("a"), "1")
+    client.set(redis_keys.load_requested("a"), "1")
     presence.advertise("a")
     until = client.zscore(redis_keys.holders("a"), WORKER)
     assert time.time() < until <= time.time() + redis_keys.HOLDER_EXPIRE_S
-    assert not client.exists(redis_keys.asked("a"))
+    assert not client.exists(redis_keys.load_requested("a"))
     assert QUEUE in consumer.queues
     presence.pause("a")
     assert QUEUE not in consumer.queues

@@ -43,7 +43,7 @@ def ask(client, manager):
 
     def put(kind: str, **members: str) -> Any:
         question_id = f"question-{len(keys)}"
-        keys.append(redis_keys.answers(question_id))
+        keys.append(redis_keys.replies(question_id))
         client.delete(keys[-1])
         questions.take(json.dumps({"id": question_id, "kind": kind, **members}))
         return keys[-1]
@@ -55,7 +55,7 @@ def ask(client, manager):
 
 def answer(client, key: str) -> dict[str, Any]:
     wait_until(lambda: client.llen(key))
-    assert 0 < client.ttl(key) <= redis_keys.ANSWERS_EXPIRE_S
+    assert 0 < client.ttl(key) <= redis_keys.REPLIES_EXPIRE_S
     found: dict[str, Any] = json.loads(client.lindex(key, 0))
     assert found.pop("worker_id") == "questions-test"
     return found

@@ -43,7 +43,7 @@ class Worker:
         self._control = ControlReader(
             self._redis,
             {
-                "ask": self.questions.take,
+                "query": self.questions.take,
                 "cancel": self.manager.cancel,
                 "unload": self.unloads.append,
                 "pin": lambda checkpoint_id: self.pins.append((checkpoint_id, True)),
