@@ -74,7 +74,7 @@ async def _serve_traced(app: Any, scope: Any, receive: Any, send: Any) -> None:
 
         async def watched(message: Any) -> None:
             if message["type"] == "http.response.start":
-                span.answered(message["status"])
+                span.record_status(message["status"])
             await send(message)
 
         await app(scope, receive, watched)

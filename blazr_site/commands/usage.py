@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from blazr_site.commands.tables import output_console, table
-from inference.records.usage_report import csv_chunks, csv_header, tenant_of_key, usage_objects, usage_question
+from inference.records.usage_report import csv_chunks, csv_header, tenant_of_key, usage_objects, usage_query
 
 _HEADINGS = {
     "key_name": "name",
@@ -25,7 +25,7 @@ _HEADINGS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the sums."""
-    question = usage_question(
+    question = usage_query(
         first=arguments.first,
         last=arguments.last,
         group_by=arguments.by,

@@ -1,1 +1,1 @@
-"""What is recorded of requests: metrics, traces, usage, logs and stored responses."""
+"""Record requests: metrics, traces, usage, logs and stored responses."""

@@ -1,7 +1,7 @@
-"""Prometheus metrics of a web process; the workers' figures come from their heartbeats at scrape time.
+"""Prometheus metrics of a web process; the workers' metrics are read from their heartbeats at scrape time.
 
-Names begin with ``blazr_``, units are in the names. ``model`` is the served name; names that nobody serves are never
-used as a label, so that a client can't fill the memory with them.
+Names begin with ``blazr_`` and contain their unit. ``model`` is the served name. Unknown model names are never used as
+a label, so that a client can't fill the memory with them.
 """
 
 from __future__ import annotations
@@ -29,31 +29,29 @@ REQUESTS = Counter(
     ["model", "endpoint", "outcome"],
     registry=REGISTRY,
 )
-ACTIVE = Gauge(
-    "blazr_requests_active", "Generation requests that this process waits for.", ["model"], registry=REGISTRY
-)
+ACTIVE = Gauge("blazr_requests_active", "Generation requests that run in this process.", ["model"], registry=REGISTRY)
 PROMPT_TOKENS = Counter("blazr_prompt_tokens", "Tokens of accepted prompts.", ["model"], registry=REGISTRY)
 CACHED_TOKENS = Counter(
-    "blazr_prompt_tokens_cached", "Prompt tokens whose state was in the prefix cache.", ["model"], registry=REGISTRY
+    "blazr_prompt_tokens_cached", "Prompt tokens found in the prefix cache.", ["model"], registry=REGISTRY
 )
 GENERATED_TOKENS = Counter("blazr_generated_tokens", "Tokens delivered to clients.", ["model"], registry=REGISTRY)
 TTFT = Histogram(
     "blazr_time_to_first_token_seconds",
-    "From the request's arrival to its first token.",
+    "Time from the request's arrival to its first token.",
     ["model"],
     buckets=_SECONDS,
     registry=REGISTRY,
 )
 ITL = Histogram(
     "blazr_inter_token_seconds",
-    "Between the tokens of a request, as they reach this process.",
+    "Time between tokens of a request, measured in this process.",
     ["model"],
     buckets=_TOKEN_SECONDS,
     registry=REGISTRY,
 )
 DURATION = Histogram(
     "blazr_request_duration_seconds",
-    "From arrival to the last token.",
+    "Time from the request's arrival to its end.",
     ["model", "endpoint"],
     buckets=_SECONDS,
     registry=REGISTRY,
@@ -72,29 +70,29 @@ KEY_TOKENS = Counter(
 )
 RATE_LIMITED = Counter(
     "blazr_rate_limited",
-    "Requests that were refused by a limit of their key: requests, tokens, concurrent, lines.",
+    "Requests that a limit of their key refused: requests, tokens, concurrent, lines.",
     ["key_class", "limit"],
     registry=REGISTRY,
 )
 USAGE_DROPPED = Counter(
-    "blazr_usage_records_dropped", "Usage records given up because the database was gone too long.", registry=REGISTRY
+    "blazr_usage_records_dropped", "Usage records dropped while the database could not be reached.", registry=REGISTRY
 )
 
 
 @functools.cache
 def child(metric: Any, *labels: str) -> Any:
-    """``metric.labels(*labels)``, which takes a lock and looks at every value, once for each combination."""
+    """Return ``metric.labels(*labels)``, cached because ``labels`` takes a lock and checks every value."""
     return metric.labels(*labels)
 
 
 def count_for_key(model: str, key_class: str, outcome: str, tokens: Mapping[str, int]) -> None:
-    """A request of a class of callers has ended.
+    """Count a request that has ended, by class of caller.
 
     Args:
         model: Served name.
         key_class: ``Principal.kind``.
         outcome: ``completed``, ``cancelled``, or an error's code.
-        tokens: Kind to number.
+        tokens: Number of tokens by kind.
     """
     child(KEY_REQUESTS, model, key_class, outcome).inc()
     for kind, number in tokens.items():
@@ -108,21 +106,21 @@ def _families(
     names: Mapping[str, str],
     jobs: Mapping[str, int],
 ) -> Iterable[Metric]:
-    """Gauges from what the workers last said.
+    """Yield gauges and counters from the workers' last heartbeats.
 
     Args:
-        models: By checkpoint id.
-        workers: By worker id.
-        names: Checkpoint id to served name.
-        jobs: Job state to number of jobs.
+        models: States by checkpoint id.
+        workers: States by worker id.
+        names: Served names by checkpoint id.
+        jobs: Number of jobs by state.
     """
     yield GaugeMetricFamily("blazr_workers", "Workers with a fresh heartbeat.", value=len(workers))
     of_workers: Mapping[str, tuple[str, Callable[[WorkerState], float]]] = {
-        "step_age_seconds": ("Since the worker's engines last moved while they had work.", lambda w: w.step_age_s),
+        "step_age_seconds": ("Time since the last step of the worker's slowest busy engine.", lambda w: w.step_age_s),
         "active": ("Requests that the worker holds.", lambda w: w.num_active),
-        "free": ("Requests that the worker would still take.", lambda w: w.num_free),
+        "free": ("Requests that the worker can still take.", lambda w: w.num_free),
         "memory_used_bytes": ("Memory of resident models.", lambda w: w.memory_used_bytes),
-        "memory_budget_bytes": ("Memory that resident models may take.", lambda w: w.memory_budget_bytes),
+        "memory_budget_bytes": ("Memory budget for resident models.", lambda w: w.memory_budget_bytes),
     }
     for name, (text, read_worker) in of_workers.items():
         family = GaugeMetricFamily(f"blazr_worker_{name}", text, labels=["worker"])
@@ -133,7 +131,7 @@ def _families(
         "model_ready": ("1 for models that a worker holds ready.", lambda m: float(m.status == "ready")),
         "model_memory_bytes": ("Weights and states of the model.", lambda m: m.memory_bytes),
         "model_running": ("Requests in the model's engines.", lambda m: m.num_running),
-        "model_tokens_per_second": ("Generated over the last seconds.", lambda m: m.tokens_per_s),
+        "model_tokens_per_second": ("Tokens generated per second, over the last seconds.", lambda m: m.tokens_per_s),
         "queue_depth": ("Requests that wait for the model.", lambda m: m.num_waiting + m.num_queued),
     }
     for name, (text, read_model) in of_models.items():
@@ -150,29 +148,29 @@ def _families(
 
 
 _PREFIX_COUNTERS: Mapping[str, tuple[str, str]] = {
-    "hits": ("num_hits", "Requests of whose prompt something was found."),
-    "cached_tokens": ("num_cached_tokens", "Prompt tokens that were found."),
-    "disk_tokens": ("num_disk_tokens", "Prompt tokens whose state was read from the cache directory."),
+    "hits": ("num_hits", "Requests with a part of their prompt in the cache."),
+    "cached_tokens": ("num_cached_tokens", "Prompt tokens found in the cache."),
+    "disk_tokens": ("num_disk_tokens", "Prompt tokens read from the cache directory."),
     "disk_writes": ("num_disk_writes", "Files written to the cache directory."),
     "disk_removed": ("num_disk_removed", "Files removed from the cache directory to free space."),
-    "disk_corrupt": ("num_disk_corrupt", "Files in the cache directory that were not sound, and were removed."),
+    "disk_corrupt": ("num_disk_corrupt", "Corrupt files removed from the cache directory."),
 }
 _PREFIX_REASONS: Mapping[str, tuple[str, str]] = {
-    "misses": ("misses", "Requests of whose prompt nothing was found, by reason."),
-    "partial_hits": ("shortfalls", "Requests of whose prompt less was found than could have been, by reason."),
+    "misses": ("misses", "Requests without any part of their prompt in the cache, by reason."),
+    "partial_hits": ("shortfalls", "Requests that could not use all matching state of the cache, by reason."),
 }
 _PREFIX_GAUGES: Mapping[str, tuple[str, str]] = {
-    "blocks": ("num_idle_blocks", "Blocks of paged state that are kept for later requests."),
-    "snapshots": ("num_snapshots", "Snapshots of recurrent state that are kept."),
-    "snapshot_slots": ("num_snapshot_slots", "Snapshots that there is memory for."),
-    "host_bytes": ("host_bytes", "Snapshots in host memory."),
-    "disk_bytes": ("disk_bytes", "Files in the cache directory, all models."),
+    "blocks": ("num_idle_blocks", "Blocks of paged state kept for later requests."),
+    "snapshots": ("num_snapshots", "Snapshots of recurrent state kept for later requests."),
+    "snapshot_slots": ("num_snapshot_slots", "Snapshots that fit into the reserved memory."),
+    "host_bytes": ("host_bytes", "Size of the snapshots in host memory."),
+    "disk_bytes": ("disk_bytes", "Size of the cache directory, over all models."),
 }
 _PREFIX_EVICTIONS: Mapping[str, str] = {"block": "num_evicted_blocks", "snapshot": "num_evicted_snapshots"}
 
 
 def _prefix_cache_families(workers: Mapping[str, WorkerState], names: Mapping[str, str]) -> Iterable[Metric]:
-    """What the workers' prefix caches count; from a model's load on, so a new load starts at 0."""
+    """Yield the counters and gauges of the workers' prefix caches; each load of a model starts at 0."""
     found = [
         ((names.get(model.checkpoint_id, model.checkpoint_id), worker_id), model.stats["prefix_cache"])
         for worker_id, worker in workers.items()
@@ -191,7 +189,9 @@ def _prefix_cache_families(workers: Mapping[str, WorkerState], names: Mapping[st
             for reason, number in stats[member].items():
                 counter.add_metric([*where, reason], number)
         yield counter
-    counter = CounterMetricFamily("blazr_prefix_cache_evictions", "States that were evicted.", labels=[*labels, "kind"])
+    counter = CounterMetricFamily(
+        "blazr_prefix_cache_evictions", "Blocks and snapshots that were evicted.", labels=[*labels, "kind"]
+    )
     for where, stats in found:
         for kind, member in _PREFIX_EVICTIONS.items():
             counter.add_metric([*where, kind], stats[member])
@@ -204,13 +204,13 @@ def _prefix_cache_families(workers: Mapping[str, WorkerState], names: Mapping[st
 
 
 def _speculation_families(workers: Mapping[str, WorkerState], names: Mapping[str, str]) -> Iterable[Metric]:
-    """Counters of speculative decoding; from a model's load on."""
+    """Yield the counters of speculative decoding; each load of a model starts at 0."""
     labels = ["model", "worker"]
     proposed = CounterMetricFamily(
-        "blazr_speculation_proposed_tokens", "Draft tokens that were verified.", labels=labels
+        "blazr_speculation_proposed_tokens", "Draft tokens verified by the model.", labels=labels
     )
     accepted = CounterMetricFamily(
-        "blazr_speculation_accepted_tokens", "Draft tokens that were accepted.", labels=labels
+        "blazr_speculation_accepted_tokens", "Draft tokens accepted by the model.", labels=labels
     )
     lengths = HistogramMetricFamily(
         "blazr_speculation_accepted_length",
@@ -232,11 +232,13 @@ def _speculation_families(workers: Mapping[str, WorkerState], names: Mapping[str
 
 
 class _Snapshot:
+    """Prometheus collector of the metric families of one scrape."""
+
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """The families as they were read."""
+        """Return the metric families of this scrape."""
         return self._families
 
 
@@ -247,7 +249,7 @@ def exposition(
     names: Mapping[str, str],
     jobs: Mapping[str, int],
 ) -> bytes:
-    """All metrics in Prometheus' text format; see ``_families`` for the arguments."""
+    """Return all metrics in Prometheus' text format; see ``_families`` for the arguments."""
     snapshot = CollectorRegistry()
     snapshot.register(_Snapshot(list(_families(models, workers, names, jobs))))
     return generate_latest(REGISTRY) + generate_latest(snapshot)

@@ -1,4 +1,4 @@
-"""The request log: a line per request, contents where they are asked for, and removal of old records."""
+"""Log a line per request, record contents where configured, and remove old records."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 SWEEP_BATCH = 500
 MAX_CHARS = 20_000
-"""Characters of a prompt, and of an output, that a row keeps: enough to read, however long the context is."""
+"""Maximum characters of a prompt, and of an output, in a row."""
 
 
 def contents_are_logged() -> bool:
-    """Whether prompts and outputs go into the log (BLAZR_LOG_REQUESTS=contents)."""
+    """Whether prompts and outputs are recorded (BLAZR_LOG_REQUESTS=contents)."""
     return bool(settings.BLAZR_REQUEST_LOG_CONTENTS)
 
 
 def logged_contents(builder: OutputBuilder) -> dict[str, Any]:
-    """``prompt`` and ``answer`` of a record: JSON, each cut after ``MAX_CHARS``; nothing unless asked for."""
+    """Return ``prompt`` and ``answer`` of a record as JSON, each cut to ``MAX_CHARS``; empty unless configured."""
     if not contents_are_logged():
         return {}
     texts = [choice.text for prompt in builder.prompts for choice in prompt.choices]
@@ -35,7 +35,7 @@ def logged_contents(builder: OutputBuilder) -> dict[str, Any]:
 
 
 def log_request(usage: Usage) -> None:
-    """One log record about a request that has ended (BLAZR_LOG_REQUESTS); never its contents."""
+    """Write one log record about an ended request, without its contents (BLAZR_LOG_REQUESTS)."""
     facts = {
         "request_id": usage.request_id,
         "tenant": usage.tenant,
@@ -52,17 +52,17 @@ def log_request(usage: Usage) -> None:
 
 
 def _cut(value: object) -> str:
-    # ASCII: neither U+0000 nor a lone surrogate reaches the database.
+    # JSON in ASCII: the database accepts neither U+0000 nor lone surrogates.
     text = json.dumps(value)
     limit = MAX_CHARS
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def request_log_sweep() -> int:
-    """Remove what is older than ``BLAZR_RETENTION_DAYS`` (0: nothing), some hundred rows at a time; daily sums stay.
+    """Delete usage records older than ``BLAZR_RETENTION_DAYS`` (0: none) in batches; daily sums are kept.
 
     Returns:
-        How many rows went.
+        The number of deleted rows.
     """
     if not settings.BLAZR_REQUEST_LOG_DAYS:
         return 0

@@ -1,8 +1,8 @@
 """Write, read, delete and sweep stored responses.
 
-A row is written once, when its response has ended (before the client hears of the end), so that an id which a client
-knows can be used at once. One that runs in the background is written at its start, with its job, and again when
-somebody has seen its end. Everything here is synchronous and hits the database: call it off the event loop.
+A row is written when its response has ended, before the client gets the end, so that the client can use the id at once.
+The row of a background response is written at its start, with its job, and updated by the first reader of its end.
+All functions query the database synchronously: call them outside of the event loop.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SWEEP_BATCH = 500
 def response_store(
     *, body: Mapping[str, Any], items: Sequence[Item], principal: Principal, job: GenerationJob | None = None
 ) -> StoredResponse:
-    """Keep a response.
+    """Store a response.
 
     Args:
         body: The response object.
-        items: Its own input, without the responses before it.
-        principal: Whose it is.
-        job: What generates it, in the background.
+        items: The response's own input items, without those of previous responses.
+        principal: The caller, who owns the response.
+        job: The job that generates a background response.
     """
     return StoredResponse.objects.create(
         response_id=body["id"],
@@ -49,15 +49,15 @@ def response_store(
 
 
 def responses_of(principal: Principal) -> QuerySet[StoredResponse]:
-    """The responses that ``principal`` may see: their own only, for they hold conversations."""
+    """Return the responses that ``principal`` owns; nobody else can read them."""
     return StoredResponse.objects.filter(tenant=principal.tenant)
 
 
 def response_get(*, response_id: str, principal: Principal) -> StoredResponse:
-    """One response.
+    """Return one response.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
+        NotFound: No response has this id, or another caller owns it.
     """
     row = None if "\0" in response_id else responses_of(principal).filter(response_id=response_id).first()
     if row is None:
@@ -69,22 +69,22 @@ def response_get(*, response_id: str, principal: Principal) -> StoredResponse:
 
 
 def response_finish(row: StoredResponse, body: Mapping[str, Any]) -> None:
-    """Write how a background response ended; the same whoever sees it first."""
+    """Write the final body of a background response; every reader writes the same body."""
     row.body = orjson.dumps(body).decode()
     row.save(update_fields=["body"])
 
 
 def response_delete(*, response_id: str, principal: Principal) -> None:
-    """Forget a response, and end it if it runs in the background: without its job the worker stops.
+    """Delete a response and its job; the worker stops a background response whose job is deleted.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
+        NotFound: No response has this id, or another caller owns it.
     """
     _delete([response_get(response_id=response_id, principal=principal)])
 
 
 def responses_sweep() -> int:
-    """Delete responses older than ``BLAZR_RETENTION_DAYS`` (0: none); gives their number. Safe to run anywhere."""
+    """Delete responses older than ``BLAZR_RETENTION_DAYS`` (0: none); return the number of deleted rows."""
     if not settings.BLAZR_RESPONSE_RETENTION_DAYS:
         return 0
     limit = timezone.now() - timedelta(days=settings.BLAZR_RESPONSE_RETENTION_DAYS)

@@ -1,17 +1,17 @@
-"""OpenTelemetry traces of requests, from the socket to the last token; off unless configured.
+"""Trace requests with OpenTelemetry, from the socket to the last token; off unless configured.
 
     POST /v1/…                web: from the request to the last byte of its response
       generation              web: from the checked request to its last event
         queue                 web: until a worker's engine has accepted every prompt
         worker                worker: from the message to its last event, one per prompt and attempt
-          load                until the model was there; left out when it was
-          queue               until the engine took it
+          load                until the model is ready; absent when the model was ready
+          queue               until the engine takes the request
           prefill             until the first token
-          decode              until the last
+          decode              until the last token
 
-The context crosses over in the message (``traceparent``, https://www.w3.org/TR/trace-context/). Names of attributes:
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ and …/http/http-spans/. Nothing of opentelemetry is
-imported before ``tracing_start``; the further OTEL_… variables are read by its own SDK.
+The message carries the trace context (``traceparent``, https://www.w3.org/TR/trace-context/). Names of attributes:
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ and …/http/http-spans/. opentelemetry is not imported
+before ``tracing_start``. Its SDK reads the further OTEL_… variables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from inference.values.messages import GenerateMessage, GenerationEvent
 
 SHORTEST_LOAD_S = 0.005
-"""A wait for the model that is shorter is none."""
+"""A shorter wait for the model gets no ``load`` span."""
 
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
@@ -37,21 +37,21 @@ _provider: TracerProvider | None = None
 
 
 def current_request_id() -> str | None:
-    """The id of the generation that this task serves, as the client sees it in x-request-id; for log records."""
+    """Return the id of this task's generation (the client's x-request-id), for log records."""
     return _request_id.get()
 
 
 def set_current_request_id(request_id: str) -> None:
-    """Let the log records of this task name the generation."""
+    """Set the id of this task's generation, for log records."""
     _request_id.set(request_id)
 
 
 def tracing_start(*, service: str, processor: SpanProcessor | None = None) -> None:
-    """Trace from now on.
+    """Start tracing.
 
     Args:
-        service: Name of this process's role, unless OTEL_SERVICE_NAME says another.
-        processor: Takes the spans; None: they go in batches, from a thread, to OTEL_EXPORTER_OTLP_ENDPOINT.
+        service: Service name of this process, unless OTEL_SERVICE_NAME is set.
+        processor: Receives the spans; None: a thread sends them in batches to OTEL_EXPORTER_OTLP_ENDPOINT.
     """
     global _tracer, _provider
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -71,7 +71,7 @@ def tracing_start(*, service: str, processor: SpanProcessor | None = None) -> No
 
 
 def tracing_stop() -> None:
-    """Send what waits, and trace no more."""
+    """Send the waiting spans and stop tracing."""
     global _tracer, _provider
     if _provider is not None:
         _provider.shutdown()
@@ -79,12 +79,12 @@ def tracing_stop() -> None:
 
 
 def is_tracing() -> bool:
-    """Whether spans are made."""
+    """Whether tracing is on."""
     return _tracer is not None
 
 
 def trace_id_current() -> str | None:
-    """The trace that this task belongs to, as 32 hexadecimal digits."""
+    """Return the id of this task's trace as 32 hexadecimal digits; None without a trace."""
     if _tracer is None:
         return None
     from opentelemetry import trace
@@ -94,10 +94,10 @@ def trace_id_current() -> str | None:
 
 
 class RequestSpan:
-    """The span of one HTTP request, current while the block runs.
+    """Context manager of one HTTP request's span, which is the current span in the block.
 
     Args:
-        scope: ASGI's; its ``traceparent`` header continues the caller's trace.
+        scope: The ASGI scope; its ``traceparent`` header continues the caller's trace.
     """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
@@ -125,8 +125,8 @@ class RequestSpan:
         self._token = context.attach(trace.set_span_in_context(self._span, parent))
         return self
 
-    def answered(self, status: int) -> None:
-        """The status line went out."""
+    def record_status(self, status: int) -> None:
+        """Record the HTTP status of the response."""
         from opentelemetry.trace import StatusCode
 
         if self._span is not None:
@@ -145,7 +145,7 @@ class RequestSpan:
 
 
 def route_set(route: str) -> None:
-    """Name the request's span by its route, which is one of few, unlike its path."""
+    """Name the request's span by its route; paths would give too many names."""
     if _tracer is None:
         return
     from opentelemetry import trace
@@ -167,20 +167,20 @@ class GenerationTrace:
 
     @property
     def traceparent(self) -> str:
-        """What workers continue."""
+        """The trace context that the workers continue."""
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
     def end(
         self, *, outcome: str, queue_s: float, prompt_tokens: int, completion_tokens: int, is_accepted: bool
     ) -> None:
-        """The generation has ended.
+        """End the generation's span.
 
         Args:
             outcome: ``completed``, ``cancelled``, or an error's code.
-            queue_s: Until the engines had accepted every prompt, or until the end.
-            prompt_tokens, completion_tokens: What it used.
-            is_accepted: Whether they ever did.
+            queue_s: Seconds until the engines had accepted every prompt, or until the end.
+            prompt_tokens, completion_tokens: Usage of the generation.
+            is_accepted: Whether the engines accepted every prompt.
         """
         from opentelemetry.trace import StatusCode
 
@@ -200,7 +200,7 @@ class GenerationTrace:
 
 
 def generation_trace(*, model: str, endpoint: str, request_id: str) -> GenerationTrace | None:
-    """Begin the span of a generation, below the request's; None while nothing is traced."""
+    """Start the span of a generation, a child of the request's span; None when tracing is off."""
     if _tracer is None:
         return None
     return GenerationTrace(
@@ -216,12 +216,12 @@ def generation_trace(*, model: str, endpoint: str, request_id: str) -> Generatio
 
 
 def worker_trace(message: GenerateMessage, event: GenerationEvent, *, delivered_at: float) -> None:
-    """Make the spans of a message that has ended with ``event``, from the times in it; called at that moment.
+    """Create the spans of a message that ends now, from the times in its last event.
 
     Args:
-        message: What the web process sent.
-        event: Its last event.
-        delivered_at: ``time.monotonic()`` of its delivery.
+        message: The message of the web process.
+        event: The last event of the request.
+        delivered_at: ``time.monotonic()`` of the message's delivery.
     """
     traceparent = message.get("traceparent")
     if _tracer is None or traceparent is None:

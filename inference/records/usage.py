@@ -1,8 +1,8 @@
-"""Usage records, written in bulk: one writer per process, no query on the path of a request.
+"""Write usage records in bulk from one thread per process, so that requests run no query for them.
 
-A record is offered when its request ends; a thread stores what has gathered each second, and adds it to the daily rows
-in the same transaction: a record is charged once, however often its storing is tried. Past ``MAX_PENDING`` (the
-database is gone for long) the newest records are dropped, counted and logged: requests go on.
+A request's record is queued when the request ends. Each second a thread stores the queued records and adds them to the
+daily rows in the same transaction, so that a retry counts no record twice. When ``MAX_PENDING`` records wait, because
+the database can't be reached, new records are dropped and counted; requests continue.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "e
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request used; the members are those of ``inference.models.UsageRecord``.
+    """Usage of one request; the members are the fields of ``inference.models.UsageRecord``.
 
-    ``requests`` goes into the daily rows only: how many requests the record stands for (the lines of a batch).
+    ``requests`` is added to the daily rows only: the number of requests in the record (the lines of a batch).
     """
 
     request_id: str
@@ -55,7 +55,7 @@ _RECORDED = tuple(item.name for item in fields(Usage) if item.name != "requests"
 
 
 class UsageWriter:
-    """Gathers records and stores them from a thread of its own, which starts with the first record."""
+    """Queue records and store them from a thread of its own, which starts with the first record."""
 
     def __init__(self) -> None:
         self._pending: deque[Usage] = deque()
@@ -65,7 +65,7 @@ class UsageWriter:
         self._thread: threading.Thread | None = None
 
     def offer(self, usage: Usage) -> None:
-        """Take a record; returns at once."""
+        """Queue a record, or drop and count it when ``MAX_PENDING`` records wait; never blocks."""
         with self._lock:
             if len(self._pending) >= MAX_PENDING:
                 USAGE_DROPPED.inc()
@@ -76,10 +76,10 @@ class UsageWriter:
                 self._thread.start()
 
     def flush(self) -> int:
-        """Store what has gathered; records that can't be stored now are kept.
+        """Store the queued records; keep them queued when the database raises.
 
         Returns:
-            How many were stored.
+            The number of stored records.
         """
         stored = 0
         while True:
@@ -95,7 +95,7 @@ class UsageWriter:
                 raise
 
     def close(self) -> None:
-        """Store the rest and end the thread."""
+        """Store the queued records and end the thread."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -113,7 +113,7 @@ class UsageWriter:
                 keeps_connection = bool(self.flush()) and not closing
             except Exception:
                 logger.warning("usage records could not be stored; they are kept", exc_info=not closing)
-            # Kept while every second has something to store: connecting takes longer than that.
+            # Keep the connection while every flush stores records, because connecting is slow.
             if not keeps_connection:
                 connections.close_all()
             if closing:
@@ -121,10 +121,10 @@ class UsageWriter:
 
 
 def _store(taken: Sequence[Usage]) -> int:
-    """Store records and add them to their days; those that are stored already (a lost answer, a retry) change nothing.
+    """Store records and add them to their daily rows; skip records that an earlier attempt has stored.
 
     Returns:
-        How many were new.
+        The number of new records.
     """
     from django.db import transaction
 
@@ -146,7 +146,7 @@ def usage_store(*, records: Sequence[Usage]) -> int:
     """Store records in this thread, within the caller's transaction if there is one.
 
     Returns:
-        How many were new.
+        The number of new records.
     """
     return _store(records)
 
@@ -159,7 +159,7 @@ def _add_to_days(records: Sequence[Usage]) -> None:
         day = sums.setdefault((item.created_at.date(), item.tenant, item.model), dict.fromkeys(_SUMMED, 0))
         for name in _SUMMED:
             day[name] += getattr(item, name)
-    # In one order in all processes: two flushes must not wait for each other.
+    # All processes use the same order, so that two flushes don't deadlock.
     ordered = sorted(sums)
     UsageDay.objects.bulk_create(
         (UsageDay(day=day, tenant=tenant, model=model) for day, tenant, model in ordered), ignore_conflicts=True
@@ -173,7 +173,7 @@ _writer: UsageWriter | None = None
 
 
 def usage_writer() -> UsageWriter:
-    """The writer of this process."""
+    """Return the usage writer of this process."""
     global _writer
     if _writer is None:
         _writer = UsageWriter()
@@ -182,5 +182,5 @@ def usage_writer() -> UsageWriter:
 
 
 def usage_now() -> datetime:
-    """The time of a record."""
+    """Return the current time (UTC) for a record."""
     return datetime.now(UTC)

@@ -16,7 +16,7 @@ from inference.errors import InvalidRequest
 from inference.models import ApiKey, UsageDay
 
 GROUPS = {"key": "tenant", "model": "model", "day": "day"}
-"""What usage can be grouped by, and the column it is in."""
+"""Names to group usage by, with their columns."""
 DEFAULT_DAYS = 30
 MAX_DAYS = 3660
 CHUNK_ROWS = 500
@@ -33,14 +33,14 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True, slots=True)
-class UsageQuestion:
-    """A query for usage.
+class UsageQuery:
+    """A query of the usage report.
 
     Attributes:
         first, last: Days (UTC), both included.
         group_by: Names of ``GROUPS``, in the order of the report's columns.
-        tenant: Of one caller only; None: of all.
-        model: Of one model only.
+        tenant: The only tenant to report; None: all tenants.
+        model: The only model to report; None: all models.
     """
 
     first: date
@@ -50,18 +50,18 @@ class UsageQuestion:
     model: str | None = None
 
 
-def usage_question(
+def usage_query(
     *, first: str | None, last: str | None, group_by: str | None, tenant: str | None, model: str | None
-) -> UsageQuestion:
-    """Read the parts of a question as people write them.
+) -> UsageQuery:
+    """Parse a query from the text of its parameters.
 
     Args:
-        first, last: ISO dates; without them the last thirty days.
-        group_by: Names of ``GROUPS`` with commas between; None: all of them, an empty text: one sum.
-        tenant, model: See ``UsageQuestion``.
+        first, last: ISO dates; None: the last ``DEFAULT_DAYS`` days.
+        group_by: Names of ``GROUPS`` separated by commas; None: all of them, an empty text: one sum.
+        tenant, model: See ``UsageQuery``.
 
     Raises:
-        InvalidRequest: Names the wrong part.
+        InvalidRequest: A parameter is invalid; the error names it.
     """
     until = _day("to", last) if last else timezone.now().date()
     since = _day("from", first) if first else until - timedelta(days=DEFAULT_DAYS - 1)
@@ -75,7 +75,7 @@ def usage_question(
             raise InvalidRequest(
                 f"group_by has {name[:40]!r}; it is made of {', '.join(GROUPS)}, each once at most.", param="group_by"
             )
-    return UsageQuestion(since, until, tuple(names), tenant, model)
+    return UsageQuery(since, until, tuple(names), tenant, model)
 
 
 def _day(name: str, text: str) -> date:
@@ -86,20 +86,20 @@ def _day(name: str, text: str) -> date:
 
 
 def tenant_of_key(text: str) -> str:
-    """The tenant that a key's public part (or ``local``, or ``user:N``) stands for; unknown ones have no usage."""
+    """Return the tenant of a key's public part; other texts (``local``, ``user:N``) are tenants already."""
     row = None if "\0" in text else ApiKey.objects.filter(prefix=text).first()
     return text if row is None else f"key:{row.pk}"
 
 
-def usage_rows(question: UsageQuestion) -> QuerySet[Any, Any]:
-    """Sums of the daily rows, ordered by their groups; lazily."""
-    rows: QuerySet[Any, Any] = UsageDay.objects.filter(day__gte=question.first, day__lte=question.last)
-    if question.tenant is not None:
-        rows = rows.filter(tenant=question.tenant)
-    if question.model is not None:
-        rows = rows.filter(model=question.model)
-    columns = [GROUPS[name] for name in question.group_by]
-    # The sums' names must not be the columns': an aggregate would be taken of itself.
+def usage_rows(query: UsageQuery) -> QuerySet[Any, Any]:
+    """Return a lazy query of the sums of the daily rows, ordered by their groups."""
+    rows: QuerySet[Any, Any] = UsageDay.objects.filter(day__gte=query.first, day__lte=query.last)
+    if query.tenant is not None:
+        rows = rows.filter(tenant=query.tenant)
+    if query.model is not None:
+        rows = rows.filter(model=query.model)
+    columns = [GROUPS[name] for name in query.group_by]
+    # A sum named like its column would make Django aggregate the sum instead of the column.
     sums = {f"sum_{name}": Sum(column) for name, column in _SUMS.items()}
     if not columns:
         rows = rows.annotate(everything=Value(1)).values("everything").annotate(**sums).order_by()
@@ -108,19 +108,17 @@ def usage_rows(question: UsageQuestion) -> QuerySet[Any, Any]:
     return rows
 
 
-def usage_objects(question: UsageQuestion, *, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
-    """The report's rows as the API shows them."""
-    rows = list(usage_rows(question)[offset : None if limit is None else offset + limit])
+def usage_objects(query: UsageQuery, *, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
+    """Return the report's rows in the API's form."""
+    rows = list(usage_rows(query)[offset : None if limit is None else offset + limit])
     names = key_names(row["tenant"] for row in rows if "tenant" in row)
-    return [usage_object(question, row, names) for row in rows]
+    return [usage_object(query, row, names) for row in rows]
 
 
-def usage_object(
-    question: UsageQuestion, row: Mapping[str, Any], names: Mapping[str, tuple[str, str]]
-) -> dict[str, Any]:
-    """One row: its groups, then its sums."""
+def usage_object(query: UsageQuery, row: Mapping[str, Any], names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """Return one row in the API's form: its groups, then its sums."""
     shown: dict[str, Any] = {}
-    for name in question.group_by:
+    for name in query.group_by:
         value = row[GROUPS[name]]
         if name == "key":
             shown["key"], shown["key_name"] = names.get(value, (value, ""))
@@ -134,7 +132,7 @@ def usage_object(
 
 
 def key_names(tenants: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Public part and name of the keys among ``tenants``."""
+    """Return the public part and the name of each key among ``tenants``."""
     keys = {int(tenant[4:]): tenant for tenant in tenants if tenant.startswith("key:") and tenant[4:].isdigit()}
     found: dict[str, tuple[str, str]] = {}
     ordered = sorted(keys)
@@ -147,16 +145,16 @@ def key_names(tenants: Iterable[str]) -> dict[str, tuple[str, str]]:
 # --- comma-separated values --------------------------------------------------------------------
 
 
-def csv_header(question: UsageQuestion) -> list[str]:
-    """Names of the columns."""
+def csv_header(query: UsageQuery) -> list[str]:
+    """Return the names of the columns."""
     groups: list[str] = []
-    for name in question.group_by:
+    for name in query.group_by:
         groups += ["key", "key_name"] if name == "key" else [name]
     return [*groups, *_SUMS, "total_tokens"]
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Lines of a file (RFC 4180); texts that a spreadsheet would compute are made plain by an apostrophe."""
+    """Format rows as CSV (RFC 4180); an apostrophe keeps spreadsheets from evaluating texts as formulas."""
     out = io.StringIO()
     writer = csv.writer(out)
     for row in rows:
@@ -166,13 +164,13 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     return out.getvalue()
 
 
-def csv_chunks(question: UsageQuestion) -> Iterator[str]:
-    """The report as CSV, some hundred lines at a time, the first with the columns' names."""
-    header = csv_header(question)
+def csv_chunks(query: UsageQuery) -> Iterator[str]:
+    """Yield the report as CSV in chunks of ``CHUNK_ROWS`` lines; the first chunk is the header."""
+    header = csv_header(query)
     yield csv_text([header])
     offset = 0
     while True:
-        rows = usage_objects(question, offset=offset, limit=CHUNK_ROWS)
+        rows = usage_objects(query, offset=offset, limit=CHUNK_ROWS)
         if rows:
             yield csv_text([row[name] for name in header] for row in rows)
         if len(rows) < CHUNK_ROWS:

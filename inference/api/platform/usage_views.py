@@ -15,7 +15,7 @@ from rest_framework import serializers
 from inference.api.base import ApiView, json_response, number_parameter
 from inference.api.schemas import documented
 from inference.errors import InvalidRequest, PermissionRefused
-from inference.records.usage_report import UsageQuestion, csv_chunks, tenant_of_key, usage_objects, usage_question
+from inference.records.usage_report import UsageQuery, csv_chunks, tenant_of_key, usage_objects, usage_query
 
 MAX_ROWS = 10_000
 DEFAULT_ROWS = 1_000
@@ -97,7 +97,7 @@ class UsageView(ApiView):
         }
         return json_response(payload)
 
-    def _question(self, request: HttpRequest) -> UsageQuestion:
+    def _question(self, request: HttpRequest) -> UsageQuery:
         key, model = request.GET.get("key"), request.GET.get("model")
         tenant = None if key is None else tenant_of_key(key)
         if not self.principal.sees_everything:
@@ -106,7 +106,7 @@ class UsageView(ApiView):
             tenant = self.principal.tenant
         if model is not None and "\0" in model:
             raise InvalidRequest("model must not hold U+0000.", param="model")
-        return usage_question(
+        return usage_query(
             first=request.GET.get("from"),
             last=request.GET.get("to"),
             group_by=request.GET.get("group_by"),
@@ -115,7 +115,7 @@ class UsageView(ApiView):
         )
 
 
-async def _file(question: UsageQuestion) -> AsyncIterator[bytes]:
+async def _file(question: UsageQuery) -> AsyncIterator[bytes]:
     chunks = csv_chunks(question)
 
     def following() -> str | None:

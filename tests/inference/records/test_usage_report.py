@@ -9,13 +9,13 @@ import pytest
 from blazr_site.cli import main
 from inference.access.api_keys import api_key_create
 from inference.errors import InvalidRequest
-from inference.records.usage_report import csv_chunks, csv_text, usage_objects, usage_question
+from inference.records.usage_report import csv_chunks, csv_text, usage_objects, usage_query
 from tests.inference.records.test_usage import NOON, record, store
 
 
 def ask(**parts):
     given = {"first": "2026-11-01", "last": "2026-11-30", "group_by": None, "tenant": None, "model": None}
-    return usage_question(**given | parts)
+    return usage_query(**given | parts)
 
 
 def test_groups_filters_and_names(db, writer):
