@@ -1,1 +1,1 @@
-"""Continuous batching over token ids; knows no text."""
+"""Generate tokens by continuous batching over token ids; independent of text."""

@@ -1,4 +1,4 @@
-"""EngineConfig, and how a byte budget becomes blocks and slots.
+"""Define the engine's sizes and limits, and divide a byte budget into blocks and slots.
 
 Block 0 and slot 0 are scratch: no sequence owns them, and both counts include them.
 """
@@ -12,7 +12,7 @@ from inference.modelling.spec import DTYPE_BYTES, Dtype, ModelSpec
 
 MAX_BLOCK_SIZE = 1024
 SNAPSHOT_SHARE = 0.4
-"""Most of the memory beyond one sequence's that snapshots get."""
+"""Largest share for snapshots of the memory that remains beside one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +20,23 @@ class EngineConfig:
     """Sizes and limits of one engine.
 
     Attributes:
-        max_model_len: Most tokens of one sequence, prompt and output together.
+        max_model_len: Maximum tokens of one sequence, prompt and output together.
         num_blocks: Blocks of paged state, the scratch block included; at least 2 if the model has paged state.
-        num_state_slots: Slots of per-sequence state, the scratch slot included; at least 2 if the model has any.
+        num_state_slots: Slots of per-sequence state, the scratch slot included; at least 2 if the model has such state.
         block_size: Tokens in one block, 1 to 1024.
-        max_num_seqs: Most requests that are computed in one step.
-        max_num_batched_tokens: Most tokens that are computed in one step, at least ``max_num_seqs``. More makes
-            prefill faster and each step, so the gap between two tokens of a stream, longer.
-        device: Where states and network live: ``cpu``, ``cuda:0``, …
-        dtype: dtype of the states that follow the model.
+        max_num_seqs: Maximum requests that are computed in one step.
+        max_num_batched_tokens: Maximum tokens that are computed in one step, at least ``max_num_seqs``. A higher value
+            makes prefill faster, and each step (the gap between two tokens of a stream) longer.
+        device: Device of states and network: ``cpu``, ``cuda:0``, …
+        dtype: dtype of the states that have the model's dtype.
         invalid_token_ids: Ids below vocab_size that no token of the vocabulary has; they are never sampled.
-        prefix_cache: Keep the state of what was computed, for requests that begin alike.
-        num_snapshot_slots: State slots for snapshots of recurrent state, beyond ``num_state_slots``. Without any, a
-            model with recurrent state has no prefix cache.
+        prefix_cache: Keep computed state for requests with the same prefix.
+        num_snapshot_slots: State slots for snapshots of recurrent state, beyond ``num_state_slots``. With 0, a model
+            with recurrent state has no prefix cache.
         num_spare_slots: State slots beyond these, for the states of requests whose draft tokens are verified.
-        snapshot_host_bytes: Host memory for snapshots that had to leave their slots; for slots on a device.
-        logprobs_slice_bytes: Most bytes of float32 logits that exist at once while prompt tokens are scored.
-        replay_decodes: Record steps that only decode and run them without Python, where the network allows it.
+        snapshot_host_bytes: Host memory for snapshots that were evicted from their slots on a device.
+        logprobs_slice_bytes: Maximum bytes of float32 logits that exist at once while prompt tokens are scored.
+        replay_decodes: Record steps that only decode and replay them without Python, where the network allows it.
     """
 
     max_model_len: int
@@ -89,15 +89,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """How a byte budget is spent.
+    """The division of a byte budget into blocks and slots.
 
     Attributes:
         num_blocks, num_state_slots: For ``EngineConfig``, scratch included.
         block_size: Tokens in one block.
         block_bytes: Bytes of one block, all layers.
         slot_bytes: Bytes of one slot, all layers.
-        budget_bytes: What was allowed.
-        max_model_len: What was planned for.
+        budget_bytes: The budget.
+        max_model_len: Maximum tokens of one sequence.
         num_snapshot_slots, num_spare_slots: For ``EngineConfig``.
     """
 
@@ -119,21 +119,21 @@ class StatePlan:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of them that snapshots of the prefix cache take."""
+        """Bytes that snapshots of the prefix cache take."""
         return self.num_snapshot_slots * self.slot_bytes
 
     @property
     def max_cached_tokens(self) -> int | None:
-        """Tokens of all running sequences together that the blocks hold; None: the model has no paged state."""
+        """Number of tokens that fit into the blocks; None: the model has no paged state."""
         return (self.num_blocks - 1) * self.block_size if self.block_bytes else None
 
     @property
     def max_running(self) -> int:
-        """Requests that can run at the same time, as far as slots allow."""
+        """Number of requests that have a slot at the same time."""
         return self.num_state_slots - 1
 
     def describe(self) -> str:
-        """One sentence for people."""
+        """Return a sentence for the log."""
         parts = []
         if self.block_bytes:
             parts.append(
@@ -152,7 +152,7 @@ class StatePlan:
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that ``num_tokens`` tokens fill."""
+    """Return the number of blocks for ``num_tokens`` tokens."""
     return -(-num_tokens // block_size)
 
 
@@ -170,19 +170,18 @@ def plan_state_budget(
 ) -> StatePlan:
     """Divide a byte budget into paged blocks, state slots and snapshots of the prefix cache.
 
-    One sequence of ``max_model_len`` tokens always fits, so every admitted request can end. Beyond that, slots
-    get up to half of the rest (a slot is worth nothing without blocks), blocks the remainder, and neither more than
-    ``max_num_seqs`` sequences of full length could use. Before both, snapshots get ``snapshot_share`` of the rest at
-    most. Blocks need no share for the prefix cache: those that no sequence uses serve it.
+    One sequence of ``max_model_len`` tokens always fits, so that every admitted request can end. The rest is divided
+    in this order: spare slots for speculation get up to an eighth, snapshots up to ``snapshot_share`` of the remainder,
+    state slots up to half of the remainder, blocks everything else. Slots and blocks get no more than ``max_num_seqs``
+    sequences of full length can use. The prefix cache needs no blocks of its own: it keeps state in unused blocks.
 
     Args:
-        dtype: dtype of the states that follow the model.
-        budget_bytes: For blocks and slots of all layers together.
-        max_num_seqs: Requests that shall run at the same time, if the budget allows.
-        max_snapshots: Snapshots of recurrent state that are wanted, if the budget allows.
-        snapshot_share: Of the memory beyond one sequence's, what they get at most.
-        max_spare_slots: Spare slots for speculation that are wanted; it gets at least one, and at most an eighth of
-            what one sequence leaves.
+        dtype: dtype of the states that have the model's dtype.
+        budget_bytes: Budget for blocks and slots of all layers together.
+        max_num_seqs: Maximum requests that run at the same time.
+        max_snapshots: Maximum snapshots of recurrent state.
+        snapshot_share: Largest share for snapshots of the memory that remains beside one sequence.
+        max_spare_slots: Maximum spare slots for speculation; if it isn't 0, a model with slots gets at least one.
 
     Raises:
         OutOfCacheBlocks: The budget doesn't hold one sequence of ``max_model_len`` tokens.
@@ -219,10 +218,10 @@ def plan_state_budget(
 
 
 def _divide(spare: int, block_bytes: int, slot_bytes: int, most_blocks: int, most_slots: int) -> tuple[int, int]:
-    """Blocks and slots for the bytes beyond the first sequence's, at most so many of each."""
+    """Return the numbers of blocks and slots for ``spare`` bytes, up to ``most_blocks`` and ``most_slots``."""
     if slot_bytes:
         share = spare // 2 if block_bytes else spare
-        # What blocks can't use goes to slots.
+        # Slots get the bytes that blocks can't use.
         share = max(share, spare - most_blocks * block_bytes)
         most_slots = min(most_slots, share // slot_bytes)
         spare -= most_slots * slot_bytes
@@ -236,8 +235,8 @@ def _too_small(needed: int, budget: int, block_bytes: int, fixed: int, block_siz
         f"one sequence of {max_model_len:,} tokens needs {needed:,} bytes ({_bytes(needed)}) of state, the budget is "
         f"{budget:,} ({_bytes(budget)}); raise the budget"
     )
-    room = budget - fixed
-    longest = (room // block_bytes - 1) * block_size if block_bytes else 0
+    block_budget = budget - fixed
+    longest = (block_budget // block_bytes - 1) * block_size if block_bytes else 0
     if longest > 0:
         return f"{message} or lower max_model_len to {longest:,}."
     return f"{message}."

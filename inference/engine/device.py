@@ -1,7 +1,7 @@
-"""Copy between host and device without needless waits, and recognise an allocation that failed.
+"""Copy between host and device without needless waits, and recognise failed allocations.
 
-A copy from ordinary (pageable) memory makes the host wait until everything that the device has been given before is
-done; one from pinned memory is queued behind it. And each value that is read back waits, so a step reads once.
+A copy from pageable memory makes the host wait for all work queued on the device; a copy from pinned memory is queued
+behind that work. Each read from the device waits too, so a step reads once.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import torch
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a CUDA device the thread's current one: kernels, streams and graphs go to that, wherever the tensors lie."""
+    """Make a CUDA device the thread's current one, because kernels, streams and graphs use the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def choose_attention() -> None:
-    """Leave cuDNN's attention out of PyTorch's choice: it makes a plan for each length of a prompt, as others wait."""
+    """Disable cuDNN's attention in PyTorch, because it compiles a plan for each prompt length while requests wait."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def return_device_memory() -> None:
-    """Give what nobody holds any more back to the devices; PyTorch keeps it for itself otherwise."""
+    """Return unused memory from PyTorch's allocator to the device."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        gc.collect()  # an engine's parts know each other
+        gc.collect()  # an engine's parts refer to each other
         torch.cuda.empty_cache()
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Whether an allocation failed; torch's CPU allocator says so only in words."""
+    """Whether ``error`` is a failed allocation; torch's CPU allocator raises a RuntimeError, known by its message."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array as a tensor on the device. On the CPU it may be the same memory.
+    """Return an array as a tensor on the device; on the CPU the tensor may share the array's memory.
 
-    The pinned copy is the allocator's, which doesn't give it away before the device has read it.
+    PyTorch's allocator keeps the pinned copy until the device has read it.
     """
     host = torch.from_numpy(np.ascontiguousarray(values))
     if device.type == "cpu":
@@ -52,15 +52,15 @@ def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def upload_ids(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Whole numbers as (n,) int64 on the device."""
+    """Return integers as an (n,) int64 tensor on the device."""
     return upload(np.array(values, dtype=np.int64), device)
 
 
 def fetch(*tensors: torch.Tensor) -> tuple[list[Any], ...]:
-    """``tolist`` of each tensor, all in one wait.
+    """Return ``tolist`` of each tensor, with one wait for all.
 
     Args:
-        tensors: On one device; floats, or whole numbers below 2^53.
+        tensors: Tensors on one device, of floats or of integers below 2^53.
     """
     if len(tensors) == 1 or tensors[0].device.type == "cpu":
         return tuple(tensor.tolist() for tensor in tensors)
@@ -68,7 +68,7 @@ def fetch(*tensors: torch.Tensor) -> tuple[list[Any], ...]:
 
 
 def fetch_together(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], ...]:
-    """``fetch`` where there is something to wait for: as one tensor of float64, which holds all of them exactly."""
+    """``fetch`` several tensors from a device as one float64 tensor, which represents all values exactly."""
     flat = torch.cat([tensor.reshape(-1).double() for tensor in tensors]).cpu().numpy()
     parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return tuple(

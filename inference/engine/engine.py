@@ -1,7 +1,8 @@
-"""Engine: continuous batching over token ids. Knows no text, no HTTP, no database.
+"""Engine: generate for many requests by continuous batching over token ids.
 
-One thread owns an engine (``loop``). A step is four calls: schedule, forward, sample, update. Every
-accepted request gets exactly one output with a ``finish_reason``, whatever happens.
+The engine is independent of text, HTTP and the database. One thread owns an engine (``loop``). A step is four calls:
+schedule, forward, sample, update. Every accepted request gets exactly one output with a ``finish_reason``, also after
+errors.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from inference.modelling.spec import ModelSpec
 logger = logging.getLogger(__name__)
 
 MAX_MEMORY_ERRORS = 3
-"""Steps in a row that may run out of memory before the worst-ranked request is given up."""
+"""Consecutive steps that run out of memory before the worst-ranked request fails."""
 
 FETCH_WAIT_S = 0.05
-"""Longest wait for the disk in a step without work."""
+"""Maximum seconds that a step without work waits for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters and gauges; totals are since the engine was made. Scratch isn't counted."""
+    """Counters since the engine's creation, and gauges; the scratch block and slot aren't counted."""
 
     num_running: int
     num_waiting: int
@@ -66,17 +67,17 @@ class EngineStats:
 
 
 class Engine:
-    """Generates for many requests at once.
+    """Generate for many requests at once.
 
     Args:
         network: Weights on ``config.device``.
-        spec: What the network was built from; says what state its layers keep.
+        spec: Specification of the network, with the state of its layers.
         config: Sizes and limits.
-        disk: Where the prefix cache outlives the engine; closed with it.
-        speculation: Whether and how to draft tokens ahead.
+        disk: Disk tier of the prefix cache; closed with the engine.
+        speculation: Speculative decoding; None: off.
 
     Attributes:
-        final_outputs: After ``EngineDead``: the last output of every request that was in flight.
+        final_outputs: After ``EngineDead``, the last output of every unfinished request.
     """
 
     def __init__(
@@ -123,11 +124,11 @@ class Engine:
         """Accept a request.
 
         Raises:
-            Conflict: Its id is in flight.
-            InvalidTokenIds: No ids, or ids that the model doesn't have.
-            InvalidSamplingParams: Parameters that can't be met.
+            Conflict: A request with this id is in flight.
+            InvalidTokenIds: The prompt is empty, or the model doesn't have an id.
+            InvalidSamplingParams: The engine can't follow the parameters.
             PromptTooLong: Prompt and ``max_tokens`` exceed ``max_model_len``.
-            OutOfCacheBlocks: It needs more state than there is, even alone.
+            OutOfCacheBlocks: The request needs more state than the engine has.
             EngineDead: The engine has ended.
         """
         if self._dead is not None:
@@ -136,7 +137,7 @@ class Engine:
             raise Conflict(f"request {source.request_id} is already in flight; use another id.", param="request_id")
         max_tokens = self._checks.check(source)
         eos = () if source.params.ignore_eos else source.eos_token_ids
-        # A tokenizer may know more ids than the model has.
+        # A tokenizer may have more ids than the model.
         stop_token_ids = frozenset(token for token in (*eos, *source.params.stop_token_ids) if token < self._vocab_size)
         request = Request(
             source=source,
@@ -154,7 +155,7 @@ class Engine:
             ),
             namespace=self._prefix_cache.digest(source.cache_salt, len(source.prompt_token_ids)),
         )
-        # An earlier attempt got to the end, or no token is requested.
+        # The request needs no sampled token: an earlier attempt reached the end, or max_tokens is 0.
         request.known_ending = request.ending()
         self._arrivals += 1
         self._num_prompt_tokens += request.num_prompt_tokens
@@ -165,10 +166,10 @@ class Engine:
             self._finish(request, request.known_ending)
 
     def abort_request(self, request_id: str) -> bool:
-        """End a request early and free its state at once; its last output comes with the next step.
+        """End a request early and free its state at once; the next step returns its last output.
 
         Returns:
-            False if there is no such request (any more).
+            False if the engine has no such request.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -177,16 +178,16 @@ class Engine:
         return True
 
     def close(self) -> None:
-        """Write to disk what waits to be written; the engine isn't used any more."""
+        """Write the pending files of the prefix cache and release the engine's threads."""
         self._sampler.close()
         self._prefix_cache.close()
 
     def flush(self) -> None:
-        """Wait until what the prefix cache keeps on disk is there."""
+        """Wait until the prefix cache has written its pending files."""
         self._prefix_cache.flush()
 
     def has_unfinished(self) -> bool:
-        """Whether ``step`` has something to do or to say."""
+        """Whether requests are unfinished or outputs wait for the next ``step``."""
         return bool(self._requests or self._pending)
 
     # --- the step ------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ class Engine:
         """Compute the next tokens of the scheduled requests.
 
         Returns:
-            News of every request that has some.
+            One output for each request with new tokens, a result or an end.
 
         Raises:
             EngineDead: The step failed; ``final_outputs`` has an output for every request.
@@ -227,7 +228,7 @@ class Engine:
             self._update(step, sampled)
 
     def stats(self) -> EngineStats:
-        """A snapshot."""
+        """Return the current counters and gauges."""
         states = self._states
         return EngineStats(
             num_running=len(self._scheduler.running),
@@ -248,7 +249,7 @@ class Engine:
         )
 
     def _queue(self, request: Request) -> None:
-        """Put a request into the queue; before that, read what the disk has of it, beside the steps of others."""
+        """Put a request into the queue, after a background read of its prefix from disk if there is one."""
         fetching = None
         if request.can_read_cache:
             fetching = self._prefix_cache.fetch(request.namespace, request.token_ids)
@@ -258,7 +259,7 @@ class Engine:
             self._fetching[request] = fetching
 
     def _take_fetched(self) -> None:
-        """Queue the requests that have been read; with nothing else to do, wait a moment for one."""
+        """Queue the requests whose disk reads are done; an idle engine waits up to ``FETCH_WAIT_S`` for one."""
         if not self._scheduler.running and not self._scheduler.waiting and not self._pending:
             wait(self._fetching.values(), timeout=FETCH_WAIT_S, return_when="FIRST_COMPLETED")
         for request in [request for request, fetching in self._fetching.items() if fetching.done()]:
@@ -284,7 +285,7 @@ class Engine:
         """Sample ``num_sampled`` tokens for each request of the step, in its order."""
         rows: Sequence[int] = range(len(step.scheduled))
         states = [item.request.sampling for item in step.scheduled if item.num_sampled]
-        if not len(states) == len(rows) == step.num_decodes:  # more than a decode of each
+        if not len(states) == len(rows) == step.num_decodes:  # some requests don't just decode
             rows, states = self._rows_to_sample(step, hidden)
             if not rows:
                 return SamplerOutput([], {}, {})
@@ -296,7 +297,7 @@ class Engine:
         return self._sampler.sample(logits, states, lambda: self._runner.logits_of(hidden, rows))
 
     def _rows_to_sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> tuple[list[int], list[SamplingState]]:
-        """The rows of ``hidden`` to sample from, with the state of each; prompts are scored and pooled on the way."""
+        """Return the rows of ``hidden`` to sample from, with the state of each; also score and pool prompts."""
         rows: list[int] = []
         states: list[SamplingState] = []
         first_row = 0
@@ -310,7 +311,7 @@ class Engine:
         return rows, states
 
     def _read_prompt_rows(self, item: ScheduledRequest, hidden: torch.Tensor, first_row: int) -> None:
-        """Score or pool the prompt tokens of a chunk, as the request asks for."""
+        """Score or pool the prompt tokens of a chunk, as requested."""
         request = item.request
         if request.pooler is not None:
             request.pooler.add(hidden[first_row : first_row + item.num_tokens], item.num_computed_tokens)
@@ -327,13 +328,13 @@ class Engine:
             )
 
     def _update(self, step: SchedulerOutput, sampled: SamplerOutput) -> None:
-        """Append the sampled tokens, record what is computed, and report or finish each request with news."""
+        """Append the sampled tokens, record the computed tokens, and report or finish the requests."""
         self._num_steps += 1
         self._num_memory_errors = 0
         self._scheduler.token_budget = min(2 * self._scheduler.token_budget, self.config.max_num_batched_tokens)
         self._update_requests(step, sampled)
         if self._num_constrained:
-            # The cores are idle until the next forward pass; its masks are computed meanwhile.
+            # Compute the next step's masks while the cores are idle before the forward pass.
             self._sampler.begin([request.sampling for request in self._scheduler.running])
         if self._speculator is not None:
             self._speculator.end()
@@ -345,7 +346,7 @@ class Engine:
         for item in step.scheduled:
             request, num_tokens, num_computed, num_sampled, _ = item
             if is_plain and num_computed and num_tokens == num_sampled:
-                # A decode, in a few statements, as most are.
+                # The fast path of a plain decode, the most frequent case.
                 token_id, num_computed = token_ids[row], num_computed + 1
                 request.token_ids.append(token_id)
                 request.sampling.append(token_id)
@@ -367,13 +368,13 @@ class Engine:
         self._num_generated_tokens += num_decodes
 
     def _update_request(self, item: ScheduledRequest, sampled: SamplerOutput, row: int) -> None:
-        """Update one request, whose sampled rows begin at ``row``."""
+        """Update one request with its sampled rows, which begin at ``row``."""
         request = item.request
         new_token_ids = self._append_verified(item, sampled, row)
         if self._speculator is None:
             request.num_computed_tokens = item.stop
         else:
-            # Each token but the last one was a draft token that held, so its state is computed.
+            # Each token but the last was an accepted draft token, so its state is computed.
             num_verified = max(0, len(new_token_ids) - 1)
             self._speculator.advance(item, item.stop - len(item.draft_token_ids) + num_verified)
         reason = None
@@ -393,17 +394,17 @@ class Engine:
             output.logprobs = [sampled.logprobs[row + number] for number in range(len(new_token_ids))]
 
     def _advance(self, request: Request) -> None:
-        """Tell the prefix cache what is computed."""
+        """Report the computed tokens to the prefix cache."""
         assert request.state is not None
         self._states.advance(request.state, request.token_ids, request.num_computed_tokens)
 
     def _append_verified(self, item: ScheduledRequest, sampled: SamplerOutput, row: int) -> list[int]:
-        """Append the tokens that are certain, up to the one that ends the request; an error goes to ``request.error``.
+        """Append and return the verified tokens, up to the end of the request; set ``request.error`` on an error.
 
         Args:
             item: The request's share of the step.
-            sampled: Its rows begin at ``row``.
-            row: Where they begin.
+            sampled: Samples of the whole step.
+            row: First row of the request in ``sampled``.
         """
         request = item.request
         new_token_ids: list[int] = []
@@ -445,7 +446,7 @@ class Engine:
         return output
 
     def _report(self, request: Request, new_token_ids: list[int]) -> EngineOutput:
-        """Queue an output, with the prompt's log-probabilities once they are complete."""
+        """Queue an output, with the prompt's log-probabilities as soon as they are complete."""
         output = EngineOutput(
             request.request_id,
             new_token_ids,
@@ -460,11 +461,11 @@ class Engine:
     # --- faults --------------------------------------------------------------------------------
 
     def _recover_memory(self, step: SchedulerOutput) -> None:
-        """Go on after a step that ran out of memory.
+        """Continue after a step that ran out of memory.
 
-        The step is tried again with half the tokens and without its worst-ranked request; after
-        ``MAX_MEMORY_ERRORS`` in a row that one fails. Paged state can be written twice, recurrent state that a
-        part of the layers has advanced can't: requests with such state start over.
+        The next step has half the token budget and runs without the worst-ranked request of this step. After
+        ``MAX_MEMORY_ERRORS`` consecutive errors the worst-ranked request fails. Paged state can be written twice.
+        Recurrent state can't, because some layers have advanced it: requests with recurrent state are recomputed.
         """
         if self._speculator is not None:
             self._speculator.end()
@@ -484,7 +485,7 @@ class Engine:
     def _die(self, error: Exception) -> EngineDead:
         logger.exception("the step failed; the engine ends")
         self._dead = EngineDead(f"the engine failed ({type(error).__name__}); the worker restarts.")
-        # The scheduler may be what broke, so nothing is asked of it.
+        # Don't use the scheduler: its state may be the cause of the failure.
         failed = [
             EngineOutput(request_id, finish_reason=FinishReason.ERROR, error=self._dead)
             for request_id in self._requests

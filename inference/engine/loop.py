@@ -1,7 +1,7 @@
-"""EngineLoop: the one thread that owns an engine (or an LLM around one).
+"""EngineLoop: run an engine (or an LLM around one) in the one thread that owns it.
 
-Everything else reaches the owner through this thread's inbox, so the owner needs no locks. The thread
-sleeps on a condition while there is nothing to do; a submit wakes it at once.
+Other threads reach the owner through this thread's inbox, so that the owner needs no locks. The thread sleeps on a
+condition while it has no work; a submit wakes it at once.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 
 
 class LoopOwner(Protocol[ItemT_contra, EventT]):
-    """What the loop drives. All members are called from the loop's thread only."""
+    """An engine or LLM that the loop runs; the loop's thread makes all calls."""
 
     def add(self, prepared: ItemT_contra, /) -> object:
-        """Accept a request, or raise the reason why not."""
+        """Accept a request; raise an error if it can't be accepted."""
         ...
 
     def abort(self, request_id: str, /) -> bool:
-        """End a request early; False if it isn't there."""
+        """End a request early; False if the id is unknown."""
         ...
 
     def step(self) -> list[EventT]:
-        """Do one step's work and return its events; raises ``EngineDead`` if there will be no further one."""
+        """Run one step and return its events; raise ``EngineDead`` if no further step is possible."""
         ...
 
     def has_unfinished(self) -> bool:
-        """Whether ``step`` has something to do."""
+        """Whether ``step`` has work."""
         ...
 
 
 class EngineLoop(Generic[ItemT, EventT]):
-    """Runs ``owner`` in a thread of its own.
+    """Run ``owner`` in a thread of its own.
 
     Args:
-        owner: Belongs to the loop from ``start`` on.
-        on_events: Gets all events of one step at once, from the loop's thread; must not block for long, as
-            the next step waits for it. What it raises is logged.
-        on_refused: Gets each submitted item that the owner refused (or that the end of the loop left
-            unread), with the reason.
-        on_dead: Gets the error after which the loop has ended. Requests in flight get no events; their
-            messages go back to the queue.
-        name: Of the thread.
+        owner: Used by the loop's thread only, from ``start`` on.
+        on_events: Called in the loop's thread with all events of one step. Must not block for long, because the next
+            step waits. Its exceptions are logged.
+        on_refused: Called with the error and each submitted item that the owner refused, or that the loop had not
+            read when it ended.
+        on_dead: Called with the error that ended the loop. Unfinished requests get no events; their messages go back
+            to the queue.
+        name: Name of the thread.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class EngineLoop(Generic[ItemT, EventT]):
     # --- any thread ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread; call once."""
         self._thread.start()
 
     def submit(self, item: ItemT) -> None:
-        """Hand over a request; its outputs come through the callbacks.
+        """Hand over a request; the callbacks get its outputs.
 
         Raises:
             Unavailable: The loop is stopping or has ended.
@@ -99,7 +99,7 @@ class EngineLoop(Generic[ItemT, EventT]):
             self._condition.notify()
 
     def abort(self, request_id: str) -> None:
-        """Ask for the early end of a request; unknown ids are ignored."""
+        """Request the early end of a request; unknown ids are ignored."""
         with self._condition:
             self._aborted.append(request_id)
             self._condition.notify()
@@ -108,12 +108,12 @@ class EngineLoop(Generic[ItemT, EventT]):
         """End the thread.
 
         Args:
-            drain: Let running requests finish first, for at most ``timeout_s``. Otherwise (and after the
-                timeout) the loop ends after the current step and requests in flight get no final event.
-            timeout_s: Longest time to wait, in either case.
+            drain: Wait up to ``timeout_s`` until running requests have finished. Otherwise, and after the timeout,
+                the loop ends after the current step, and unfinished requests get no final event.
+            timeout_s: Maximum seconds to wait, in either case.
 
         Returns:
-            Whether every accepted request had finished.
+            Whether every accepted request has finished.
         """
         deadline = time.monotonic() + timeout_s
         with self._condition:
@@ -137,19 +137,19 @@ class EngineLoop(Generic[ItemT, EventT]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work, so that ``last_step_at`` has to move."""
+        """Whether the owner has work, so that ``last_step_at`` must advance."""
         return self._busy
 
     @property
     def last_step_at(self) -> float:
-        """``time.monotonic()`` when the last step ended, or when work last arrived at an idle loop."""
+        """``time.monotonic()`` of the end of the last step, or of the last work that reached an idle loop."""
         return self._last_step_at
 
     # --- the loop's thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while self._take_in():
+            while self._read_inbox():
                 events = self._owner.step()
                 self._last_step_at = time.monotonic()
                 self._busy = self._owner.has_unfinished()
@@ -157,14 +157,14 @@ class EngineLoop(Generic[ItemT, EventT]):
                     self._publish(events)
         except EngineDead as error:
             self._die(error)
-        except BaseException as error:  # a Rust panic is no Exception; whatever it is, nobody must wait for ever
+        except BaseException as error:  # also a Rust panic, which is no Exception: no request may wait for ever
             logger.exception("the engine loop failed")
             self._die(EngineDead(f"the engine failed: {type(error).__name__}; the worker restarts."))
         finally:
             self._end()
 
-    def _take_in(self) -> bool:
-        """Wait for work and pass the inbox on; False when the loop is to end."""
+    def _read_inbox(self) -> bool:
+        """Wait for work and pass it to the owner; return False when the loop has to end."""
         while True:
             with self._condition:
                 while not (self._submitted or self._aborted or self._busy or self._draining):
@@ -215,13 +215,13 @@ class EngineLoop(Generic[ItemT, EventT]):
         try:
             self._on_refused(item, error)
         except Exception:
-            logger.exception("a refusal could not be passed on")
+            logger.exception("a refusal could not be reported")
 
     def _die(self, error: EngineDead) -> None:
         try:
             self._on_dead(error)
         except Exception:
-            logger.exception("the engine's death could not be passed on")
+            logger.exception("the end of the engine could not be reported")
 
     def _end(self) -> None:
         with self._condition:

@@ -1,4 +1,4 @@
-"""Pooling: the hidden rows of a sequence become one vector, chunk by chunk; nothing is sampled."""
+"""Pool the hidden rows of a sequence into one vector, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class Pooler:
-    """Pools one sequence. Rows may come again (a preempted request is recomputed); each counts once.
+    """Pool one sequence; repeated rows of a preempted request count once.
 
     Args:
-        kind: The mean of all rows, the last one, or the first one.
-        num_tokens: Of the sequence.
+        kind: ``mean`` of all rows, the ``last`` row, or the first row (``cls``).
+        num_tokens: Tokens of the sequence.
     """
 
     def __init__(self, kind: Pooling, num_tokens: int) -> None:
@@ -40,7 +40,7 @@ class Pooler:
         return self._num_seen == self._num_tokens
 
     def add(self, rows: torch.Tensor, position: int) -> None:
-        """Take (n, h) rows of the positions from ``position`` on."""
+        """Add the (n, h) hidden rows of the positions from ``position``."""
         stop = position + rows.shape[0]
         new = rows[max(0, self._num_seen - position) :]
         if not new.shape[0]:
@@ -51,11 +51,11 @@ class Pooler:
         elif self._kind == "cls" and not self._num_seen:
             self._pooled = new[0].float().clone()
         elif self._kind == "last" and stop == self._num_tokens:
-            self._pooled = new[-1].float().clone()  # a copy: the step's rows are used again
+            self._pooled = new[-1].float().clone()  # a copy, because the next step overwrites the rows
         self._num_seen = stop
 
     def vector(self) -> Float32Array:
-        """(h,) float32, on the host.
+        """Return the pooled vector: (h,) float32, on the host.
 
         Raises:
             GenerationFailed: The sequence isn't complete, or its rows hold NaN or infinity.

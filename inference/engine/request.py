@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it: token ids only."""
+"""Define the engine's input and output: requests and outputs of token ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inference.values.token_constraint import TokenConstraint
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; OpenAI's words, and two of our own."""
+    """Why a request ended: OpenAI's reasons, abort and error."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -28,8 +28,8 @@ class TokenLogprobs:
     Attributes:
         token_id: The chosen (or given) token.
         logprob: Its log-probability.
-        rank: 1 for the likeliest token.
-        top: The likeliest (token id, logprob) pairs, best first, as many as were asked for.
+        rank: Rank of the token by probability, from 1.
+        top: The requested number of most probable (token id, logprob) pairs, best first.
     """
 
     token_id: int
@@ -43,16 +43,16 @@ class EngineRequest:
     """One sequence to continue.
 
     Attributes:
-        request_id: Unique among the requests in flight.
+        request_id: Id, unique among the unfinished requests.
         prompt_token_ids: At least one id, each below the model's vocab_size.
-        params: ``params.n`` is 1 here, ``params.seed`` is set; stop strings are the caller's business.
+        params: Parameters with ``n`` 1 and a ``seed``, unless greedy. The engine ignores stop strings.
         eos_token_ids: Ids that end the sequence unless ``ignore_eos``.
         priority: Lower goes first; ties by arrival.
         prior_output_token_ids: Tokens that an earlier attempt already delivered. They count as output
             (penalties, min_tokens, max_tokens, draw positions) and are not emitted again.
-        cache_salt: The prefix cache is shared with requests of the same salt only.
-        pooling: Instead of tokens, the hidden rows of the prompt are wanted, pooled so; ``max_tokens`` is 0 then.
-        constraint: Says which tokens may follow; stands behind ``prior_output_token_ids``. None: all may.
+        cache_salt: The request shares the prefix cache with requests of the same salt only.
+        pooling: Return the pooled hidden rows of the prompt instead of tokens; requires ``max_tokens`` 0.
+        constraint: Restricts the next tokens; its position is after ``prior_output_token_ids``. None: no restriction.
         dry_breakers: Texts over which no match of the DRY penalty reaches. None: there are none.
     """
 
@@ -70,19 +70,20 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class EngineOutput:
-    """News of one request after a step.
+    """New results of one request after a step.
 
     Attributes:
         new_token_ids: Tokens sampled in this step (an end-of-sequence or stop token included).
-        logprobs: One entry per new token, when asked for.
-        prompt_logprobs: For prompt positions 1 … n-1, once, with the first output that follows the prompt's
-            last chunk, when asked for; position 0 has none.
+        logprobs: One entry per new token, if requested.
+        prompt_logprobs: One entry for each prompt position 1 … n-1, if requested; set once, in the first output after
+            the prompt's last chunk.
         finish_reason: Set exactly once, in the request's last output.
-        stop_token_id: The id that ended it, if one did.
-        error: With ``FinishReason.ERROR``.
-        num_cached_tokens: Prompt tokens whose state was found in the prefix cache.
-        cache_miss_reason: Why they aren't all but the last (a ``MissReason``); None: they are, or it hasn't begun.
-        pooled: (h,), with the last output of a request with ``pooling`` that wasn't ended early.
+        stop_token_id: The stop token that ended the request, if any.
+        error: The error of a request with ``FinishReason.ERROR``.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
+        cache_miss_reason: Why fewer than all but the last prompt token were found (a ``MissReason``). None: all were
+            found, or the request was not admitted yet.
+        pooled: (h,), in the last output of a completed request with ``pooling``.
     """
 
     request_id: str

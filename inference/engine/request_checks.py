@@ -12,11 +12,11 @@ from inference.errors import InvalidRequest, InvalidSamplingParams, InvalidToken
 
 
 class RequestChecks:
-    """Checks requests against one model and one engine.
+    """Check requests against one model and one engine.
 
     Args:
         vocab_size: Token ids of the model are 0 to ``vocab_size - 1``.
-        states: Limits the length of a sequence.
+        states: State manager, which limits the length of a sequence.
     """
 
     def __init__(self, vocab_size: int, states: StateManager) -> None:
@@ -27,14 +27,14 @@ class RequestChecks:
         """Check a request.
 
         Returns:
-            Output tokens at which the request ends.
+            The maximum number of output tokens.
 
         Raises:
-            InvalidTokenIds: The prompt is empty, or the model lacks an id.
+            InvalidTokenIds: The prompt is empty, or the model doesn't have an id.
             InvalidSamplingParams: The engine can't follow the parameters.
             InvalidRequest: Earlier attempts have delivered more than ``max_tokens``.
             PromptTooLong: Prompt and ``max_tokens`` exceed ``max_model_len``.
-            OutOfCacheBlocks: The request needs more state than there is, even alone.
+            OutOfCacheBlocks: The request needs more state than the engine has.
         """
         self._check_token_ids("prompt", source.prompt_token_ids)
         if not source.prompt_token_ids:
@@ -89,6 +89,6 @@ class RequestChecks:
                 f"{len(source.prior_output_token_ids):,} tokens were delivered before, max_tokens is {max_tokens:,}.",
                 param="prior_output_token_ids",
             )
-        # The last token is never computed.
+        # The state of the last token is never computed.
         self._states.check_fits(max(num_prompt, num_prompt + max_tokens - 1))
         return max_tokens

@@ -1,4 +1,4 @@
-"""Request: one sequence on its way through the engine."""
+"""Request: the engine's mutable state of one sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference.errors import BlazrError
 
 
 class RequestStatus(StrEnum):
-    """Where a request is."""
+    """Stage of a request in the engine."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -23,30 +23,31 @@ class RequestStatus(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Mutable state of a request. The scheduler changes status and state, the engine the tokens.
+    """Mutable state of a request; the scheduler changes status and state, the engine changes the tokens.
 
     Attributes:
-        source: As it was asked for.
+        source: The request as the caller gave it.
         arrival: Position in the order of arrival.
-        max_tokens: Output tokens at which it ends, earlier attempts included.
-        stop_token_ids: All ids that end it, end-of-sequence included.
-        token_ids: Prompt and output.
-        sampling: For the sampler.
-        num_computed_tokens: Tokens whose state exists.
-        num_to_replay: Generated tokens whose state existed and had to be given up; they are computed again together
-            with the last one (``speculation.rollback``).
-        state: Where; None unless running.
-        known_ending: Why it ends without a sampled token, once its prompt is computed; None: tokens are sampled.
-        error: Why it fails at the end of this step.
-        prompt_logprobs: Found so far, for prompt positions from 1; None when not asked for or handed out.
-        pooler: Set when the prompt's rows are wanted instead of tokens.
-        namespace: Its root in the prefix cache.
-        fetched: What was read from disk for it.
-        num_cached_tokens: Prompt tokens that the prefix cache had at its first admission; None before that.
-        cache_miss_reason: Why not more (a ``MissReason``).
-        request_id: Of ``source``.
-        num_prompt_tokens: Tokens that were given, without those of an earlier attempt.
-        max_length: Prompt and output tokens at which it ends.
+        max_tokens: Maximum output tokens, those of earlier attempts included.
+        stop_token_ids: All ids that end the request, end-of-sequence included.
+        token_ids: Ids of prompt and output.
+        sampling: State of the sampler.
+        num_computed_tokens: Number of tokens with computed state.
+        num_to_replay: Generated tokens whose state was rolled back; they are computed again together with the last
+            token (``speculation.rollback``).
+        state: Location of the sequence's state; None unless the request is running.
+        known_ending: Reason to end after the prompt, without a sampled token; None: tokens are sampled.
+        error: Error with which the request ends after this step.
+        prompt_logprobs: Entries so far, for prompt positions from 1; None if not requested, or already reported.
+        pooler: Pooler of the prompt's rows; None: the request generates tokens.
+        namespace: The request's root in the prefix cache.
+        fetched: State that was read from disk for the request.
+        num_cached_tokens: Prompt tokens found in the prefix cache at the first admission; None before.
+        cache_miss_reason: Why no more tokens were found (a ``MissReason``).
+        rank: Order of scheduling: (priority, arrival), lower first.
+        request_id: Id of ``source``.
+        num_prompt_tokens: Tokens of the prompt, without output of an earlier attempt.
+        max_length: Maximum tokens of prompt and output.
         reads_prompt_rows: The prompt's hidden rows are needed, for log-probabilities or a pooled vector.
     """
 
@@ -87,26 +88,26 @@ class Request:
 
     @property
     def can_read_cache(self) -> bool:
-        """Whether the prefix cache can replace the prompt's first rows: no hidden row of them is read."""
+        """Whether the prefix cache can replace the prompt's first rows, because their hidden rows aren't needed."""
         return self.prompt_logprobs is None and (self.pooler is None or self.pooler.can_skip_rows)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that were generated, in this attempt or an earlier one."""
+        """Number of generated tokens, in this attempt and earlier ones."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
+        """Number of tokens to compute before the next token can be sampled."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def is_decoding(self) -> bool:
-        """Whether it generates: nothing is left to compute but its last token, and what is to be replayed."""
+        """Whether only the last token, and the tokens to replay, are left to compute."""
         return 0 < self.num_computed_tokens == len(self.token_ids) - 1 - self.num_to_replay
 
     def ending(self) -> FinishReason | None:
-        """Why the request ends with the output token that it has now, if it does."""
+        """Return the reason to end after the present last token; None: the request continues."""
         length, sampling = len(self.token_ids), self.sampling
         if length > self.num_prompt_tokens and (
             self.token_ids[-1] in self.stop_token_ids or (sampling.constraint is not None and sampling.is_complete)

@@ -1,13 +1,13 @@
-"""Scheduler: how many tokens of which request to compute in the next step.
+"""Scheduler: choose the requests of the next step, and how many tokens of each to compute.
 
-Prefill and decode are one idea: a request has tokens that aren't computed yet, one when it decodes, more
-when its prompt is new or has to be recomputed. Each step computes some of them, under two budgets: tokens of
-the step, and state (blocks, slots, request indices).
+Prefill and decode are the same: a request has uncomputed tokens, one when it decodes, more when its prompt is new or
+must be recomputed. Each step computes some of them, under two budgets: the tokens of the step, and state (blocks,
+slots, request indices).
 
-Requests are ranked by (priority, arrival), lower first. Decodes get their token first, then prefills by rank.
-A request is admitted with blocks for all its known tokens, so that only decodes can run out of them; then the
-worst-ranked request gives its state back and is recomputed later (preemption). The best-ranked one can take
-everything, and was refused at the door if that isn't enough; so there is always progress.
+Requests are ranked by (priority, arrival), lower first. Decodes get their token first, then prefills by rank. A request
+is admitted with blocks for all its known tokens, so that only decodes can run out of blocks. The worst-ranked request
+is then preempted: it frees its state and is recomputed later. The best-ranked request can take all state, and
+``RequestChecks`` has refused requests that need more; so every step makes progress.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _rank = attrgetter("rank")
 _NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
 
 
-class ScheduledRequest(NamedTuple):  # is made in a third of a frozen dataclass's time
+class ScheduledRequest(NamedTuple):  # faster to create than a frozen dataclass
     """A request's share of a step: its next ``num_tokens`` uncomputed tokens.
 
     Attributes:
-        num_sampled: Rows, the last of the request's, for which a token is sampled: one where all known tokens are
-            computed after the step, and one for each draft token.
-        draft_token_ids: The last of the tokens, if they are draft tokens that the step verifies; not in the request's
+        num_sampled: Number of last rows with a sampled token: one if the step computes all known tokens, and one for
+            each draft token.
+        draft_token_ids: Draft tokens that the step verifies: the last of its tokens, not in the request's
             ``token_ids``.
     """
 
@@ -45,12 +45,12 @@ class ScheduledRequest(NamedTuple):  # is made in a third of a frozen dataclass'
 
     @property
     def is_decode(self) -> bool:
-        """One token on top of existing state."""
+        """Whether the share is one token on top of existing state."""
         return self.num_tokens == 1 and self.num_computed_tokens > 0
 
     @property
     def stop(self) -> int:
-        """Computed tokens of the sequence after the step."""
+        """Number of computed tokens of the sequence after the step."""
         return self.num_computed_tokens + self.num_tokens
 
     @property
@@ -60,7 +60,7 @@ class ScheduledRequest(NamedTuple):  # is made in a third of a frozen dataclass'
 
 
 def scheduled_request(request: Request, num_tokens: int, draft_token_ids: tuple[int, ...] = ()) -> ScheduledRequest:
-    """A share of ``num_tokens``, draft tokens included, from the request's first uncomputed token on."""
+    """Return a share of ``num_tokens`` tokens, draft tokens included, from the first uncomputed token."""
     num_drafts, num_computed = len(draft_token_ids), request.num_computed_tokens
     reaches_end = num_computed + num_tokens == len(request.token_ids) + num_drafts
     num_sampled = 1 + num_drafts if reaches_end and request.known_ending is None else 0
@@ -75,16 +75,16 @@ class SchedulerOutput(NamedTuple):
 
 
 class Scheduler:
-    """Owns the queue, the running requests and their state.
+    """Own the queue, the running requests and their state.
 
     Args:
         config: Budgets.
-        states: Blocks, slots, request indices.
+        states: Blocks, slots and request indices.
 
     Attributes:
-        waiting, running: By rank.
-        num_preemptions: So far.
-        token_budget: Most tokens of the next step; lowered for a while when memory runs out.
+        waiting, running: Requests, sorted by rank.
+        num_preemptions: Number of preemptions so far.
+        token_budget: Maximum tokens of the next step; lowered for some steps when memory runs out.
     """
 
     def __init__(self, config: EngineConfig, states: StateManager) -> None:
@@ -100,10 +100,10 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def finish(self, request: Request, *, is_sound: bool = True) -> None:
-        """Take a request out, wherever it is, and free its state.
+        """Remove a waiting or running request and free its state.
 
         Args:
-            is_sound: False: what it computed isn't to be used again.
+            is_sound: False: the prefix cache must not keep its computed state.
         """
         if request.status is RequestStatus.RUNNING:
             self._release(request, is_sound=is_sound)
@@ -115,7 +115,7 @@ class Scheduler:
         """Free a running request's state and put it back into the queue, at its old rank.
 
         Args:
-            is_state_valid: False: a step that broke off has advanced a part of its recurrent state.
+            is_state_valid: False: a failed step has advanced a part of its recurrent state.
         """
         self._release(request, is_state_valid=is_state_valid)
         request.status = RequestStatus.WAITING
@@ -127,12 +127,12 @@ class Scheduler:
         """Choose the next step's tokens; allocates and preempts, but doesn't advance ``num_computed_tokens``.
 
         Args:
-            drafts: Draft tokens to verify, as far as there is room; no request is preempted for them.
+            drafts: Draft tokens to verify within the free capacity; no request is preempted for them.
         """
         scheduled, num_decoding, left = self._schedule_decodes()
         has_prefills = bool(self.waiting) or num_decoding < len(self.running)
         if not (drafts or has_prefills) and left + len(scheduled) == self.token_budget:
-            return SchedulerOutput(scheduled, len(scheduled))  # one token each, as in most steps
+            return SchedulerOutput(scheduled, len(scheduled))  # one token for each request: the most frequent case
         if drafts:
             self._add_drafts(scheduled, drafts)
         if has_prefills:
@@ -147,11 +147,11 @@ class Scheduler:
         """Give each running request that decodes its token, by rank.
 
         Returns:
-            The shares, the number of requests that decode, with or without a share, and the tokens left of the budget.
+            The shares, the number of decoding requests (with or without a share), and the rest of the token budget.
         """
         scheduled: list[ScheduledRequest] = []
         left, num_decoding, capacities = self.token_budget, 0, self.states.capacities
-        # Only requests behind the present one are preempted, from the end of the list.
+        # Only requests after the current one are preempted, from the end of the list.
         for number, request in enumerate(self.running):
             computed = request.num_computed_tokens
             if not 0 < computed == len(request.token_ids) - 1 - request.num_to_replay:
@@ -161,7 +161,7 @@ class Scheduler:
                 continue
             count = 1
             if request.num_to_replay:
-                # Each gets one token before anybody gets a second one to replay.
+                # Reserve one token for each decode behind before tokens are replayed here.
                 num_behind = sum(other.is_decoding for other in self.running[number + 1 :])
                 count = min(request.num_uncomputed_tokens, max(1, left - num_behind))
             state = request.state
@@ -176,7 +176,7 @@ class Scheduler:
         return scheduled, num_decoding, left
 
     def _add_drafts(self, scheduled: list[ScheduledRequest], drafts: Mapping[Request, Sequence[int]]) -> None:
-        """Let scheduled requests verify draft tokens, as far as tokens and free blocks reach."""
+        """Add draft tokens to scheduled requests, within the token budget and the free blocks."""
         left = self.token_budget - sum(item.num_tokens for item in scheduled)
         for at, item in enumerate(scheduled):
             request, num_tokens = item.request, item.num_tokens
@@ -189,10 +189,10 @@ class Scheduler:
                 left -= len(accepted)
 
     def _schedule_prefills(self, scheduled: list[ScheduledRequest]) -> None:
-        """Spend what is left of the token budget on prompts.
+        """Spend the rest of the token budget on prompts.
 
-        Running prefills and the queue compete by rank, so that a long prompt of a batch job, once begun, doesn't hold
-        up an interactive request.
+        Running prefills and the queue compete by rank, so that the long prompt of a running batch job doesn't delay
+        an interactive request.
         """
         is_open = True
         for request, was_running in self._prefilling():
@@ -200,36 +200,36 @@ class Scheduler:
             if left == 0:
                 break
             if not was_running:
-                # Nobody overtakes the head of the queue, or a long prompt would wait for ever.
+                # No request overtakes the head of the queue, or a long prompt would wait for ever.
                 is_open = is_open and self._admit(request, scheduled)
             if request.status is RequestStatus.RUNNING:
                 scheduled.append(scheduled_request(request, self._chunk(request, left)))
 
     def _prefilling(self) -> Iterator[tuple[Request, bool]]:
-        """Requests with a prompt to compute by rank, each with whether it runs already."""
+        """Yield the requests with a prompt to compute by rank, each with whether it is running."""
         running = [(request.rank, request, True) for request in self.running if not request.is_decoding]
         queued = [(request.rank, request, False) for request in self.waiting[: self._max_num_seqs]]
         for _, request, was_running in merge(running, queued, key=lambda entry: entry[0]):
             yield request, was_running
 
     def _grow(self, request: Request, count: int) -> bool:
-        """Allocate state for ``count`` more tokens; False if only better-ranked requests could free some."""
+        """Allocate state for ``count`` more tokens; False if only better-ranked requests could free state."""
         assert request.state is not None
         while not self.states.extend(request.state, request.num_computed_tokens + count):
             victim = self.running[-1]
             if victim is request:
-                # It keeps what it has until a block comes free, or until somebody else needs it.
+                # The request keeps its blocks until another block is free, or until it is preempted.
                 return False
             self.preempt(victim)
         return True
 
     def _admit(self, request: Request, scheduled: list[ScheduledRequest]) -> bool:
-        """Start a request if there is room, or if running requests of worse priority can make some."""
+        """Start a request if its state fits, if needed after preempting requests of worse priority."""
         if self.waiting[0] is not request:
             return False
         num_tokens = len(request.token_ids)
         victims = [other for other in self.running if other.source.priority > request.source.priority]
-        # Each running request keeps a block to grow into, or it would soon preempt the new one.
+        # Reserve a block for each running request, or they would soon preempt the new one.
         reserve = len(self.running)
         match = self._find(request)
         if not self.states.can_admit(num_tokens, reserve_blocks=reserve, match=match):
@@ -244,7 +244,7 @@ class Scheduler:
                 victim = victims.pop()
                 self.preempt(victim)
                 scheduled[:] = [item for item in scheduled if item.request is not victim]
-                # Its state is in the prefix cache now, and may have pushed something out of it.
+                # The victim's state has entered the prefix cache and may have evicted other state.
                 match = self._find(request)
         self.waiting.pop(0)
         request.state = self.states.admit(
@@ -257,7 +257,7 @@ class Scheduler:
         request.fetched = None
         request.num_computed_tokens = match.num_tokens
         if request.num_cached_tokens is None:
-            # What a request finds after a preemption is its own, and no news.
+            # After a preemption a request finds its own state, which isn't counted.
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
             request.cache_miss_reason = None if match.reason is None else match.reason.value
             self.states.record_found(request.num_cached_tokens, match)
@@ -270,11 +270,11 @@ class Scheduler:
             request.namespace,
             request.token_ids,
             fetched=request.fetched,
-            may_read=request.can_read_cache,
+            can_read=request.can_read_cache,
         )
 
     def _chunk(self, request: Request, budget: int) -> int:
-        """How many tokens of a prefill to compute now."""
+        """Return the number of tokens of a prefill to compute in this step."""
         assert request.state is not None
         start, length = request.num_computed_tokens, len(request.token_ids)
         stop = min(length, start + budget)

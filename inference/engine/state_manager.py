@@ -1,8 +1,8 @@
-"""StateManager: all generation state of requests behind one interface.
+"""StateManager: allocate and free the generation state of requests.
 
-A running request has an index (its row in the block tables), blocks for its tokens where the model has paged
-state, and a slot where it has per-sequence state. The scheduler asks here and nowhere else; what a request can start
-from is found by ``find`` and put in place by ``admit``.
+A running request has an index (its row in the block tables), blocks for its tokens if the model has paged state, and a
+slot if the model has per-sequence state. The scheduler uses this interface only. ``find`` looks up the cached prefix of
+a request, and ``admit`` copies it into the request's state.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from inference.modelling.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """Where one running request's state is.
+    """Location of one running request's state.
 
     Attributes:
         index: Row in ``KVCacheManager.block_tables``.
         slot: State slot; 0 (scratch) when the model has no per-sequence state.
-        prefix: Its place in the prefix cache.
+        prefix: The sequence's position in the prefix cache.
     """
 
     index: int
@@ -38,12 +38,12 @@ class StateManager:
     """Blocks, slots and request indices of one engine.
 
     Args:
-        spec: Says which kinds of state there are.
-        config: Says how much of each.
+        spec: Specification of the model, with its kinds of state.
+        config: Numbers of blocks and slots.
 
     Attributes:
-        prefix_cache: Set by the engine once the state tensors exist; None: every sequence starts from nothing.
-        capacities: Tokens for which the request of each index has blocks; ``extend`` is needed beyond that.
+        prefix_cache: Set by the engine after the state tensors are allocated; None: no sequence has a cached prefix.
+        capacities: Number of tokens that fit into the blocks of each request index; ``extend`` raises it.
     """
 
     def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
@@ -67,19 +67,19 @@ class StateManager:
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Tokens of a sequence that has all blocks to itself, its last token, which is never computed, included."""
+        """Maximum tokens of a sequence that uses all blocks, with its last token, which needs no block."""
         if not self.has_paged_state:
             return self.config.max_model_len
         return (self.config.num_blocks - 1) * self.config.block_size + 1
 
     def check_fits(self, num_tokens: int) -> None:
-        """Refuse a sequence that could never be computed, even alone.
+        """Raise an error unless a sequence fits when it runs alone.
 
         Args:
-            num_tokens: Tokens whose state it keeps at its longest.
+            num_tokens: Maximum number of tokens with computed state.
 
         Raises:
-            OutOfCacheBlocks: It needs more blocks than there are.
+            OutOfCacheBlocks: The sequence needs more blocks than the engine has.
         """
         if not self.has_paged_state:
             return
@@ -93,19 +93,19 @@ class StateManager:
             )
 
     def find(
-        self, namespace: bytes, tokens: Sequence[int], *, fetched: Fetched | None = None, may_read: bool = True
+        self, namespace: bytes, tokens: Sequence[int], *, fetched: Fetched | None = None, can_read: bool = True
     ) -> Match:
-        """What the prefix cache has of a sequence; see there."""
+        """Return the cached prefix of a sequence (see ``PrefixCache.find``)."""
         if self.prefix_cache is None:
             return Match()
-        return self.prefix_cache.find(namespace, tokens, fetched=fetched, may_read=may_read)
+        return self.prefix_cache.find(namespace, tokens, fetched=fetched, can_read=can_read)
 
     def can_admit(self, num_tokens: int, *, reserve_blocks: int, match: Match | None = None) -> bool:
         """Whether a request with ``num_tokens`` known tokens can get its state now.
 
         Args:
-            reserve_blocks: Blocks that have to stay free for the growth of running requests.
-            match: What it would share.
+            reserve_blocks: Blocks that must stay free for the growth of running requests.
+            match: The cached prefix that the request would share.
         """
         if not self._free_indices or (self.has_slots and self.slots.num_free == 0):
             return False
@@ -124,7 +124,7 @@ class StateManager:
         without: Sequence[SequenceState],
         match: Match | None = None,
     ) -> bool:
-        """Like ``can_admit``, supposing that the requests of ``without`` (at least one) have released theirs."""
+        """Whether ``can_admit`` would hold after the requests of ``without`` (at least one) released their state."""
         if not without:
             return False
         if not self.has_paged_state:
@@ -146,11 +146,11 @@ class StateManager:
         tokens: Sequence[int] = (),
         fetched: Fetched | None = None,
     ) -> SequenceState:
-        """Allocate what ``can_admit`` has found free, and put what the prefix cache has into it.
+        """Allocate the state of a request that ``can_admit`` accepts, and fill in its cached prefix.
 
         Args:
-            match: Of ``find`` just now; the sequence's first ``match.num_tokens`` tokens count as computed.
-            tokens: The sequence's.
+            match: Result of ``find`` in this step; the sequence's first ``match.num_tokens`` tokens count as computed.
+            tokens: Tokens of the sequence.
         """
         index, slot = self._free_indices.pop(), self.slots.allocate() if self.has_slots else 0
         prefix = CachedSequence(namespace)
@@ -162,26 +162,26 @@ class StateManager:
         return SequenceState(index, slot, prefix)
 
     def record_found(self, num_cached_tokens: int, match: Match) -> None:
-        """Count what a request was spared; once for each request."""
+        """Count the cached tokens of a request; call once per request."""
         if self.prefix_cache is not None:
-            self.prefix_cache.note_found(num_cached_tokens, match.reason)
+            self.prefix_cache.record_found(num_cached_tokens, match.reason)
 
     def chunk_stop(self, state: SequenceState, start: int, stop: int, length: int) -> int:
-        """Where a chunk of prefill has to end, for the sake of a snapshot; see ``PrefixCache``."""
+        """Return the end of a prefill chunk, cut for a snapshot if needed (see ``PrefixCache.chunk_stop``)."""
         return stop if self.prefix_cache is None else self.prefix_cache.chunk_stop(state.prefix, start, stop, length)
 
     @property
     def cache_stride(self) -> int:
-        """``advance`` has nothing to do after a step of decodes unless this divides ``num_computed``."""
+        """Decodes must call ``advance`` only at multiples of this number of computed tokens."""
         return 1 if self.prefix_cache is None else self.prefix_cache.decode_stride
 
     def advance(self, state: SequenceState, tokens: Sequence[int], num_computed: int) -> None:
-        """A step has computed the sequence's first ``num_computed`` tokens."""
+        """Record that the sequence's first ``num_computed`` tokens are computed."""
         if self.prefix_cache is not None:
             self.prefix_cache.advance(state.prefix, state.index, state.slot, tokens, num_computed)
 
     def extend(self, state: SequenceState, num_tokens: int) -> bool:
-        """Make room for the sequence's first ``num_tokens`` tokens; False if too few blocks are free."""
+        """Allocate blocks for the sequence's first ``num_tokens`` tokens; False if too few blocks are free."""
         return not self.has_paged_state or self.kv.extend(state.index, num_tokens)
 
     def release(
@@ -193,13 +193,13 @@ class StateManager:
         is_state_valid: bool = True,
         is_sound: bool = True,
     ) -> None:
-        """Free everything; what was computed stays in the prefix cache as long as nobody needs the room.
+        """Free a request's state; the prefix cache keeps the computed state until its memory is needed.
 
         Args:
-            tokens: The sequence's.
-            num_computed: Of these, how many have their state.
-            is_state_valid: Whether the slot holds the state after just these; not after a step that broke off.
-            is_sound: False: the numbers are suspect; nobody shall get them.
+            tokens: Tokens of the sequence.
+            num_computed: Number of tokens with computed state.
+            is_state_valid: Whether the slot holds the state after exactly these tokens; False after a failed step.
+            is_sound: False: the computed state may be wrong, and the prefix cache drops it.
         """
         slot = state.slot
         if self.prefix_cache is not None:

@@ -1,8 +1,8 @@
-"""What a device does for the first time takes seconds: kernels are compiled, libraries choose products and take memory.
+"""Run steps of every kind before the first request, because first runs on a device take seconds.
 
-So all of it is done once before the first request, on scratch slots, which are zeroed again: decodes, first chunks and
-later ones, numbers of rows that have products of their own, a step as large as steps get. It also shows at the load,
-not while serving, if there is no room for that.
+First runs compile kernels, and libraries choose matrix products and allocate memory. Warm-up runs decodes, first and
+later chunks, numbers of rows that have products of their own, and the largest step. It uses scratch slots and zeroes
+them afterwards. A lack of memory then fails the load instead of a request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inference.modelling.spec import ModelSpec
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
 
 MIXED_CHUNKS = ((3, 0), (5, 4), (1, 0), (1, 7))
-"""(tokens, context) of chunks beside decodes: odd lengths, so that what follows isn't aligned."""
+"""(tokens, context) of the chunks in a mixed step; odd lengths, so that later rows aren't aligned."""
 
 
 @torch.inference_mode()
@@ -33,11 +33,11 @@ def warm_up(
     """Run steps of every kind.
 
     Args:
-        forward: The network; its decodes read ``ForwardBatch.decode_tables``.
-        compute_logits: Its head.
-        spec: What it was built from.
-        states: Of its layers; the scratch slots are zero afterwards.
-        config: Sizes.
+        forward: The network's forward pass; its decodes read ``ForwardBatch.decode_tables``.
+        compute_logits: The network's head.
+        spec: The network's specification.
+        states: States of the network's layers; the scratch slots are zero afterwards.
+        config: Sizes of the engine.
         product_rows: Numbers of rows that have products of their own.
     """
     device = torch.device(config.device)
@@ -56,13 +56,13 @@ def warm_up(
 def scratch_batch(
     num_decodes: int, chunks: Sequence[tuple[int, int]], block_size: int, device: torch.device
 ) -> ForwardBatch:
-    """A batch all of whose slots are scratch.
+    """Return a batch that uses scratch slots only.
 
     Args:
-        num_decodes: Decodes without a context.
+        num_decodes: Number of decodes; their context is empty.
         chunks: Tokens and context of each chunk.
         block_size: Tokens in one block.
-        device: Where the network is.
+        device: Device of the network.
     """
     positions = [torch.zeros(num_decodes, dtype=torch.int64, device=device)]
     prefills, row = [], num_decodes

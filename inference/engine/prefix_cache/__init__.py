@@ -1,1 +1,1 @@
-"""Find and keep the state of prompts' beginnings, in memory and on disk."""
+"""Find and keep the state of prompt prefixes, in memory and on disk."""

@@ -1,12 +1,12 @@
-"""PrefixCache: finds state for the beginning of a sequence, and keeps the state of computed tokens.
+"""PrefixCache: find the state of a sequence's prefix, and keep the state of computed tokens.
 
-Everything here runs in the engine's thread; only ``disk`` has threads of its own. For a sequence that starts, the
-caller calls ``find`` (and ``fetch`` before it, if the disk may have more). ``begin`` puts the found state into the
-sequence's blocks and slot. ``advance`` after each step and ``end`` add the computed tokens to the tree.
+This module runs in the engine's thread; only ``disk`` has threads of its own. For a new sequence the caller calls
+``find`` (and before it ``fetch``, if the disk may have more state). ``begin`` puts the found state into the sequence's
+blocks and slot. ``advance`` after each step and ``end`` add the computed tokens to the tree.
 
-Paged state is shared block by block, and a part of a block is copied, so reuse is exact to the token. Recurrent state
-exists only at snapshots: a sequence of a model with both kinds resumes at the last snapshot that has all blocks before
-it.
+Paged state is shared block by block, and a partial block is copied, so that reuse is exact to the token. Recurrent
+state exists only at snapshots: a sequence of a model with both kinds of state resumes at the last snapshot with all
+blocks before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.lookup import Fetched, Match, PrefixLookup
 from inference.engine.prefix_cache.namespace import Namespaces
-from inference.engine.prefix_cache.policy import SNAPSHOT_INTERVAL, aligned, is_worth_keeping, snapshot_positions
+from inference.engine.prefix_cache.policy import SNAPSHOT_INTERVAL, aligned, is_snapshot_due, snapshot_positions
 from inference.engine.prefix_cache.saving import DiskIndex
 from inference.engine.prefix_cache.snapshots import SnapshotStore
 from inference.engine.prefix_cache.state_access import StateAccess
@@ -30,24 +30,24 @@ from inference.engine.state.kv_cache_manager import KVCacheManager
 from inference.modelling.spec import ModelSpec
 
 MAX_DEAD_NODES = 1 << 14
-"""Nodes without state that are kept as a record of what was evicted; about 1.5 KB each."""
+"""Nodes without state that are kept to recognise evicted prefixes; about 1.5 KB each."""
 MIN_DISK_GAIN = 32
-"""Tokens that must be on disk beyond those in memory; fewer are computed sooner than read."""
+"""Minimum tokens on disk beyond those in memory; computing fewer is faster than reading them."""
 
 
 @dataclass(eq=False, slots=True)
 class CachedSequence:
-    """A running sequence's place in the tree.
+    """A running sequence's position in the tree.
 
     Attributes:
-        digest: Of its namespace.
-        path: The full nodes of the tokens that it has computed or found.
-        tail: The node of the tokens behind them, if there is one yet.
-        start: Where it resumed.
-        junction: Where it leaves what was known when it began.
-        stops: Positions at which it shall stop for a snapshot, ascending.
-        last_snapshot: Position of its latest.
-        marked: Nodes of its snapshots, which may lie beside its path.
+        digest: Digest of the sequence's namespace.
+        path: The full nodes of its computed or found tokens.
+        tail: The node of the tokens after ``path``; None: there is none yet.
+        start: Position at which the sequence resumed.
+        junction: Position at which the sequence diverged from earlier sequences.
+        stops: Positions at which prefill stops for a snapshot, ascending.
+        last_snapshot: Position of the sequence's latest snapshot.
+        marked: Nodes of the sequence's snapshots, which may not be in ``path``.
     """
 
     digest: bytes
@@ -64,14 +64,14 @@ class PrefixCache:
     """The prefix cache of one engine.
 
     Args:
-        spec: The model.
-        config: Sizes; ``num_snapshot_slots`` slots lie behind the running sequences'.
-        kv: Block tables and pool.
+        spec: Specification of the model.
+        config: Sizes; the ``num_snapshot_slots`` slots follow the running sequences' slots.
+        kv: Block tables and block pool.
         access: Copies states.
-        disk: Where states outlive the process; closed with the cache.
+        disk: Files that keep states beyond the process; closed with the cache.
 
     Attributes:
-        decode_stride: ``advance`` does nothing after a decode unless this divides ``num_computed``.
+        decode_stride: Decodes must call ``advance`` only at multiples of this number of computed tokens.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PrefixCache:
             config.num_snapshot_slots > 0 if self._fixed else self._paged and config.num_blocks > 1
         )
         self._width = config.block_size if self._paged else SNAPSHOT_INTERVAL
-        # What a decode completes: a block, or the distance of snapshots. The stops of its prefill are behind it.
+        # A decode completes a block, or the interval of snapshots; the stops of its prefill have passed.
         self.decode_stride = gcd(self._width, SNAPSHOT_INTERVAL) if self._fixed else self._width
         self._kv = kv
         self._access = access
@@ -106,7 +106,7 @@ class PrefixCache:
     # --- before a sequence runs ----------------------------------------------------------------
 
     def digest(self, cache_salt: str, num_prompt_tokens: int) -> bytes:
-        """The namespace of a request."""
+        """Return the digest of a request's namespace."""
         return self._namespaces.digest(cache_salt, num_prompt_tokens)
 
     def find(
@@ -116,22 +116,22 @@ class PrefixCache:
         *,
         fetched: Fetched | None = None,
         with_disk: bool = False,
-        may_read: bool = True,
+        can_read: bool = True,
     ) -> Match:
-        """Where a sequence can resume; its last token is always left to compute.
+        """Return the cached prefix of a sequence, without its last token, which is always computed.
 
         Args:
-            digest: Of its namespace.
-            fetched: What was read from disk for it.
-            with_disk: Treat everything on disk as if it had been read.
-            may_read: False: it needs the hidden rows of all tokens, so nothing can be reused.
+            digest: Digest of the sequence's namespace.
+            fetched: State that was read from disk for the sequence.
+            with_disk: Treat all state on disk as if it had been read.
+            can_read: False: the request needs the hidden rows of all tokens, so that no state can be reused.
         """
         if not self.is_enabled:
             return Match(reason=MissReason.DISABLED)
-        return self._lookup.find(digest, tokens, fetched=fetched, with_disk=with_disk, may_read=may_read)
+        return self._lookup.find(digest, tokens, fetched=fetched, with_disk=with_disk, can_read=can_read)
 
     def fetch(self, digest: bytes, tokens: Sequence[int]) -> Future[Fetched] | None:
-        """Begin to read the part of a prefix that is on disk but not in memory; None: too little to gain."""
+        """Start to read the part of a prefix that is only on disk; None: fewer than ``MIN_DISK_GAIN`` tokens."""
         if self._disk is None:
             return None
         here, there = self.find(digest, tokens), self.find(digest, tokens, with_disk=True)
@@ -144,26 +144,26 @@ class PrefixCache:
         return self._disk.load([node for node, rows in blocks if node.rows < rows], there.state)
 
     def num_shared_in_use(self, match: Match) -> int:
-        """Blocks of a match that running sequences use; sharing them takes no free block."""
+        """Return the number of a match's blocks that running sequences use; sharing them takes no free block."""
         if not self._paged:
             return 0
         return sum(self._kv.pool.is_used(block) for block in self.blocks_of(match))
 
     def blocks_of(self, match: Match) -> list[int]:
-        """Blocks of a match that can be shared."""
+        """Return the blocks of a match that can be shared."""
         full = match.nodes[: match.num_tokens // self._width] if self._paged else ()
         return [node.block for node in full if node.rows == self._width]
 
     # --- while it runs -------------------------------------------------------------------------
 
     def begin(
-        self, match: Match, digest: bytes, seat: int, slot: int, tokens: Sequence[int], fetched: Fetched | None
+        self, match: Match, digest: bytes, index: int, slot: int, tokens: Sequence[int], fetched: Fetched | None
     ) -> CachedSequence:
         """Put the found state into a sequence's blocks and slot; the caller allocates the other blocks.
 
         Args:
-            seat: Has no blocks yet; there are enough free ones.
-            tokens: All that are known.
+            index: Row of the block tables, without blocks; the pool must have enough free blocks.
+            tokens: All known tokens of the sequence.
         """
         width = self._width
         full, rest = divmod(match.num_tokens, width)
@@ -173,7 +173,7 @@ class PrefixCache:
         if match.state is not None:
             self._load_state(*match.state, slot, fetched)
         if self._paged and match.num_tokens:
-            self._share(match, seat, full, rest, fetched)
+            self._share(match, index, full, rest, fetched)
         for node in match.nodes[:full]:
             self._tree.acquire(node)
             sequence.path.append(node)
@@ -183,16 +183,16 @@ class PrefixCache:
             )
         return sequence
 
-    def note_found(self, num_cached_tokens: int, reason: MissReason | None) -> None:
-        """Count a request, once."""
+    def record_found(self, num_cached_tokens: int, reason: MissReason | None) -> None:
+        """Count a request's cached tokens; call once per request."""
         self._counts.record(num_cached_tokens, reason)
 
     def chunk_stop(self, sequence: CachedSequence, start: int, stop: int, length: int) -> int:
-        """Where a chunk of computation has to end.
+        """Return the end of a prefill chunk, cut at the next position of a snapshot.
 
         Args:
-            start, stop: The tokens that fit into the step.
-            length: Tokens that are known.
+            start, stop: Positions of the tokens that fit into the step.
+            length: Number of known tokens.
         """
         if not self._fixed or not self.is_enabled:
             return stop
@@ -203,24 +203,26 @@ class PrefixCache:
             return stops[0]
         return stop if stop == length else aligned(start, stop)
 
-    def advance(self, sequence: CachedSequence, seat: int, slot: int, tokens: Sequence[int], num_computed: int) -> None:
+    def advance(
+        self, sequence: CachedSequence, index: int, slot: int, tokens: Sequence[int], num_computed: int
+    ) -> None:
         """Add the tokens that a step has computed to the tree."""
         if not self.is_enabled:
             return
         if num_computed >= (len(sequence.path) + 1) * self._width:
-            self._extend(sequence, seat, tokens, num_computed)
+            self._extend(sequence, index, tokens, num_computed)
         if self._fixed and (
             (sequence.stops and sequence.stops[0] == num_computed)
-            or is_worth_keeping(num_computed, sequence.last_snapshot)
+            or is_snapshot_due(num_computed, sequence.last_snapshot)
         ):
-            node, offset = self._place(sequence, seat, tokens, num_computed)
+            node, offset = self._place(sequence, index, tokens, num_computed)
             is_junction = num_computed == sequence.junction
             self._snapshots.add(node, offset, slot, give=False, is_junction=is_junction)
             sequence.last_snapshot = num_computed
             sequence.marked[node] = None
 
     def save(self, sequence: CachedSequence) -> None:
-        """Offer what a sequence has computed to the disk."""
+        """Write the state that a sequence has computed to disk, if there is a disk tier."""
         if self._disk is not None:
             tail = {} if sequence.tail is None else {sequence.tail: None}
             self._disk.save(list(dict.fromkeys(sequence.path) | sequence.marked | tail))
@@ -228,26 +230,26 @@ class PrefixCache:
     def end(
         self,
         sequence: CachedSequence,
-        seat: int,
+        index: int,
         slot: int,
         tokens: Sequence[int],
         num_computed: int,
         *,
         is_state_valid: bool,
     ) -> int:
-        """Add everything that a sequence has computed to the tree, and end the sequence.
+        """Add all computed tokens of a sequence to the tree, and end the sequence.
 
         Args:
-            num_computed: Tokens whose paged state is right.
-            is_state_valid: Whether the slot holds the recurrent state after just these.
+            num_computed: Number of tokens with valid paged state.
+            is_state_valid: Whether the slot holds the recurrent state after exactly these tokens.
 
         Returns:
-            The slot to give back: another one if its own was kept.
+            The slot to free: another slot if the cache keeps the sequence's slot as a snapshot.
         """
         if self.is_enabled and num_computed:
-            self._extend(sequence, seat, tokens, num_computed)
+            self._extend(sequence, index, tokens, num_computed)
             if self._paged or (self._fixed and is_state_valid):
-                node, offset = self._place(sequence, seat, tokens, num_computed)
+                node, offset = self._place(sequence, index, tokens, num_computed)
                 if self._fixed and is_state_valid:
                     slot = self._snapshots.add(node, offset, slot, give=True)
             if num_computed >= len(tokens) - 1:
@@ -255,9 +257,9 @@ class PrefixCache:
         self._leave(sequence)
         return slot
 
-    def forget(self, sequence: CachedSequence, seat: int) -> None:
-        """Remove everything that a sequence has computed (it may be wrong), and end the sequence."""
-        own = set(self._kv.blocks_of(seat)) if self._paged else set()
+    def forget(self, sequence: CachedSequence, index: int) -> None:
+        """Remove all state that a sequence has computed, because it may be wrong, and end the sequence."""
+        own = set(self._kv.blocks_of(index)) if self._paged else set()
         for node in [*sequence.path, *([] if sequence.tail is None else [sequence.tail])]:
             if node.stop <= sequence.start:
                 continue
@@ -274,17 +276,17 @@ class PrefixCache:
             self._disk.poll()
 
     def flush(self) -> None:
-        """Wait for the disk."""
+        """Wait until the disk tier has no pending work."""
         if self._disk is not None:
             self._disk.flush()
 
     def close(self) -> None:
-        """Write what waits to be written."""
+        """Write all pending files and close the disk tier."""
         if self._disk is not None:
             self._disk.close()
 
     def stats(self) -> PrefixCacheStats:
-        """A snapshot of the counters."""
+        """Return the current counters and gauges."""
         counts, disk = self._counts, None if self._disk is None else self._disk.tier
         return PrefixCacheStats(
             num_hits=counts.num_hits,
@@ -306,7 +308,7 @@ class PrefixCache:
             num_disk_removed=0 if disk is None else disk.num_removed,
         )
 
-    # --- taking --------------------------------------------------------------------------------
+    # --- reuse ---------------------------------------------------------------------------------
 
     def _load_state(self, node: Node, offset: int, slot: int, fetched: Fetched | None) -> None:
         snapshot = node.snapshots.get(offset)
@@ -319,8 +321,8 @@ class PrefixCache:
         if not self._paged:
             self._num_disk_tokens += node.start + offset
 
-    def _share(self, match: Match, seat: int, full: int, rest: int, fetched: Fetched | None) -> None:
-        """Give the seat the blocks of the match: those in memory shared, those from disk and the last copied."""
+    def _share(self, match: Match, index: int, full: int, rest: int, fetched: Fetched | None) -> None:
+        """Append a match's blocks to a request: share blocks in memory, copy the last one and those from disk."""
         pool, nodes, width = self._kv.pool, match.nodes[:full], self._width
         for node in nodes:
             if node.rows == width:
@@ -328,19 +330,19 @@ class PrefixCache:
         last = self._copy_source(match.source, rest, fetched) if match.source is not None else 0
         for node in nodes:
             if node.rows == width:
-                self._kv.append(seat, [node.block])
+                self._kv.append(index, [node.block])
                 continue
             assert fetched is not None
             block = pool.allocate(1)[0]
             self._access.write_block(block, fetched["block", node.digest_after(width)], width)
             self._num_disk_tokens += width
-            self._kv.append(seat, [block])
+            self._kv.append(index, [block])
             self._attach(node, block, width)
         if last:
-            self._kv.append(seat, [last])
+            self._kv.append(index, [last])
 
     def _copy_source(self, source: Node, rest: int, fetched: Fetched | None) -> int:
-        """A block of the sequence's own with the first ``rest`` tokens of a node."""
+        """Return a new block with a copy of the state of a node's first ``rest`` tokens."""
         pool = self._kv.pool
         if source.rows < rest:
             assert fetched is not None
@@ -349,7 +351,7 @@ class PrefixCache:
             self._num_disk_tokens += rest
             return block
         original = source.block
-        pool.share(original)  # so that it isn't handed out before it is copied
+        pool.share(original)  # so that the pool doesn't allocate it before the copy
         if pool.num_free == 0:
             pool.free([original])
             return pool.allocate(1)[0]  # the last free block is the original itself
@@ -358,10 +360,10 @@ class PrefixCache:
         pool.free([original])
         return block
 
-    # --- remembering ---------------------------------------------------------------------------
+    # --- additions to the tree -----------------------------------------------------------------
 
-    def _extend(self, sequence: CachedSequence, seat: int, tokens: Sequence[int], num_computed: int) -> None:
-        """Add a full node for each full block that is computed."""
+    def _extend(self, sequence: CachedSequence, index: int, tokens: Sequence[int], num_computed: int) -> None:
+        """Add a full node for each full computed block."""
         path, width = sequence.path, self._width
         while (len(path) + 1) * width <= num_computed:
             parent = path[-1] if path else sequence.digest
@@ -369,13 +371,13 @@ class PrefixCache:
             node = self._tree.child(parent, tuple(tokens[start : start + width]))
             self._tree.acquire(node)
             if self._paged:
-                self._attach(node, int(self._kv.block_tables[seat, len(path)]), width)
+                self._attach(node, int(self._kv.block_tables[index, len(path)]), width)
             path.append(node)
             self._set_tail(sequence, None)
 
-    def _place(self, sequence: CachedSequence, seat: int, tokens: Sequence[int], position: int) -> tuple[Node, int]:
-        """The node and offset of a position, after the tokens up to it are in the tree."""
-        self._extend(sequence, seat, tokens, position)
+    def _place(self, sequence: CachedSequence, index: int, tokens: Sequence[int], position: int) -> tuple[Node, int]:
+        """Add the tokens before a position to the tree; return the position's node and offset."""
+        self._extend(sequence, index, tokens, position)
         path, width = sequence.path, self._width
         number, offset = divmod(position, width)
         if offset == 0:
@@ -384,7 +386,7 @@ class PrefixCache:
         node = self._tree.child(parent, tuple(tokens[number * width : position]))
         self._set_tail(sequence, node)
         if self._paged:
-            self._attach(node, int(self._kv.block_tables[seat, number]), offset)
+            self._attach(node, int(self._kv.block_tables[index, number]), offset)
         return node, offset
 
     def _set_tail(self, sequence: CachedSequence, node: Node | None) -> None:
@@ -402,7 +404,7 @@ class PrefixCache:
         sequence.path.clear()
 
     def _attach(self, node: Node, block: int, rows: int) -> None:
-        """Record that a block in use holds the state of the node's first ``rows`` tokens, unless another block does."""
+        """Record a block that holds the state of the node's first ``rows`` tokens, unless the node has such a block."""
         if node.rows >= rows:
             return
         before = self._owners.get(block)
@@ -422,7 +424,7 @@ class PrefixCache:
         self._tree.update(node)
 
     def _evict(self, block: int) -> None:
-        """The pool reuses the block; the snapshots of its node are useless without it."""
+        """Detach a block that the pool reuses; drop its node's snapshots, which need the block."""
         node = self._owners[block]
         for snapshot in list(node.snapshots.values()):
             self._snapshots.drop(snapshot)

@@ -1,14 +1,14 @@
-"""DiskTier: blocks and snapshots as files, written and read by threads of their own.
+"""DiskTier: write and read blocks and snapshots as files, in threads of their own.
 
 One directory per model (``model_key``: weights, spec, number formats, block size), one file per block or snapshot:
 
-    magic, header length, header (JSON: what it is, its digest and its parent's, tokens), payload, checksum of all of it
+    magic, header length, header (JSON: kind, digest, parent's digest, tokens), payload, checksum of everything before
 
-A file is written under another name and renamed; what isn't whole, or isn't ours, is removed when it is met. The
-budget counts all models in the directory; what was used longest ago goes first, of one text the end first. Several
-processes may share the directory: a file that has vanished is a miss.
+A file is written under a temporary name and renamed; incomplete and foreign files are removed when they are read. The
+budget covers all models in the directory. The least recently used files are removed first, and of one sequence the
+files of its end first. Several processes may share the directory: a missing file is a cache miss.
 
-The files hold the tokens of prompts (and states, from which they could be told), so only the owner may read them.
+The files hold the tokens of prompts, and states from which tokens could be derived; so only the owner can read them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MAGIC = b"blazrPC1"
 MAX_HEADER_BYTES = 16 << 20
 CHECKSUM_BYTES = 16
 MAX_PENDING_BYTES = 256 << 20
-"""States that wait to be written; beyond it, they aren't kept. They are copied one at a time, when their turn comes."""
+"""Maximum bytes of states that wait to be written; further states aren't written. Each is copied when it is written."""
 TEMPORARY_FOR_S = 600
 FREE_SHARE = 0.1
-"""Share of the budget that is made free when it is exceeded."""
+"""Share of the budget that is freed when the budget is exceeded."""
 
 Kind = Literal["block", "state"]
 Key = tuple[Kind, bytes]
@@ -49,11 +49,11 @@ Key = tuple[Kind, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one file holds: the state behind ``tokens``, which follow what ``parent`` identifies.
+    """The content of one file: the state of ``tokens``, which follow the prefix with the digest ``parent``.
 
     Attributes:
-        kind: ``block``: paged state of the tokens; ``state``: recurrent state after the last.
-        digest: Of namespace and all tokens up to the last.
+        kind: ``block``: paged state of the tokens; ``state``: recurrent state after the last token.
+        digest: Digest of the namespace and of all tokens up to the last.
         start: Position of the first token.
     """
 
@@ -65,25 +65,25 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """Names it within its model."""
+        """The entry's key among its model's entries."""
         return self.kind, self.digest
 
     @property
     def file_name(self) -> str:
-        """Of its file; the position is there for the order of removal."""
+        """The name of the entry's file; the position in it orders removals."""
         return f"{self.digest.hex()}.{self.start + len(self.tokens)}.{self.kind}"
 
 
 class DiskTier:
-    """Files of one model.
+    """Write, read and remove the files of one model.
 
     Args:
-        directory: Of all models; made if need be.
-        model_key: Names the model and everything that its states depend on.
-        budget_bytes: For all models.
+        directory: Directory of all models; created if it doesn't exist.
+        model_key: Identifies the model and everything that its states depend on.
+        budget_bytes: Budget of all models together.
 
     Attributes:
-        missing: Keys of files that were removed or couldn't be read; the owner empties it.
+        missing: Keys of files that were removed or couldn't be read; the owner takes them from here.
     """
 
     def __init__(self, directory: Path, model_key: str, budget_bytes: int) -> None:
@@ -107,11 +107,11 @@ class DiskTier:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all models' files, as far as this process knows."""
+        """Bytes of all models' files, without later changes of other processes."""
         return self._total_bytes
 
     def scan(self) -> list[Entry]:
-        """All entries of the model, shortest sequences first; files that are no entries are removed."""
+        """Return all entries of the model, shortest sequences first; remove invalid files."""
         found = []
         for path in list(self._root.iterdir()):
             entry = self._read_entry(path)
@@ -126,16 +126,16 @@ class DiskTier:
     def save(
         self, entry: Entry, size_bytes: int, read: Callable[[], Payload], is_intact: Callable[[], bool], stamp: int
     ) -> bool:
-        """Write an entry soon.
+        """Queue the write of an entry.
 
         Args:
-            size_bytes: Of the payload.
-            read: Copies the payload; called in another thread.
-            is_intact: Called after it: whether nobody wrote to the source meanwhile. If somebody did, nothing is kept.
-            stamp: Time of its last use, nanoseconds since the epoch.
+            size_bytes: Size of the payload.
+            read: Copies the payload; called in the writer's thread.
+            is_intact: Called after ``read``; False if the source was overwritten, and the entry isn't written.
+            stamp: Time of the last use, in nanoseconds since the epoch.
 
         Returns:
-            Whether it will be tried; False when too much waits already.
+            Whether the write is queued; False when ``MAX_PENDING_BYTES`` wait.
         """
         with self._lock:
             if self._pending_bytes + size_bytes > max(MAX_PENDING_BYTES, size_bytes):
@@ -150,21 +150,21 @@ class DiskTier:
         self._writer.submit(self._touch, list(entries), stamp)
 
     def load(self, entries: Iterable[Entry]) -> Future[Mapping[Key, Payload]]:
-        """Read entries; those that can't be read are absent."""
+        """Read entries; the result lacks entries that can't be read."""
         return self._reader.submit(self._load, list(entries))
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry soon."""
+        """Queue the removal of an entry."""
         self._writer.submit(self._discard, self._root / entry.file_name)
 
     def flush(self) -> None:
-        """Wait until everything asked for is done."""
+        """Wait until all queued work is done."""
         self._writer.submit(_nothing).result()
         self._reader.submit(_nothing).result()
 
     def close(self) -> None:
-        """``flush``, and end the threads."""
-        self._reader.shutdown(wait=True, cancel_futures=True)  # it asks the writer
+        """Write all queued entries and end the threads."""
+        self._reader.shutdown(wait=True, cancel_futures=True)  # the reader submits work to the writer
         self._writer.shutdown(wait=True)
 
     # --- threads -------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class DiskTier:
             self.num_skipped += 1
             self.missing.append(entry.key)
             return
-        self._make_room(size)
+        self._free_space(size)
         try:
             handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "wb", buffering=0) as file:
@@ -231,7 +231,7 @@ class DiskTier:
             try:
                 payload = self._read_payload(path, entry)
             except OSError as error:
-                logger.info("a prefix is gone from the cache directory: %s", error.strerror)
+                logger.info("a file can't be read from the cache directory: %s", error.strerror)
                 payload = None
             else:
                 if payload is None:
@@ -255,7 +255,7 @@ class DiskTier:
     # --- files ---------------------------------------------------------------------------------
 
     def _read_entry(self, path: Path) -> Entry | None:
-        """The entry of a file; None if it isn't a cache file, or incomplete."""
+        """Return the entry of a file; None if the file is no cache file or is incomplete."""
         try:
             if path.is_symlink() or not path.is_file():
                 return None
@@ -276,7 +276,7 @@ class DiskTier:
             return None
 
     def _read_payload(self, path: Path, entry: Entry) -> Payload | None:
-        """The payload of an entry; None if the file is damaged."""
+        """Return the payload of an entry; None if the file is corrupt."""
         content = np.fromfile(path, np.uint8)
         data = content.data
         try:
@@ -292,7 +292,7 @@ class DiskTier:
         return content[begin : begin + size] if checksum == bytes(data[begin + size :]) else None
 
     def _files(self) -> list[tuple[int, int, int, Path]]:
-        """(time of last use, minus the position, size, path) of all models' files."""
+        """Return (time of last use, negative position, size, path) of all models' files."""
         found = []
         for path in self._top.glob("*/*"):
             try:
@@ -304,7 +304,7 @@ class DiskTier:
             found.append((status.st_mtime_ns, -position, status.st_size, path))
         return found
 
-    def _make_room(self, size: int) -> None:
+    def _free_space(self, size: int) -> None:
         if self._total_bytes + size <= self._budget:
             return
         files = sorted(self._files())

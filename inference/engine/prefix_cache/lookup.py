@@ -1,4 +1,4 @@
-"""PrefixLookup: how much of a sequence's beginning has state in the tree, and why not more. Changes nothing."""
+"""PrefixLookup: find the longest prefix of a sequence with state in the tree, without changes to it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Fetched = Mapping[Key, Payload]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is there of a sequence's beginning.
+    """The cached prefix of a sequence.
 
     Attributes:
-        num_tokens: Where it can resume.
-        num_known: Tokens that agree with an earlier sequence.
-        nodes: Full nodes that agree.
-        source: Has the state of the first tokens of the block in which it resumes; None: it resumes between blocks.
-        state: Node and offset of the recurrent state; None: not needed, or nothing found.
-        reason: Why it isn't all; None: it is.
+        num_tokens: Number of cached tokens, after which the sequence can resume.
+        num_known: Number of first tokens that agree with an earlier sequence.
+        nodes: Full nodes that agree with the sequence.
+        source: Node with the state of the partial block before the resume position; None: there is no partial block.
+        state: Node and offset of the recurrent state; None: not needed, or not found.
+        reason: Why the prefix isn't the whole sequence; None: it is.
     """
 
     num_tokens: int = 0
@@ -35,12 +35,12 @@ class Match:
 
 
 class PrefixLookup:
-    """Looks sequences up in a tree.
+    """Look up sequences in a tree.
 
     Args:
-        tree: What is known.
-        paged: The model has paged state, which blocks hold.
-        fixed: The model has recurrent state, which snapshots hold.
+        tree: Tree of known sequences.
+        paged: Whether the model has paged state, which blocks hold.
+        fixed: Whether the model has recurrent state, which snapshots hold.
     """
 
     def __init__(self, tree: PrefixTree, *, paged: bool, fixed: bool) -> None:
@@ -50,12 +50,12 @@ class PrefixLookup:
         self._fixed = fixed
 
     def find(
-        self, digest: bytes, tokens: Sequence[int], *, fetched: Fetched | None, with_disk: bool, may_read: bool
+        self, digest: bytes, tokens: Sequence[int], *, fetched: Fetched | None, with_disk: bool, can_read: bool
     ) -> Match:
         """See ``PrefixCache.find``."""
         limit = len(tokens) - 1
         walk = self._tree.walk(digest, tokens)
-        if not may_read:
+        if not can_read:
             return Match(num_known=walk.num_known, reason=MissReason.NEEDS_ALL_ROWS if limit else None)
         nodes, width = walk.nodes, self._width
         present = self._num_present(walk, fetched, with_disk) if self._paged else walk.num_known
@@ -70,7 +70,7 @@ class PrefixLookup:
         return Match(resume, walk.num_known, tuple(nodes), source, state, reason)
 
     def _num_present(self, walk: Walk, fetched: Fetched | None, with_disk: bool) -> int:
-        """Tokens from the first whose paged state is there."""
+        """Return the number of first tokens with paged state."""
         present = 0
         for node in walk.nodes:
             rows = self._rows(node, fetched, with_disk)
@@ -80,7 +80,7 @@ class PrefixLookup:
         return present + max((min(self._rows(n, fetched, with_disk), c) for n, c in walk.tails), default=0)
 
     def _rows(self, node: Node, fetched: Fetched | None, with_disk: bool) -> int:
-        """Tokens of a node whose paged state is there."""
+        """Return the number of a node's first tokens with paged state."""
         rows = node.rows
         if rows < node.saved_rows and (
             with_disk or (fetched and ("block", node.digest_after(node.saved_rows)) in fetched)
@@ -91,7 +91,7 @@ class PrefixLookup:
     def _latest_state(
         self, places: Sequence[tuple[Node, int]], limit: int, fetched: Fetched | None, with_disk: bool
     ) -> tuple[Node, int] | None:
-        """The latest snapshot up to ``limit``, among nodes that agree with the sequence for so many tokens."""
+        """Return the latest snapshot up to ``limit``; ``places`` has nodes, each with its number of agreeing tokens."""
         best: tuple[Node, int] | None = None
         position = 0
         for node, agreed in reversed(places):
@@ -115,7 +115,7 @@ class PrefixLookup:
         fetched: Fetched | None,
         with_disk: bool,
     ) -> Node:
-        """A node that has the state of the tokens between the last full block and ``resume``."""
+        """Return a node with the state of the tokens between the last full block and ``resume``."""
         number, rest = divmod(resume, self._width)
         if number < len(nodes):
             return nodes[number]
@@ -124,18 +124,18 @@ class PrefixLookup:
 
 
 def _reason(num_known: int, present: int, resume: int, limit: int, walk: Walk) -> MissReason | None:
-    """Why a sequence can't resume at ``limit``; None: it can."""
+    """Return why a sequence can't resume at ``limit``; None: it can."""
     if resume >= limit:
         return None
     if num_known == 0:
         return MissReason.COLD
-    wanted = min(num_known, limit)
-    if resume == wanted:
+    reusable = min(num_known, limit)
+    if resume == reusable:
         return MissReason.DIVERGED
-    if present < wanted:
+    if present < reusable:
         return MissReason.EVICTED
     for node, agreed in (*((node, len(node.tokens)) for node in walk.nodes), *walk.tails):
-        latest = min(wanted, node.start + agreed)
+        latest = min(reusable, node.start + agreed)
         if any(resume < node.start + offset <= latest for offset in node.evicted_snapshots):
             return MissReason.EVICTED
     return MissReason.NO_SNAPSHOT

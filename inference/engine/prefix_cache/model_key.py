@@ -1,4 +1,4 @@
-"""What a state depends on besides tokens, as a name: the weights' bytes, the spec, the number formats."""
+"""Build the key of a model's states from the weights' bytes, the spec and the number formats."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ READ_BYTES = 1 << 22
 
 
 def model_key(spec: ModelSpec, weight_files: Sequence[Path], numbers: str, *, memo_dir: Path) -> str:
-    """A name that differs whenever states may.
+    """Return a key that differs whenever the states of the same tokens may differ.
 
     Args:
-        spec: As inspected, with a person's overrides in it.
-        weight_files: All of the checkpoint's.
-        numbers: Dtype, quantisation, device, block size.
-        memo_dir: Where digests of files are kept, so that an unchanged file is read once in its life.
+        spec: The inspected spec, with the user's overrides.
+        weight_files: All weight files of the checkpoint.
+        numbers: Dtype, quantisation, device and block size.
+        memo_dir: Directory that caches digests, so that an unchanged file is read once only.
     """
     digests = [_file_digest(path, memo_dir) for path in weight_files]
     return json.dumps([spec.to_dict(), sorted(digests), numbers], sort_keys=True)
 
 
 def _file_digest(path: Path, memo_dir: Path) -> str:
-    """SHA-256 of a file's bytes, remembered by its place, size, inode and time of change."""
+    """Return the SHA-256 of a file's bytes, cached by path, size, inode and modification time."""
     status = path.stat()
     place = str(path.resolve())
     identity = [place, status.st_size, status.st_ino, status.st_mtime_ns]
@@ -48,5 +48,5 @@ def _file_digest(path: Path, memo_dir: Path) -> str:
         partial.write_text(json.dumps({"identity": identity, "sha256": digest.hexdigest()}))
         partial.replace(memo)
     except OSError:
-        pass  # a cache directory that can't be written is reported when it is opened
+        pass  # DiskTier reports a cache directory that can't be written
     return digest.hexdigest()

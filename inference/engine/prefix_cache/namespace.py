@@ -1,4 +1,4 @@
-"""Namespaces: which prefixes with the same tokens must not share state."""
+"""Define namespaces: prefixes of different namespaces share no state, even with the same tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from inference.modelling.spec import AttentionSpec, MLASpec, ModelSpec, RopeSpec
 class Namespaces:
     """Namespaces of one model.
 
-    Two sequences may share state only if their salts agree and if their tokens get the same rotations. Where those
-    depend on the length (``ForwardBatch.rope_lengths``), a row's length is the prompt's or its own position + 1, if
-    that is more. LongRoPE only asks whether it is beyond the trained context; dynamic NTK has other frequencies for
-    each length beyond it. So prompts within the trained context share; of longer ones all, or those of equal length.
+    Two sequences can share state only if their salts agree and if their tokens get the same rotations. Some RoPE
+    scalings depend on the length (``ForwardBatch.rope_lengths``): the maximum of the prompt's length and the row's
+    position + 1. LongRoPE has one set of frequencies within the trained context and one beyond. Dynamic NTK has
+    different frequencies for each length beyond it. So prompts within the trained context share state; longer prompts
+    share all of it with LongRoPE, and with dynamic NTK only if their lengths are equal.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -24,13 +25,13 @@ class Namespaces:
                 self._ropes.append(rope)
 
     def digest(self, cache_salt: str, num_prompt_tokens: int) -> bytes:
-        """The root under which a request's prefixes are."""
+        """Return the digest of the root of a request's prefixes."""
         regimes = "/".join(str(_regime(rope, num_prompt_tokens)) for rope in self._ropes)
         return root_digest(f"{regimes}\0{cache_salt}")
 
 
 def _regime(rope: RopeSpec, num_prompt_tokens: int) -> int:
-    """0 for prompts within the trained context."""
+    """Return a number that differs where rotations differ; 0 for prompts within the trained context."""
     assert rope.scaling is not None
     if rope.scaling.kind == "longrope":
         return int(num_prompt_tokens > rope.scaling.original_max_position_embeddings)

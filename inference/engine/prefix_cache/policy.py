@@ -1,37 +1,37 @@
 """Choose the positions of a sequence at which prefill stops for a snapshot of its recurrent state.
 
-A snapshot can only be taken where a prefill chunk ends, so each costs a step of its own.
+A snapshot can only be taken at the end of a prefill chunk, so each snapshot costs a step of its own.
 """
 
 from __future__ import annotations
 
 SNAPSHOT_INTERVAL = 64
-"""Distance of the positions near the end of a prompt: what a prompt with another ending computes again at most."""
+"""Distance of the positions near a prompt's end: the most tokens that a prompt with another end computes again."""
 
 MIN_GAP = 16
-"""Two snapshots closer than this aren't worth a step."""
+"""Minimum distance of two snapshots; a closer one would cost a step for little reuse."""
 
 DECODE_INTERVAL = 256
-"""Distance of the positions while tokens are generated, where a snapshot costs its copy only."""
+"""Distance of the positions during decode, where a snapshot costs a copy only."""
 
 
 def snapshot_positions(start: int, stop: int, num_known: int, *, num_slots: int) -> list[int]:
-    """Positions for a sequence whose tokens from ``start`` to ``stop`` are going to be computed.
+    """Return the snapshot positions of a sequence whose tokens from ``start`` to ``stop`` will be computed.
 
-    The last token's is where the same prompt, sent again, can begin. Those before it, on a grid that all prompts share,
-    serve prompts that end differently; the place where the prompt leaves what is known serves the next one that leaves
-    there, too.
+    The position before the last token serves the same prompt, sent again. Positions before it, on a grid that all
+    prompts share, serve prompts with another end. The position where the prompt diverges from earlier sequences serves
+    later prompts that diverge there.
 
     Args:
-        num_known: Tokens that agree with an earlier sequence, whether their state is here or not.
-        num_slots: Snapshots that there is room for; with few, the grid is left out.
+        num_known: Number of first tokens that agree with an earlier sequence, with or without cached state.
+        num_slots: Number of snapshot slots; with few slots the grid is left out.
 
     Returns:
-        Ascending, above ``start`` and below ``stop``.
+        Positions in ascending order, above ``start`` and below ``stop``.
     """
     last = stop - 1
     found = [num_known] if start + MIN_GAP <= num_known <= last else []
-    # Where only a few tokens differ, the place before them serves the repetition as well.
+    # If only a few last tokens differ, the position before them also serves the same prompt.
     if last > start and (not found or last - num_known >= MIN_GAP):
         found.append(last)
     if stop - start >= 3 * SNAPSHOT_INTERVAL:
@@ -43,13 +43,13 @@ def snapshot_positions(start: int, stop: int, num_known: int, *, num_slots: int)
 
 
 def aligned(start: int, stop: int) -> int:
-    """Where to end a chunk that the step's budget cuts short: on the grid, if that costs little."""
+    """Return the end of a chunk that the token budget cuts: on the grid, if the chunk keeps a grid interval."""
     rounded = stop // SNAPSHOT_INTERVAL * SNAPSHOT_INTERVAL
     return rounded if rounded - start >= SNAPSHOT_INTERVAL else stop
 
 
-def is_worth_keeping(position: int, last: int) -> bool:
-    """Whether to keep the state where a chunk ends anyway.
+def is_snapshot_due(position: int, last: int) -> bool:
+    """Whether to take a snapshot at the end of a step, at no stop of its own.
 
     Args:
         last: Position of the sequence's latest snapshot.

@@ -1,4 +1,4 @@
-"""DiskIndex: which nodes have files, and what to write and read for them."""
+"""DiskIndex: record which nodes of the tree have files, and write and read the files of nodes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from inference.engine.state.kv_cache_manager import KVCacheManager
 
 
 class DiskIndex:
-    """Maintains ``Node.saved_rows`` and ``Node.saved_snapshots``; the files that exist are added to the tree at once.
+    """Maintain ``Node.saved_rows`` and ``Node.saved_snapshots``; the constructor adds existing files to the tree.
 
     Args:
-        tier: The files.
-        tree: Of the cache.
+        tier: Disk tier with the files.
+        tree: Tree of the prefix cache.
         access: Copies states.
-        kv: For the block size.
+        kv: Block tables and pool.
     """
 
     def __init__(self, tier: DiskTier, tree: PrefixTree, access: StateAccess, kv: KVCacheManager) -> None:
@@ -30,7 +30,7 @@ class DiskIndex:
         self._read_all()
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Write the parts of a sequence's nodes that aren't on disk, and mark the others as used now."""
+        """Write the state of nodes that isn't on disk, and mark their existing files as used now."""
         stamp = time.time_ns()
         used: list[Entry] = []
         for node in nodes:
@@ -47,14 +47,14 @@ class DiskIndex:
             self.tier.touch(used, stamp)
 
     def load(self, blocks: Sequence[Node], state: tuple[Node, int] | None) -> Future[Mapping[Key, Payload]]:
-        """Begin to read the blocks of nodes, and a snapshot."""
+        """Start to read the blocks of nodes, and a snapshot."""
         entries = [self._entry("block", node, node.saved_rows) for node in blocks]
         if state is not None and state[1] not in state[0].snapshots:
             entries.append(self._entry("state", *state))
         return self.tier.load(entries)
 
     def poll(self) -> None:
-        """Remove files that no longer exist from the nodes."""
+        """Update the nodes whose files no longer exist."""
         while self.tier.missing:
             key = self.tier.missing.popleft()
             node, count = self._nodes.pop(key, (None, 0))
@@ -67,12 +67,12 @@ class DiskIndex:
             self._tree.update(node)
 
     def flush(self) -> None:
-        """Wait until everything asked for is done."""
+        """Wait until all queued work is done."""
         self.tier.flush()
         self.poll()
 
     def close(self) -> None:
-        """Write what waits, and end the threads."""
+        """Write all queued entries and end the threads."""
         self.tier.close()
 
     def _save_block(self, node: Node, stamp: int) -> None:
@@ -84,7 +84,7 @@ class DiskIndex:
             return self._access.read_block(block, rows)
 
         def is_intact() -> bool:
-            # The block is handed out, and written to, only after it was taken from its node.
+            # The pool allocates the block again only after its node was detached, which raises the epoch.
             return node.epoch == epoch
 
         if self._offer(entry, size, read, is_intact, stamp, node, rows):
@@ -122,7 +122,7 @@ class DiskIndex:
         return True
 
     def _read_all(self) -> None:
-        """Add the files of earlier processes to the tree; remove those without the files of their beginning."""
+        """Add the files of earlier processes to the tree; remove files whose prefix has no files."""
         at: dict[bytes, Node] = {}
         width = self._tree.width
         for entry in self.tier.scan():
@@ -149,10 +149,10 @@ class DiskIndex:
                 at[entry.digest] = node
 
     def _entry(self, kind: Kind, node: Node, count: int) -> Entry:
-        """The first ``count`` tokens of a node, as a file knows them.
+        """Return the entry of a node's first ``count`` tokens.
 
-        Where there is paged state, the files of the blocks lead to the node; without any, a snapshot's own file has to
-        have all tokens from the first.
+        With paged state, the entry follows the entry of the parent's block. Without paged state, a snapshot's entry
+        has all tokens of the sequence.
         """
         assert node.parent is not None
         tokens, start, parent = node.tokens[:count], node.start, node.parent

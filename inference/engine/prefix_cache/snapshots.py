@@ -1,12 +1,12 @@
-"""SnapshotStore: recurrent states after chosen positions, within a byte budget.
+"""SnapshotStore: keep recurrent states after chosen positions, within a byte budget.
 
-A snapshot is a state slot that no sequence owns. When a new one needs a slot, the one of least value is evicted: to
-host memory where there is a budget for it, else for good.
+A snapshot is a state slot that no sequence owns. When a new snapshot needs a slot, the snapshot of the lowest value is
+evicted: to host memory if there is a budget for it, otherwise for good.
 
-Value (GreedyDual, https://www.usenix.org/conference/usits-97/cost-aware-www-proxy-caching-algorithms): the tokens that
-would have to be computed again from the snapshot before it, once more for each time it was used, on top of a clock
-that stands at the value of what was evicted last. All snapshots of a model have the same size, so value per
-byte is value. What isn't used is overtaken by the clock, whatever its value was.
+The value follows GreedyDual (https://www.usenix.org/conference/usits-97/cost-aware-www-proxy-caching-algorithms): the
+clock plus the number of tokens to compute again from the previous snapshot, which is added once more at each use. The
+clock is the value of the last evicted snapshot, so that the clock overtakes unused snapshots of any value. All
+snapshots of a model have the same size, so value per byte needs no division.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
 
 JUNCTION_WEIGHT = 4
-"""A position where two sequences diverged is likelier to be reused than any other."""
+"""Factor of the gain at a position where two sequences diverged, which is the most likely one to be reused."""
 
 
 class SnapshotStore:
-    """Owns the slots from ``first_slot`` on.
+    """Own the ``num_slots`` slots from ``first_slot``.
 
     Args:
-        tree: Its nodes hold the snapshots.
+        tree: Tree whose nodes hold the snapshots.
         access: Copies states.
-        first_slot: The first slot that isn't for running sequences.
-        num_slots: How many there are.
-        host_bytes: Host memory for snapshots that left their slots.
+        first_slot: The first slot after the slots of running sequences.
+        num_slots: Number of slots.
+        host_bytes: Host memory for snapshots that were evicted from their slots.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class SnapshotStore:
         self._tree = tree
         self._access = access
         self._free = list(range(first_slot + num_slots - 1, first_slot - 1, -1))
-        # In order, so that of equals the oldest goes and what happens is the same in every process.
+        # Dicts keep the order, so that of equal values the oldest is evicted, in every process alike.
         self._in_slots: dict[Snapshot, None] = {}
         self._on_host: dict[Snapshot, None] = {}
         self._clock = 0.0
@@ -45,38 +45,38 @@ class SnapshotStore:
 
     @property
     def num_used(self) -> int:
-        """Snapshots in slots."""
+        """Number of snapshots in slots."""
         return len(self._in_slots)
 
     @property
     def host_bytes(self) -> int:
-        """Host memory in use."""
+        """Bytes of host memory in use."""
         return len(self._on_host) * self._access.slot_bytes
 
     def add(self, node: Node, offset: int, slot: int, *, give: bool, is_junction: bool = False) -> int:
-        """Keep a sequence's current state, unless there is a snapshot of it.
+        """Keep a sequence's current state, unless a snapshot of it is in a slot.
 
         Args:
-            slot: The sequence's.
-            give: The sequence has no further use for its slot.
-            is_junction: Two sequences are known to part here.
+            slot: The sequence's slot.
+            give: Whether the store may take the slot instead of a copy.
+            is_junction: Whether two sequences diverge at this position.
 
         Returns:
-            The slot that the caller has now: another one if its own was taken, with nothing of interest in it.
+            The caller's slot: another slot with undefined content if the store has taken ``slot``.
         """
         present = node.snapshots.get(offset)
         if present is not None and present.slot:
             self.touch(present, use=False)
             return slot
-        room = self._room()
-        if room == 0:
+        free_slot = self._allocate_slot()
+        if free_slot == 0:
             return slot
-        present = node.snapshots.get(offset)  # making room may have dropped it
+        present = node.snapshots.get(offset)  # the allocation may have dropped it
         if give:
-            kept, slot = slot, room
+            kept, slot = slot, free_slot
         else:
-            self._access.copy_slot(slot, room)
-            kept = room
+            self._access.copy_slot(slot, free_slot)
+            kept = free_slot
         if present is not None:
             self._on_host.pop(present, None)
             present.slot, present.payload = kept, None
@@ -90,13 +90,13 @@ class SnapshotStore:
         return slot
 
     def touch(self, snapshot: Snapshot, *, use: bool) -> None:
-        """Refresh the value after a request for this position; ``use``: its state was reused."""
+        """Refresh a snapshot's value after a request for its position; ``use``: its state was reused."""
         if use:
             snapshot.expected_gain += self._expected_gain(snapshot.node, snapshot.offset)
         snapshot.value = self._clock + snapshot.expected_gain
 
     def load(self, snapshot: Snapshot, slot: int) -> None:
-        """Put its state into a sequence's slot."""
+        """Copy a snapshot's state into a sequence's slot."""
         self.touch(snapshot, use=True)
         if snapshot.payload is not None:
             self._access.write_slot(slot, snapshot.payload)
@@ -104,7 +104,7 @@ class SnapshotStore:
             self._access.copy_slot(snapshot.slot, slot)
 
     def drop(self, snapshot: Snapshot) -> None:
-        """Remove it and free its slot."""
+        """Remove a snapshot and free its slot."""
         node = snapshot.node
         if node.snapshots.get(snapshot.offset) is snapshot:
             del node.snapshots[snapshot.offset]
@@ -116,8 +116,8 @@ class SnapshotStore:
         snapshot.slot, snapshot.payload = 0, None
         self._tree.update(node)
 
-    def _room(self) -> int:
-        """A slot without a snapshot; 0 if there are no slots at all."""
+    def _allocate_slot(self) -> int:
+        """Return a slot without a snapshot, after an eviction if needed; 0 if the store has no slots."""
         if not self._free and self._in_slots:
             victim = min(self._in_slots, key=_value)
             self._clock = max(self._clock, victim.value)
@@ -138,7 +138,7 @@ class SnapshotStore:
         snapshot.slot = 0
 
     def _expected_gain(self, node: Node, offset: int) -> int:
-        """Tokens since the nearest snapshot before it."""
+        """Return the number of tokens between the nearest earlier snapshot and this position."""
         earlier = [other for other in node.snapshots if other < offset]
         position = node.start + offset
         at: Node | None = node

@@ -1,8 +1,8 @@
-"""StateAccess: copies of blocks and slots between state tensors, and to and from host memory.
+"""StateAccess: copy blocks and slots between state tensors, and to and from host memory.
 
-All tensors of one block (or slot), layer by layer, are one run of bytes outside: a payload. On a CPU the tensors
-are seen as bytes through numpy, whose copies cost a microsecond less each than a tensor operation; a block or slot
-is some fifty of them. On a device they are put together there, so that a payload is one copy and one wait.
+A payload holds the bytes of all tensors of one block or slot, layer by layer. On a CPU the tensors are read as bytes
+through numpy, because numpy copies small arrays faster than torch. On a device the bytes are concatenated there, so
+that a payload is one copy and one wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Part:
     """One state tensor.
 
     Attributes:
-        rows: Its bytes, (physical slots, bytes of one entry), as an array on the CPU, as a tensor elsewhere.
+        rows: The tensor's bytes, (physical slots, bytes of one entry): an array on the CPU, otherwise a tensor.
         row_bytes: Bytes of one entry.
     """
 
@@ -36,13 +36,13 @@ class _Part:
 
 
 class StateAccess:
-    """Reads and writes the model runner's state tensors.
+    """Read and write the model runner's state tensors.
 
     Args:
-        spec: Says what each tensor is.
-        layers: The state tensors.
+        spec: Specification with the state of each layer.
+        layers: The state tensors of each layer.
         block_size: Tokens in one block.
-        use_tensors: Go through tensor operations even on a CPU.
+        use_tensors: Use tensor operations even on a CPU.
     """
 
     def __init__(
@@ -64,35 +64,35 @@ class StateAccess:
     # --- within the tensors --------------------------------------------------------------------
 
     def copy_block(self, source: int, target: int, count: int) -> None:
-        """The first ``count`` tokens of a block into another."""
+        """Copy the first ``count`` tokens of a block into another block."""
         first, to = source * self.block_size, target * self.block_size
         for part in self._paged:
             part.rows[to : to + count] = part.rows[first : first + count]
 
     def copy_slot(self, source: int, target: int) -> None:
-        """A slot's states into another."""
+        """Copy a slot's states into another slot."""
         for part in self._fixed:
             part.rows[target] = part.rows[source]
 
     # --- to and from the host ------------------------------------------------------------------
 
     def read_block(self, block: int, count: int) -> Payload:
-        """The first ``count`` tokens of a block; any thread may ask."""
+        """Return the state of a block's first ``count`` tokens; thread-safe."""
         first = block * self.block_size
         return _read(self._paged, slice(first, first + count), count)
 
     def write_block(self, block: int, payload: Payload, count: int) -> None:
-        """The first ``count`` tokens of a payload of at least as many into a block."""
+        """Write the first ``count`` tokens of a payload into a block."""
         num_rows = len(payload) // self.token_bytes
         first = block * self.block_size
         _write(self._paged, slice(first, first + count), payload, num_rows, count)
 
     def read_slot(self, slot: int) -> Payload:
-        """A slot's states; any thread may ask."""
+        """Return a slot's states; thread-safe."""
         return _read(self._fixed, slice(slot, slot + 1), 1)
 
     def write_slot(self, slot: int, payload: Payload) -> None:
-        """Put ``read_slot``'s bytes into a slot."""
+        """Write a payload of ``read_slot`` into a slot."""
         _write(self._fixed, slice(slot, slot + 1), payload, 1, 1)
 
 
@@ -112,7 +112,7 @@ def _read(parts: Sequence[_Part], rows: slice, count: int) -> Payload:
 def _write(parts: Sequence[_Part], rows: slice, payload: Payload, num_rows: int, count: int) -> None:
     source: Any = payload
     if parts and isinstance(parts[0].rows, torch.Tensor):
-        source = upload(np.array(payload), parts[0].rows.device)  # a copy: what comes from a file can't be written to
+        source = upload(np.array(payload), parts[0].rows.device)  # a copy, because arrays from files may be read-only
     at = 0
     for part in parts:
         size = num_rows * part.row_bytes

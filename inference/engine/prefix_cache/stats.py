@@ -1,4 +1,4 @@
-"""What the prefix cache counts."""
+"""Define the counters of the prefix cache."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from enum import StrEnum
 
 
 class MissReason(StrEnum):
-    """Why less of a prompt was found than could have been."""
+    """Why not all of a prompt was found in the cache."""
 
     COLD = "cold"
-    """Nothing that begins like it has been here (under its salt)."""
+    """No earlier prompt with the same salt begins with the same token."""
     DIVERGED = "diverged"
-    """All that it has in common with an earlier one was found."""
+    """The whole common prefix with an earlier prompt was found."""
     EVICTED = "evicted"
-    """More was here, but made room for something else."""
+    """A longer prefix was cached, but was evicted."""
     NO_SNAPSHOT = "no_snapshot"
-    """More is known, but recurrent state was kept at other positions only."""
+    """A longer prefix is known, but has no snapshot of recurrent state at its end."""
     NEEDS_ALL_ROWS = "needs_all_rows"
-    """Log-probabilities of the prompt's tokens were asked for."""
+    """The request needs the hidden rows of all prompt tokens."""
     DISABLED = "disabled"
-    """The cache is off."""
+    """The prefix cache is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheStats:
-    """Totals since the engine was made, and gauges.
+    """Counters since the engine's creation, and gauges.
 
     Attributes:
-        num_hits: Requests of whose prompt something was found.
-        num_misses: Requests of whose prompt nothing was found.
-        num_cached_tokens: Prompt tokens that were found.
-        misses: Requests by the reason why nothing was found.
-        shortfalls: Requests by the reason why a part was found, but not all.
-        num_idle_blocks: Blocks that nobody uses, kept for later.
-        num_evicted_blocks, num_evicted_snapshots: That made room.
-        num_snapshots, num_snapshot_slots: Snapshots in slots, and how many there is room for.
-        host_bytes: Snapshots in host memory.
-        disk_bytes: Files of all models in the cache directory; 0 without one.
-        num_disk_tokens: Prompt tokens whose state came from disk.
-        num_disk_writes, num_disk_skipped, num_disk_corrupt, num_disk_removed: Files.
+        num_hits: Requests with at least one cached prompt token.
+        num_misses: Requests without a cached prompt token.
+        num_cached_tokens: Prompt tokens found in the cache.
+        misses: Requests without a cached token, by reason.
+        shortfalls: Requests with a part of their prompt in the cache, by the reason why it wasn't all.
+        num_idle_blocks: Cached blocks that no request uses.
+        num_evicted_blocks, num_evicted_snapshots: Blocks and snapshots that were evicted.
+        num_snapshots, num_snapshot_slots: Snapshots in slots, and slots for snapshots.
+        host_bytes: Bytes of snapshots in host memory.
+        disk_bytes: Bytes of all models' files in the cache directory; 0 without one.
+        num_disk_tokens: Prompt tokens whose state was read from disk.
+        num_disk_writes, num_disk_skipped, num_disk_corrupt, num_disk_removed: Files by what happened to them.
     """
 
     num_hits: int = 0
@@ -64,7 +64,7 @@ class PrefixCacheStats:
 
 
 class PrefixCounts:
-    """Counts requests by what was found of their prompts."""
+    """Count requests by their cached tokens."""
 
     def __init__(self) -> None:
         self.num_hits = 0
@@ -73,7 +73,7 @@ class PrefixCounts:
         self.shortfalls: Counter[str] = Counter()
 
     def record(self, num_cached_tokens: int, reason: MissReason | None) -> None:
-        """One request."""
+        """Count one request."""
         self.num_cached_tokens += num_cached_tokens
         self.num_hits += num_cached_tokens > 0
         if reason is not None:

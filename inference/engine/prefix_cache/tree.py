@@ -1,14 +1,13 @@
-"""PrefixTree: which token sequences are known, and where the state of their prefixes is. Numbers only.
+"""PrefixTree: the tree of known token sequences, with the location of their prefixes' state.
 
-A node stands for up to ``width`` tokens behind its parent's; only full nodes have children. So the node at depth d
-begins at position d · width, and with paged state it is one block. A node holds what is known of the prefix that
-ends in it: the block with its tokens' paged state, the snapshots of recurrent state after some of its tokens, and
-which of both have a file on disk.
+A node has up to ``width`` tokens that follow its parent's tokens; only full nodes have children. So the node at depth d
+begins at position d · width, and with paged state a node is one block. A node records the block with its tokens' paged
+state, the snapshots of recurrent state after some of its tokens, and which of both have a file on disk.
 
-A node is live while it, or a node behind it, holds state or has users. Dead nodes are kept, up to a bound, as a
-record of what was evicted; the one that died first is removed first.
+A node is live while it or a descendant holds state or has users. Dead nodes are kept, up to a bound, to recognise
+evicted prefixes; the oldest dead leaf is removed first.
 
-Roots are namespaces: nothing is ever found across them.
+Roots are namespaces: a search never crosses them.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES = 16
 MAX_SIBLINGS_COMPARED = 256
-"""Siblings with the same first token that are looked at for the longest common beginning, the newest first."""
+"""Siblings with the same first token that are compared for the longest common prefix, the newest first."""
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A run of tokens behind its parent's.
+    """A run of tokens that follows the parent's tokens.
 
     Attributes:
-        parent: None for a root.
-        tokens: At least one, but none for a root. Those of a node that isn't full may still grow.
-        start: Position of the first.
+        parent: The parent; None for a root.
+        tokens: At least one token; none for a root. Tokens can be appended until the node is full.
+        start: Position of the first token.
         block: Block of paged state; 0: none.
-        rows: Tokens, from the first, whose state ``block`` holds.
-        epoch: Counts how often the block was taken away, so that a copy can tell whether it is still valid.
-        num_users: Running sequences behind it.
+        rows: Number of first tokens whose state ``block`` holds.
+        epoch: Number of times that the block was detached; a copy is valid if it hasn't changed meanwhile.
+        num_users: Running sequences that use the node or a descendant.
         num_live_children: Children that the tree counts as live.
-        counts_as_live: ``is_live`` when ``PrefixTree.update`` saw it last.
-        saved_rows: Tokens whose paged state is on disk.
-        snapshots: Recurrent state after the first n tokens, by n.
-        evicted_snapshots: The n of those that were evicted.
+        counts_as_live: ``is_live`` at the last ``PrefixTree.update``.
+        saved_rows: Number of first tokens whose paged state is on disk.
+        snapshots: Snapshot after the first n tokens, by n.
+        evicted_snapshots: The n of the evicted snapshots.
         saved_snapshots: The n of the snapshots on disk.
         full: Full children by their tokens.
         siblings: All children by their first token.
@@ -69,12 +68,12 @@ class Node:
 
     @property
     def stop(self) -> int:
-        """Position behind the last token."""
+        """Position after the last token."""
         return self.start + len(self.tokens)
 
     @property
     def is_live(self) -> bool:
-        """Whether it holds state, is used, or leads to a node that does."""
+        """Whether the node or a descendant holds state or is used."""
         return bool(
             self.num_users
             or self.block
@@ -85,7 +84,7 @@ class Node:
         )
 
     def digest_after(self, count: int) -> bytes:
-        """Identifies the namespace and all tokens up to the node's ``count``-th."""
+        """Return the digest of the namespace and all tokens up to the node's ``count``-th."""
         if self.parent is None:
             return self.digest_
         if count == len(self.tokens) and self.digest_:
@@ -94,22 +93,22 @@ class Node:
 
     @property
     def digest(self) -> bytes:
-        """``digest_after`` all tokens."""
+        """``digest_after`` all tokens of the node."""
         found = self.digest_after(len(self.tokens))
-        if self.full:  # with children it doesn't grow any more
+        if self.full:  # a node with children gets no more tokens
             self.digest_ = found
         return found
 
 
 @dataclass(eq=False, slots=True)
 class Snapshot:
-    """The recurrent state behind the first ``offset`` tokens of a node.
+    """The recurrent state after the first ``offset`` tokens of a node.
 
     Attributes:
         slot: The state slot; 0: the state is in host memory.
         payload: The state in host memory; None: it is in a slot.
-        expected_gain: Tokens that need not be computed when it is used.
-        value: What eviction orders by.
+        expected_gain: Tokens that a use of the snapshot saves.
+        value: Order of eviction, the lowest first.
     """
 
     node: Node
@@ -121,28 +120,28 @@ class Snapshot:
 
     @property
     def position(self) -> int:
-        """Tokens of the sequence that it covers."""
+        """Number of the sequence's tokens before the snapshot."""
         return self.node.start + self.offset
 
 
 def chained(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Digest of a run of tokens behind what ``parent`` identifies."""
+    """Return the digest of a run of tokens after the prefix with the digest ``parent``."""
     return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
 def root_digest(namespace: str) -> bytes:
-    """Digest of a namespace's empty prefix."""
+    """Return the digest of a namespace's empty prefix."""
     return hashlib.blake2b(b"namespace\0" + namespace.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How far a sequence is known.
+    """The part of a sequence that the tree knows.
 
     Attributes:
         nodes: Full nodes whose tokens all agree.
-        tails: The nodes behind them that agree for some tokens, each with how many; the longest first.
-        num_known: Tokens that agree in all.
+        tails: Children of the last full node that agree in their first tokens, each with that number; longest first.
+        num_known: Number of first tokens of the sequence that agree.
     """
 
     nodes: list[Node]
@@ -151,17 +150,17 @@ class Walk:
 
 
 class PrefixTree:
-    """All namespaces of one engine.
+    """The tree of all namespaces of one engine.
 
-    Whoever changes what a node holds, other than by a method of this class, calls ``update`` after it.
+    Callers that change a node's state, other than by a method of this class, must call ``update`` afterwards.
 
     Args:
         width: Tokens of a full node.
-        max_dead: Dead nodes that are kept.
+        max_dead: Maximum dead nodes that are kept.
 
     Attributes:
-        num_nodes: Nodes there are, roots not counted.
-        num_dead: How many of them are dead.
+        num_nodes: Number of nodes without the roots.
+        num_dead: Number of dead nodes.
     """
 
     def __init__(self, width: int, max_dead: int) -> None:
@@ -174,11 +173,11 @@ class PrefixTree:
 
     @property
     def num_roots(self) -> int:
-        """Namespaces that have nodes."""
+        """Number of namespaces with nodes."""
         return len(self._roots)
 
     def walk(self, digest: bytes, tokens: Sequence[int]) -> Walk:
-        """Compare a sequence with what is known of its namespace."""
+        """Find the known part of a sequence in its namespace."""
         node = self._roots.get(digest)
         nodes: list[Node] = []
         if node is None:
@@ -195,14 +194,14 @@ class PrefixTree:
         return Walk(nodes, tails, start + (tails[0][1] if tails else 0))
 
     def child(self, parent: Node | bytes, tokens: tuple[int, ...]) -> Node:
-        """The child that begins with these tokens, found, grown or made.
+        """Return the child that begins with these tokens; extend a shorter child or create one if needed.
 
-        A new node is dead until it is given something and updated, or acquired; the caller does that before the next
-        node can die.
+        A new node is dead until the caller acquires it, or gives it state and calls ``update``. The caller must do so
+        before another node can die.
 
         Args:
             parent: A full node, or a namespace's digest.
-            tokens: One to ``width``.
+            tokens: One to ``width`` tokens.
         """
         if isinstance(parent, bytes):
             parent = self._roots.setdefault(parent, Node(None, (), 0, digest_=parent))
@@ -230,7 +229,7 @@ class PrefixTree:
         return made
 
     def acquire(self, node: Node) -> None:
-        """One more running sequence is behind the node."""
+        """Count one more running sequence that uses the node."""
         node.num_users += 1
         self.update(node)
 
@@ -240,7 +239,7 @@ class PrefixTree:
         self.update(node)
 
     def update(self, node: Node) -> None:
-        """Count a node and those before it anew after it gained or lost something, and keep the bound on dead ones."""
+        """Recount a node and its ancestors after a change of its state, and remove dead nodes over the bound."""
         at = node
         while at.parent is not None and at.counts_as_live != at.is_live:
             at.counts_as_live = not at.counts_as_live
@@ -255,11 +254,11 @@ class PrefixTree:
                 at.parent.num_live_children -= 1
             at = at.parent
         while self.num_dead > self._max_dead:
-            # A dead node has no live one behind it, so as long as there is one, there is a leaf among them.
+            # All descendants of a dead node are dead, so that a dead leaf exists as long as a dead node does.
             self._remove(self._dead_leaves.popitem(last=False)[0])
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the roots, parents first."""
+        """Yield all nodes but the roots, parents first."""
         pending = list(self._roots.values())
         while pending:
             node = pending.pop()
@@ -269,7 +268,7 @@ class PrefixTree:
                 pending += group
 
     def _remove(self, leaf: Node) -> None:
-        """Remove a dead node without children; its parent, if that makes it one too, is the next to go."""
+        """Remove a dead leaf; if its parent becomes a dead leaf, the parent is the next to be removed."""
         parent = leaf.parent
         assert parent is not None
         group = parent.siblings[leaf.tokens[0]]
@@ -290,7 +289,7 @@ class PrefixTree:
 
 
 def agreeing(parent: Node, tokens: tuple[int, ...]) -> list[tuple[Node, int]]:
-    """Children that begin as ``tokens`` do, each with the number of tokens that agree; the longest first."""
+    """Return the children with the same first token, each with its number of agreeing tokens, longest first."""
     if not tokens:
         return []
     found: list[tuple[Node, int]] = []

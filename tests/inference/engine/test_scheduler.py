@@ -61,7 +61,7 @@ def test_order_is_priority_then_arrival():
     assert order == ["c", "e", "a", "b", "d"]
 
 
-def test_an_urgent_request_takes_the_seat_of_a_lesser_one():
+def test_an_urgent_request_preempts_a_lesser_one():
     engine = make_engine("hybrid", max_num_seqs=2)
     spec = make_spec("hybrid")
     for name in ("batch1", "batch2"):
@@ -80,7 +80,7 @@ def test_an_urgent_request_takes_the_seat_of_a_lesser_one():
     assert engine.stats().num_preemptions == 1
 
 
-def test_equal_priority_never_takes_a_seat():
+def test_equal_priority_never_preempts():
     engine = make_engine(max_num_seqs=1)
     engine.add_request(request("first", [1], max_tokens=10))
     engine.step()

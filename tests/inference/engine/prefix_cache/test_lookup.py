@@ -30,8 +30,8 @@ class Known:
         node = self.nodes[number]
         node.snapshots[offset] = Snapshot(node, offset, 1, 1, 1.0)
 
-    def find(self, tokens, *, fetched=None, with_disk=False, may_read=True):
-        return self.lookup.find(SPACE, tokens, fetched=fetched, with_disk=with_disk, may_read=may_read)
+    def find(self, tokens, *, fetched=None, with_disk=False, can_read=True):
+        return self.lookup.find(SPACE, tokens, fetched=fetched, with_disk=with_disk, can_read=can_read)
 
 
 def test_paged_state_is_found_by_token():
@@ -86,10 +86,10 @@ def test_a_hybrid_needs_both():
     assert (match.num_tokens, match.state, match.source) == (3, (known.nodes[0], 3), known.nodes[0])
 
 
-@pytest.mark.parametrize("may_read", [True, False])
-def test_what_nobody_has_sent_is_cold(may_read):
+@pytest.mark.parametrize("can_read", [True, False])
+def test_what_nobody_has_sent_is_cold(can_read):
     known = Known(paged=True, fixed=False)
-    match = known.find([7, 7, 7], may_read=may_read)
+    match = known.find([7, 7, 7], can_read=can_read)
     assert (match.num_tokens, match.num_known) == (0, 0)
-    assert match.reason is (MissReason.COLD if may_read else MissReason.NEEDS_ALL_ROWS)
-    assert known.find([7], may_read=may_read).reason is None
+    assert match.reason is (MissReason.COLD if can_read else MissReason.NEEDS_ALL_ROWS)
+    assert known.find([7], can_read=can_read).reason is None
