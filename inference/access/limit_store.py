@@ -1,4 +1,4 @@
-"""Count the requests and tokens of API keys in Redis: one script admits a request, another releases it.
+"""Count the requests and tokens of API keys in Redis, with one script to admit and one to release.
 
 Each tenant has a hash with two token buckets (their levels and the time of those levels), and a sorted set of open
 requests. An open request is a lease that its web process renews, so that the places of a killed process are free after

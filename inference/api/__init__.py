@@ -1,1 +1,1 @@
-"""HTTP: URLs, views and schemas, a folder per API."""
+"""Serve HTTP: URLs, views and schemas, a folder per API."""

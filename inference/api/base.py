@@ -1,7 +1,7 @@
-"""The base of the API's async views: authentication, JSON in and out, errors in OpenAI's shape.
+"""Define the base of the API's async views: authentication, JSON bodies, errors in OpenAI's shape.
 
-It is a REST framework view for the schema's sake; requests take a shorter road (no thread hops, no content
-negotiation): method, caller, handler, response.
+``ApiView`` subclasses DRF's view only for the OpenAPI schema. ``dispatch`` skips DRF's thread hops and content
+negotiation: it checks method and caller, and calls the handler.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from inference.values.principal import LOCAL, Principal, principal_set
 
 
 class ApiKeyAuthentication(BaseAuthentication):
-    """Names the scheme in the schema; ``ApiView`` does the work, without REST framework's request."""
+    """Names the scheme in the OpenAPI schema; ``ApiView`` authenticates, without DRF's request."""
 
     def authenticate(self, request: Request) -> None:
-        """A view outside of ``ApiView`` that lists this class lets nobody in."""
+        """Return nothing, so that a view outside of ``ApiView`` with this class authenticates nobody."""
         raise NotAuthenticated("This endpoint takes no API key.")
 
 
 class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """How keys are sent, for the schema."""
+    """Describes the authentication scheme in the OpenAPI schema."""
 
     target_class = "inference.api.base.ApiKeyAuthentication"
     name = "ApiKey"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
-        """OpenAPI's security scheme."""
+        """Return OpenAPI's security scheme."""
         return {"type": "http", "scheme": "bearer", "description": "Not needed on a server bound to loopback."}
 
 
@@ -51,8 +51,8 @@ class ApiView(APIView):
     """Base of all views of the API.
 
     Attributes:
-        public: Callable by anybody, key or not.
-        session_allowed: A staff member's session will do too.
+        public: Callable without a key.
+        session_allowed: Callable with the session of a staff member too.
     """
 
     authentication_classes = (ApiKeyAuthentication,)
@@ -95,30 +95,30 @@ class ApiView(APIView):
         return response
 
     def error_response(self, error: Exception) -> HttpResponse:
-        """The response for an exception; views of other APIs have shapes of their own."""
+        """Return the response for an exception; views of other APIs override this with their shapes."""
         return error_response(error)
 
     @property
     def methods(self) -> list[str]:
-        """HTTP methods with a handler."""
+        """Return the HTTP methods that have a handler."""
         return [name.upper() for name in self.http_method_names if name != "options" and hasattr(self, name)]
 
 
 def json_response(payload: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
-    """A JSON response."""
+    """Return a JSON response."""
     return HttpResponse(orjson.dumps(payload), status=status, content_type="application/json", headers=headers)
 
 
 async def json_body(request: HttpRequest) -> Any:
-    """The JSON value in a request's body, read strictly.
+    """Return the JSON value of a request's body, parsed strictly.
 
-    orjson refuses what the standard library lets pass: NaN, numbers beyond a double, lone surrogates, other
-    encodings than UTF-8, more than 1024 levels.
+    Unlike the standard library, orjson refuses NaN, numbers beyond a double, lone surrogates, encodings other than
+    UTF-8, and more than 1024 levels.
 
     Raises:
-        UnsupportedMediaType: Not declared as JSON. Web pages may send other types without asking first.
-        RequestTooLarge: Over ``BLAZR_MAX_BODY_BYTES``.
-        InvalidRequest: Not JSON.
+        UnsupportedMediaType: The type isn't JSON; web pages may send other types without a preflight.
+        RequestTooLarge: The body exceeds ``BLAZR_MAX_BODY_BYTES``.
+        InvalidRequest: The body isn't JSON.
     """
     if request.content_type != "application/json":
         raise UnsupportedMediaType(
@@ -127,7 +127,7 @@ async def json_body(request: HttpRequest) -> Any:
     encoding = request.META.get("HTTP_CONTENT_ENCODING", "identity")
     if encoding != "identity":
         raise UnsupportedMediaType(f"The Content-Encoding is {encoding[:40]!r}; send the body uncompressed.")
-    # Django has the body on disk when it is large: read in a thread then.
+    # Django keeps a large body on disk, so it is read in a thread.
     stream = request  # HttpRequest reads like a file
     limit = settings.BLAZR_MAX_BODY_BYTES
     if int(request.META.get("CONTENT_LENGTH") or 0) > (1 << 20):
@@ -143,10 +143,10 @@ async def json_body(request: HttpRequest) -> Any:
 
 
 def number_parameter(request: HttpRequest, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of the query string.
+    """Return an integer of the query string.
 
     Raises:
-        InvalidRequest: It isn't one, or not from ``low`` to ``high``.
+        InvalidRequest: The value is no integer from ``low`` to ``high``.
     """
     text = request.GET.get(name)
     if text is None:

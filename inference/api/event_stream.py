@@ -1,8 +1,8 @@
 """Write a running generation as server-sent events, or in the stream format of another API.
 
-https://html.spec.whatwg.org/multipage/server-sent-events.html: ``data: JSON`` and an empty line per chunk, a comment
-now and then so that proxies keep a silent connection, ``data: [DONE]`` at the end. An error after the start comes as
-``data: {"error": …}``, then ``[DONE]``. Other APIs have a ``StreamFormat`` of their own.
+https://html.spec.whatwg.org/multipage/server-sent-events.html: each chunk is ``data: JSON`` and an empty line. Comments
+keep a silent connection open in proxies. ``data: [DONE]`` is the end; after the start, an error is sent as
+``data: {"error": …}`` before ``[DONE]``. Other APIs have a ``StreamFormat`` of their own.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from inference.values.messages import GenerationEvent
 
 HEARTBEAT_S = 15.0
 STALL_S = 30.0
-"""A client that takes nothing for so long is disconnected."""
+"""A client that reads nothing for so many seconds is disconnected."""
 MAX_WAITING_BYTES = 1 << 20
-"""Of a stream, for a client that is slow; a client that falls further behind gets an error."""
+"""Bytes of a stream that may wait for a slow client; a client that falls further behind gets an error."""
 
 SendPart = Callable[[bytes], Awaitable[None]]
-"""Sends a part of a response body; waits while the client is behind."""
+"""Sends a part of a response body; waits while the client reads slowly."""
 
 _DONE = b"data: [DONE]\n\n"
 _HEARTBEAT = b": keep-alive\n\n"
 _MARK = "\ue000 text \ue001"
-"""Stands for the text of a chunk; nothing that comes before the text in a chunk has it."""
+"""Placeholder for the text of a chunk; no member before the text contains the placeholder."""
 
 
 def output_format(generation: Generation) -> OutputFormatter:
-    """Arrange the output of a generation in OpenAI's shapes, whole or as chunks."""
+    """Return the format that writes a generation in OpenAI's shapes, whole or as chunks."""
     return output_formatter(
         generation.plan,
         generation.builder,
@@ -51,12 +51,12 @@ def output_format(generation: Generation) -> OutputFormatter:
 
 
 def sse_data(payload: Any) -> bytes:
-    """One event."""
+    """Return one server-sent event."""
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
 def sse_event(name: str, payload: Any) -> bytes:
-    """One event with a name."""
+    """Return one server-sent event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
 
 
@@ -64,27 +64,27 @@ class StreamFormat(Protocol):
     """Writes a generation's events as one API's stream."""
 
     heartbeat: bytes
-    """Sent when nothing came for a while."""
+    """Sent on a stream that was silent for a while."""
 
     def opening(self) -> bytes:
-        """What precedes the first token; called once, when every prompt has started."""
+        """Return the bytes before the first token; called once, when every prompt has started."""
         ...
 
     def parts(self, number: int, event: GenerationEvent) -> bytes:
-        """One event of prompt ``number``; the generation's builder has it already."""
+        """Return the bytes of an event of prompt ``number``, which the generation's builder has already taken."""
         ...
 
     async def closing(self) -> bytes:
-        """The end of a stream that went well."""
+        """Return the end of a stream that succeeded."""
         ...
 
     async def failure(self, error: BlazrError) -> bytes:
-        """The end of one that didn't; the status line is out, so the error travels in the stream."""
+        """Return the end of a stream that failed; the status line was sent, so the error is in the stream."""
         ...
 
 
 class ChunkStream:
-    """OpenAI's chunks of completions and chat completions."""
+    """Stream format of OpenAI's completions and chat completions."""
 
     heartbeat = _HEARTBEAT
 
@@ -94,11 +94,11 @@ class ChunkStream:
         self._frame: tuple[bytes, bytes] | None = None
 
     def opening(self) -> bytes:
-        """Roles and echoed prompts."""
+        """Return the chunks with roles and echoed prompts."""
         return b"".join(sse_data(chunk) for chunk in self._format.opening())
 
     def parts(self, number: int, event: GenerationEvent) -> bytes:
-        """Chunks of one event."""
+        """Return the chunks of one event."""
         text = self._format.plain_text(number, event)
         if text is None:
             return b"".join(sse_data(chunk) for chunk in self._format.chunks(number, event))
@@ -110,19 +110,19 @@ class ChunkStream:
         return b"%b%b%b" % (begin, orjson.dumps(text), end)
 
     async def closing(self) -> bytes:
-        """The usage, if it was asked for, and the end mark."""
+        """Return the usage, if requested, and the end mark."""
         return (sse_data(self._format.usage_chunk()) if self._include_usage else b"") + _DONE
 
     async def failure(self, error: BlazrError) -> bytes:
-        """The error object and the end mark."""
+        """Return the error object and the end mark."""
         return sse_data(error.to_openai()) + _DONE
 
 
 class StreamReader(ABC):
-    """Reader of a generation that keeps parts until the client takes them; belongs to the event loop.
+    """Reads a generation's events and buffers parts until the client takes them; used in the event loop only.
 
     Args:
-        generation: Fails when more than ``MAX_WAITING_BYTES`` wait for a slow client.
+        generation: The generation; fails if more than ``MAX_WAITING_BYTES`` wait for a slow client.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -135,14 +135,14 @@ class StreamReader(ABC):
 
     @abstractmethod
     def take(self, number: int, event: GenerationEvent) -> None:
-        """Make parts of an event, and ``put`` them."""
+        """Format an event into parts, and ``put`` them."""
 
     @abstractmethod
     async def send(self, parts: list[bytes]) -> None:
-        """Send parts to the client; wait while it is behind."""
+        """Send parts to the client; wait while the client reads slowly."""
 
     def put(self, part: bytes) -> None:
-        """Send a part as soon as the client has taken the parts before."""
+        """Queue a part, which is sent as soon as the client has taken the earlier parts."""
         if not part:
             return
         if self.is_sending and self._num_bytes > MAX_WAITING_BYTES:
@@ -157,12 +157,12 @@ class StreamReader(ABC):
         self._ready.set()
 
     def end(self) -> None:
-        """No further event comes."""
+        """Record that no further event follows."""
         self._has_ended = True
         self._ready.set()
 
     async def write(self) -> None:
-        """Send parts as they come, until the end."""
+        """Send parts as they arrive, until the end."""
         while True:
             await self._ready.wait()
             self._ready.clear()
@@ -171,7 +171,7 @@ class StreamReader(ABC):
                 return
 
     async def flush(self) -> None:
-        """Send the parts that wait now."""
+        """Send the queued parts."""
         if self._waiting:
             parts, self._waiting = self._waiting, []
             self._num_bytes = 0
@@ -181,12 +181,12 @@ class StreamReader(ABC):
 
 
 class ByteWriter(StreamReader):
-    """Writes the body of a streamed response: everything that waits in one piece, and heartbeats.
+    """Writes the body of a streamed response: all queued parts as one piece, and heartbeats.
 
     Args:
-        generation: A running one.
-        stream: Makes bytes of its events.
-        send: Sends a piece.
+        generation: A running generation.
+        stream: Formats the events as bytes.
+        send: Sends a piece to the client.
     """
 
     def __init__(self, generation: Generation, stream: StreamFormat, send: SendPart) -> None:
@@ -195,11 +195,11 @@ class ByteWriter(StreamReader):
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._sent_at = self._loop.time()  # or, while sending, since when
+        self._sent_at = self._loop.time()  # while a part is being sent: the start of sending
         self._timer = self._loop.call_later(min(HEARTBEAT_S, STALL_S), self._check)
 
     def take(self, number: int, event: GenerationEvent) -> None:
-        """Put the bytes of an event."""
+        """Queue the bytes of an event."""
         self.put(self._stream.parts(number, event))
 
     async def send(self, parts: list[bytes]) -> None:
@@ -223,7 +223,7 @@ class ByteWriter(StreamReader):
             self._timer.cancel()
 
     def _check(self) -> None:
-        """Send a heartbeat on a silent stream; end the stream of a client that takes nothing."""
+        """Send a heartbeat on a silent stream; end the stream of a client that reads nothing."""
         passed_s = self._loop.time() - self._sent_at
         if self.is_sending and passed_s >= STALL_S and self._task is not None:
             self._task.cancel()
@@ -239,14 +239,14 @@ class EventStream(StreamingHttpResponse):
     """The response that streams ``generation``.
 
     Args:
-        generation: A running one.
-        stream: How it is written; None: as OpenAI's chunks.
+        generation: A running generation.
+        stream: The format; None: OpenAI's chunks.
     """
 
     def __init__(self, generation: Generation, stream: StreamFormat | None = None) -> None:
         headers = {
             "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",  # nginx would collect chunks
+            "X-Accel-Buffering": "no",  # otherwise nginx buffers chunks
             "x-request-id": generation.request_id,
         }
         self.generation = generation
@@ -254,12 +254,12 @@ class EventStream(StreamingHttpResponse):
         super().__init__(_Body(self), content_type="text/event-stream", headers=headers)
 
     async def write_to(self, send: SendPart) -> None:
-        """Send the whole body, each part as soon as it is there; once, in place of iterating."""
+        """Send the whole body, each part as soon as it is ready; called once, instead of iterating."""
         await ByteWriter(self.generation, self._stream, send).run()
 
 
 class _Body:
-    """The body for Django's own handler, which calls ``close`` even when it never asked for the first part."""
+    """The body for Django's own handler, which calls ``close`` even if it never read the first part."""
 
     def __init__(self, response: EventStream) -> None:
         self._response = response
@@ -269,16 +269,16 @@ class _Body:
         return parts_of(self._response.write_to)
 
     def close(self) -> None:
-        """Cancel the generation unless it is over; called from any thread."""
+        """Cancel the generation unless it has ended; called from any thread."""
         generation = self._response.generation
         if generation.is_closed:
             return
-        with contextlib.suppress(RuntimeError):  # the loop is closed: so is everything
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the generation has ended too
             self._loop.call_soon_threadsafe(lambda: run_in_background(generation.close()))
 
 
 async def parts_of(write_to: Callable[[SendPart], Awaitable[None]]) -> AsyncGenerator[bytes, None]:
-    """The parts that ``write_to`` sends; each is sent once the part before was taken."""
+    """Yield the parts that ``write_to`` sends; each is sent after the earlier part was taken."""
     queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def send(part: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Every error of the API in one shape: ``{"error": {message, type, param, code}}``, with the right status.
+"""Translate every exception into OpenAI's error object and its HTTP status.
 
-Known errors (``BlazrError``) say what is wrong; REST framework's and Django's are translated; anything else is
-logged with its traceback and shown as "internal error" only.
+The shape is ``{"error": {message, type, param, code}}``. A ``BlazrError`` is shown as it is, DRF's and Django's
+exceptions are translated. Any other exception is logged with its traceback, and the client sees "Internal error".
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ logger = logging.getLogger(__name__)
 
 _API_PATHS = frozenset({"/v1", "/api", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/infill"})
 RETRY_AFTER_S = 5
-"""For retryable errors that don't know better."""
+"""Seconds in Retry-After of retryable errors that have no value of their own."""
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The path exists, but not for this method."""
+    """The path doesn't support this method."""
 
     code = "method_not_allowed"
     http_status = 405
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body isn't declared as JSON."""
+    """The Content-Type isn't supported."""
 
     code = "unsupported_media_type"
     http_status = 415
 
 
 def as_blazr_error(error: BaseException) -> BlazrError:
-    """``error`` as one that may be shown to a client; the unknown ones are logged here."""
+    """Return the error to show to a client; an unknown exception is logged here."""
     if isinstance(error, BlazrError):
         return error
     if isinstance(error, exceptions.MethodNotAllowed):
@@ -89,13 +89,13 @@ def _is_database_outage(error: BaseException) -> bool:
 
 
 def error_response(error: BaseException) -> HttpResponse:
-    """The HTTP response for an exception."""
+    """Return the HTTP response for an exception."""
     known = as_blazr_error(error)
     response = HttpResponse(orjson.dumps(known.to_openai()), status=known.http_status, content_type="application/json")
     waiting_helps = known.http_status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     if waiting_helps or known.retry_after_s is not None:
         response["Retry-After"] = str(known.retry_after_s or RETRY_AFTER_S)
-        # OpenAI's clients look here before they guess.
+        # OpenAI's clients read this header before they decide by the status.
         response["x-should-retry"] = "true" if known.retryable else "false"
     if known.http_status == HTTPStatus.UNAUTHORIZED:
         response["WWW-Authenticate"] = "Bearer"
@@ -103,7 +103,7 @@ def error_response(error: BaseException) -> HttpResponse:
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
-    """REST framework's hook (setting EXCEPTION_HANDLER)."""
+    """DRF's hook (setting EXCEPTION_HANDLER)."""
     return error_response(error)
 
 

@@ -1,8 +1,9 @@
-"""The header Idempotency-Key on every POST of the API: run once, then replay the same response.
+"""Honour the header Idempotency-Key on every POST of the API: run once, then replay the response.
 
-``ApiView.dispatch`` calls ``respond_once``; views know nothing of it. Only responses without an error are stored: after
-an error, and after a client that left, the request may be sent again. Streams are stored when they have completed, and
-are replayed in one piece. After https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/ and
+``ApiView.dispatch`` calls ``respond_once``; views need no code of their own. Only responses without an error are
+stored: after an error or a disconnect, the client may send the request again. A stream is stored when it has
+completed, and replayed as one piece. After
+https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/ and
 https://docs.stripe.com/api/idempotent_requests.
 """
 
@@ -29,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 HEADER = "Idempotency-Key"
 META_KEY = "HTTP_IDEMPOTENCY_KEY"
-"""Where Django has it; ``request.headers`` would be made for this alone."""
+"""Key in ``request.META``, which saves building ``request.headers``."""
 REPLAYED = "Idempotent-Replayed"
 MAX_KEY_CHARS = 255
 _CHUNK_BYTES = 1 << 20
 _OWN_HEADERS = ("x-ratelimit-", "date")
-"""Headers of a response that its replay does not have."""
+"""Response headers that a replay omits."""
 
 
 async def respond_once(
     request: HttpRequest, principal: Principal, run: Callable[[], Awaitable[HttpResponseBase]]
 ) -> HttpResponseBase:
-    """The response of ``run``, or the response to the same request before.
+    """Return the response of ``run``, or the stored response of an earlier equal request.
 
     Raises:
         InvalidRequest: The key is empty, too long, or not ASCII.
@@ -68,7 +69,7 @@ async def respond_once(
 
 
 class _Holder:
-    """A claim that is renewed until it is stored or released, once."""
+    """Holds a claim and renews it until the response is stored or the claim is released."""
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
@@ -89,7 +90,7 @@ class _Holder:
             await self._try(self._claim.store(KeptResponse(response.status_code, headers, body)))
 
     async def release(self) -> None:
-        """Let the next request with the key run."""
+        """Release the claim, so that the next request with the key runs."""
         if self._end():
             await self._try(self._claim.release())
 
@@ -102,7 +103,7 @@ class _Holder:
         try:
             await work
         except BlazrError as error:
-            # The response has to be sent all the same; the lease expires.
+            # The response is sent anyway; the lease expires.
             logger.warning("an idempotency key could not be updated: %s", error.message)
 
 
@@ -110,7 +111,7 @@ class _Holder:
 
 
 def _record(response: StreamingHttpResponse, holder: _Holder) -> None:
-    """Store what ``response`` sends."""
+    """Store the parts that ``response`` sends."""
     recording = _Recording(response, holder)
     if isinstance(response, EventStream):
         response.write_to = recording.write_to  # type: ignore[method-assign]
@@ -118,7 +119,7 @@ def _record(response: StreamingHttpResponse, holder: _Holder) -> None:
 
 
 class _Recording:
-    """A stream's body; Django calls ``close`` at the end even when it never asked for the first part."""
+    """The body of a stored stream; Django calls ``close`` even if it never read the first part."""
 
     def __init__(self, response: StreamingHttpResponse, holder: _Holder) -> None:
         self._response = response
@@ -132,13 +133,13 @@ class _Recording:
         return parts_of(self.write_to)
 
     async def write_to(self, send: SendPart) -> None:
-        """Pass the parts on, and keep them if all of them were sent and nothing failed."""
+        """Forward the parts, and store them if all were sent without an error."""
         kept: list[bytes] = []
         size, limit = 0, MAX_BYTES
 
         async def send_and_keep(part: bytes) -> None:
             nonlocal size
-            if size <= limit:  # one part beyond it, so that the whole is seen to be too large
+            if size <= limit:  # one part beyond the limit, to detect a body that is too large
                 kept.append(part)
             size += len(part)
             await send(part)
@@ -150,9 +151,9 @@ class _Recording:
             await self._holder.store(self._response, b"".join(kept))
 
     def close(self) -> None:
-        """Whatever wasn't kept by now never will be; called from any thread."""
+        """Release the claim of a stream that wasn't stored; called from any thread."""
         if not self._holder.is_over:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the lease lapses
+            with contextlib.suppress(RuntimeError):  # the loop is closed; the lease expires
                 self._loop.call_soon_threadsafe(lambda: run_in_background(self._holder.release()))
 
 
@@ -168,11 +169,11 @@ def _writer_of(content: Any) -> Callable[[SendPart], Awaitable[None]]:
 
 
 async def _request_digest(request: HttpRequest) -> str:
-    """SHA-256 of method, path, query, type and body; a form's random boundary is left out."""
+    """Return the SHA-256 of method, path, query, type and body, without the random boundary of a form."""
     boundary = (request.content_params or {}).get("boundary", "").encode()
     about = (request.method or "", request.path, request.META.get("QUERY_STRING", ""), request.content_type or "")
     head = "\n".join(about).encode(errors="surrogateescape")
-    # Django has the body in memory or, when it is large, on disk; whoever parses it begins at its start again.
+    # Django keeps the body in memory or, if large, on disk; the parser reads it again from the start.
     stream: Any = request._stream
     if int(request.META.get("CONTENT_LENGTH") or 0) > _CHUNK_BYTES:
         return await sync_to_async(_stream_digest)(stream, head, boundary)
@@ -186,7 +187,7 @@ def _stream_digest(stream: Any, head: bytes, boundary: bytes) -> str:
         if not boundary:
             digest.update(chunk)
             continue
-        # A boundary may lie across two chunks: so much is kept back as could be the beginning of one.
+        # A boundary may span two chunks, so the possible start of a boundary is held back.
         found = (rest + chunk).replace(boundary, b"")
         cut = max(0, len(found) - len(boundary) + 1)
         digest.update(found[:cut])
@@ -200,7 +201,7 @@ def _stream_digest(stream: Any, head: bytes, boundary: bytes) -> str:
 
 
 def schema_hook(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """Add the header, and what it can lead to, to every POST of the API that needs a key (drf-spectacular's hook)."""
+    """Add the header and its errors to every POST of the API that needs a key (drf-spectacular's hook)."""
     error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     for path, methods in result["paths"].items():
         operation = methods.get("post")

@@ -1,4 +1,4 @@
-"""Parameters of lists, as OpenAI's endpoints take them."""
+"""Read the query parameters of OpenAI's list endpoints."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from inference.errors import InvalidRequest
 
 
 def check_parameters(request: HttpRequest, *names: str) -> None:
-    """Refuse query parameters that the endpoint doesn't know.
+    """Refuse unknown query parameters.
 
     Raises:
-        InvalidRequest: Names the first one.
+        InvalidRequest: A parameter is unknown; the message names it.
     """
     for name in request.GET:
         if name not in names:
@@ -19,10 +19,10 @@ def check_parameters(request: HttpRequest, *names: str) -> None:
 
 
 def page_size(request: HttpRequest, *, default: int, largest: int) -> int:
-    """The parameter ``limit``.
+    """Return the parameter ``limit``.
 
     Raises:
-        InvalidRequest: Not a whole number from 1 to ``largest``.
+        InvalidRequest: The value is no integer from 1 to ``largest``.
     """
     text = request.GET.get("limit", str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= largest:
@@ -31,10 +31,10 @@ def page_size(request: HttpRequest, *, default: int, largest: int) -> int:
 
 
 def one_of(request: HttpRequest, name: str, *choices: str) -> str:
-    """A parameter with a few values; the first is the default.
+    """Return a parameter with few values; the first is the default.
 
     Raises:
-        InvalidRequest: Another value.
+        InvalidRequest: The parameter has another value.
     """
     value = request.GET.get(name, choices[0])
     if value not in choices:

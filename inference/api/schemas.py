@@ -1,4 +1,4 @@
-"""Shapes of responses, for the OpenAPI document. The tests compare real responses with them."""
+"""Response schemas for the OpenAPI document; tests compare real responses with the schemas."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def _one_of(*values: str, help_text: str | None = None) -> serializers.RegexField:
-    """One of some words. A pattern, because enums of equal field names collide across the document."""
+    """Return a field of a few values, as a pattern: enums of equal field names collide in the document."""
     return serializers.RegexField(f"^({'|'.join(values)})$".replace(".", "\\."), help_text=help_text)
 
 
 class ErrorBodySerializer(serializers.Serializer[Any]):
-    """What went wrong."""
+    """The error's message, type, param and code."""
 
     message = serializers.CharField()
     type = serializers.CharField()
@@ -68,7 +68,7 @@ class CompletionLogprobsSerializer(serializers.Serializer[Any]):
 
 
 class PromptLogprobSerializer(serializers.Serializer[Any]):
-    """One candidate at a position of the prompt."""
+    """One token at a position of the prompt."""
 
     logprob = serializers.FloatField()
     rank = serializers.IntegerField(allow_null=True)
@@ -128,7 +128,7 @@ class TokenLogprobSerializer(serializers.Serializer[Any]):
 
 
 class PositionLogprobSerializer(TokenLogprobSerializer):
-    """The chosen token and its likeliest rivals."""
+    """The sampled token and the most probable alternatives."""
 
     top_logprobs = TokenLogprobSerializer(many=True)
 
@@ -141,14 +141,14 @@ class ChatLogprobsSerializer(serializers.Serializer[Any]):
 
 
 class CalledFunctionSerializer(serializers.Serializer[Any]):
-    """What is called."""
+    """The name and arguments of a called function."""
 
     name = serializers.CharField()
     arguments = serializers.CharField(help_text="JSON, as the model wrote it.")
 
 
 class ToolCallSerializer(serializers.Serializer[Any]):
-    """A call that the model wants made."""
+    """A tool call that the model requests."""
 
     id = serializers.CharField()
     type = _one_of("function")
@@ -257,7 +257,7 @@ class ModelListSerializer(serializers.Serializer[Any]):
 
 
 class ModelDeletedSerializer(serializers.Serializer[Any]):
-    """The alias is gone."""
+    """The alias was deleted."""
 
     id = serializers.CharField()
     object = _one_of("model")
@@ -265,7 +265,7 @@ class ModelDeletedSerializer(serializers.Serializer[Any]):
 
 
 class HealthSerializer(serializers.Serializer[Any]):
-    """The server at a glance."""
+    """The server's state."""
 
     status = _one_of("ok", "degraded")
     version = serializers.CharField()
@@ -273,7 +273,7 @@ class HealthSerializer(serializers.Serializer[Any]):
 
 
 class ProbeSerializer(serializers.Serializer[Any]):
-    """A probe's response; ``reasons`` says what is missing."""
+    """A probe's response; ``reasons`` names the missing parts."""
 
     status = serializers.CharField()
     reasons = serializers.ListField(child=serializers.CharField(), required=False)
@@ -388,13 +388,13 @@ _ERRORS: dict[int, str] = {
 }
 
 GENERATION_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 500, 503)
-"""Of an endpoint that computes something with a model."""
+"""Error codes of endpoints that compute with a model."""
 
 
 def documented(
     *, request: Any = None, responses: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any
 ) -> Callable[[View], View]:
-    """``extend_schema`` with the common errors by number."""
+    """``extend_schema`` with the common errors, given as status codes."""
     responses = dict(responses)
     for status in errors:
         responses[status] = OpenApiResponse(ErrorSerializer, description=_ERRORS[status])

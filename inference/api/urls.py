@@ -1,4 +1,4 @@
-"""Routes of the API. Included at the root; routes of ``/api`` for other things may follow."""
+"""Routes of the API, included at the root; routes of ``/api`` for other parts may follow."""
 
 from __future__ import annotations
 

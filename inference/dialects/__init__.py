@@ -1,1 +1,1 @@
-"""Each API's words: a body to a plan, events to a response; no HTTP, no queue, no rows."""
+"""Translate each API: a request body to a plan, events to a response; no HTTP, queue or database."""

@@ -1,7 +1,7 @@
-"""The bridge that other APIs take to chat completions: their requests become chat bodies, chat chunks become pieces.
+"""Serve other APIs through chat completions: chat bodies in, pieces of chat chunks out.
 
-Everything that a chat request is checked for, and everything that is read out of a model's text, is there once;
-``/v1/responses`` and ``/v1/messages`` only word it differently.
+Only chat completions validate requests and parse the model's text. ``/v1/responses`` and ``/v1/messages`` translate
+their bodies to chat bodies, and chat chunks to their own events.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 
 Names = Mapping[str, str]
-"""Chat completions' name of a field → the other API's."""
+"""Map of chat completions' field names to the other API's field names."""
 
 
 def chat_plan(body: Mapping[str, Any], names: Names) -> GenerationPlan:
-    """The checked request behind a chat body, to be followed as a stream (pieces come from chunks).
+    """Validate a chat body and return its plan, streamed because pieces are made from chunks.
 
     Args:
-        body: What POST /v1/chat/completions would take, without stream.
-        names: For errors, which name the field that the client wrote.
+        body: A body of POST /v1/chat/completions, without ``stream``.
+        names: Field names for errors, so that an error names the field that the client wrote.
 
     Raises:
         InvalidRequest: With the other API's field in ``param``.
@@ -38,7 +38,7 @@ def chat_plan(body: Mapping[str, Any], names: Names) -> GenerationPlan:
 
 
 def renamed(error: BlazrError, names: Names) -> BlazrError:
-    """``error`` in the words of another API: its field, also where the message names it."""
+    """Return ``error`` with the other API's field name, in ``param`` and in the message."""
     param = error.param
     if param is None:
         return error
@@ -55,14 +55,14 @@ def renamed(error: BlazrError, names: Names) -> BlazrError:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPiece:
-    """Text that the model thought."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text for the reader; ``logprobs`` in chat completions' form, empty unless asked for."""
+    """Text of the message; ``logprobs`` in chat completions' form, empty unless requested."""
 
     text: str
     logprobs: tuple[dict[str, Any], ...] = ()
@@ -70,7 +70,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A call of a tool begins (``name`` is set), or its arguments go on."""
+    """The start of a tool call (``name`` is set), or more of its arguments."""
 
     index: int
     call_id: str
@@ -80,7 +80,7 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class EndPiece:
-    """The output has ended."""
+    """The end of the output."""
 
     finish_reason: str
     stop_reason: str | int | None
@@ -90,7 +90,7 @@ Piece = ReasoningPiece | TextPiece | CallPiece | EndPiece
 
 
 def pieces(chunk: Mapping[str, Any]) -> Iterator[Piece]:
-    """What a chat completion chunk with one choice says, in order."""
+    """Yield the pieces of a chat completion chunk with one choice, in order."""
     for choice in chunk["choices"]:
         delta = choice["delta"]
         if delta.get("reasoning_content"):
@@ -108,6 +108,6 @@ def pieces(chunk: Mapping[str, Any]) -> Iterator[Piece]:
 
 
 def event_pieces(chat: OutputFormatter, number: int, event: GenerationEvent) -> Iterator[Piece]:
-    """What one event says that the builder behind ``chat`` has taken already."""
+    """Yield the pieces of an event that the output builder of ``chat`` has already taken."""
     for chunk in chat.chunks(number, event):
         yield from pieces(chunk)

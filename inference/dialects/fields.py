@@ -1,6 +1,6 @@
-"""Serializer fields that take JSON's types as they are: a string is no number, a number is no boolean.
+"""Define serializer fields that accept JSON's types without conversion.
 
-DRF's own fields convert ("7" becomes 7, 1 becomes True); an API that says which value it used can't.
+DRF's own fields convert ("7" becomes 7, 1 becomes True), which would hide mistakes of the client.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def shown(value: object) -> str:
-    """``value`` as an error message may show it: short, one line."""
+    """Return ``value`` for an error message: short, on one line."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def check_range(field: serializers.IntegerField | serializers.FloatField, value: float) -> None:
-    """DRF's own validators name the limit only; this names the value as well.
+    """Check a number against the limits of its field; the error names the value and the limits.
 
     Raises:
         ValidationError: ``value`` is outside the field's limits.
@@ -47,10 +47,10 @@ def check_range(field: serializers.IntegerField | serializers.FloatField, value:
 
 
 class _CheckedRange:
-    """Of fields whose ``to_internal_value`` has checked the range: REST framework's validators would do it again."""
+    """Mixin of fields that check the range in ``to_internal_value``, so that DRF's validators needn't run."""
 
     def run_validators(self, value: Any) -> None:
-        """Nothing is left to check; the validators stay for the schema."""
+        """Check nothing: the range was checked. The validators remain because the OpenAPI schema reads them."""
 
 
 class StrictIntegerField(_CheckedRange, serializers.IntegerField):
@@ -89,12 +89,12 @@ class StrictBooleanField(serializers.BooleanField):
 
 
 class StrictCharField(serializers.CharField):
-    """A JSON string, kept as it is: nothing is trimmed."""
+    """A JSON string, not trimmed."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("trim_whitespace", False)
         super().__init__(**kwargs)
-        # NUL is a character like others for a tokenizer; what can't take it (a database) says so itself.
+        # A tokenizer accepts NUL. Code that can't (the database) refuses NUL itself.
         self.validators = [item for item in self.validators if "Prohibit" not in type(item).__name__]
 
     def run_validation(self, data: Any = serializers.empty) -> Any:
@@ -112,7 +112,7 @@ class StrictCharField(serializers.CharField):
     }
 )
 class StopField(serializers.Field[Any, Any, Any, Any]):
-    """A string or a list of strings; SamplingParams checks number and lengths."""
+    """A string or a list of strings; SamplingParams checks their number and lengths."""
 
     def to_internal_value(self, data: Any) -> list[str]:
         strings = [data] if isinstance(data, str) else data
@@ -131,9 +131,9 @@ class StopField(serializers.Field[Any, Any, Any, Any]):
 
 
 def checked_token_ids(data: list[Any]) -> list[int]:
-    """``data`` if it is a list of plausible token ids; the model's own limit is checked once it is known.
+    """Return ``data`` if it is a list of possible token ids; the model's vocabulary is checked later.
 
-    Written for long lists: two passes at C speed instead of a field call per id.
+    Lists can be long, so two passes run at C speed instead of a field call per id.
     """
     if not all(map(int.__instancecheck__, data)) or bool in set(map(type, data)):
         raise serializers.ValidationError("must hold integers only: a list of token ids.")
@@ -164,7 +164,7 @@ class TokenIdsField(serializers.Field[Any, Any, Any, Any]):
 
 @extend_schema_field({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
 class LogitBiasField(serializers.Field[Any, Any, Any, Any]):
-    """An object of token ids (as strings) to numbers; SamplingParams checks both."""
+    """An object that maps token ids (as strings) to numbers; SamplingParams checks both."""
 
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
@@ -193,7 +193,7 @@ def _prompts_schema(most: int) -> dict[str, Any]:
 
 @extend_schema_field(_prompts_schema(MAX_PROMPTS))
 class PromptField(serializers.Field[Any, Any, Any, Any]):
-    """One prompt or several, each as text or token ids; gives a list of str or list[int]."""
+    """One prompt or several, each as text or token ids; the value is a list of str or list[int]."""
 
     most, noun = MAX_PROMPTS, "prompts"
 
@@ -227,14 +227,14 @@ class PromptField(serializers.Field[Any, Any, Any, Any]):
 
 @extend_schema_field(_prompts_schema(MAX_INPUTS))
 class InputField(PromptField):
-    """One input of an embedding or several; as many as OpenAI takes."""
+    """One or several inputs of an embedding request, up to OpenAI's limit."""
 
     most, noun = MAX_INPUTS, "inputs"
 
 
 @extend_schema_field({"oneOf": [{"type": "number", "minimum": -1}, {"type": "string"}]})
 class KeepAliveField(serializers.Field[Any, Any, Any, Any]):
-    """How long a model stays: seconds, or a duration as Ollama and Go write it; below 0 is for ever. Gives seconds."""
+    """How long a model stays loaded: seconds, or a Go duration; below 0 for ever. The value is in seconds."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("help_text", 'Keep the model so long after this request: seconds, "10m"; -1: for ever.')
@@ -258,7 +258,7 @@ class KeepAliveField(serializers.Field[Any, Any, Any, Any]):
 
 
 def _duration_s(text: str) -> float | None:
-    """Seconds of Go's durations: ``1h30m``, ``-1m``, ``300ms``; a bare number counts seconds."""
+    """Return the seconds of a Go duration (``1h30m``, ``-1m``, ``300ms``) or of a bare number of seconds."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""Fields of OpenAI's (and vLLM's, and older blazr) request bodies that are not honoured here.
+"""Refuse request fields that blazr doesn't support, and drop hints.
 
-Nothing is ignored in silence: a field in ``REFUSED`` may only carry a value that means "off", one in
-``HINTS`` is accepted because its definition makes it a hint (the output may not depend on it), and a field that
-is in no table at all is refused by name. Names and meanings:
+No field is ignored silently. A field in ``REFUSED`` may only have a value that means "off". A field in ``HINTS`` is
+accepted, because its definition forbids any effect on the output. A field in no table is refused by name.
+Names and meanings:
 https://platform.openai.com/docs/api-reference/chat/create and
 https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html.
 """
@@ -18,7 +18,7 @@ from inference.errors import InvalidRequest, UnsupportedFeature
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that isn't honoured. ``neutral`` values (and null) mean "off" and pass."""
+    """An unsupported field. Null and the ``neutral`` values mean "off" and are accepted."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -26,7 +26,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A field that may be given and changes nothing, by its own definition."""
+    """A field that is accepted and has no effect, by its own definition."""
 
     reason: str
     accepts: Callable[[Any], bool]
@@ -110,16 +110,16 @@ REFUSED_IN_CHAT: Mapping[str, Refused] = {
 def fields_without_refused(
     body: Mapping[str, Any], *, known: frozenset[str], refused: Mapping[str, Refused]
 ) -> dict[str, Any]:
-    """The members of ``body`` that a serializer has to look at: null, neutral and hint members are dropped.
+    """Return the members of ``body`` for the serializer, without null, neutral and hint members.
 
     Args:
         body: The request's JSON object.
-        known: Names that the serializer has.
-        refused: The endpoint's own table, on top of ``REFUSED_ANYWHERE``.
+        known: Names of the serializer's fields.
+        refused: The endpoint's own table, in addition to ``REFUSED_ANYWHERE``.
 
     Raises:
-        UnsupportedFeature: A member that isn't honoured, or that nobody knows.
-        InvalidRequest: A hint of the wrong type.
+        UnsupportedFeature: A member is unsupported or unknown.
+        InvalidRequest: A hint has the wrong type.
     """
     kept: dict[str, Any] = {}
     for name, value in body.items():
@@ -135,7 +135,7 @@ def fields_without_refused(
         rule = refused.get(name) or REFUSED_ANYWHERE.get(name)
         if rule is None:
             raise UnsupportedFeature(f"{name[:80]!r} is not a parameter of this endpoint; remove it.", param=name[:80])
-        # `is`-like comparison of types: False == 0 and True == 1 in Python, not in JSON.
+        # Types are compared too: False == 0 and True == 1 in Python, but not in JSON.
         if value is not None and not any(type(value) is type(neutral) and value == neutral for neutral in rule.neutral):
             raise UnsupportedFeature(f"{name} is not supported: {rule.reason}.", param=name)
     return kept

@@ -1,4 +1,4 @@
-"""What all request bodies share: unknown members are refused, and one error is reported, by the field's name."""
+"""Define the base serializer of request bodies: it refuses unknown members and reports one error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedF
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """A serializer that refuses unknown members and reports one error, by the field's name.
+    """A serializer that refuses unknown members and reports one error that names the field.
 
-    It holds no state while it validates, so one instance of each serves every request: building one costs more than
-    using it.
+    Validation keeps no state in the serializer, so one instance per class serves all requests: to build an instance
+    costs more than to use one.
     """
 
     refused: ClassVar[Mapping[str, Refused]] = {}
@@ -25,7 +25,7 @@ class StrictSerializer(serializers.Serializer[Any]):
 
     @classmethod
     def shared(cls) -> Self:
-        """The one instance that requests use."""
+        """Return the instance that all requests share."""
         found = cls.__dict__.get("_shared")
         if found is None:
             found = cls()
@@ -44,13 +44,13 @@ class StrictSerializer(serializers.Serializer[Any]):
         return list(super()._writable_fields)
 
     def _read_only_defaults(self) -> dict[str, Any]:
-        return {}  # a request's body has no fields that are only read
+        return {}  # request bodies have no read-only fields
 
     def to_internal_value(self, data: Any) -> Any:
-        """As REST framework's, without a look at fields that may be left out and are: most of some forty."""
+        """Validate as DRF does, but skip absent optional fields: most of the forty or so fields."""
         if not isinstance(data, Mapping):
             return super().to_internal_value(data)
-        one_use = object.__new__(type(self))  # a copy, without REST framework's record of how it was made
+        one_use = object.__new__(type(self))  # a copy without the constructor arguments that DRF records
         one_use.__dict__.update(self.__dict__)
         one_use._looked_at = [
             field
@@ -60,10 +60,10 @@ class StrictSerializer(serializers.Serializer[Any]):
         return serializers.Serializer.to_internal_value(one_use, data)
 
     def parse(self, body: object) -> dict[str, Any]:
-        """The validated members of ``body``; null counts as absent.
+        """Validate ``body`` and return its members; null counts as absent.
 
         Raises:
-            InvalidRequest: The first thing that is wrong.
+            InvalidRequest: The first error that was found.
         """
         if not isinstance(body, dict):
             raise InvalidRequest("the request body must be a JSON object.")
@@ -85,7 +85,7 @@ class StrictSerializer(serializers.Serializer[Any]):
 
 
 def first_error(detail: Any) -> InvalidRequest:
-    """DRF's tree of errors as one sentence about one field."""
+    """Return the first error of DRF's error tree, as one sentence about one field."""
     path: list[str] = []
     while isinstance(detail, dict | list):
         if isinstance(detail, dict):

@@ -1,1 +1,1 @@
-"""Files of the API: bytes by digest and the rows that name them."""
+"""Store files of the API: bytes by digest, and the rows that name them."""

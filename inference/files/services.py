@@ -1,7 +1,7 @@
-"""Files of the API: rows over the bytes of ``inference.files.store``.
+"""Create, look up and delete files of the API, as database rows over the bytes of the file store.
 
-Every read of a caller starts at ``files_of``: a key sees its own files only. Everything here is synchronous and hits
-the database and the disk: call it off the event loop.
+Each lookup for a caller starts at ``files_of``, because a key may see only its own files. All functions are
+synchronous and use the database and the disk: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MAX_FILES_PER_TENANT = 10_000
 def file_create(
     *, writer: file_store.FileWriter, filename: str, purpose: str, tenant: str, expires_s: int | None
 ) -> StoredFile:
-    """Publish what ``writer`` has received, with its row.
+    """Publish the bytes of ``writer`` and store their row.
 
     Args:
-        writer: Complete; ended here.
-        filename: For people; no path.
-        purpose: What it is for.
-        tenant: Whose it is.
-        expires_s: Seconds until it is removed; None: the server's default.
+        writer: Has received all bytes; this function ends it.
+        filename: Name for people, without a path.
+        purpose: OpenAI's purpose of the file, such as ``batch``.
+        tenant: The owner of the file.
+        expires_s: Seconds until the file expires; None: the server's default.
 
     Raises:
         QueueFull: The tenant has too many files.
@@ -59,7 +59,7 @@ def file_create(
 def file_store_row(
     *, writer: file_store.FileWriter, filename: str, purpose: str, tenant: str, expires_s: int | None
 ) -> StoredFile:
-    """``file_create`` for callers that hold ``store_lock`` (taken before any transaction), without the limit."""
+    """``file_create`` without the limit, for callers that hold ``store_lock``, taken before any transaction."""
     now = timezone.now()
     seconds = expires_s if expires_s is not None else int(settings.BLAZR_FILE_EXPIRE_DAYS) * 86_400
     return StoredFile.objects.create(
@@ -75,16 +75,16 @@ def file_store_row(
 
 
 def files_of(principal: Principal) -> QuerySet[StoredFile]:
-    """The files that ``principal`` may see; an expired one is gone, swept or not."""
+    """Return the files that ``principal`` may see, without expired files that aren't swept yet."""
     rows = StoredFile.objects.exclude(expires_at__lte=timezone.now())
     return rows if principal.sees_everything else rows.filter(tenant=principal.tenant)
 
 
 def file_get(*, file_id: str, principal: Principal, param: str = "file_id") -> StoredFile:
-    """One file.
+    """Return one file.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
+        NotFound: There is no such file, or it belongs to another tenant.
     """
     row = None if "\0" in file_id else files_of(principal).filter(file_id=file_id[:40]).first()
     if row is None:
@@ -95,7 +95,7 @@ def file_get(*, file_id: str, principal: Principal, param: str = "file_id") -> S
 def file_list(
     *, principal: Principal, purpose: str | None, after: str | None, limit: int, oldest_first: bool
 ) -> list[StoredFile]:
-    """Files by creation, from behind the file ``after``.
+    """Return files in order of creation, starting after the file ``after``.
 
     Raises:
         NotFound: There is no file ``after``.
@@ -110,10 +110,10 @@ def file_list(
 
 
 def file_delete(*, file_id: str, principal: Principal) -> str:
-    """Remove a file; returns its id. A batch that is being validated loses its input and fails.
+    """Delete a file and return its id. A batch that is validating the file fails.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
+        NotFound: There is no such file, or it belongs to another tenant.
     """
     row = file_get(file_id=file_id, principal=principal)
     _remove(StoredFile.objects.filter(pk=row.pk))
@@ -121,7 +121,7 @@ def file_delete(*, file_id: str, principal: Principal) -> str:
 
 
 def files_sweep() -> int:
-    """Remove expired files; returns how many. Safe anywhere, several at once."""
+    """Delete expired files and return their number. Several processes may run this at once."""
     keys = list(StoredFile.objects.filter(expires_at__lte=timezone.now()).values_list("pk", flat=True)[:1000])
     file_store.sweep_strays()
     return _remove(StoredFile.objects.filter(pk__in=keys)) if keys else 0
@@ -139,10 +139,10 @@ def _remove(rows: QuerySet[StoredFile]) -> int:
 
 
 def expiry_seconds(values: dict[str, Any] | None, *, param: str) -> int | None:
-    """OpenAI's ``expires_after``: ``{"anchor": "created_at", "seconds": 3600 … 2592000}``.
+    """Read OpenAI's ``expires_after``: ``{"anchor": "created_at", "seconds": 3600 … 2592000}``.
 
     Raises:
-        InvalidRequest: Something else.
+        InvalidRequest: The value has another form.
     """
     if values is None:
         return None
@@ -160,7 +160,7 @@ def expiry_seconds(values: dict[str, Any] | None, *, param: str) -> int | None:
 
 
 def file_object(row: StoredFile) -> dict[str, Any]:
-    """OpenAI's file object; https://platform.openai.com/docs/api-reference/files/object."""
+    """Return OpenAI's file object: https://platform.openai.com/docs/api-reference/files/object."""
     return {
         "id": row.file_id,
         "object": "file",

@@ -1,10 +1,10 @@
-"""Bytes of the API's files: named by their digest, read-only, below the data directory.
+"""Store the bytes of the API's files below the data directory, read-only, named by digest.
 
     <data>/files/<sha256>        whole files
-    <data>/files/tmp/<random>    being written; a killed process leaves them, the sweep removes old ones
+    <data>/files/tmp/<random>    files being written; the sweep removes those of killed processes
 
-Rows say whose a file is (``inference.files.services``); several may speak for one digest, and the bytes go with the
-last. Publishing and removing happen under one kernel lock, so that bytes can't go away between a look and a link.
+Rows hold the owners (``inference.files.services``). Several rows may have the same digest; deleting the last one
+removes the bytes. One file lock covers publishing and removing, so that no bytes are removed while a row is stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inference.host.disk import kernel_lock
 
 READ_BYTES = 1 << 20
 RESERVE_BYTES = 256 << 20
-"""Room on the disk that files leave to the database."""
+"""Free disk space in bytes that files leave to the database."""
 STRAY_S = 24 * 3600.0
 
 
@@ -37,17 +37,17 @@ def _directory() -> Path:
 
 
 def file_path(sha256: str) -> Path:
-    """Where the bytes of a digest are."""
+    """Return the path of the bytes of a digest."""
     return _directory() / sha256
 
 
 class FileWriter:
-    """Writes a new file piece by piece; memory stays flat.
+    """Writes a new file piece by piece, in constant memory.
 
-    ``publish`` (or ``discard``) ends it.
+    Call ``publish`` or ``discard`` at the end.
 
     Args:
-        max_bytes: More are refused while they arrive; None: no limit.
+        max_bytes: Limit, enforced while bytes arrive; None: no limit.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -61,11 +61,11 @@ class FileWriter:
             self._file = self._path.open("xb")
 
     def write(self, piece: bytes) -> None:
-        """Append.
+        """Append ``piece``.
 
         Raises:
-            RequestTooLarge: Over ``max_bytes``; the file is discarded.
-            StorageFull: The disk is full; likewise.
+            RequestTooLarge: The file exceeds ``max_bytes``; the file is discarded.
+            StorageFull: The disk is full; the file is discarded.
         """
         self.size_bytes += len(piece)
         try:
@@ -82,10 +82,10 @@ class FileWriter:
         self._digest.update(piece)
 
     def publish(self) -> str:
-        """Make the file durable and give it its name. Keep ``store_lock`` until a row speaks for it.
+        """Flush the file to disk and give it its name. Hold ``store_lock`` until a row has the digest.
 
         Returns:
-            The SHA-256.
+            The SHA-256 as hexadecimal digits.
         """
         sha256 = self._digest.hexdigest()
         try:
@@ -106,28 +106,28 @@ class FileWriter:
         return sha256
 
     def discard(self) -> None:
-        """Remove what was written; harmless after ``publish``."""
+        """Remove the unfinished file; does nothing after ``publish``."""
         with suppress(OSError):
             self._file.close()
         self._path.unlink(missing_ok=True)
 
 
 def open_file(sha256: str) -> IO[bytes]:
-    """The bytes of a digest, for reading.
+    """Open the bytes of a digest for reading.
 
     Raises:
-        FileNotFoundError: They are gone.
+        FileNotFoundError: The bytes were removed.
     """
     return os.fdopen(os.open(file_path(sha256), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 
 def remove(sha256: str) -> None:
-    """Remove the bytes of a digest that no row speaks for; with ``store_lock`` held."""
+    """Remove the bytes of a digest that no row has; the caller holds ``store_lock``."""
     file_path(sha256).unlink(missing_ok=True)
 
 
 def sweep_strays() -> int:
-    """Remove what killed processes were writing; returns how many files."""
+    """Remove unfinished files of killed processes and return their number."""
     removed, limit = 0, time.time() - STRAY_S
     for path in (_directory() / "tmp").iterdir():
         with suppress(FileNotFoundError):
@@ -138,14 +138,14 @@ def sweep_strays() -> int:
 
 
 def store_lock() -> AbstractContextManager[None]:
-    """Hold while bytes are published and their row is written, or are removed."""
+    """Return the lock to hold while bytes and their row are stored or removed."""
     return kernel_lock(_directory() / ".lock")
 
 
 def full_disk_as_error() -> AbstractContextManager[None]:
-    """A full disk is the caller's to know of.
+    """Translate errors of a full disk into ``StorageFull``.
 
     Raises:
-        StorageFull: The body ran out of room.
+        StorageFull: The disk is full.
     """
     return disk.full_disk_as_error("the server's disk has no room for this file; delete some and try again.")

@@ -1,1 +1,1 @@
-"""HTTP endpoints of Anthropic's Messages API."""
+"""Serve Anthropic's Messages API over HTTP."""

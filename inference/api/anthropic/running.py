@@ -1,4 +1,4 @@
-"""A message of Anthropic's API whose generation this process follows: as a stream or as a whole."""
+"""Run the generation of a message of Anthropic's API: streamed or whole."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class RunningMessage:
         self._events = MessageEvents(message_id=generation.request_id, model=generation.served.name)
 
     async def whole(self) -> dict[str, Any]:
-        """The finished message.
+        """Return the finished message.
 
         Raises:
-            BlazrError: It failed.
+            BlazrError: The generation failed.
         """
         await self.generation.wait(self._take)
         self._events.finished(self.generation.builder.usage())
@@ -41,19 +41,19 @@ class RunningMessage:
     # --- as a stream ---------------------------------------------------------------------------
 
     def opening(self) -> bytes:
-        """The message without its content."""
+        """Return the event with the message before its content."""
         return _written(self._events.started(prompt_tokens=self.generation.builder.prompt_tokens))
 
     def parts(self, number: int, event: GenerationEvent) -> bytes:
-        """Blocks and deltas of one event."""
+        """Return the blocks and deltas of one event."""
         return _written(self._take(number, event))
 
     async def closing(self) -> bytes:
-        """The end of the last block and of the message."""
+        """Return the end of the last block and of the message."""
         return _written(self._events.finished(self.generation.builder.usage()))
 
     async def failure(self, error: BlazrError) -> bytes:
-        """An error event, the last one."""
+        """Return the error event, which is the last."""
         return _written([message_error(renamed(error, CHAT_NAMES))])
 
     def _take(self, number: int, event: GenerationEvent) -> list[Event]:
@@ -61,10 +61,10 @@ class RunningMessage:
 
 
 async def running_message(plan: GenerationPlan, principal: Principal) -> RunningMessage:
-    """Start the generation behind a message.
+    """Start the generation of a message.
 
     Raises:
-        BlazrError: As of ``generation_start``.
+        BlazrError: As ``generation_start`` raises.
     """
     return RunningMessage(await generation_start(plan=plan, principal=principal, api_name=API_NAME))
 

@@ -1,7 +1,4 @@
-"""Shapes of the responses of Anthropic's endpoints, for the OpenAPI document.
-
-Tests compare real responses with them.
-"""
+"""Response schemas of Anthropic's endpoints; tests compare real responses with the schemas."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from inference.api.schemas import _ERRORS, View, _one_of
 
 
 class MessageErrorBodySerializer(serializers.Serializer[Any]):
-    """What went wrong."""
+    """The error's type and message."""
 
     type = serializers.CharField()
     message = serializers.CharField()
@@ -37,7 +34,7 @@ class MessageUsageSerializer(serializers.Serializer[Any]):
 
 
 class ContentBlockSerializer(serializers.Serializer[Any]):
-    """A piece of the message; which members there are depends on type."""
+    """A block of the message; type decides about the members."""
 
     type = _one_of("text", "thinking", "tool_use")
     text = serializers.CharField(required=False)

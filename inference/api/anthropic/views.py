@@ -1,4 +1,4 @@
-"""Anthropic's endpoints: /v1/messages and /v1/messages/count_tokens, with errors in Anthropic's shape."""
+"""Serve /v1/messages and /v1/messages/count_tokens, with errors in Anthropic's shape."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from inference.errors import InvalidRequest
 from inference.serving.tokenizers import prompt_tokens
 
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""What is different between them (https://platform.claude.com/docs/en/api/versioning) is refused or taken in both."""
+"""Accepted versions; blazr treats their differences alike (https://platform.claude.com/docs/en/api/versioning)."""
 _ERRORS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 503)
 
 
 class AnthropicView(ApiView):
-    """What both endpoints have in common."""
+    """Base of both views."""
 
     def error_response(self, error: Exception) -> HttpResponse:
-        """Status and headers as everywhere, Anthropic's body."""
+        """Return the error in Anthropic's shape, with the same status and headers as elsewhere."""
         known = renamed(as_blazr_error(error), CHAT_NAMES)
         response = error_response(known)
         response.content = orjson.dumps(message_error(known))
@@ -76,7 +76,7 @@ class CountTokensView(AnthropicView):
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """How many tokens the prompt of such a request has; nothing is generated."""
+        """Return the number of prompt tokens of a request, without generating."""
         check_version(request)
         body = CountTokensRequestSerializer.shared().chat_body(await json_body(request))
         num_tokens, _ = await prompt_tokens(chat_plan(body, CHAT_NAMES))
@@ -84,10 +84,10 @@ class CountTokensView(AnthropicView):
 
 
 def check_version(request: HttpRequest) -> None:
-    """Refuse a version of Anthropic's API that isn't this one; none is fine.
+    """Refuse an unknown version of Anthropic's API; a missing header is accepted.
 
     Raises:
-        InvalidRequest: The header names another one.
+        InvalidRequest: The header names an unknown version.
     """
     version = request.headers.get("anthropic-version")
     if version is not None and version not in VERSIONS:

@@ -1,1 +1,1 @@
-"""Ollama's API over the same engine: https://github.com/ollama/ollama/blob/main/docs/api.md."""
+"""Serve Ollama's API: https://github.com/ollama/ollama/blob/main/docs/api.md."""

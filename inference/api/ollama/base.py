@@ -1,4 +1,4 @@
-"""What Ollama's endpoints have in common: their errors, their names of models, their lines."""
+"""Define what Ollama's endpoints share: errors, model names and lines of JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OllamaView(ApiView):
     """A view whose errors are ``{"error": "…"}``."""
 
     def error_response(self, error: Exception) -> HttpResponse:
-        """Ollama's shape, with our status and headers."""
+        """Return the error in Ollama's shape, with the same status and headers as elsewhere."""
         known = as_blazr_error(error)
         response = error_response(known)
         response.content = orjson.dumps({"error": known.message})
@@ -36,7 +36,7 @@ class OllamaView(ApiView):
 
 
 class LineStream(EventStream):
-    """A generation as lines of JSON."""
+    """Streams a generation as lines of JSON."""
 
     def __init__(self, generation: Generation, stream: StreamFormat) -> None:
         super().__init__(generation, stream)
@@ -44,12 +44,12 @@ class LineStream(EventStream):
 
 
 async def served_by_ollama_name(name: str) -> ServedModel:
-    """The model that a client means: Ollama's clients add ``:latest`` to names without a tag.
+    """Return the model with a client's name; Ollama's clients add ``:latest`` to names without a tag.
 
-    A hub's id (``hf.co/ORG/NAME``) means the last checkpoint that was pulled from there.
+    An id of the HuggingFace hub (``hf.co/ORG/NAME``) refers to the last checkpoint pulled under that id.
 
     Raises:
-        UnknownModel: There is none.
+        UnknownModel: No model has this name.
     """
     if "/" in name:
         name = await sync_to_async(_pulled_name)(name) or name
@@ -62,10 +62,10 @@ async def served_by_ollama_name(name: str) -> ServedModel:
 
 
 def hub_id(name: str) -> str:
-    """``ORG/NAME`` of a name as Ollama's clients write it.
+    """Return the hub's id ``ORG/NAME`` of a name in Ollama's notation.
 
     Raises:
-        InvalidRequest: It has a tag, or isn't a hub's id.
+        InvalidRequest: The name has a tag, or is no id of the hub.
     """
     found = name.removesuffix(LATEST)
     for host in _HUB_HOSTS:
@@ -92,15 +92,15 @@ def _pulled_name(name: str) -> str | None:
 
 
 def line(payload: Any) -> bytes:
-    """One line of a stream."""
+    """Return one line of a stream."""
     return orjson.dumps(payload) + b"\n"
 
 
 def now() -> str:
-    """The time as Ollama writes it."""
+    """Return the current time in Ollama's notation."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def nanoseconds(seconds: float) -> int:
-    """Durations are whole nanoseconds."""
+    """Convert seconds to whole nanoseconds, Ollama's unit of durations."""
     return round(seconds * 1e9)

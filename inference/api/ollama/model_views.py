@@ -1,4 +1,4 @@
-"""Ollama's endpoints about models: tags, ps, show, delete, version."""
+"""Serve Ollama's endpoints about models: tags, ps, show, delete, copy, version."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TagsView(OllamaView):
         errors=(401, 403, 503),
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """All models, by name."""
+        """List all models by name."""
         return json_response({"models": await sync_to_async(models.tags)()})
 
 
@@ -46,7 +46,7 @@ class RunningView(OllamaView):
         errors=(401, 403, 503),
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """As the workers' heartbeats tell it."""
+        """List the models in memory, from the workers' heartbeats."""
         workers = await worker_states()
         return json_response({"models": await sync_to_async(models.running)(workers)})
 
@@ -62,7 +62,7 @@ class ShowView(OllamaView):
         errors=(400, 401, 403, 404, 415, 503),
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Its template, sizes and abilities."""
+        """Return a model's template, sizes and capabilities."""
         served = await served_by_ollama_name(OllamaModelNameSerializer.shared().model_name(await json_body(request)))
         return json_response(await sync_to_async(models.shown)(served.checkpoint_id))
 
@@ -82,7 +82,7 @@ class DeleteView(OllamaView):
         errors=(400, 401, 403, 404, 409, 415, 503),
     )
     async def delete(self, request: HttpRequest) -> HttpResponseBase:
-        """Unload it, then forget it."""
+        """Unload a model, then delete it."""
         name = OllamaModelNameSerializer.shared().model_name(await json_body(request))
         if await sync_to_async(_delete_alias)(name.removesuffix(LATEST)):
             served_model_cache_clear()
@@ -107,7 +107,7 @@ class CopyView(OllamaView):
         errors=(400, 401, 403, 404, 409, 415, 503),
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """The new name means the same checkpoint."""
+        """Store the new name as an alias of the checkpoint."""
         values = OllamaCopyRequestSerializer.shared().parse(await json_body(request))
         served = await served_by_ollama_name(values["source"])
         name = values["destination"].removesuffix(LATEST)
@@ -126,7 +126,7 @@ class VersionView(OllamaView):
         errors=(401,),
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """Of blazr, not of Ollama."""
+        """Return blazr's version, not Ollama's."""
         return json_response({"version": VERSION})
 
 

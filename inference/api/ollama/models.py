@@ -1,4 +1,4 @@
-"""Registered models as Ollama describes them. Reads the database: call it off the event loop."""
+"""Describe registered models in Ollama's shapes; uses the database, so call it off the event loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from models_registry.models import Checkpoint
 
 _FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
-"""Ollama says a far year for models that never go."""
+"""Ollama reports a far year for models without an expiry."""
 
 
 def tags() -> list[dict[str, Any]]:
-    """The models that can be served, by name."""
+    """Return the models that can be served, by name."""
     rows = _rows()
     found = [(row.served_model_name, row) for row in rows]
     by_id, allowed = {row.pk: row for row in rows}, principal_current().models
@@ -40,7 +40,7 @@ def tags() -> list[dict[str, Any]]:
 
 
 def running(workers: Mapping[str, WorkerState]) -> list[dict[str, Any]]:
-    """The models in memory, over all workers."""
+    """Return the models in memory of all workers."""
     rows = {str(row.pk): row for row in _rows()}
     found: dict[str, dict[str, Any]] = {}
     for worker in workers.values():
@@ -63,10 +63,10 @@ def running(workers: Mapping[str, WorkerState]) -> list[dict[str, Any]]:
 
 
 def shown(checkpoint_id: str) -> dict[str, Any]:
-    """Everything about one model.
+    """Return the full description of a model.
 
     Raises:
-        UnknownModel: It was deleted in the meantime.
+        UnknownModel: The model was deleted meanwhile.
     """
     row = checkpoint_get(checkpoint_id)
     tokenizer, spec = row.inspection["tokenizer"], row.inspection.get("spec", {})

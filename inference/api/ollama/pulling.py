@@ -1,7 +1,7 @@
-"""POST /api/pull: a checkpoint from the HuggingFace hub, registered when it is here.
+"""Serve POST /api/pull: download a checkpoint from the HuggingFace hub, then register it.
 
-Ollama's own protocol: https://github.com/ollama/ollama/blob/main/docs/api.md#pull-a-model. Names are those that its
-clients use for the hub: ``hf.co/ORG/NAME``, the host may be left out. Its registry isn't read: it has GGUF files.
+Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md#pull-a-model. A name is ``hf.co/ORG/NAME``, with or
+without the host. Ollama's own registry isn't supported, because it has GGUF files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PullView(OllamaView):
         try:
             await pull.start()
             progress = pull.progress()
-            # What is wrong from the start has a status of its own; later on there are only lines.
+            # An error before the first line gets an HTTP status; a later error is a line of the stream.
             first = await anext(progress, None)
             lines = _lines(repo_id, pull, first, progress)
             if values.get("stream", True):
@@ -68,7 +68,7 @@ class PullView(OllamaView):
 
 
 class LinesOfPull(StreamingHttpResponse):
-    """The pull as lines of JSON; when the client leaves, it ends."""
+    """Streams the progress of a pull as lines of JSON; the pull stops when the client disconnects."""
 
     def __init__(self, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -76,7 +76,7 @@ class LinesOfPull(StreamingHttpResponse):
 
 
 class _Body:
-    """Django calls ``close`` at the end even when it never asked for the first line."""
+    """The body of the stream; Django calls ``close`` even if it never read the first line."""
 
     def __init__(self, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
         self._pull = pull
@@ -93,7 +93,7 @@ class _Body:
             self._pull.end()
 
     def close(self) -> None:
-        """Stop the download unless it is over."""
+        """Stop the download unless it has ended."""
         self._pull.end()
 
 
@@ -117,7 +117,7 @@ async def _lines(
 
 
 def _shown(progress: PullProgress) -> dict[str, Any]:
-    """Ollama's clients draw one bar per digest; small files have none on the hub, and get no bar."""
+    """Return a line of progress. Clients draw a bar per digest; small files have no digest on the hub."""
     found: dict[str, Any] = {"status": f"pulling {progress.file}"}
     if progress.sha256:
         found["digest"] = f"sha256:{progress.sha256}"

@@ -1,4 +1,4 @@
-"""A generation as Ollama tells it: lines of a stream, or one object."""
+"""Write a generation in Ollama's shapes: lines of a stream, or one object."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RunningGeneration:
     """Follows ``generation``; also the ``StreamFormat`` of its stream.
 
     Args:
-        generation: A started one, of a chat or a completion.
-        model: As the client wrote it.
-        is_chat: The shape of /api/chat, with a message; otherwise that of /api/generate.
+        generation: A started generation, of a chat or a completion.
+        model: The model's name as the client wrote it.
+        is_chat: True: the shape of /api/chat, with a message; False: the shape of /api/generate.
     """
 
     heartbeat = b""  # clients read every line as JSON
@@ -35,10 +35,10 @@ class RunningGeneration:
         self._reason = "stop"
 
     async def whole(self) -> dict[str, Any]:
-        """The response in one object.
+        """Return the response as one object.
 
         Raises:
-            BlazrError: It failed.
+            BlazrError: The generation failed.
         """
         text: list[str] = []
         thinking: list[str] = []
@@ -53,11 +53,11 @@ class RunningGeneration:
     # --- as a stream ---------------------------------------------------------------------------
 
     def opening(self) -> bytes:
-        """Nothing precedes the first token."""
+        """Return nothing, as no line precedes the first token."""
         return b""
 
     def parts(self, number: int, event: GenerationEvent) -> bytes:
-        """One line per piece of text."""
+        """Return one line per piece of text."""
         lines = []
         for piece in self._take(number, event):
             is_thinking = isinstance(piece, ReasoningPiece)
@@ -65,12 +65,12 @@ class RunningGeneration:
         return b"".join(lines)
 
     async def closing(self) -> bytes:
-        """The calls of tools, if there are any, then the line with the counts."""
+        """Return the tool calls, if any, and the line with the counts."""
         calls = line(self._object("", "", has_calls=True)) if self._calls else b""
         return calls + line(self._object("", "", is_last=True, has_calls=False))
 
     async def failure(self, error: BlazrError) -> bytes:
-        """The status line is out, so the error is a line."""
+        """Return the error as a line, because the status line was sent already."""
         return line({"error": error.message})
 
     # --- inside --------------------------------------------------------------------------------
@@ -134,5 +134,5 @@ def _call(name: str, arguments: list[str]) -> dict[str, Any]:
     try:
         values = orjson.loads(written or "{}")
     except orjson.JSONDecodeError:
-        values = {"_": written}  # cut off by a token limit; Ollama's shape has no place for half an object
+        values = {"_": written}  # a token limit cut the JSON; Ollama's shape can't hold a partial object
     return {"function": {"name": name, "arguments": values}}

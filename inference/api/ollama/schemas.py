@@ -1,4 +1,4 @@
-"""Shapes of Ollama's responses, for the OpenAPI document."""
+"""Response schemas of Ollama's API, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LegacyEmbeddedSerializer(serializers.Serializer[Any]):
 
 
 class ModelDetailsSerializer(serializers.Serializer[Any]):
-    """What kind of model it is."""
+    """Format, family and size of a model."""
 
     parent_model = serializers.CharField(allow_blank=True)
     format = serializers.CharField()
@@ -146,13 +146,13 @@ class VersionSerializer(serializers.Serializer[Any]):
 def documented(
     *, request: Any = None, responses: dict[Any, Any], errors: tuple[int, ...] = (), **kwargs: Any
 ) -> Callable[[View], View]:
-    """The API's ``documented`` with Ollama's errors."""
+    """``inference.api.schemas.documented`` with errors in Ollama's shape."""
     failures = {status: OpenApiResponse(OllamaErrorSerializer) for status in errors}
     return openai.documented(request=request, responses={**responses, **failures}, tags=[TAG], **kwargs)
 
 
 def schema_hook(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """Give all errors of Ollama's routes its shape, also those that other hooks added (drf-spectacular's hook)."""
+    """Set the shape of all errors of Ollama's routes, including errors from other hooks (drf-spectacular's hook)."""
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/OllamaError"}}}
     for methods in result["paths"].values():
         for operation in methods.values():

@@ -1,4 +1,4 @@
-"""Ollama's endpoints that compute: generate, chat, embed, embeddings."""
+"""Serve Ollama's endpoints that compute: generate, chat, embed, embeddings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STREAM = "A stream of JSON lines unless stream is false. Fields that aren't lis
 
 
 class GenerationView(OllamaView):
-    """What generate and chat do."""
+    """Base of the views of /api/generate and /api/chat."""
 
     async def _respond(self, plan: GenerationPlan, model: str, *, is_chat: bool, stream: bool) -> HttpResponseBase:
         generation = await generation_start(plan=plan, principal=self.principal, api_name=API_NAME)
@@ -43,11 +43,11 @@ class GenerationView(OllamaView):
         return json_response(await running.whole(), headers={"x-request-id": generation.request_id})
 
     async def _load(self, served: ServedModel, values: dict[str, Any], part: dict[str, Any]) -> HttpResponseBase:
-        """A request without a prompt: load the model, or with keep_alive 0 let it go; answered when it is done."""
+        """Serve a request without a prompt: load the model, or unload it with keep_alive 0, then respond."""
         keep_alive_s = values.get("keep_alive")
         is_resident = served.checkpoint_id in await model_states() if keep_alive_s == 0 else True
         if is_resident:
-            # Nothing is computed: the prompt's end is known when it arrives.
+            # max_tokens 0 and one token: the request ends on arrival, so nothing is computed.
             plan = GenerationPlan(
                 endpoint="completion",
                 model=served.name,
@@ -78,7 +78,7 @@ class GenerateView(GenerationView):
         errors=GENERATION_ERRORS,
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Answer a prompt with the model's template, or continue it as it is."""
+        """Respond to a prompt with the model's template, or continue the prompt as raw text."""
         serializer = OllamaGenerateRequestSerializer.shared()
         values = serializer.parse(await json_body(request))
         served = await served_by_ollama_name(values["model"])
@@ -143,7 +143,7 @@ class EmbedView(OllamaView):
 
 
 class LegacyEmbeddingsView(OllamaView):
-    """POST /api/embeddings, the older endpoint: one text, its length not set."""
+    """POST /api/embeddings, the older endpoint: one text, and a vector that isn't normalised."""
 
     @schemas.documented(
         operation_id="ollama_embeddings",

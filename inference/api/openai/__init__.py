@@ -1,1 +1,1 @@
-"""HTTP endpoints of OpenAI's API."""
+"""Serve OpenAI's API over HTTP."""

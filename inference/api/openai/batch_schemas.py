@@ -1,4 +1,4 @@
-"""Shapes of files and batches: their request bodies, and their responses for the OpenAPI document."""
+"""Request and response schemas of files and batches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FileListSerializer(_PageSerializer):
 
 
 class FileDeletedSerializer(serializers.Serializer[Any]):
-    """That a file is gone."""
+    """The file was deleted."""
 
     id = serializers.CharField()
     object = _one_of("file")
@@ -59,7 +59,7 @@ class FileDeletedSerializer(serializers.Serializer[Any]):
 
 
 class WebhookRequestSerializer(StrictSerializer):
-    """Whom to tell about the end of a batch."""
+    """The webhook that is called at the end of a batch."""
 
     url = StrictCharField(max_length=2048, help_text="Where the signed message is posted.")
     secret = StrictCharField(
@@ -88,7 +88,7 @@ class BatchRequestSerializer(StrictSerializer):
 
 
 class BatchErrorSerializer(serializers.Serializer[Any]):
-    """What is wrong with the input file."""
+    """An error in the input file."""
 
     code = serializers.CharField()
     message = serializers.CharField()
@@ -97,14 +97,14 @@ class BatchErrorSerializer(serializers.Serializer[Any]):
 
 
 class BatchErrorsSerializer(serializers.Serializer[Any]):
-    """Why the file failed validation; at most 100 of the reasons."""
+    """The errors that failed the validation, at most 100."""
 
     object = _one_of("list")
     data = BatchErrorSerializer(many=True)  # type: ignore[assignment]
 
 
 class RequestCountsSerializer(serializers.Serializer[Any]):
-    """Lines."""
+    """Numbers of lines."""
 
     total = serializers.IntegerField(min_value=0)
     completed = serializers.IntegerField(min_value=0)
@@ -134,7 +134,7 @@ class BatchUsageSerializer(serializers.Serializer[Any]):
 
 
 class BatchProgressSerializer(serializers.Serializer[Any]):
-    """Where a batch stands."""
+    """The progress of a batch."""
 
     percent = serializers.FloatField(min_value=0, max_value=100)
     queue_position = serializers.IntegerField(
@@ -149,7 +149,7 @@ class BatchProgressSerializer(serializers.Serializer[Any]):
 
 
 class WebhookSerializer(serializers.Serializer[Any]):
-    """Who is told."""
+    """The webhook of a batch, and its delivery."""
 
     url = serializers.CharField()
     secret = serializers.CharField(required=False, help_text="Only in the response to the creation, if it was drawn.")
@@ -194,7 +194,7 @@ class BatchListSerializer(_PageSerializer):
 
 
 class ScheduleRequestSerializer(BatchRequestSerializer):
-    """Body of POST /v1/batches/schedules: a batch's, and when."""
+    """Body of POST /v1/batches/schedules: the members of a batch, and the times."""
 
     cron = StrictCharField(
         max_length=100, help_text="Minute, hour, day of month, month, day of week, in UTC; such as '0 3 * * *'."
@@ -228,7 +228,7 @@ class ScheduleListSerializer(_PageSerializer):
 
 
 class ScheduleDeletedSerializer(serializers.Serializer[Any]):
-    """That a schedule is gone."""
+    """The schedule was deleted."""
 
     id = serializers.CharField()
     object = _one_of("batch.schedule")

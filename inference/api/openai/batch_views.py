@@ -1,4 +1,4 @@
-"""OpenAI's batches: create, list, look, cancel; and schedules that make them."""
+"""Serve OpenAI's batches: create, list, retrieve, cancel; and schedules that create batches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BatchesView(ApiView):
         tags=["batches"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Store a batch."""
+        """Create a batch."""
         values = BatchRequestSerializer.shared().parse(await json_body(request))
         is_drawn = "webhook" in values and "secret" not in values["webhook"]
 
@@ -73,7 +73,7 @@ class BatchesView(ApiView):
         tags=["batches"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """A page of the caller's batches."""
+        """Return a page of the caller's batches."""
         check_parameters(request, "after", "limit")
         limit = page_size(request, default=20, largest=MAX_PAGE)
 
@@ -96,7 +96,7 @@ class BatchView(ApiView):
         tags=["batches"],
     )
     async def get(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
-        """State, counts, progress."""
+        """Return the state, counts and progress of a batch."""
 
         def read() -> dict[str, Any]:
             row = batch_get(batch_id=batch_id, principal=self.principal)
@@ -117,7 +117,7 @@ class BatchCancelView(ApiView):
         tags=["batches"],
     )
     async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
-        """Ask for the end of a batch."""
+        """Cancel a batch."""
 
         def cancel() -> dict[str, Any]:
             row = batch_cancel(batch_id=batch_id, principal=self.principal)
@@ -138,7 +138,7 @@ class SchedulesView(ApiView):
         tags=["batches"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Store a schedule."""
+        """Create a schedule."""
         values = ScheduleRequestSerializer.shared().parse(await json_body(request))
         is_drawn = "webhook" in values and "secret" not in values["webhook"]
 
@@ -159,7 +159,7 @@ class SchedulesView(ApiView):
         tags=["batches"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """All of the caller's schedules (there are few)."""
+        """List all of the caller's schedules, without pages, as there are few."""
         check_parameters(request)
 
         def read() -> dict[str, Any]:
@@ -179,7 +179,7 @@ class ScheduleView(ApiView):
         tags=["batches"],
     )
     async def get(self, request: HttpRequest, schedule_id: str) -> HttpResponseBase:
-        """When it ran and will run."""
+        """Return a schedule with its last and next run."""
         row = await sync_to_async(schedule_get)(schedule_id=schedule_id, principal=self.principal)
         return json_response(schedule_object(row))
 
@@ -192,13 +192,13 @@ class ScheduleView(ApiView):
         tags=["batches"],
     )
     async def delete(self, request: HttpRequest, schedule_id: str) -> HttpResponseBase:
-        """Remove it."""
+        """Delete a schedule."""
         found = await sync_to_async(schedule_delete)(schedule_id=schedule_id, principal=self.principal)
         return json_response({"id": found, "object": "batch.schedule", "deleted": True})
 
 
 class BatchesOfPages(BatchesView):
-    """/api/batches: the same for pages, which come with a session."""
+    """/api/batches: the same for pages of this site, which have a session instead of a key."""
 
     schema = None
     session_allowed = True

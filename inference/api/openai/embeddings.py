@@ -1,5 +1,8 @@
-"""POST /v1/embeddings. Shape: https://platform.openai.com/docs/api-reference/embeddings/create; ``pooling`` and
-``normalize`` are additions, by vLLM's names."""
+"""Serve POST /v1/embeddings.
+
+Shape: https://platform.openai.com/docs/api-reference/embeddings/create; ``pooling`` and ``normalize`` are vLLM's
+additions.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,6 @@ class EmbeddingsView(ApiView):
         plan = EmbeddingRequestSerializer.shared().plan(await json_body(request))
         generation = await generation_start(plan=plan, principal=self.principal)
         await generation.wait()
-        # Millions of numbers take a while to write.
+        # Writing millions of numbers is slow, so a thread does it.
         body = await asyncio.to_thread(lambda: orjson.dumps(output_format(generation).whole()))
         return HttpResponse(body, content_type="application/json", headers={"x-request-id": generation.request_id})

@@ -1,4 +1,4 @@
-"""Multipart uploads straight into the file store: no second copy, no memory by size."""
+"""Write multipart uploads directly into the file store, without a second copy, in constant memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inference.files.store import FileWriter
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
-    """A parsed form: its one file, complete and not yet published, and its text fields."""
+    """A parsed form: its only file, complete but not yet published, and its text fields."""
 
     writer: FileWriter
     filename: str
@@ -25,7 +25,7 @@ class ReceivedFile:
 
 
 class _IntoStore(FileUploadHandler):
-    """Django's parser hands the file's pieces over here."""
+    """Receives the file's pieces from Django's parser."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _IntoStore(FileUploadHandler):
         self.is_complete = False
 
     def new_file(self, field_name: str, file_name: str, *args: Any, **kwargs: Any) -> None:
-        """A part with a file name begins."""
+        """Begin a part with a file name."""
         if field_name != "file":
             raise InvalidRequest(
                 f"the form has a file under {field_name[:60]!r}; send one file, under 'file'.", param=field_name[:60]
@@ -47,16 +47,16 @@ class _IntoStore(FileUploadHandler):
         raise StopFutureHandlers
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
-        """The next piece."""
+        """Write the next piece."""
         assert self.writer is not None
         self.writer.write(raw_data)
 
     def file_complete(self, file_size: int) -> None:
-        """The part ended; nothing goes into ``request.FILES``."""
+        """End the part; return None, so that ``request.FILES`` stays empty."""
         self.is_complete = True
 
     def discard(self) -> None:
-        """Forget what came."""
+        """Discard the received bytes."""
         if self.writer is not None:
             self.writer.discard()
 
@@ -65,8 +65,8 @@ def receive_file(request: HttpRequest, *, max_bytes: int) -> ReceivedFile:
     """Read a form with one file; call it in a thread.
 
     Raises:
-        UnsupportedMediaType: Not multipart/form-data.
-        InvalidRequest: Broken, without a file, or with several.
+        UnsupportedMediaType: The type isn't multipart/form-data.
+        InvalidRequest: The form is malformed, or doesn't have exactly one file.
         RequestTooLarge: The file has more than ``max_bytes``.
     """
     if request.content_type != "multipart/form-data":

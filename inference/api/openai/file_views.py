@@ -1,4 +1,4 @@
-"""OpenAI's files: upload, list, look, read, delete."""
+"""Serve OpenAI's files: upload, list, retrieve, read, delete."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class FilesView(ApiView):
         tags=["batches"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """A page of the caller's files."""
+        """Return a page of the caller's files."""
         check_parameters(request, "purpose", "after", "limit", "order")
         limit = page_size(request, default=MAX_PAGE, largest=MAX_PAGE)
         oldest_first = one_of(request, "order", "desc", "asc") == "asc"
@@ -113,7 +113,7 @@ class FileView(ApiView):
         tags=["batches"],
     )
     async def get(self, request: HttpRequest, file_id: str) -> HttpResponseBase:
-        """What is known of it."""
+        """Return the file object."""
         row = await sync_to_async(file_get)(file_id=file_id, principal=self.principal)
         return json_response(file_object(row))
 
@@ -126,7 +126,7 @@ class FileView(ApiView):
         tags=["batches"],
     )
     async def delete(self, request: HttpRequest, file_id: str) -> HttpResponseBase:
-        """Remove it."""
+        """Delete a file."""
         found = await sync_to_async(file_delete)(file_id=file_id, principal=self.principal)
         return json_response({"id": found, "object": "file", "deleted": True})
 
@@ -142,7 +142,7 @@ class FileContentView(ApiView):
         tags=["batches"],
     )
     async def get(self, request: HttpRequest, file_id: str) -> HttpResponseBase:
-        """Stream it."""
+        """Stream the bytes of a file."""
 
         def find() -> tuple[IO[bytes], int]:
             row = file_get(file_id=file_id, principal=self.principal)
@@ -168,7 +168,7 @@ async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def page_of(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """OpenAI's list object of up to ``limit`` objects; one more than that says that there is a next page."""
+    """Return OpenAI's list object of up to ``limit`` objects; one object more means a next page."""
     shown = objects[:limit]
     return {
         "object": "list",
@@ -180,7 +180,7 @@ def page_of(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:
 
 
 def _form_fields(fields: dict[str, str]) -> tuple[str, int | None]:
-    """(purpose, seconds until it expires) of an upload.
+    """Return the (purpose, seconds until expiry) of an upload.
 
     Raises:
         InvalidRequest: A field is wrong, missing or unknown.
@@ -205,7 +205,7 @@ def _form_fields(fields: dict[str, str]) -> tuple[str, int | None]:
 
 
 class FileContentOfPages(FileContentView):
-    """/api/files/{id}/content: the same for pages, which come with a session."""
+    """/api/files/{id}/content: the same for pages of this site, which have a session instead of a key."""
 
     schema = None
     session_allowed = True

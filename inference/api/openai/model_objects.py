@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 async def model_objects() -> list[dict[str, Any]]:
-    """OpenAI's model objects of all checkpoints that can be served, by name."""
+    """Return OpenAI's model objects of all checkpoints that can be served, by name."""
     return await sync_to_async(lambda: [*(_model_object(row) for row in available_checkpoints()), *_alias_objects()])()
 
 
 async def model_object(*, name: str) -> dict[str, Any]:
-    """One of them.
+    """Return one model object.
 
     Raises:
-        UnknownModel: There is none.
+        UnknownModel: No model has this name.
     """
 
     def read() -> dict[str, Any]:
@@ -44,7 +44,7 @@ async def model_object(*, name: str) -> dict[str, Any]:
 
 
 def _alias_objects() -> list[dict[str, Any]]:
-    """Aliases as models of their own, with the checkpoint and the revision that they mean."""
+    """Return a model object per alias, with the alias's checkpoint and revision."""
     allowed = principal_current().models
     rows = {row.pk: row for row in checkpoint_list().filter(state=Checkpoint.State.AVAILABLE)}
     found = []

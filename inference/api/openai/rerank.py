@@ -1,8 +1,7 @@
-"""POST /v1/rerank: documents by their likeness to a query.
+"""Serve POST /v1/rerank: order documents by their similarity to a query.
 
-Shape: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html (re-rank API, which is
-Jina's and Cohere's). No head for classification is read from checkpoints, so that a score is the
-cosine of two embeddings, -1 to 1.
+Shape: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html (re-rank API, after Jina and Cohere).
+Checkpoints' classification heads aren't loaded, so a score is the cosine of two embeddings, -1 to 1.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _NUMBER = re.compile(r"\binput (\d+)")
     }
 )
 class DocumentsField(serializers.Field[Any, Any, Any, Any]):
-    """Texts, or objects with a text; gives texts."""
+    """Texts, or objects with a text; the value is a list of texts."""
 
     def to_internal_value(self, data: Any) -> list[str]:
         if not isinstance(data, list) or not data:
@@ -86,7 +85,7 @@ class RerankRequestSerializer(PriorityFieldMixin, PoolingFieldMixin, StrictSeria
     keep_alive = KeepAliveField(required=False, allow_null=True)
 
     def plan(self, values: dict[str, Any]) -> GenerationPlan:
-        """The embeddings that are needed: the query's, then the documents'."""
+        """Return the plan of the embeddings: the query's first, then the documents'."""
         inputs: list[PromptMessage] = [{"text": text} for text in (values["query"], *values["documents"])]
         return embedding_plan(
             values["model"],
@@ -143,7 +142,7 @@ def _response(generation: Generation, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_own_words(error: BlazrError) -> BlazrError:
-    """Inputs of the embedding request are the query and the documents here."""
+    """Return an error of the embedding request with the names query and documents in place of input."""
     found = _NUMBER.search(error.message)
     if error.param != "input" or found is None:
         return error

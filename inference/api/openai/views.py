@@ -1,4 +1,4 @@
-"""OpenAI's endpoints: models, completions, chat completions."""
+"""Serve OpenAI's models, completions and chat completions."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _STREAM = (
 
 
 class GenerationView(ApiView):
-    """What both generation endpoints do."""
+    """Base of both generation views."""
 
     endpoint: ClassVar[Endpoint]
 
     async def generate(self, request: HttpRequest) -> HttpResponseBase:
-        """Read, check, start; then stream or wait for the whole response.
+        """Validate the body and start the generation, then stream or wait for the whole response.
 
-        Django cancels this task when the client goes away, and with it the generation.
+        When the client disconnects, Django cancels this task and thereby the generation.
         """
         plan = plan_from_body(self.endpoint, await json_body(request))
         generation = await generation_start(plan=plan, principal=self.principal)
@@ -100,7 +100,7 @@ class ModelsView(ApiView):
         tags=["v1"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """All models, by name."""
+        """List all models by name."""
         return json_response({"object": "list", "data": await model_objects()})
 
 
@@ -115,7 +115,7 @@ class ModelView(ApiView):
         tags=["v1"],
     )
     async def get(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """The model with this name."""
+        """Return the model with this name."""
         return json_response(await model_object(name=model_id))
 
     @documented(
@@ -127,7 +127,7 @@ class ModelView(ApiView):
         tags=["v1"],
     )
     async def delete(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """Forget a name and what it meant before."""
+        """Delete an alias and its revisions."""
         await sync_to_async(_alias_delete)(model_id)
         served_model_cache_clear()
         return json_response({"id": model_id, "object": "model", "deleted": True})
@@ -149,7 +149,7 @@ class UnknownEndpointView(ApiView):
     public = True
 
     async def get(self, request: HttpRequest, rest: str) -> HttpResponseBase:
-        """404.
+        """Refuse the request with 404.
 
         Raises:
             NotFound: Always.

@@ -1,1 +1,1 @@
-"""HTTP endpoints of our own: keys, usage, jobs, aliases, lifecycle, tokenising, probes."""
+"""Serve blazr's own endpoints: keys, usage, jobs, aliases, lifecycle, tokenising, probes."""

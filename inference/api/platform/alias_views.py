@@ -1,4 +1,4 @@
-"""Aliases of models: revisions, promote, roll back."""
+"""List the revisions of model aliases, promote checkpoints and roll back, over HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RollbackRequestSerializer(StrictSerializer):
 
 
 class AliasRevisionSerializer(serializers.Serializer[Any]):
-    """What the alias means or meant."""
+    """A checkpoint that the alias refers to, or referred to earlier."""
 
     revision = serializers.IntegerField()
     model = serializers.CharField(help_text="The checkpoint's name at that time.")
@@ -68,7 +68,7 @@ class AliasRevisionsView(ApiView):
         tags=["lifecycle"],
     )
     async def get(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """Its revisions, newest first."""
+        """Return the alias's revisions, newest first."""
         self.principal.check_model(model_id)
         return json_response(await sync_to_async(_alias)(model_id))
 
@@ -86,7 +86,7 @@ class PromoteView(ApiView):
         tags=["lifecycle"],
     )
     async def post(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """A new revision."""
+        """Store a new revision of the alias."""
         values = PromoteRequestSerializer.shared().parse(await json_body(request))
         served = await served_model_get(name=values["model"])
         found = await sync_to_async(_promote)(model_id, served.checkpoint_id, self.principal.name)
@@ -106,7 +106,7 @@ class RollbackView(ApiView):
         tags=["lifecycle"],
     )
     async def post(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """An older revision becomes the current one."""
+        """Make an older revision the current one."""
         values = RollbackRequestSerializer.shared().parse(await json_body(request))
         found = await sync_to_async(_rollback)(model_id, values.get("revision"))
         served_model_cache_clear()

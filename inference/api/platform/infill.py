@@ -1,4 +1,4 @@
-"""POST /infill, as llama.cpp's server has it: the text between a prefix and a suffix.
+"""Serve POST /infill of llama.cpp's server: generate the text between a prefix and a suffix.
 
 Names: https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md.
 ``suffix`` of /v1/completions does the same with all parameters of that endpoint.
@@ -93,7 +93,7 @@ class InfillRequestSerializer(FurtherSamplersMixin, StrictSerializer):
     )
 
     def plan(self, body: object) -> GenerationPlan:
-        """The checked request.
+        """Validate ``body`` and return its plan.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -122,7 +122,7 @@ class InfillView(ApiView):
         tags=["tokens"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Generate what goes between prefix and suffix."""
+        """Generate the text between prefix and suffix."""
         plan = InfillRequestSerializer.shared().plan(await json_body(request))
         generation = await generation_start(plan=plan, principal=self.principal)
         await generation.wait()

@@ -1,4 +1,4 @@
-"""Body of POST /api/jobs."""
+"""Validate bodies of POST /api/jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JobItemSerializer(StrictSerializer):
 
 @extend_schema_field(JobItemSerializer(many=True))
 class JobItemsField(serializers.Field[Any, Any, Any, Any]):
-    """A list of jobs; each is looked at on its own, so that an error says which one."""
+    """A list of jobs; each is validated on its own, so that an error names the job."""
 
     def to_internal_value(self, data: Any) -> list[Any]:
         if not isinstance(data, list) or not data:
@@ -35,7 +35,7 @@ class JobItemsField(serializers.Field[Any, Any, Any, Any]):
 
 
 class JobSubmissionSerializer(StrictSerializer):
-    """Body of POST /api/jobs: one job in its own members, or several under jobs."""
+    """Body of POST /api/jobs: the members of one job, or several jobs under jobs."""
 
     endpoint = serializers.ChoiceField(choices=("completion", "chat"), required=False, help_text="completion or chat.")
     body = JSONObjectField(required=False, help_text="The body of that endpoint: one prompt, no stream; at most 4 MiB.")

@@ -1,4 +1,4 @@
-"""Queued generations over HTTP: submit, list, look, cancel, fetch the result."""
+"""Submit, list, retrieve and cancel queued generations over HTTP, and fetch their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_PAGE = 500
 
 
 def job_object(row: GenerationJob) -> dict[str, Any]:
-    """A job as the API shows it; never its prompt or its output."""
+    """Return the API's object of a job, without the prompt and the output."""
     error = job_error(row)
     return {
         "id": str(row.job_id),
@@ -69,11 +69,11 @@ class JobsView(ApiView):
         tags=["jobs"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Store one job or many."""
+        """Store one or several jobs."""
         values = JobSubmissionSerializer.shared().parse(await json_body(request))
 
         def store() -> dict[str, Any]:
-            # In the thread as a whole: checking 50,000 bodies takes seconds.
+            # All work is in the thread, because checking 50,000 bodies takes seconds.
             rows = jobs_submit(
                 requests=job_requests(values), principal=self.principal, batch_label=values.get("batch_label", "")
             )
@@ -95,7 +95,7 @@ class JobsView(ApiView):
         tags=["jobs"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """A page of the caller's jobs."""
+        """Return a page of the caller's jobs."""
         for name in request.GET:
             if name not in ("state", "batch_label", "after", "limit"):
                 raise InvalidRequest(f"{name[:80]!r} is not a parameter of this endpoint; remove it.", param=name[:80])
@@ -134,7 +134,7 @@ class JobView(ApiView):
         tags=["jobs"],
     )
     async def get(self, request: HttpRequest, job_id: str) -> HttpResponseBase:
-        """State and progress."""
+        """Return the state and progress of a job."""
         row = await sync_to_async(job_get)(job_id=job_id, principal=self.principal)
         return json_response(job_object(row))
 
@@ -153,7 +153,7 @@ class JobCancelView(ApiView):
         tags=["jobs"],
     )
     async def post(self, request: HttpRequest, job_id: str) -> HttpResponseBase:
-        """Ask for the end of a job."""
+        """Cancel a job."""
         row = await sync_to_async(job_cancel)(job_id=job_id, principal=self.principal)
         return json_response(job_object(row))
 
@@ -177,16 +177,16 @@ class JobResultView(ApiView):
         tags=["jobs"],
     )
     async def get(self, request: HttpRequest, job_id: str) -> HttpResponseBase:
-        """The stored output."""
+        """Return the stored output of a job."""
         row = await sync_to_async(job_get)(job_id=job_id, principal=self.principal)
         return json_response(job_result(row))
 
 
 def job_requests(values: dict[str, Any]) -> list[JobRequest]:
-    """The jobs of a validated submission: the one in its own members, or those under ``jobs``.
+    """Return the jobs of a validated submission: one job in the body itself, or several under ``jobs``.
 
     Raises:
-        InvalidRequest: Both or neither, or a wrong item (which is named).
+        InvalidRequest: The body has both forms or neither, or an item is wrong; the message names the item.
     """
     own = {name: values[name] for name in ("endpoint", "body", "idempotency_key") if name in values}
     items = values.get("jobs")

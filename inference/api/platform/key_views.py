@@ -1,4 +1,4 @@
-"""API keys over HTTP, for keys with the scope admin and for callers that need none: make, list, revoke."""
+"""Create, list and revoke API keys over HTTP; requires the scope admin wherever a key is required."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class KeySerializer(serializers.Serializer[Any]):
 
 
 class NewKeySerializer(KeySerializer):
-    """A key that was made now."""
+    """A new key, with its secret."""
 
     value = serializers.CharField(help_text="The key itself: shown here once, stored nowhere.")
 
@@ -93,7 +93,7 @@ class KeyListSerializer(serializers.Serializer[Any]):
 
 
 def key_object(row: ApiKey) -> dict[str, Any]:
-    """A key as the API shows it."""
+    """Return the API's object of a key."""
     return {
         "id": row.prefix,
         "object": "api_key",
@@ -128,7 +128,7 @@ class KeysView(ApiView):
         tags=["keys"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Make one."""
+        """Create a key."""
         values = KeyRequestSerializer.shared().parse(await json_body(request))
         expires = values.get("expires_at")
         limits = KeyLimits(
@@ -158,7 +158,7 @@ class KeysView(ApiView):
         tags=["keys"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """All keys, revoked ones too."""
+        """List all keys, including revoked ones."""
         for name in request.GET:
             if name not in ("limit", "offset"):
                 raise InvalidRequest(f"{name[:80]!r} is not a parameter of this endpoint; remove it.", param=name[:80])
@@ -184,6 +184,6 @@ class KeyView(ApiView):
         tags=["keys"],
     )
     async def delete(self, request: HttpRequest, key_id: str) -> HttpResponseBase:
-        """End it."""
+        """Revoke a key."""
         row = await sync_to_async(api_key_revoke)(prefix=key_id)
         return json_response(key_object(row))

@@ -1,4 +1,4 @@
-"""Shapes of what is said about models in memory and running requests."""
+"""Response schemas of models in memory and running requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models_registry.api.serializers import LiveModelSerializer, WorkerFitSerial
 
 
 class ModelStatusSerializer(LiveModelSerializer):
-    """What the workers say of a model."""
+    """The state of a model on the workers."""
 
     id = serializers.CharField()
     object = serializers.RegexField(r"^model\.status$")
@@ -32,7 +32,7 @@ class ModelFitSerializer(serializers.Serializer[Any]):
 
 
 class RunningRequestSerializer(serializers.Serializer[Any]):
-    """A request that a worker has."""
+    """A request that a worker holds."""
 
     id = serializers.CharField()
     object = serializers.RegexField("^request$")
@@ -53,7 +53,7 @@ class RunningRequestListSerializer(serializers.Serializer[Any]):
 
 
 class RequestCancelledSerializer(serializers.Serializer[Any]):
-    """The cancellation is on its way."""
+    """The cancellation was sent to the workers."""
 
     id = serializers.CharField()
     object = serializers.RegexField("^request$")

@@ -1,4 +1,4 @@
-"""Models in memory and requests that run: load, unload, pin, status, fit; list and cancel."""
+"""Load, unload, pin and describe models over HTTP; list and cancel running requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from models_registry.services import checkpoint_settings_update
 
 _ERRORS = (400, 401, 403, 404, 415, 503)
 _PART = re.compile(r"-\d{1,4}\Z")
-"""Ends the id of one prompt of several; ids themselves end with longer words."""
+"""Matches the suffix that one of several prompts adds to the request id; ids end with longer words."""
 _TRIED_AGAIN = (("job-", "a queued job", "job"), ("batch_req_", "a line of a batch", "batch"))
 
 
@@ -56,7 +56,7 @@ class ModelStatusView(ApiView):
         tags=["lifecycle"],
     )
     async def get(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """Loaded or not, by which workers, and why it went the last times."""
+        """Return the workers that have loaded the model, and the reasons of its last unloads."""
         return json_response(await _status(await served_model_get(name=model_id)))
 
 
@@ -72,7 +72,7 @@ class ModelFitView(ApiView):
         tags=["lifecycle"],
     )
     async def get(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """Weights, states and budget, per worker."""
+        """Return the weights, states and budget per worker."""
         served = await served_model_get(name=model_id)
         found = await model_fit(served.checkpoint_id)
         return json_response(
@@ -92,7 +92,7 @@ class ModelLoadView(ApiView):
         tags=["lifecycle"],
     )
     async def post(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """Ask a worker to load it."""
+        """Request a worker to load the model."""
         served = await served_model_get(name=model_id)
         await request_load(served.checkpoint_id)
         return json_response(await _status(served), status=202)
@@ -110,7 +110,7 @@ class ModelUnloadView(ApiView):
         tags=["lifecycle"],
     )
     async def post(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """Ask all workers to let it go."""
+        """Request all workers to unload the model."""
         served = await served_model_get(name=model_id)
         await request_unload(served.checkpoint_id)
         return json_response(await _status(served), status=202)
@@ -129,7 +129,7 @@ class ModelPinView(ApiView):
         tags=["lifecycle"],
     )
     async def post(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """Set it for this and later loads."""
+        """Store the pin for this and later loads."""
         pinned = PinRequestSerializer.shared().parse(await json_body(request))["pinned"]
         served = await served_model_get(name=model_id)
         await sync_to_async(_store_pin)(served.checkpoint_id, pinned)
@@ -176,7 +176,7 @@ class RequestsView(ApiView):
         tags=["lifecycle"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """As the workers have them, queued jobs included."""
+        """List the requests that workers hold, including queued jobs."""
         found = await _requests(self)
         names = await sync_to_async(_names)([item["checkpoint_id"] for item in found.values()])
         data = [
@@ -203,7 +203,7 @@ class RequestCancelView(ApiView):
         tags=["lifecycle"],
     )
     async def post(self, request: HttpRequest, request_id: str) -> HttpResponseBase:
-        """End all of its prompts."""
+        """Cancel all prompts of a request."""
         found = (await _requests(self)).get(request_id)
         if found is None:
             raise UnknownRequest(
@@ -222,7 +222,7 @@ class RequestCancelView(ApiView):
 
 
 async def _requests(view: ApiView) -> dict[str, dict[str, Any]]:
-    """Requests that the caller may see, by id; the prompts of one request are put together."""
+    """Return the requests that the caller may see, by id; the prompts of a request are one entry."""
     found: dict[str, dict[str, Any]] = {}
     parts = sorted(await running_requests(), key=lambda item: float(item["received_at"]))
     for part in parts:

@@ -1,4 +1,4 @@
-"""Probes and metrics: for orchestrators and Prometheus, without a key, never cached, never optimistic."""
+"""Serve health probes and Prometheus metrics, without an API key and without a cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from models_registry.selectors import checkpoint_list
 
 PROBE_TIMEOUT_S = 3.0
 MAX_STEP_AGE_S = 30.0
-"""An engine that has work and hasn't moved for so long counts as hung."""
+"""An engine with work that hasn't stepped for so many seconds counts as hung."""
 
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -49,7 +49,7 @@ async def _bounded(work: object) -> object:
 
 
 async def missing() -> list[str]:
-    """What keeps this server from serving, in words; empty: ready."""
+    """Return the reasons why this server can't serve; empty: ready."""
     reasons: list[str] = []
     try:
         await _bounded(sync_to_async(_query_database)())
@@ -81,7 +81,7 @@ class LivezView(ApiView):
         tags=["probes"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """The event loop turns: that is all it says."""
+        """Return 200 whenever the event loop runs."""
         return json_response({"status": "ok"}, headers=_NO_STORE)
 
 
@@ -98,7 +98,7 @@ class ReadyzView(ApiView):
         tags=["probes"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """The database answers and at least one worker is alive and moving."""
+        """Return 200 if the database replies and at least one worker is alive and stepping."""
         reasons = await missing()
         if reasons:
             payload = {"status": "unavailable", "reasons": reasons}
@@ -119,7 +119,7 @@ class HealthView(ApiView):
         tags=["probes"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """Always 200 while the process answers; ``status`` says whether it can serve."""
+        """Return 200 while the process runs; ``status`` says whether it can serve."""
         loaded: list[str] = []
         status = "degraded" if await missing() else "ok"
         if status == "ok":
@@ -147,7 +147,7 @@ class MetricsView(ApiView):
         tags=["probes"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """This process's counters always; the workers' gauges as far as Redis and the database answer."""
+        """Return this process's counters, and the workers' gauges if Redis and the database are available."""
         models: dict[str, ModelState] = {}
         workers: dict[str, WorkerState] = {}
         names: dict[str, str] = {}
@@ -157,7 +157,7 @@ class MetricsView(ApiView):
             assert isinstance(found, dict)
             workers, models = found, await _models()
         except (BlazrError, TimeoutError):
-            pass  # blazr_workers is 0 then, which is what an alert looks at
+            pass  # blazr_workers is 0 then, which alerts can watch
         try:
             names = await sync_to_async(_names)()
             jobs = await sync_to_async(job_counts)(principal=LOCAL)

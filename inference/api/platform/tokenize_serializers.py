@@ -1,4 +1,4 @@
-"""Bodies of /tokenize, /detokenize and /apply-template."""
+"""Validate bodies of /tokenize, /detokenize and /apply-template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with a model's own tokenizer and template; nothing is generated."""
+"""Tokenise, detokenise and render chat templates over HTTP, without generating."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TokenizeView(ApiView):
         tags=["tokens"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Tokenise what a completion or chat request would send."""
+        """Tokenise a text or a conversation as a completion or chat request would."""
         values = TokenizeRequestSerializer.shared().parse(await json_body(request))
         served = await served_model_or_only(name=values.get("model"))
         _check_tokenizer(served)
@@ -97,7 +97,7 @@ class DetokenizeView(ApiView):
         tags=["tokens"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Decode ids; bytes that are no UTF-8 read as U+FFFD."""
+        """Decode ids; bytes that are not UTF-8 become U+FFFD."""
         values = DetokenizeRequestSerializer.shared().parse(await json_body(request))
         served = await served_model_or_only(name=values.get("model"))
         _check_tokenizer(served)
@@ -122,7 +122,7 @@ class TokenizerInfoView(ApiView):
         tags=["tokens"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """Its control tokens and its chat template."""
+        """Return the tokenizer's control tokens and the chat template."""
         unknown = next((name for name in request.GET if name != "model"), None)
         if unknown is not None:
             raise InvalidRequest(f"unknown parameter {unknown[:80]!r}; there is model.", param=unknown[:80])

@@ -1,4 +1,4 @@
-"""GET /v1/usage: what a key has used; all keys for those who see everything."""
+"""Serve GET /v1/usage: the usage of a key, or of all keys for operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARAMETERS = ("from", "to", "group_by", "key", "model", "format", "limit", "off
 
 
 class UsageRowSerializer(serializers.Serializer[Any]):
-    """Sums of one group; the members that name it are those of group_by."""
+    """Sums of one group; the members of group_by name the group."""
 
     day = serializers.DateField(required=False)
     key = serializers.CharField(required=False, help_text="A key's public part, local (no key), or user:N (a session).")
@@ -72,7 +72,7 @@ class UsageView(ApiView):
         tags=["usage"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """Sums of the caller's usage, or of everybody's."""
+        """Return sums of the caller's usage, or of all usage for operators."""
         for name in request.GET:
             if name not in _PARAMETERS:
                 raise InvalidRequest(f"{name[:80]!r} is not a parameter of this endpoint; remove it.", param=name[:80])

@@ -1,1 +1,1 @@
-"""HTTP endpoints of OpenAI's Responses API."""
+"""Serve OpenAI's Responses API over HTTP."""

@@ -1,8 +1,8 @@
-"""Responses that run as queued jobs: submitted, told from the job's stored events, cancelled.
+"""Submit, read and cancel responses that run as queued jobs.
 
-The row of the response has the object as it was at the start; what happened since is in the job and its events, which
-stay. Whoever reads them gets the same events under the same numbers, now or later, so that a stream can be taken up
-again behind any of them. Everything here is synchronous and hits the database.
+The row of the response has the object from before generation. The job and its stored events have the rest. Each reader
+gets the same events under the same numbers, so that a client can resume a stream after any event. All functions are
+synchronous and use the database.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _AT_THE_START: dict[str, Any] = {
     "error": None,
     "incomplete_details": None,
 }
-"""Members of a response that change in its course."""
+"""Members of a response that change while it runs."""
 
 
 def background_submit(*, request: ResponseRequest, plan: GenerationPlan, principal: Principal) -> StoredResponse:
-    """Queue a response as a job: both rows, or none.
+    """Queue a response as a job; stores both rows or none.
 
     Raises:
-        BlazrError: As of ``jobs_submit``.
+        BlazrError: As ``jobs_submit`` raises.
     """
     response_id = f"resp_{secrets.token_hex(16)}"
     body = request.skeleton(plan, response_id=response_id, created=int(time.time()), model=plan.model)
@@ -62,10 +62,10 @@ def background_submit(*, request: ResponseRequest, plan: GenerationPlan, princip
 
 
 class BackgroundResponse:
-    """Tells a background response from the start, as far as it has come.
+    """Builds the events of a background response from the start, as far as the job has stored them.
 
     Args:
-        row: Its row, with a job.
+        row: The response's row, which has a job.
     """
 
     def __init__(self, row: StoredResponse) -> None:
@@ -83,18 +83,18 @@ class BackgroundResponse:
 
     @property
     def is_over(self) -> bool:
-        """Whether there will be no more events."""
+        """Whether no more events follow."""
         return self._is_queued and self._events.is_over
 
     def read(self) -> list[Event]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         if self.is_over:
             return []
         events: list[Event] = []
         if not self._is_queued:
             self._is_queued = True
             events += self._events.queued()
-        # The state first: when it is a final one, all chunks are there.
+        # The state is read first: once it is final, all chunks are stored.
         job = GenerationJob.objects.filter(pk=self.row.job_id or 0).defer("result").first()
         if job is None:
             return events + self._events.failed(GenerationFailed("The job of this response was deleted."))
@@ -134,7 +134,7 @@ class BackgroundResponse:
 
 
 def response_body(row: StoredResponse) -> dict[str, Any]:
-    """The response object as it is now."""
+    """Return the current response object."""
     body: dict[str, Any] = orjson.loads(row.body)
     if row.job_id is None or body["status"] not in OPEN_STATES:
         return body
@@ -146,11 +146,11 @@ def response_body(row: StoredResponse) -> dict[str, Any]:
 
 
 def response_cancel(*, response_id: str, principal: Principal) -> StoredResponse:
-    """Ask for the end of a background response; one that is over stays as it is.
+    """Cancel a background response; a finished response is unchanged.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
-        InvalidRequest: It doesn't run in the background.
+        NotFound: There is no such response, or it belongs to another tenant.
+        InvalidRequest: The response doesn't run in the background.
     """
     row = response_get(response_id=response_id, principal=principal)
     if not orjson.loads(row.body)["background"]:
@@ -165,10 +165,10 @@ def response_cancel(*, response_id: str, principal: Principal) -> StoredResponse
 
 
 def conversation(*, response_id: str, principal: Principal) -> list[Item]:
-    """What was said up to the end of a response, oldest first: inputs and outputs of it and all before it.
+    """Return the input and output items of a response and of all earlier ones, oldest first.
 
     Raises:
-        InvalidRequest: It (or one before it) is not there, not finished, or there is too much.
+        InvalidRequest: A response is missing or unfinished, or the conversation is too long.
     """
     turns: list[Sequence[Item]] = []
     num_items = 0

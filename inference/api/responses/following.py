@@ -1,4 +1,4 @@
-"""The stream of a background response: what its job has stored, then what it stores, from any event on."""
+"""Stream a background response from its job's stored events, from any event on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inference.models import StoredResponse
 from inference.records.stored_responses import response_finish
 
 POLL_S = 0.25
-"""Between two looks at the database; workers store what they have as often."""
+"""Seconds between reads of the database; workers store events as often."""
 
 MAX_STREAMS = 256
 """Streams of background responses of one web process; each reads the database every ``POLL_S``."""
@@ -26,14 +26,14 @@ _num_followed = 0
 
 
 class FollowingStream(StreamingHttpResponse):
-    """The response that streams a background response. When the client leaves, the response goes on.
+    """Streams a background response, which continues when the client disconnects.
 
     Args:
-        row: The response, with a job.
-        starting_after: Events up to this number are left out; -1: none.
+        row: The response's row, which has a job.
+        starting_after: Events up to this number are omitted; -1: none.
 
     Raises:
-        QueueFull: Too many are streamed already.
+        QueueFull: ``MAX_STREAMS`` responses are streamed already.
     """
 
     def __init__(self, row: StoredResponse, *, starting_after: int = -1) -> None:
@@ -75,7 +75,7 @@ async def _frames(background: BackgroundResponse, starting_after: int) -> AsyncG
                 return
             await asyncio.sleep(POLL_S)
     except Exception as error:
-        # The client may come back behind the last event it has.
+        # The client may resume after the last event that it has.
         known = as_blazr_error(error)
         yield sse_event("error", {"type": "error", "code": known.code, "message": known.message, "param": known.param})
     finally:

@@ -1,4 +1,4 @@
-"""A response whose generation this process follows: as a stream or as a whole, stored at its end."""
+"""Run the generation of a response, streamed or whole, and store the response at the end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class RunningResponse:
     """Follows ``generation``; also the ``StreamFormat`` of its stream.
 
     Args:
-        generation: A started one.
-        request: What it responds to.
-        principal: Who asked.
+        generation: A started generation.
+        request: The validated body.
+        principal: The caller.
     """
 
     heartbeat = b": keep-alive\n\n"
@@ -50,10 +50,10 @@ class RunningResponse:
         )
 
     async def whole(self) -> dict[str, Any]:
-        """The finished response.
+        """Return the finished response.
 
         Raises:
-            BlazrError: It failed.
+            BlazrError: The generation failed.
         """
         self._events.started()
         await self.generation.wait(self._take)
@@ -64,28 +64,28 @@ class RunningResponse:
     # --- as a stream ---------------------------------------------------------------------------
 
     def opening(self) -> bytes:
-        """Created, in progress."""
+        """Return the events created and in_progress."""
         return _written(self._events.started())
 
     def parts(self, number: int, event: GenerationEvent) -> bytes:
-        """Items and deltas of one event."""
+        """Return the items and deltas of one event."""
         return _written(self._take(number, event))
 
     async def closing(self) -> bytes:
-        """The ends of items and of the response, which is stored by then."""
+        """Store the response; return the end of the items and of the response."""
         events = self._events.finished(usage=self.generation.builder.usage(), now=int(time.time()))
         try:
             await self._store()
         except Exception as error:
-            # The client must not hear of a response that can't be retrieved.
+            # A response that wasn't stored must not be reported as completed.
             failed = {"status": "failed", "error": response_error(as_blazr_error(error))}
             events[-1] |= {"type": "response.failed", "response": self._events.response | failed}
         return _written(events)
 
     async def failure(self, error: BlazrError) -> bytes:
-        """The last event of a response that failed."""
+        """Return the last event of a failed response."""
         events = self._events.failed(renamed(error, CHAT_NAMES))
-        # Best effort: the failure itself may be that the database is away.
+        # Best effort, because the failure itself may be an unavailable database.
         with contextlib.suppress(Exception):
             await self._store()
         return _written(events)
@@ -101,15 +101,15 @@ class RunningResponse:
 
 
 async def running_response(request: ResponseRequest, plan: GenerationPlan, principal: Principal) -> RunningResponse:
-    """Start the generation behind a request.
+    """Start the generation of a request.
 
     Args:
-        request: The checked body.
-        plan: What it comes to.
-        principal: Who asks.
+        request: The validated body.
+        plan: The plan of the request.
+        principal: The caller.
 
     Raises:
-        BlazrError: As of ``generation_start``.
+        BlazrError: As ``generation_start`` raises.
     """
     generation = await generation_start(plan=plan, principal=principal, api_name=API_NAME)
     return RunningResponse(generation, request, principal)

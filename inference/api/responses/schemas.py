@@ -1,4 +1,4 @@
-"""Shapes of the responses of /v1/responses, for the OpenAPI document. The tests compare real responses with them."""
+"""Response schemas of /v1/responses; tests compare real responses with the schemas."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ResponseErrorSerializer(serializers.Serializer[Any]):
 
 
 class ResponseItemSerializer(serializers.Serializer[Any]):
-    """A message, reasoning, a function call or its output; which members there are depends on type."""
+    """A message, reasoning, a function call or its output; type decides about the members."""
 
     id = serializers.CharField()
     type = _one_of("message", "reasoning", "function_call", "function_call_output")
@@ -57,14 +57,14 @@ class ResponseItemSerializer(serializers.Serializer[Any]):
     output = serializers.JSONField(required=False, help_text="A text or a list of text parts.")
 
     def get_fields(self) -> dict[str, Any]:
-        """Roles are for messages only."""
+        """Make ``role`` optional, because only messages have one."""
         fields = super().get_fields()
         fields["role"].required = False
         return fields
 
 
 class ResponseSerializer(serializers.Serializer[Any]):
-    """A response; behind status and output it repeats what was asked for."""
+    """A response: status, output, and the parameters of the request."""
 
     id = serializers.CharField()
     object = _one_of("response")
@@ -99,7 +99,7 @@ class ResponseSerializer(serializers.Serializer[Any]):
 
 
 class ResponseDeletedSerializer(serializers.Serializer[Any]):
-    """A response is gone."""
+    """The response was deleted."""
 
     id = serializers.CharField()
     object = _one_of("response")

@@ -1,4 +1,4 @@
-"""``truncation: auto``: leave out the oldest turns of a conversation that doesn't fit the model's context."""
+"""Apply ``truncation: auto``: drop the oldest turns of a conversation that exceeds the context."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from inference.serving.tokenizers import prompt_tokens
 from inference.values.plan import GenerationPlan
 
 RESERVED_SHARE = 4
-"""Without max_output_tokens, one such part of the context is kept free for the output."""
+"""Without max_output_tokens, 1 / RESERVED_SHARE of the context is kept free for the output."""
 
 
 async def fitted_plan(request: ResponseRequest, history: Sequence[Item]) -> GenerationPlan:
-    """The plan whose prompt leaves room for the output, with as many of the latest turns as possible.
+    """Return a plan with as many of the latest turns as possible, that leaves room for the output.
 
-    A turn begins with a message of the user. Instructions, and messages of the system and the developer, stay; the
-    last turn stays even if it is too long, and is refused later.
+    A turn begins with a message of the user. Instructions and messages of the system and the developer are kept. The
+    last turn is kept even if it is too long, and is refused later.
 
     Args:
-        request: The checked body.
-        history: Items of the responses before it.
+        request: The validated body.
+        history: Items of the earlier responses.
 
     Raises:
         InvalidRequest: With the field in ``param``.
@@ -48,7 +48,7 @@ async def _fits(plan: GenerationPlan) -> bool:
     try:
         num_tokens, max_model_len = await prompt_tokens(plan)
     except InvalidRequest:
-        # So long that it isn't even rendered; any other fault shows again when the last turn is sent.
+        # The prompt is too long to render. Any other error is raised again when the last turn is sent.
         return False
     reserved = plan.params.max_tokens
     if reserved is None:

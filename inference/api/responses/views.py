@@ -1,4 +1,4 @@
-"""/v1/responses: create, stream, retrieve, cancel, delete, list the input."""
+"""Serve /v1/responses: create, stream, retrieve, cancel and delete responses, list their input."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ResponsesView(ApiView):
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Answer an input, perhaps behind an earlier response."""
+        """Create a response to an input, optionally after an earlier response."""
         parsed = ResponseRequestSerializer.shared().read(await json_body(request))
         try:
             history = await _history(parsed, self.principal)
@@ -108,7 +108,7 @@ class InputTokensView(ApiView):
         tags=["v1"],
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """How many tokens such a request would read; nothing is generated."""
+        """Return the number of prompt tokens of a request, without generating."""
         parsed = InputTokensRequestSerializer.shared().read(await json_body(request))
         try:
             plan = parsed.plan(await _history(parsed, self.principal))
@@ -119,7 +119,7 @@ class InputTokensView(ApiView):
 
 
 async def _history(request: ResponseRequest, principal: Principal) -> Sequence[Item]:
-    """What was said before."""
+    """Return the items of the earlier responses."""
     previous = request.values.get("previous_response_id")
     if previous is None:
         return []
@@ -143,7 +143,7 @@ class ResponseView(ApiView):
         tags=["v1"],
     )
     async def get(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
-        """The response as it is now."""
+        """Return the current response."""
         _check_query(request, ("stream", "starting_after", "include_obfuscation"))
         stream = _flag(request, "stream")
         after = request.GET.get("starting_after")
@@ -170,7 +170,7 @@ class ResponseView(ApiView):
         tags=["v1"],
     )
     async def delete(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
-        """Forget it for good."""
+        """Delete a response for ever."""
         await sync_to_async(response_delete)(response_id=response_id, principal=self.principal)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -187,7 +187,7 @@ class ResponseCancelView(ApiView):
         tags=["v1"],
     )
     async def post(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
-        """Ask for the end of a response."""
+        """Cancel a response."""
         row = await sync_to_async(response_cancel)(response_id=response_id, principal=self.principal)
         deadline = time.monotonic() + CANCEL_WAIT_S
         while True:
@@ -213,7 +213,7 @@ class ResponseInputItemsView(ApiView):
         tags=["v1"],
     )
     async def get(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
-        """Its own input, behind what was said before it."""
+        """List the items of the earlier responses and of the response's own input."""
         _check_query(request, ("order", "after", "limit"))
         order, after = request.GET.get("order", "desc"), request.GET.get("after")
         if order not in _ORDERS:

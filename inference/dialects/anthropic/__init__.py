@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: requests and events."""
+"""Read requests and write events of Anthropic's Messages API."""

@@ -1,6 +1,6 @@
-"""From a chat's chunks to Anthropic's message: its events, its content blocks, why it stopped.
+"""Build Anthropic's message from pieces of a chat: stream events, content blocks and the stop reason.
 
-One machine makes the stream and the whole response. Shapes: https://docs.anthropic.com/en/api/messages-streaming.
+One class builds the stream and the whole response. Shapes: https://docs.anthropic.com/en/api/messages-streaming.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ERROR_TYPES = {
 
 
 class MessageEvents:
-    """One message as it comes into being.
+    """Builds one message piece by piece.
 
     Args:
-        message_id, model: Of the message.
+        message_id, model: Members of the message.
     """
 
     def __init__(self, *, message_id: str, model: str) -> None:
@@ -51,7 +51,7 @@ class MessageEvents:
         self._end: EndPiece | None = None
 
     def started(self, *, prompt_tokens: int) -> list[Event]:
-        """The prompt was accepted; how much of it was cached is told at the end."""
+        """Return the events of the start; the number of cached tokens follows at the end."""
         usage = {"input_tokens": prompt_tokens, "cache_read_input_tokens": 0, "output_tokens": 0}
         return [
             {"type": "message_start", "message": self.message | {"content": [], "usage": usage}},
@@ -59,7 +59,7 @@ class MessageEvents:
         ]
 
     def take(self, piece: Piece) -> list[Event]:
-        """The next piece."""
+        """Add the next piece and return its events."""
         if isinstance(piece, EndPiece):
             self._end = piece
             return []
@@ -75,7 +75,7 @@ class MessageEvents:
         return [*events, self._delta(delta)]
 
     def finished(self, usage: Mapping[str, Any]) -> list[Event]:
-        """The model is done.
+        """End the message and return its last events.
 
         Args:
             usage: Chat completions' usage object.
@@ -102,7 +102,7 @@ class MessageEvents:
             return []
         if kind == "text":
             return self._open({"type": "text", "text": ""})
-        # Signed thinking is Anthropic's own; clients want the member.
+        # Only Anthropic signs thinking, but clients require the member.
         return self._open({"type": "thinking", "thinking": "", "signature": ""})
 
     def _call(self, piece: CallPiece) -> list[Event]:
@@ -139,7 +139,7 @@ class MessageEvents:
 
 
 def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Anthropic's usage object from chat completions': cached tokens are counted apart from the other input."""
+    """Convert chat completions' usage to Anthropic's, which counts cached tokens apart from the other input."""
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"] - cached,
@@ -149,14 +149,14 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_error(error: BlazrError) -> dict[str, Any]:
-    """Anthropic's error object."""
+    """Return Anthropic's error object."""
     default = "invalid_request_error" if error.http_status < 500 else "api_error"
     kind = _ERROR_TYPES.get(error.http_status, default)
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call as an object; the model may have written something else, which is kept as a text."""
+    """Parse the arguments of a call; text that is no JSON object is kept as text."""
     if not text.strip():
         return {}
     try:

@@ -1,8 +1,8 @@
-"""Anthropic's messages as the messages of a chat.
+"""Translate Anthropic's messages into chat messages.
 
-Shapes: https://docs.anthropic.com/en/api/messages. Blocks of text join; a ``tool_use`` block is a call of the
-assistant's message, a ``tool_result`` block a message of the role tool. ``cache_control`` is a hint (prefixes are
-cached without it) and may stand wherever Anthropic's API takes it.
+Shapes: https://docs.anthropic.com/en/api/messages. Text blocks are joined. A ``tool_use`` block becomes a tool call of
+the assistant's message, a ``tool_result`` block becomes a message of the role tool. ``cache_control`` is a hint, as
+prefixes are always cached; it is accepted wherever Anthropic's API accepts it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _ROLES = ("user", "assistant", "system")
 
 
 def chat_messages(system: Any, messages: Any) -> list[dict[str, Any]]:
-    """The conversation behind ``system`` and ``messages``.
+    """Return the chat messages for ``system`` and ``messages``.
 
-    Thinking goes with its message; how much of it is read again is the template's decision.
+    Thinking stays with its message; the chat template decides how much of it the model reads again.
 
     Raises:
-        InvalidRequest: Something in it is wrong; ``param`` is its path.
+        InvalidRequest: A message is wrong; ``param`` is the path of the error.
     """
     found: list[dict[str, Any]] = []
     if system is not None:
@@ -57,7 +57,7 @@ def _message(where: str, message: Any) -> list[dict[str, Any]]:
 
 
 def _user(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
-    """Results come first, each as a message of its own, as the API demands of its callers."""
+    """Return a user's messages: tool results first, one message each, in the order that Anthropic's API requires."""
     found: list[dict[str, Any]] = []
     texts: list[str] = []
     for number, block in enumerate(blocks):
@@ -81,7 +81,7 @@ def _tool_result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     content = block.get("content")
     text = "" if content is None else _text(f"{where}.content", content)
     if block.get("is_error", False) is True:
-        # No chat template knows a failed call; the model reads it.
+        # Chat templates have no flag for a failed call, so the text says it.
         text = f"Error: {text}" if isinstance(text, str) else [{"type": "text", "text": "Error:"}, *text]
     return {"role": "tool", "tool_call_id": _string(where, block, "tool_use_id"), "content": text}
 

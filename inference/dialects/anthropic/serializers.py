@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/messages and /v1/messages/count_tokens: from a JSON object to a chat body, or to an error."""
+"""Translate bodies of POST /v1/messages and /v1/messages/count_tokens into chat bodies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CHAT_NAMES: Mapping[str, str] = {
     "chat_template_kwargs": "thinking",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-"""Chat completions' fields as they are called here."""
+"""Map of chat completions' field names to Anthropic's."""
 
 _TOOL_MEMBERS = {"name", "description", "input_schema", "type", "strict", "cache_control"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -70,7 +70,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
     }
 )
 class AnthropicMessagesField(serializers.Field[Any, Any, Any, Any]):
-    """A conversation, which ``chat_messages`` looks at."""
+    """A conversation; ``chat_messages`` validates it."""
 
     def to_internal_value(self, data: Any) -> Any:
         return data
@@ -81,16 +81,16 @@ class AnthropicMessagesField(serializers.Field[Any, Any, Any, Any]):
 
 @extend_schema_field({"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
 class SystemField(AnthropicMessagesField):
-    """The system's text, or blocks of it."""
+    """The system prompt: a text or text blocks."""
 
 
 @extend_schema_field({"type": "array", "items": {"type": "object", "additionalProperties": {}}})
 class AnthropicToolsField(AnthropicMessagesField):
-    """Definitions of tools, which ``_tools`` looks at."""
+    """Definitions of tools; ``_tools`` validates them."""
 
 
 class CountTokensRequestSerializer(StrictSerializer):
-    """Body of POST /v1/messages/count_tokens: what decides about the prompt."""
+    """Body of POST /v1/messages/count_tokens: the fields that affect the prompt."""
 
     takes_hints = True
     refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_MESSAGES
@@ -107,7 +107,7 @@ class CountTokensRequestSerializer(StrictSerializer):
     cache_control = JSONObjectField(required=False, allow_null=True, help_text="A hint.")
 
     def chat_body(self, body: object) -> dict[str, Any]:
-        """The chat request behind ``body``, without sampling.
+        """Return the chat body for ``body``, without sampling parameters.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -118,7 +118,7 @@ class CountTokensRequestSerializer(StrictSerializer):
         messages = chat_messages(values.get("system"), values["messages"])
         chat: dict[str, Any] = {"model": values["model"], "messages": messages}
         if messages[-1]["role"] == "assistant":
-            # The output goes on with the words that the caller put into its mouth.
+            # A last message of the assistant is a prefill: the output continues its text.
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         return chat | _tools(values.get("tools")) | _tool_choice(values) | _thinking(values) | _output_config(values)
 
@@ -148,7 +148,7 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
     top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
 
     def plan(self, body: object) -> tuple[GenerationPlan, bool]:
-        """The checked request, and whether its response is to be streamed.
+        """Return the plan, and whether the response is streamed.
 
         Raises:
             InvalidRequest: With the field in ``param``.

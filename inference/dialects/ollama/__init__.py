@@ -1,1 +1,1 @@
-"""Ollama's API: requests."""
+"""Read requests of Ollama's API."""

@@ -1,7 +1,7 @@
-"""Bodies of Ollama's endpoints, and the completion, chat and embedding requests that they become.
+"""Translate bodies of Ollama's endpoints into completion, chat and embedding requests.
 
 Names, ranges and defaults: https://github.com/ollama/ollama/blob/main/docs/api.md and …/docs/modelfile.mdx.
-What isn't given has blazr's default, not Ollama's: a temperature of 1, no top_k, no repeat_penalty.
+An omitted option has blazr's default, not Ollama's: a temperature of 1, no top_k, no repeat_penalty.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NAMES: Names = {
 
 
 class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
-    """``options`` of a generation."""
+    """The ``options`` object of a generation."""
 
     takes_hints = True
     refused = REFUSED_OPTIONS
@@ -88,7 +88,7 @@ class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
     stop = StopField(required=False)
 
     def sampling(self, options: object, served: ServedModel) -> dict[str, Any]:
-        """OpenAI's and vLLM's names for the options.
+        """Return the options under OpenAI's and vLLM's names.
 
         Raises:
             InvalidRequest: With ``options.NAME`` in ``param``.
@@ -113,7 +113,7 @@ class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
 
 @extend_schema_field({"oneOf": [{"type": "string", "enum": ["", "json"]}, {"type": "object"}]})
 class FormatField(serializers.Field[Any, Any, Any, Any]):
-    """``json`` or a JSON schema; gives OpenAI's response_format, None for the empty text."""
+    """``json`` or a JSON schema; the value is OpenAI's response_format, or None for the empty text."""
 
     def to_internal_value(self, data: Any) -> dict[str, Any] | None:
         if data == "":
@@ -130,7 +130,7 @@ class FormatField(serializers.Field[Any, Any, Any, Any]):
 
 @extend_schema_field({"oneOf": [{"type": "boolean"}, {"type": "string", "enum": ["low", "medium", "high"]}]})
 class ThinkField(serializers.Field[Any, Any, Any, Any]):
-    """Whether, or how hard, to think."""
+    """Thinking on or off, or its effort: true, false, low, medium or high."""
 
     def to_internal_value(self, data: Any) -> bool | str:
         if isinstance(data, bool):
@@ -144,7 +144,7 @@ class ThinkField(serializers.Field[Any, Any, Any, Any]):
 
 
 class OllamaRequestSerializer(StrictSerializer):
-    """What /api/generate and /api/chat have in common."""
+    """Fields that /api/generate and /api/chat have in common."""
 
     takes_hints = True
 
@@ -197,7 +197,7 @@ class OllamaGenerateRequestSerializer(OllamaRequestSerializer):
     )
 
     def plan(self, values: Mapping[str, Any], served: ServedModel) -> GenerationPlan:
-        """A chat with one message, or a completion: raw, with a suffix, or for models without a template.
+        """Return a plan for a chat with one message; for a completion if raw, with a suffix, or without a template.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -239,7 +239,7 @@ class OllamaChatRequestSerializer(OllamaRequestSerializer):
     )
 
     def plan(self, values: Mapping[str, Any], served: ServedModel) -> GenerationPlan:
-        """The chat.
+        """Return the plan of the chat.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -268,7 +268,7 @@ class OllamaEmbedRequestSerializer(StrictSerializer):
     options = JSONObjectField(required=False, allow_null=True, help_text="Only num_ctx.")
 
     def validate_input(self, value: Any) -> list[str]:
-        """A list of texts."""
+        """Return the input as a list of texts."""
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not texts or not all(isinstance(item, str) for item in texts):
             raise serializers.ValidationError("must be a text or a list of texts.")
@@ -277,7 +277,7 @@ class OllamaEmbedRequestSerializer(StrictSerializer):
         return texts
 
     def plan(self, values: Mapping[str, Any], served: ServedModel, *, normalize: bool = True) -> GenerationPlan:
-        """The embedding request.
+        """Return the plan of the embedding request.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -311,17 +311,17 @@ class OllamaLegacyEmbeddingRequestSerializer(StrictSerializer):
 
 
 class OllamaModelNameSerializer(StrictSerializer):
-    """A body that names a model; ``name`` is the older spelling."""
+    """A body that names a model, as ``model`` or by the older member ``name``."""
 
     model = StrictCharField(required=False, max_length=256, help_text="A name from GET /api/tags.")
     name = StrictCharField(required=False, max_length=256, help_text="The older name of model.")
     verbose = StrictBooleanField(required=False, allow_null=True, help_text="Accepted: everything is shown anyway.")
 
     def model_name(self, body: object) -> str:
-        """The name.
+        """Return the model's name.
 
         Raises:
-            InvalidRequest: There is none.
+            InvalidRequest: The body names no model.
         """
         values = self.parse(body)
         found = values.get("model") or values.get("name")
@@ -339,11 +339,11 @@ class OllamaPullRequestSerializer(StrictSerializer):
     insecure = StrictBooleanField(required=False, allow_null=True, help_text="Only false: certificates are checked.")
 
     def model_name(self, values: Mapping[str, Any]) -> str:
-        """The name.
+        """Return the model's name.
 
         Raises:
-            InvalidRequest: There is none.
-            UnsupportedFeature: Certificates aren't to be checked.
+            InvalidRequest: The body names no model.
+            UnsupportedFeature: ``insecure`` is true.
         """
         if values.get("insecure"):
             raise UnsupportedFeature("insecure is not supported; certificates are always checked.", param="insecure")
@@ -361,7 +361,7 @@ class OllamaCopyRequestSerializer(StrictSerializer):
 
 
 def _thinking(think: bool | str, served: ServedModel) -> dict[str, Any]:
-    """What switches it in the model's template.
+    """Return the template variables that switch thinking.
 
     Raises:
         UnsupportedFeature: The template has no such switch.
@@ -379,8 +379,10 @@ def _thinking(think: bool | str, served: ServedModel) -> dict[str, Any]:
 
 
 def _messages(items: list[Any]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's shape. Ollama's results of tools have no ids: they belong to the calls before them, by name
-    or in order."""
+    """Return the messages in OpenAI's shape.
+
+    Ollama's tool results have no ids, so each is assigned to an earlier call, by name or in order.
+    """
     messages: list[dict[str, Any]] = []
     open_calls: list[dict[str, Any]] = []
     for number, item in enumerate(items):
@@ -397,7 +399,7 @@ def _messages(items: list[Any]) -> list[dict[str, Any]]:
 
 
 def _message(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """An Ollama message in OpenAI's shape."""
+    """Return one Ollama message in OpenAI's shape."""
     message = {name: value for name, value in item.items() if value is not None}
     if message.pop("images", None):
         raise UnsupportedFeature(f"message {number}: images is not supported: only text is read.", param="messages")

@@ -1,1 +1,1 @@
-"""OpenAI's completions, chat and embeddings: requests and their fields."""
+"""Translate OpenAI's completions, chat and embeddings."""

@@ -1,4 +1,4 @@
-"""Fields of chat requests about tools and thinking.
+"""Define the fields of chat requests for tools and thinking.
 
 https://platform.openai.com/docs/api-reference/chat/create#chat-create-tools; ``include_reasoning`` is vLLM's.
 """
@@ -21,7 +21,7 @@ MAX_TOOLS = 128
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1 << 16
 MAX_SCHEMA_BYTES = 1 << 18
-"""Largest JSON schema of one function's parameters."""
+"""Maximum size of the JSON schema of one function's parameters."""
 EFFORTS: tuple[str, ...] = get_args(ReasoningEffort)
 
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")
@@ -139,7 +139,7 @@ def _check_members(where: str, item: Mapping[str, Any], known: tuple[str, ...]) 
     }
 )
 class ToolChoiceField(serializers.Field[Any, Any, Any, Any]):
-    """A word, or one function; gives (choice, name)."""
+    """A mode as a string, or one function; the value is (choice, name)."""
 
     def to_internal_value(self, data: Any) -> tuple[str, str | None]:
         if isinstance(data, str):
@@ -165,7 +165,7 @@ class ToolChoiceField(serializers.Field[Any, Any, Any, Any]):
 
 @extend_schema_field({"type": "string", "enum": list(EFFORTS)})
 class ReasoningEffortField(serializers.Field[Any, Any, Any, Any]):
-    """How much to think."""
+    """The effort of the model's reasoning."""
 
     def to_internal_value(self, data: Any) -> str:
         if data not in EFFORTS:
@@ -177,7 +177,7 @@ class ReasoningEffortField(serializers.Field[Any, Any, Any, Any]):
 
 
 def chat_options(values: Mapping[str, Any]) -> ChatOptions:
-    """What a request says about tools and thinking, from its validated members.
+    """Return the options of tools and thinking, from the validated members of a request.
 
     Raises:
         InvalidRequest: The choice doesn't go with the tools.

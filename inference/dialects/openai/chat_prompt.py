@@ -1,4 +1,4 @@
-"""From the members of a request to the prompt of a conversation."""
+"""Build the prompt of a conversation from the members of a request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
 
 
 def chat_prompt(values: Mapping[str, Any]) -> PromptMessage:
-    """The prompt of a conversation, from the validated members of a chat or tokenize request.
+    """Return the prompt of a conversation, from the validated members of a chat or tokenize request.
 
     Raises:
         InvalidRequest: The template's switches contradict each other.
@@ -46,7 +46,7 @@ def chat_prompt(values: Mapping[str, Any]) -> PromptMessage:
         "messages": values["messages"],
         "add_generation_prompt": generation_prompt,
         "continue_final_message": continued,
-        # The template writes its own begin-of-sequence token; only an explicit true asks for another.
+        # The template writes its own begin-of-sequence token; only an explicit true adds another.
         "add_special_tokens": values.get("add_special_tokens", False),
     }
     kwargs = values.get("chat_template_kwargs")

@@ -22,7 +22,7 @@ from inference.values.plan import EmbeddingOptions, GenerationPlan
 from inference.values.sampling_params import SamplingParams
 
 INPUTS_PER_MESSAGE = 64
-"""So many inputs travel to one worker together; the messages of a large request may go to several workers."""
+"""Inputs per message to a worker; the messages of a large request may go to several workers."""
 
 
 MAX_DIMENSIONS = 1 << 20
@@ -39,7 +39,7 @@ REFUSED_IN_EMBEDDINGS: Mapping[str, Refused] = {
 
 
 class PoolingFieldMixin(serializers.Serializer[Any]):
-    """The field of everything that pools hidden rows."""
+    """The field of requests that pool hidden states."""
 
     pooling = serializers.ChoiceField(
         choices=POOLINGS, required=False, allow_null=True, help_text="Default: the model's setting, mean without one."
@@ -77,7 +77,7 @@ class EmbeddingRequestSerializer(QueueFieldsMixin, PoolingFieldMixin, StrictSeri
     keep_alive = KeepAliveField(required=False, allow_null=True)
 
     def plan(self, body: object) -> GenerationPlan:
-        """The checked request.
+        """Validate ``body`` and return its plan.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -106,12 +106,12 @@ class EmbeddingRequestSerializer(QueueFieldsMixin, PoolingFieldMixin, StrictSeri
 def embedding_plan(
     model: str, inputs: Sequence[PromptMessage], options: EmbeddingOptions, **values: Any
 ) -> GenerationPlan:
-    """A plan whose prompts are groups of inputs.
+    """Return a plan in which each prompt is a group of inputs.
 
     Args:
         model: The served name.
-        inputs: Each of text or token ids.
-        options: How the vectors are made and shown.
+        inputs: Texts or lists of token ids.
+        options: Pooling, dimensions and format of the vectors.
         values: Further members of the plan.
     """
     return GenerationPlan(

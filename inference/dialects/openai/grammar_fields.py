@@ -1,6 +1,6 @@
-"""Structured output in request bodies: OpenAI's ``response_format``, vLLM's ``guided_*`` and ``structured_outputs``,
-llama.cpp's ``grammar``.
+"""Read the structured output fields of request bodies.
 
+These are OpenAI's ``response_format``, vLLM's ``guided_*`` and ``structured_outputs``, and llama.cpp's ``grammar``.
 https://platform.openai.com/docs/api-reference/chat/create#chat-create-response_format and
 https://docs.vllm.ai/en/latest/features/structured_outputs.html.
 """
@@ -52,7 +52,7 @@ class ResponseFormatField(JSONObjectField):
     {"oneOf": [{"type": "object", "additionalProperties": {}}, {"type": "boolean"}, {"type": "string"}]}
 )
 class SchemaField(serializers.Field[Any, Any, Any, Any]):
-    """A JSON schema, or its text."""
+    """A JSON schema, as an object or as text."""
 
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, dict | bool | str):
@@ -92,11 +92,11 @@ class ChoicesField(serializers.Field[Any, Any, Any, Any]):
     }
 )
 class StructuredOutputsField(JSONObjectField):
-    """vLLM's ``structured_outputs``: one of its members."""
+    """vLLM's ``structured_outputs``: an object with exactly one kind of output."""
 
 
 class GrammarFieldsMixin(serializers.Serializer[Any]):
-    """The fields of all endpoints that generate."""
+    """The structured output fields of all generation endpoints."""
 
     response_format = ResponseFormatField(
         required=False, allow_null=True, help_text="json_schema: the output is JSON that is valid under the schema."
@@ -116,7 +116,7 @@ class GrammarFieldsMixin(serializers.Serializer[Any]):
 
 
 def grammar_of(values: Mapping[str, Any]) -> Grammar | None:
-    """The grammar that a request's validated members ask for; None: free text.
+    """Return the grammar that the validated members request; None: free text.
 
     Raises:
         InvalidRequest: A member is wrong, or two contradict each other.

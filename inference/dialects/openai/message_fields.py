@@ -1,4 +1,4 @@
-"""The messages of a chat request: checks roles, contents and calls, and names the message that is wrong."""
+"""Validate the messages of a chat request: roles, contents and tool calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-# Members that clients copy from an earlier response into the next request. They mean nothing when empty.
+# Clients copy these members from an earlier response into the next request; empty ones have no meaning.
 _EMPTY_MESSAGE_MEMBERS = frozenset({"refusal", "audio", "function_call", "annotations"})
 _FUNCTION_MEMBERS = frozenset({"name", "arguments"})
 
@@ -73,7 +73,7 @@ _FUNCTION_MEMBERS = frozenset({"name", "arguments"})
     }
 )
 class MessagesField(serializers.Field[Any, Any, Any, Any]):
-    """A conversation. ``developer`` becomes ``system``, its older name, which is what templates know."""
+    """A conversation. The role ``developer`` becomes ``system``, because templates know only the older name."""
 
     def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
         if not isinstance(data, list) or not data:
@@ -161,7 +161,7 @@ class MessagesField(serializers.Field[Any, Any, Any, Any]):
                 raise serializers.ValidationError(
                     f"{where}: a tool call is an object of id, type ('function') and function, got {shown(call)}."
                 )
-            # Clients that collect a stream keep the index of its deltas.
+            # Clients that assemble a stream keep the index of the deltas in the call.
             for name in (*(call.keys() - {"id", "type", "function", "index"}), *(function.keys() - _FUNCTION_MEMBERS)):
                 raise serializers.ValidationError(f"{where}: a tool call has the unknown member {name[:80]!r}.")
             texts = {"id": call.get("id"), "function.name": function.get("name")}

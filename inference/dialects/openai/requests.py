@@ -1,7 +1,7 @@
-"""Request bodies: from a JSON object to a ``GenerationPlan``, or to an error that names the field.
+"""Translate bodies of completion and chat requests into a ``GenerationPlan``.
 
-Types are checked by the fields, ranges by the fields (they are documented with them) and again by
-``SamplingParams``, rules between fields here.
+Fields check types and ranges, so that the OpenAPI schema shows the ranges. ``SamplingParams`` checks the ranges again.
+This module checks rules that concern several fields.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from inference.values.sampling_params import SamplingParams
 
 MAX_CHOICES_PER_REQUEST = 1024
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of max_tokens for completions; chat goes on to the model's context."""
+"""OpenAI's default of max_tokens for completions; a chat may fill the model's context."""
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logprobs", "max_tokens"}
 
 
 class StreamOptionsSerializer(StrictSerializer):
-    """What a stream carries besides the text."""
+    """Options of a stream."""
 
     include_usage = StrictBooleanField(default=False, help_text="End with a chunk that holds the usage.")
     continuous_usage_stats = StrictBooleanField(default=False, help_text="Not supported: must be false.")
@@ -60,7 +60,7 @@ class StreamOptionsSerializer(StrictSerializer):
 
 
 class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerializer):
-    """What completions and chat completions have in common."""
+    """Fields that completions and chat completions have in common."""
 
     takes_hints = True
     endpoint: ClassVar[Endpoint]
@@ -82,7 +82,7 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
     )
     stream = StrictBooleanField(required=False, allow_null=True, help_text="Send server-sent events. Default: false.")
     stream_options = StreamOptionsSerializer(required=False, allow_null=True)
-    # Additions, by vLLM's names.
+    # vLLM's additions.
     include_stop_str_in_output = StrictBooleanField(
         required=False, allow_null=True, help_text="The text ends with the stop string. Default: false."
     )
@@ -108,7 +108,7 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
     keep_alive = KeepAliveField(required=False, allow_null=True)
 
     def plan(self, body: object) -> GenerationPlan:
-        """The checked request.
+        """Validate ``body`` and return its plan.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -150,18 +150,18 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
         )
 
     def _chat(self, values: dict[str, Any]) -> ChatOptions | None:
-        """What the request says about tools and thinking."""
+        """Return the options of tools and thinking; None: the endpoint has none."""
         return None
 
     def _keep(self, values: dict[str, Any]) -> int | None:
-        """How many of the generated choices are shown; None: all."""
+        """Return the number of generated choices to return; None: all."""
         return None
 
     def _prompts(self, values: dict[str, Any]) -> tuple[PromptMessage, ...]:
         raise NotImplementedError
 
     def _sampling(self, values: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
-        """(alternatives shown per position, members for SamplingParams)."""
+        """Return (alternatives to show per position, members of SamplingParams)."""
         raise NotImplementedError
 
 
@@ -230,7 +230,7 @@ class CompletionRequestSerializer(GenerationSerializer):
             sampling["logprobs"] = logprobs
         if self._keep(values) is not None:
             sampling["n"] = values["best_of"]
-            sampling["logprobs"] = logprobs or 0  # what they are compared by
+            sampling["logprobs"] = logprobs or 0  # best_of compares choices by log-probability
         if logprobs is not None and values.get("echo", False):
             # The echoed prompt is scored like the text that follows it.
             sampling["prompt_logprobs"] = max(logprobs, sampling.get("prompt_logprobs", 0))
@@ -337,7 +337,7 @@ GENERATION_SERIALIZERS: Mapping[Endpoint, type[GenerationSerializer]] = {
 
 
 def plan_from_body(endpoint: Endpoint, body: object) -> GenerationPlan:
-    """The checked request behind a body of ``endpoint``.
+    """Validate a body of ``endpoint`` and return its plan.
 
     Raises:
         InvalidRequest: With the field in ``param``.

@@ -1,4 +1,4 @@
-"""The fields that endpoints share beyond the grammar's: how to sample, and how to wait."""
+"""Define the request fields for sampling, priority and prefix caching."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_PRIORITY = 100
 
 
 class PriorityFieldMixin(serializers.Serializer[Any]):
-    """The field of everything that waits for an engine."""
+    """The priority field of all requests that an engine queues."""
 
     priority = StrictIntegerField(
         required=False, min_value=-MAX_PRIORITY, max_value=MAX_PRIORITY, allow_null=True, help_text="Lower goes first."
@@ -30,7 +30,7 @@ class PriorityFieldMixin(serializers.Serializer[Any]):
 
 
 class QueueFieldsMixin(PriorityFieldMixin):
-    """The fields of requests whose prompts are cached."""
+    """The fields of requests with cached prompts."""
 
     cache_salt = StrictCharField(
         required=False, max_length=256, allow_null=True, help_text="Prefixes are shared only under the same salt."
@@ -38,7 +38,7 @@ class QueueFieldsMixin(PriorityFieldMixin):
 
 
 class FurtherSamplersMixin(serializers.Serializer[Any]):
-    """The samplers that llama.cpp's users know, by llama.cpp's names; the defaults are those of SamplingParams."""
+    """llama.cpp's further samplers, by llama.cpp's names; SamplingParams has the defaults."""
 
     typical_p = StrictNumberField(
         required=False,
@@ -141,11 +141,11 @@ class FurtherSamplersMixin(serializers.Serializer[Any]):
 
 
 FURTHER_SAMPLERS = tuple(FurtherSamplersMixin().fields)
-"""Their names, the same in all APIs."""
+"""Names of these fields, the same in all APIs."""
 
 
 class SamplingFieldsMixin(FurtherSamplersMixin, QueueFieldsMixin):
-    """The fields of all endpoints in OpenAI's shape that choose tokens."""
+    """The sampling fields of all generation endpoints in OpenAI's shape."""
 
     temperature = StrictNumberField(
         required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy. Default: 1."
@@ -186,7 +186,7 @@ class SamplingFieldsMixin(FurtherSamplersMixin, QueueFieldsMixin):
         allow_null=True,
         help_text="Fixes the draws. Default: drawn by the server.",
     )
-    # Additions, by vLLM's names.
+    # vLLM's additions.
     top_k = StrictIntegerField(
         required=False,
         min_value=-1,
@@ -237,7 +237,7 @@ class SamplingFieldsMixin(FurtherSamplersMixin, QueueFieldsMixin):
 
 
 def resolve_aliases(values: dict[str, Any]) -> None:
-    """Give parameters that have two names the one that ``SamplingParams`` knows, in place.
+    """Rename aliases of parameters to the names of ``SamplingParams``, in place.
 
     Raises:
         InvalidRequest: Both names were given, with different values.

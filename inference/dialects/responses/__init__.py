@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: items, events and conversions."""
+"""Read requests and write events of OpenAI's Responses API."""

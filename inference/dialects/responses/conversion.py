@@ -1,6 +1,7 @@
-"""Members of a response's request in chat completions' words; each function takes the validated members.
+"""Convert members of a Responses API request to members of a chat body.
 
-All raise ``InvalidRequest`` for what can't be honoured, with the member's path in ``param``.
+Each function takes the validated members, and raises ``InvalidRequest`` with the member's path in ``param`` for an
+unsupported value.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ _INCLUDES = ("message.output_text.logprobs",)
 
 
 def check_stream_options(values: Mapping[str, Any]) -> None:
-    """Refuse what streams here don't do.
+    """Refuse unsupported stream options.
 
     Raises:
-        InvalidRequest: Names the option.
+        InvalidRequest: An option is unsupported; the message names the option.
     """
     options = values.get("stream_options")
     if options is None:
@@ -35,7 +36,7 @@ def check_stream_options(values: Mapping[str, Any]) -> None:
 
 
 def logprobs_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``include`` and ``top_logprobs``, as chat completions take them."""
+    """Convert ``include`` and ``top_logprobs`` to chat completions' members."""
     include = values.get("include", [])
     for number, name in enumerate(include):
         if name not in _INCLUDES:
@@ -50,7 +51,7 @@ def logprobs_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``text``, as chat completions' ``response_format``."""
+    """Convert ``text`` to chat completions' ``response_format``."""
     text = values.get("text", {})
     for name in text:
         if name != "format" and not (name == "verbosity" and text[name] in (None, "medium")):
@@ -63,17 +64,17 @@ def format_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(shape, dict):
         raise InvalidRequest(f"text.format must be an object, got {shown(shape)}.", param="text.format")
     if shape.get("type") == "json_schema":
-        # The same members, one level deeper.
+        # Chat completions have the same members one level deeper.
         inner = {name: value for name, value in shape.items() if name != "type"}
         return {"response_format": {"type": "json_schema", "json_schema": inner}}
     return {"response_format": shape}
 
 
 def reasoning_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``reasoning``, as chat completions' ``reasoning_effort``."""
+    """Convert ``reasoning`` to chat completions' ``reasoning_effort``."""
     reasoning = values.get("reasoning", {})
     for name, value in reasoning.items():
-        # "auto" takes the best summary there is, which is none; the whole reasoning is in the item's content.
+        # "auto" is accepted without a summary, because the item's content has the whole reasoning.
         if name not in ("effort", "summary") or (name == "summary" and value not in (None, "auto")):
             raise UnsupportedFeature(
                 f"reasoning.{name[:80]} is {shown(value)}, which is not supported; reasoning comes whole.",
@@ -84,7 +85,7 @@ def reasoning_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tools_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``tools`` and ``tool_choice``, one level deeper."""
+    """Convert ``tools`` and ``tool_choice``, which chat completions have one level deeper."""
     chat: dict[str, Any] = {}
     tools = values.get("tools")
     if tools:

@@ -1,9 +1,9 @@
-"""From a chat's chunks to a response: its typed events, its output items, its final state.
+"""Build a response from pieces of a chat: typed events, output items and the final state.
 
-One class makes the stream and the whole response, so that both say the same. It depends on nothing but what it is
-fed: a response that runs as a job is told again from the job's stored events, with the same ids and
-``sequence_number``s. Shapes: https://platform.openai.com/docs/api-reference/responses-streaming; the text of
-reasoning comes as ``response.reasoning_text.*``.
+One class builds the stream and the whole response, so that both agree. Equal input gives equal events: a background
+response is built again from the job's stored events, with the same ids and ``sequence_number``s.
+Shapes: https://platform.openai.com/docs/api-reference/responses-streaming; reasoning is sent as
+``response.reasoning_text.*``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Event = dict[str, Any]
 
 
 class ResponseEvents:
-    """One response as it comes into being.
+    """Builds one response piece by piece.
 
     Args:
-        response: The response object as it is at the start; becomes the final one.
+        response: The response object before generation; it is updated in place and becomes the final one.
     """
 
     def __init__(self, response: dict[str, Any]) -> None:
@@ -36,25 +36,25 @@ class ResponseEvents:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last event was made."""
+        """Whether the last event was returned."""
         return self.response["status"] not in ("queued", "in_progress")
 
     # --- the course of a response --------------------------------------------------------------
 
     def queued(self) -> list[Event]:
-        """A background response waits for its turn."""
+        """Return the events of a background response that is queued."""
         self.response["status"] = "queued"
         return [self._event("response.created", response=self._snapshot()),
                 self._event("response.queued", response=self._snapshot())]  # fmt: skip
 
     def started(self) -> list[Event]:
-        """The model works on it."""
+        """Return the events of the start of generation."""
         created = [] if self._next_number else ["response.created"]
         self.response["status"] = "in_progress"
         return [self._event(name, response=self._snapshot()) for name in (*created, "response.in_progress")]
 
     def take(self, piece: Piece) -> list[Event]:
-        """The next piece."""
+        """Add the next piece and return its events."""
         if isinstance(piece, EndPiece):
             self._end = piece
             return []
@@ -65,7 +65,7 @@ class ResponseEvents:
             self._texts.append(piece.text)
             return [*events, self._delta("response.reasoning_text.delta", piece.text, content_index=0)]
         if not piece.text and not (self._is_open and self._items[-1]["type"] == "message"):
-            # Tokens whose text is held back, or belongs to a call: no reason for a message.
+            # Tokens without text (held back, or part of a call) open no message.
             return []
         events = self._continue("message")
         self._texts.append(piece.text)
@@ -74,14 +74,14 @@ class ResponseEvents:
         return [*events, delta]
 
     def finished(self, *, usage: Mapping[str, Any], now: int) -> list[Event]:
-        """The model is done.
+        """End the response and return its last events.
 
         Args:
             usage: Chat completions' usage object.
             now: Unix time.
         """
         reason = self._end.finish_reason if self._end else "stop"
-        events = [] if self._items else self._continue("message")  # there is an output, if only an empty one
+        events = [] if self._items else self._continue("message")  # the output has at least one item, even if empty
         self.response["usage"] = response_usage(usage)
         if reason == "length":
             events += self._close("incomplete")
@@ -90,17 +90,17 @@ class ResponseEvents:
         return events + self._over("completed", completed_at=now)
 
     def failed(self, error: BlazrError) -> list[Event]:
-        """It could not be finished."""
+        """Return the events of a failure."""
         return self._close("incomplete", silently=True) + self._over("failed", error=response_error(error))
 
     def cancelled(self) -> list[Event]:
-        """It was stopped. The event is ours: OpenAI's streams just end."""
+        """Return the events of a cancellation; the event is blazr's own, as OpenAI's streams just end."""
         return self._close("incomplete", silently=True) + self._over("cancelled")
 
     # --- items ---------------------------------------------------------------------------------
 
     def _continue(self, kind: str) -> list[Event]:
-        """Make sure that the open item is a message or reasoning."""
+        """Ensure that the open item is of ``kind``: a message or reasoning."""
         if self._is_open and self._items[-1]["type"] == kind:
             return []
         item: dict[str, Any]
@@ -121,7 +121,7 @@ class ResponseEvents:
             item = {
                 "type": "function_call",
                 "status": "in_progress",
-                "call_id": f"call_{self._own_id(len(self._items))}",  # the piece's own is another one each time
+                "call_id": f"call_{self._own_id(len(self._items))}",  # the piece's own id differs on each run
                 "name": piece.name,
                 "arguments": "",
             }
@@ -140,11 +140,11 @@ class ResponseEvents:
         return [*events, self._event("response.output_item.added", output_index=number, item=dict(item))]
 
     def _own_id(self, number: int) -> str:
-        """Of item ``number``: the same whenever the response is told again."""
+        """Return the id of item ``number``, which is the same on each run over the same events."""
         return f"{self.response['id'].partition('_')[2]}{number:02x}"
 
     def _close(self, status: str, *, silently: bool = False) -> list[Event]:
-        """End the open item; ``silently``: without events, because the response's own end says it."""
+        """End the open item; ``silently``: without events, as the last event of the response suffices."""
         if not self._is_open:
             return []
         self._is_open = False
@@ -198,11 +198,11 @@ class ResponseEvents:
 
 
 def response_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """The Responses API's usage object from chat completions'."""
+    """Convert chat completions' usage to that of the Responses API."""
     details = usage.get("completion_tokens_details") or {}
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},  # writes are free
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},  # writes are not billed
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
         "total_tokens": usage["total_tokens"],
@@ -210,7 +210,7 @@ def response_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def response_error(error: BlazrError) -> dict[str, Any]:
-    """The error member of a failed response; ``code`` is one of OpenAI's few, ``type`` is ours."""
+    """Return the error member of a failed response; ``code`` is OpenAI's, ``type`` is blazr's own."""
     if isinstance(error, InvalidRequest):
         code = "invalid_prompt"
     else:

@@ -1,4 +1,4 @@
-"""Items of the Responses API: read from requests, given ids, turned into the messages of a chat.
+"""Read items of the Responses API from requests, give them ids, and convert them to chat messages.
 
 Shapes: https://platform.openai.com/docs/api-reference/responses/create#responses-create-input. An item is kept as
 it will be listed later; what a client copies from an earlier response (ids, states, annotations) may come back.
@@ -22,7 +22,7 @@ _ID_CHARS = 80
 
 
 def items_read(value: str | list[Any]) -> list[Item]:
-    """The items of ``input``.
+    """Validate ``input`` and return its items.
 
     Args:
         value: A text (one message of the user), or a list of items.
@@ -201,7 +201,7 @@ def _text(where: str, item: Item, name: str) -> str:
 
 
 def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
-    """The messages of a chat that ``items`` make, behind ``instructions`` as the system's.
+    """Return the chat messages for ``items``, after ``instructions`` as the system message.
 
     Calls belong to the assistant's message before them, or to one of their own. Reasoning goes with the message or
     call behind it; how much of it is read again is the template's decision.

@@ -1,4 +1,4 @@
-"""/v1/responses in lines of batches: a request that stands alone, and its response once the generation has ended."""
+"""Read batch lines for /v1/responses, and build their responses after the generation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _WHY_NOT = {
 
 
 def response_request(body: object) -> ResponseRequest:
-    """The checked body of a line.
+    """Validate the body of a line.
 
     Raises:
-        UnsupportedFeature: It asks for something that only a request of its own can have.
+        UnsupportedFeature: A member is supported only outside of batches.
         InvalidRequest: With the field in ``param``.
     """
     request = ResponseRequestSerializer.shared().read(body)
@@ -41,13 +41,13 @@ def response_request(body: object) -> ResponseRequest:
 def whole_response(
     request: ResponseRequest, plan: GenerationPlan, builder: OutputBuilder, *, response_id: str
 ) -> dict[str, Any]:
-    """The response, told from what the builder holds.
+    """Build the response from the builder's output.
 
     Args:
-        request: What was asked for.
-        plan: Resolved.
-        builder: Has all events of the one choice, text included.
-        response_id: Names it.
+        request: The request of the line.
+        plan: The resolved plan.
+        builder: Has all events of the only choice, text included.
+        response_id: Id of the response.
     """
     now = int(time.time())
     made = ResponseEvents(request.skeleton(plan, response_id=response_id, created=now, model=plan.model))

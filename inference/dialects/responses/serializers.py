@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses: from a JSON object to a ``ResponseRequest``, or to an error that names the field."""
+"""Translate bodies of POST /v1/responses and its token count into ``ResponseRequest``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CHAT_NAMES: Mapping[str, str] = {
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Chat completions' fields as they are called here."""
+"""Map of chat completions' field names to those of the Responses API."""
 
 _AS_IN_CHAT = (
     "model", "temperature", "top_p", "parallel_tool_calls", "stop", "seed", "presence_penalty", "frequency_penalty",
@@ -74,7 +74,7 @@ _AS_IN_CHAT = (
     }
 )
 class InputField(serializers.Field[Any, Any, Any, Any]):
-    """A text or a list of items, which ``items_read`` looks at."""
+    """A text or a list of items; ``items_read`` validates the items."""
 
     def to_internal_value(self, data: Any) -> str | list[Any]:
         if not isinstance(data, str | list):
@@ -87,7 +87,7 @@ class InputField(serializers.Field[Any, Any, Any, Any]):
 
 @extend_schema_field({"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA})
 class MetadataField(JSONObjectField):
-    """At most 16 labels: keys of 64 characters, values of 512."""
+    """At most 16 labels, with keys of at most 64 and values of at most 512 characters."""
 
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         found = super().to_internal_value(data)
@@ -117,7 +117,7 @@ class ToolsField(serializers.Field[Any, Any, Any, Any]):
 
 @extend_schema_field({"oneOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]})
 class ToolChoiceField(serializers.Field[Any, Any, Any, Any]):
-    """A word, or an object that names a function."""
+    """A mode as a string, or an object that names a function."""
 
     def to_internal_value(self, data: Any) -> str | dict[str, Any]:
         if not isinstance(data, str | dict):
@@ -130,12 +130,12 @@ class ToolChoiceField(serializers.Field[Any, Any, Any, Any]):
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A checked body.
+    """A validated body.
 
     Attributes:
-        values: Its validated members.
-        items: What its input holds.
-        chat: Members of the chat body that it makes, without the messages.
+        values: The validated members.
+        items: The items of ``input``.
+        chat: Members of the equivalent chat body, without the messages.
     """
 
     values: Mapping[str, Any]
@@ -143,7 +143,7 @@ class ResponseRequest:
     chat: Mapping[str, Any]
 
     def plan(self, history: Sequence[Item] = ()) -> GenerationPlan:
-        """The generation behind it.
+        """Return the plan of the generation.
 
         Args:
             history: Items of the responses before this one.
@@ -154,7 +154,7 @@ class ResponseRequest:
         return self.plan_of([*history, *self.items])
 
     def plan_of(self, items: Sequence[Item]) -> GenerationPlan:
-        """The generation with these items as its conversation.
+        """Return the plan of the generation with ``items`` as its conversation.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -165,7 +165,7 @@ class ResponseRequest:
         return chat_plan({**self.chat, "messages": messages}, CHAT_NAMES)
 
     def skeleton(self, plan: GenerationPlan, *, response_id: str, created: int, model: str) -> dict[str, Any]:
-        """The response object before anything was generated."""
+        """Return the response object as it is before generation."""
         values = self.values
         reasoning = values.get("reasoning", {})
         return {
@@ -203,7 +203,7 @@ class ResponseRequest:
 
 
 class InputTokensRequestSerializer(StrictSerializer):
-    """Body of POST /v1/responses/input_tokens: what decides about the prompt."""
+    """Body of POST /v1/responses/input_tokens: the fields that affect the prompt."""
 
     takes_hints = True
     refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_RESPONSES
@@ -230,7 +230,7 @@ class InputTokensRequestSerializer(StrictSerializer):
     )
 
     def read(self, body: object) -> ResponseRequest:
-        """The checked request.
+        """Validate ``body`` and return the request.
 
         Raises:
             InvalidRequest: With the field in ``param``.
@@ -245,7 +245,7 @@ class InputTokensRequestSerializer(StrictSerializer):
         return ResponseRequest(values, items_read(values["input"]), chat)
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        """Rules between members."""
+        """Check rules that concern several members."""
 
 
 class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerializer):

@@ -1,1 +1,1 @@
-"""Word outputs as OpenAI's responses and chunks."""
+"""Format outputs as OpenAI's responses and chunks."""

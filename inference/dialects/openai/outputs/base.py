@@ -1,4 +1,4 @@
-"""What the shapes of all endpoints have in common: arranging what an ``OutputBuilder`` holds."""
+"""Define the interface of response formats, and the base of formats of generated text."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Payload = dict[str, Any]
 
 
 class OutputFormatter(Protocol):
-    """Arranges events of one request in the shape of its endpoint."""
+    """Formats the output of one request in the shape of its endpoint."""
 
     def opening(self) -> Iterator[Payload]:
-        """Chunks before the first token; called once, when every prompt has started."""
+        """Yield the chunks before the first token; called once, when every prompt has started."""
 
     def chunks(self, number: int, event: GenerationEvent) -> Iterator[Payload]:
-        """Chunks for one event; the builder has it already."""
+        """Yield the chunks of one event, which the builder has already taken."""
 
     def plain_text(self, number: int, event: GenerationEvent) -> str | None:
-        """The text of an event that makes a chunk like all others but for its text; None for other events."""
+        """Return an event's text if its chunk differs from other chunks only by the text, else None."""
 
     def usage_chunk(self) -> Payload:
-        """The last chunk, when it was asked for."""
+        """Return the last chunk, which holds the usage; sent only if requested."""
 
     def whole(self) -> Payload:
-        """The response to a request that doesn't stream."""
+        """Return the whole response, for a request without streaming."""
 
 
 @dataclass(slots=True)
@@ -55,12 +55,12 @@ class TextFormat:
     def _chunk_envelope(self, kind: str) -> Payload:
         envelope = self._envelope(kind)
         if self.plan.include_usage:
-            # OpenAI: every chunk has the member, null but for the last one.
+            # OpenAI: every chunk has the member, which is null in all but the last.
             envelope["usage"] = None
         return envelope
 
     def plain_text(self, number: int, event: GenerationEvent) -> str | None:
-        """The text of an event that makes a chunk like all others but for its text; None for other events."""
+        """Return an event's text if its chunk differs from other chunks only by the text, else None."""
         if number or self.plan.return_token_ids or self.plan.logprobs is not None or self.plan.output is not None:
             return None
         if event["type"] != "delta" or event.get("choice") or event.get("finish_reason") is not None:
@@ -80,7 +80,7 @@ class TextFormat:
         return str(entry["token"])
 
     def _prompt_logprobs(self, prompt: PromptState) -> list[dict[str, Any] | None] | None:
-        """vLLM's form: per position token id → logprob, rank and text; null where nothing precedes."""
+        """Return vLLM's form: per position, token id → logprob, rank and text; null at the first position."""
         if prompt.prompt_logprobs is None:
             return None
         positions: list[dict[str, Any] | None] = []

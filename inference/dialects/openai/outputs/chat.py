@@ -1,4 +1,4 @@
-"""Shapes of /v1/chat/completions.
+"""Format outputs as responses and chunks of /v1/chat/completions.
 
 https://platform.openai.com/docs/api-reference/chat/object and …/chat/streaming; ``token_ids``,
 ``prompt_token_ids``, ``prompt_logprobs`` and ``stop_reason`` are vLLM's additions, here and in completions.
@@ -17,12 +17,12 @@ from inference.values.messages import GenerationEvent, LogprobEntry
 
 @dataclass(slots=True)
 class ChatFormat(TextFormat):
-    """Shapes of /v1/chat/completions."""
+    """Response format of /v1/chat/completions."""
 
     parsers: dict[int, OutputParser] = field(default_factory=dict)
 
     def opening(self) -> Iterator[Payload]:
-        """The role of each choice."""
+        """Yield a chunk with the role for each choice."""
         for index, prompt, _ in self._numbered_choices():
             chunk = self._chunk_envelope("chat.completion.chunk")
             chunk["choices"] = [self._choice(index, {"role": "assistant", "content": ""})]
@@ -33,9 +33,9 @@ class ChatFormat(TextFormat):
             yield chunk
 
     def chunks(self, number: int, event: GenerationEvent) -> Iterator[Payload]:
-        """One chunk per delta; the reason for the end comes in one of its own, with an empty delta.
+        """Yield one chunk per delta; the finish reason has a chunk of its own, with an empty delta.
 
-        An event's tokens go with the first chunk that its text makes: text may be held back, tokens aren't.
+        The first chunk of an event carries the event's tokens. Text may be held back, tokens are not.
         """
         if event["type"] != "delta":
             return
@@ -65,11 +65,11 @@ class ChatFormat(TextFormat):
             yield chunk
 
     def usage_chunk(self) -> Payload:
-        """No choices, only the usage."""
+        """Return a chunk without choices that holds the usage."""
         return {**self._chunk_envelope("chat.completion.chunk"), "usage": self.builder.usage()}
 
     def whole(self) -> Payload:
-        """All choices."""
+        """Return the response with all choices."""
         response = self._envelope("chat.completion")
         for index, prompt, state in self._numbered_choices():
             message = parse_output(self.plan.output, state.text, in_reasoning=prompt.in_reasoning)
@@ -92,7 +92,7 @@ class ChatFormat(TextFormat):
         return response
 
     def _deltas(self, index: int, event: GenerationEvent) -> list[Payload]:
-        """What the text of an event adds to the message of choice ``index``."""
+        """Return the deltas that an event adds to the message of choice ``index``."""
         text, is_last = event.get("text", ""), event.get("finish_reason") is not None
         if self.plan.output is None:
             return [{"content": text}] if text or not is_last else []
@@ -123,5 +123,5 @@ class ChatFormat(TextFormat):
 
 
 def _finish_reason(reason: str | None, num_calls: int) -> str | None:
-    """OpenAI's word for an output that ends with calls."""
+    """Return OpenAI's finish reason, which is tool_calls for an output that ends with calls."""
     return "tool_calls" if reason == "stop" and num_calls else reason

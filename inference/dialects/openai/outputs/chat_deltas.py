@@ -1,4 +1,4 @@
-"""A parsed output in OpenAI's chat shapes: deltas of a stream, and the whole message.
+"""Format a parsed output as deltas of OpenAI's chat stream, or as the whole message.
 
 https://platform.openai.com/docs/api-reference/chat/streaming; ``reasoning_content`` is DeepSeek's and vLLM's addition.
 """
@@ -21,7 +21,7 @@ Delta = dict[str, Any]
 
 
 def chat_deltas(events: Iterable[OutputEvent]) -> list[Delta]:
-    """One delta per run of events of the same kind; a call's first piece comes with its name."""
+    """Return one delta per run of events of the same kind; the first delta of a call has its name."""
     deltas: list[Delta] = []
     for event in events:
         last = deltas[-1] if deltas else {}
@@ -48,7 +48,7 @@ def chat_deltas(events: Iterable[OutputEvent]) -> list[Delta]:
 
 
 def chat_message(parsed: ParsedMessage) -> dict[str, Any]:
-    """The assistant's message; content is null where there is only something else."""
+    """Return the assistant's message; content is null if there are only calls or reasoning."""
     has_more = bool(parsed.tool_calls or parsed.reasoning)
     message: dict[str, Any] = {
         "role": "assistant",

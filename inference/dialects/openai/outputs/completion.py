@@ -1,4 +1,7 @@
-"""Shapes of /v1/completions: https://platform.openai.com/docs/api-reference/completions/object."""
+"""Format outputs as responses and chunks of /v1/completions.
+
+https://platform.openai.com/docs/api-reference/completions/object.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from inference.values.output_builder import PromptState
 
 @dataclass(slots=True)
 class CompletionFormat(TextFormat):
-    """Shapes of /v1/completions; chunks have the object type of whole responses."""
+    """Response format of /v1/completions; chunks have the object type of whole responses."""
 
     offsets: dict[int, int] = field(default_factory=dict)
 
     def opening(self) -> Iterator[Payload]:
-        """Echoed prompts and what was asked for about them; otherwise nothing."""
+        """Yield a chunk per choice with the echoed prompt or its log-probabilities, if requested."""
         for index, prompt, _ in self._numbered_choices():
             # The state of the log-probabilities comes with the start event, or with the first delta.
             choice = self._choice(index, prompt.prompt_text if self.plan.echo else "")
@@ -36,7 +39,7 @@ class CompletionFormat(TextFormat):
             yield chunk
 
     def chunks(self, number: int, event: GenerationEvent) -> Iterator[Payload]:
-        """One chunk per delta."""
+        """Yield one chunk per delta."""
         if event["type"] != "delta":
             return
         index = number * self.plan.params.n + event.get("choice", 0)
@@ -52,11 +55,11 @@ class CompletionFormat(TextFormat):
         yield chunk
 
     def usage_chunk(self) -> Payload:
-        """No choices, only the usage."""
+        """Return a chunk without choices that holds the usage."""
         return {**self._chunk_envelope("text_completion"), "usage": self.builder.usage()}
 
     def whole(self) -> Payload:
-        """All choices."""
+        """Return the response with all choices."""
         response = self._envelope("text_completion")
         for index, prompt, state in self._numbered_choices():
             echoed = prompt.prompt_text if self.plan.echo else ""
@@ -78,9 +81,9 @@ class CompletionFormat(TextFormat):
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
     def _prompt_entries(self, prompt: PromptState) -> list[LogprobEntry | dict[str, Any] | None]:
-        """Log-probability entries of the echoed prompt; the first has its text only.
+        """Return the log-probability entries of the echoed prompt; the first entry has only its text.
 
-        Nothing precedes the first token, so its entry is missing. Its text is what the prompt has before the others.
+        The engine has no entry for the first token. Its text is the part of the prompt before the other tokens' texts.
         """
         entries: list[LogprobEntry | dict[str, Any] | None] = list(prompt.prompt_logprobs or [])
         if entries and entries[0] is None:
@@ -92,7 +95,7 @@ class CompletionFormat(TextFormat):
         return entries
 
     def _logprobs(self, index: int, entries: list[Any]) -> Payload:
-        """OpenAI's four parallel lists; ``text_offset`` counts characters from the start of the choice's text."""
+        """Return OpenAI's four parallel lists; ``text_offset`` counts characters from the start of the text."""
         offset = self.offsets.get(index, 0)
         tokens: list[str] = []
         token_logprobs: list[float | None] = []

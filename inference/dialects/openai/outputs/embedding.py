@@ -1,4 +1,4 @@
-"""Vectors as /v1/embeddings shows them. Shape: https://platform.openai.com/docs/api-reference/embeddings/object."""
+"""Format vectors for /v1/embeddings: https://platform.openai.com/docs/api-reference/embeddings/object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(slots=True)
 class EmbeddingFormat:
-    """Arranges the vectors of one request; there are no chunks, as vectors aren't streamed."""
+    """Response format of embeddings; there are no chunks, as vectors aren't streamed."""
 
     plan: GenerationPlan
     builder: OutputBuilder
@@ -28,27 +28,27 @@ class EmbeddingFormat:
     model: str
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """Nothing."""
+        """Yield nothing."""
         return iter(())
 
     def chunks(self, number: int, event: GenerationEvent) -> Iterator[dict[str, Any]]:
-        """Nothing."""
+        """Yield nothing."""
         return iter(())
 
     def plain_text(self, number: int, event: GenerationEvent) -> str | None:
-        """None: there are no chunks."""
+        """Return None, as there are no chunks."""
         return None
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The usage alone."""
+        """Return an object that holds only the usage."""
         return {"usage": self._usage()}
 
     def vectors(self) -> Float32Array:
-        """(inputs, dimensions), in the order of the inputs.
+        """Return the vectors as (inputs, dimensions), in the order of the inputs.
 
         Raises:
-            GenerationFailed: One is missing.
-            InvalidRequest: More dimensions are wanted than there are.
+            GenerationFailed: A vector is missing.
+            InvalidRequest: More dimensions are requested than the model has.
         """
         assert self.plan.embedding is not None
         rows: list[Float32Array] = []
@@ -60,7 +60,7 @@ class EmbeddingFormat:
         return shaped(np.stack(rows), self.plan.embedding)
 
     def whole(self) -> dict[str, Any]:
-        """All vectors; for many and long ones this takes a while, so call it in a thread."""
+        """Return the response with all vectors; slow for many long vectors, so call it in a thread."""
         assert self.plan.embedding is not None
         vectors = self.vectors()
         values: list[Any]
@@ -81,10 +81,10 @@ class EmbeddingFormat:
 
 
 def shaped(vectors: Float32Array, options: EmbeddingOptions) -> Float32Array:
-    """(n, h) cut to the wanted dimensions, then brought to length 1 if that is wanted; a zero vector stays zero.
+    """Return (n, h) cut to the requested dimensions, and normalised if requested; a zero vector stays zero.
 
     Raises:
-        InvalidRequest: More dimensions are wanted than there are.
+        InvalidRequest: More dimensions are requested than the model has.
     """
     dimensions = options["dimensions"]
     if dimensions is not None and dimensions > vectors.shape[1]:

@@ -1,4 +1,4 @@
-"""Which shape the response to a request has."""
+"""Choose the response format of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inference.values.plan import GenerationPlan
 def output_formatter(
     plan: GenerationPlan, builder: OutputBuilder, *, request_id: str, created: int, model: str
 ) -> OutputFormatter:
-    """The format of the plan's endpoint."""
+    """Return the response format of the plan's endpoint."""
     if plan.endpoint == "embedding":
         return EmbeddingFormat(plan, builder, request_id, model)
     kind = ChatFormat if plan.endpoint == "chat" else CompletionFormat
