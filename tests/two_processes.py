@@ -17,8 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 INFERENCE = "tests/inference"
-API = ("access", "api", "batches", "files", "jobs", "records", "serving", "transport", "values")
-"""Folders of ``tests/inference`` whose tests are about the platform. The lanes take about the same time."""
+API = ("access", "api", "batches", "files", "jobs", "records", "serving", "test_consumers.py", "transport", "values")
+"""What of ``tests/inference`` is about the platform. The lanes take about the same time."""
 OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
 ENGINE = ("tests/device",)
 """Tests of the engine outside of ``tests/inference``."""

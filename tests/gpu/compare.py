@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from inference.modelling.layers.mlp import activate
+from inference.modelling.layers.norm import Norm
+from inference.modelling.spec import NormSpec
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Relative to the reference's norm. float32: 24 bits after some hundred additions; float16 and bfloat16: a few
 roundings to 11 and 8 bits."""
+
+
+NORMS = [
+    NormSpec("rms", 1e-5),
+    NormSpec("rms", 1e-6, offset=1.0),
+    NormSpec("rms", 1e-3, weightless=True),
+    NormSpec("layer", 1e-5),
+]
 
 
 def assert_close(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
@@ -30,3 +41,11 @@ def experts_reference(
             inside = activate(hidden[row].double() @ first[expert].double().t(), activation, gated=gated)
             wanted[row] += weight * (inside @ down[expert].double().t())
     return wanted
+
+
+def make_norm(spec: NormSpec, width: int, dtype: torch.dtype) -> Norm:
+    """A norm with random weights."""
+    norm = Norm(spec, width)
+    for name, parameter in list(norm.named_parameters()):
+        setattr(norm, name, nn.Parameter(torch.randn_like(parameter).to(dtype), requires_grad=False))
+    return norm

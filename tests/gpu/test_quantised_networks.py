@@ -16,7 +16,8 @@ from inference.modelling.layers.packed import PlainQuantised
 from inference.modelling.quantisation import quantised_kind, weights_bytes
 from inference.modelling.spec import LayerSpec, MLPSpec, ModelSpec, MoESpec, tensor
 from inference.modelling.weights.loader import load_network
-from tests.gpu.test_networks import MIXERS, VOCAB, assert_padding_changes_nothing, config, generate
+from tests.gpu.test_cuda_graphs import assert_padding_changes_nothing
+from tests.gpu.test_networks import MIXERS, VOCAB, config, generate
 
 MLP = MLPSpec(40)
 BOTH, FIRST = MoESpec(4, 2, 36), MoESpec(4, 2, 24, shared_intermediate_size=32)

@@ -40,9 +40,9 @@ sys.exit(pytest.main(sys.argv[1:]))
 @pytest.mark.parametrize(
     "files",
     [
-        ("test_attention", "test_prefill", "test_rows"),
-        ("test_mamba2", "test_products"),
-        ("test_networks", "test_bench"),
+        ("test_attention", "test_prefill", "test_norm", "test_rotary", "test_activations"),
+        ("test_mamba2", "test_moe"),
+        ("test_networks", "test_cuda_graphs", "test_bench"),
         ("test_quantised",),
         ("test_quantised_networks",),
     ],

@@ -1,4 +1,4 @@
-"""Products that are more than a library call: routed experts."""
+"""Routed experts: pairs of row and expert in tiles, and their products."""
 
 from __future__ import annotations
 
