@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from inference.modelling.spec import DTYPE_BYTES, ModelSpec, MoESpec
+from inference.modelling.layer_specs import DTYPE_BYTES, MoESpec
+from inference.modelling.spec import ModelSpec
 from models_registry.detection.inspection import inspect_checkpoint
 
 _EXPERT = re.compile(r"experts?\.(\d+\.|gate_up_proj|down_proj)|block_sparse_moe\.(input|output)_linear")

@@ -11,19 +11,11 @@ import torch
 from torch import nn
 
 from inference.modelling.backends.backend import choose_backend
+from inference.modelling.layer_specs import AttentionSpec, Dtype, Mamba2Spec, MLPSpec, NormSpec, RopeSpec
 from inference.modelling.layers.packed import Packable
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant, quantised_kind
-from inference.modelling.spec import (
-    AttentionSpec,
-    Dtype,
-    LayerSpec,
-    Mamba2Spec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    RopeSpec,
-)
+from inference.modelling.spec import LayerSpec, ModelSpec
 
 NORM = NormSpec("rms", 1e-5)
 

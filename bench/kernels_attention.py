@@ -26,10 +26,10 @@ import torch
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layer_specs import AttentionSpec, MLASpec, NormSpec, RopeSpec
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.mapped import mapped_zeros
-from inference.modelling.spec import AttentionSpec, MLASpec, NormSpec, RopeSpec
 
 BLOCK = 16
 ROPE = RopeSpec(1e4, 64)

@@ -25,20 +25,19 @@ from inference.engine.engine import Engine
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.request import EngineRequest
 from inference.modelling.backends.backend import pack_weights
-from inference.modelling.network import HybridForCausalLM
-from inference.modelling.spec import (
+from inference.modelling.layer_specs import (
     AttentionSpec,
-    LayerSpec,
     Mamba1Spec,
     Mamba2Spec,
     Mamba3Spec,
     MLASpec,
     MLPSpec,
-    ModelSpec,
     MoESpec,
     NormSpec,
     RopeSpec,
 )
+from inference.modelling.network import HybridForCausalLM
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.values.sampling_params import SamplingParams
 
 PROMPT, QUESTION, VOCAB = 2000, 20, 49152

@@ -31,7 +31,8 @@ from bench.speculation import interval
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
-from inference.modelling.spec import MLPSpec, ModelSpec
+from inference.modelling.layer_specs import MLPSpec
+from inference.modelling.spec import ModelSpec
 from inference.text.grammars.compiler import GrammarCompiler
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.grammar import Grammar

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.errors import InvalidRequest, OutOfCacheBlocks
-from inference.modelling.spec import DTYPE_BYTES, Dtype, ModelSpec
+from inference.modelling.layer_specs import DTYPE_BYTES, Dtype
+from inference.modelling.spec import ModelSpec
 
 MAX_BLOCK_SIZE = 1024
 SNAPSHOT_SHARE = 0.4

@@ -26,9 +26,10 @@ from inference.modelling.backends.backend import Backend, bind_backend
 from inference.modelling.backends.native.decode_programs import DecodePrograms
 from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, DecodeInputs
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PagedSequences, PrefillChunk
+from inference.modelling.layer_specs import AttentionSpec, MLASpec
 from inference.modelling.layers.packed import output_bits
 from inference.modelling.mapped import mapped_zeros
-from inference.modelling.spec import AttentionSpec, MLASpec, ModelSpec
+from inference.modelling.spec import ModelSpec
 
 Int64Array = npt.NDArray[np.int64]
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

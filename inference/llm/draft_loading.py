@@ -13,7 +13,8 @@ from inference.errors import InvalidRequest
 from inference.llm.loading import engine_config
 from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
-from inference.modelling.spec import Dtype, ModelSpec
+from inference.modelling.layer_specs import Dtype
+from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.speculative_options import SpeculativeOptions

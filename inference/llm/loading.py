@@ -14,7 +14,8 @@ from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.model_key import model_key
 from inference.errors import BlazrError, ModelLoadFailed
 from inference.llm.options import LLMOptions
-from inference.modelling.spec import Dtype, ModelSpec
+from inference.modelling.layer_specs import Dtype
+from inference.modelling.spec import ModelSpec
 from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.tokenizer_spec import TokenizerSpec

@@ -20,10 +20,11 @@ from inference.llm.options import LLMOptions
 from inference.llm.sizes import choose_dtype
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.layer_specs import Dtype
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant
-from inference.modelling.spec import Dtype, ModelSpec
+from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
 
 BLOCK_SIZE = 16

@@ -12,8 +12,9 @@ from inference.engine.config import SNAPSHOT_SHARE, StatePlan, plan_state_budget
 from inference.host.machine import cpu_multiplies_bfloat16
 from inference.llm.draft_loading import DraftCheckpoint, plan_draft
 from inference.llm.options import LLMOptions
+from inference.modelling.layer_specs import DTYPE_BYTES, Dtype
 from inference.modelling.quantisation import weights_bytes
-from inference.modelling.spec import DTYPE_BYTES, Dtype, ModelSpec
+from inference.modelling.spec import ModelSpec
 
 SMALL_WEIGHTS_BYTES = 100 << 20
 

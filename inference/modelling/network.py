@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.layer_specs import NormSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.norm import Norm, add_scaled
-from inference.modelling.spec import LayerSpec, ModelSpec, NormSpec
+from inference.modelling.spec import LayerSpec, ModelSpec
 
 MIXERS: dict[str, str] = {
     "attention": "attention:Attention",

@@ -14,7 +14,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from inference.modelling.spec import DTYPE_BYTES, ModelSpec, Shape
+from inference.modelling.layer_specs import DTYPE_BYTES, Shape
+from inference.modelling.spec import ModelSpec
 
 Quant = Literal["none", "int8", "int4"]
 Kind = Literal["int8", "int4"]

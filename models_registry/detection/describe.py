@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from typing import Any
 
-from inference.modelling.spec import (
+from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
-    LayerSpec,
     Mamba1Spec,
     Mamba2Spec,
     Mamba3Spec,
@@ -17,6 +16,7 @@ from inference.modelling.spec import (
     MoESpec,
     TokenMixerSpec,
 )
+from inference.modelling.spec import LayerSpec
 from models_registry.detection.facts import FACTS
 from models_registry.detection.inspection import Inspection
 

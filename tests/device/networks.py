@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from inference.modelling.spec import (
+from inference.modelling.layer_specs import (
     AttentionSpec,
-    LayerSpec,
     Mamba1Spec,
     Mamba2Spec,
     Mamba3Spec,
     MLASpec,
     MLPSpec,
-    ModelSpec,
     MoESpec,
     NormSpec,
     RopeScaling,
     RopeSpec,
 )
+from inference.modelling.spec import LayerSpec, ModelSpec
 
 HIDDEN, VOCAB = 64, 320
 RMS, WEIGHTLESS, GEMMA = NormSpec("rms", 1e-5), NormSpec("rms", weightless=True), NormSpec("rms", 1e-6, offset=1.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inference.modelling.layer_specs import ACTIVATIONS
 from inference.modelling.layers.mlp import activate
-from inference.modelling.spec import ACTIVATIONS
 from tests.gpu.compare import assert_close
 
 

@@ -10,18 +10,17 @@ from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.modelling.backends import backend as kernels
-from inference.modelling.spec import (
+from inference.modelling.layer_specs import (
     AttentionSpec,
-    LayerSpec,
     Mamba1Spec,
     Mamba2Spec,
     MLASpec,
     MLPSpec,
-    ModelSpec,
     MoESpec,
     NormSpec,
     RopeSpec,
 )
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.values.sampling_params import SamplingParams
 
 HIDDEN, VOCAB = 32, 61

@@ -11,10 +11,11 @@ from safetensors.torch import save_file
 from bench.gpu_models import NORM, quantise_network, random_network
 from inference.engine.engine import Engine
 from inference.modelling.backends import backend as kernels
+from inference.modelling.layer_specs import MLPSpec, MoESpec
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.layers.packed import PlainQuantised
 from inference.modelling.quantisation import quantised_kind, weights_bytes
-from inference.modelling.spec import LayerSpec, MLPSpec, ModelSpec, MoESpec, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec, tensor
 from inference.modelling.weights.loader import load_network
 from tests.gpu.test_cuda_graphs import assert_padding_changes_nothing
 from tests.gpu.test_networks import MIXERS, VOCAB, config, generate

@@ -21,7 +21,8 @@ from inference.modelling.families.state_space import (
     unknown_layer,
     warn_of_layer_kinds,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, TokenMixerSpec
+from inference.modelling.layer_specs import TokenMixerSpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Source
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:

@@ -8,7 +8,8 @@ import re
 from inference.errors import TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.families.config import CheckpointView, TensorTable
 from inference.modelling.families.headers import STORED_DTYPES, sample_of
-from inference.modelling.spec import ModelSpec, Piece, Shape, Source
+from inference.modelling.layer_specs import Shape
+from inference.modelling.spec import ModelSpec, Piece, Source
 
 _IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
 """Buffers that early exports stored along with the weights."""

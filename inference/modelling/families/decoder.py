@@ -7,16 +7,8 @@ from collections.abc import Mapping, Sequence
 from inference.modelling.families.checks import finish
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder_layout import DecoderLayout
-from inference.modelling.spec import (
-    ChannelMixerSpec,
-    LayerSpec,
-    ModelSpec,
-    NormSpec,
-    Source,
-    TokenMixerSpec,
-    prefixed,
-    tensor,
-)
+from inference.modelling.layer_specs import ChannelMixerSpec, NormSpec, TokenMixerSpec, prefixed
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 
 def llama_layer(token_mixer: TokenMixerSpec, channel_mixer: ChannelMixerSpec, norm: NormSpec) -> LayerSpec:

@@ -23,17 +23,8 @@ from inference.modelling.families.moe_config import (
     warn_of_dense_layers,
 )
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
-from inference.modelling.spec import (
-    ChannelMixerSpec,
-    LayerSpec,
-    MLASpec,
-    ModelSpec,
-    MoESpec,
-    NormSpec,
-    Piece,
-    Source,
-    tensor,
-)
+from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec, NormSpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
 LATENT_NORM = NormSpec("rms", 1e-6)
 """eps of the norms of the latents, which ``rms_norm_eps`` doesn't reach."""

@@ -26,18 +26,8 @@ from inference.modelling.families.state_space import (
     unknown_layer,
     warn_of_layer_kinds,
 )
-from inference.modelling.spec import (
-    AttentionSpec,
-    ChannelMixerSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-    MoESpec,
-    Source,
-    TokenMixerSpec,
-    prefixed,
-    tensor,
-)
+from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MLPSpec, MoESpec, TokenMixerSpec, prefixed
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 EXPERT_NAMES = (
     ("router.layer.weight", "input_linear.weight", "output_linear.weight"),

@@ -19,7 +19,8 @@ from inference.modelling.families.state_space import (
     unknown_layer,
     warn_of_layer_kinds,
 )
-from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoESpec, Source, TokenMixerSpec
+from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, TokenMixerSpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Source
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:

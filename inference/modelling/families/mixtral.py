@@ -25,7 +25,8 @@ from inference.modelling.families.moe_config import (
 )
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import sliding_window
-from inference.modelling.spec import LayerSpec, ModelSpec, MoESpec, Piece, Source, tensor
+from inference.modelling.layer_specs import MoESpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
 EXPERT_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 

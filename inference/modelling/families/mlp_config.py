@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.spec import MLPSpec, Source, concatenated, tensor
+from inference.modelling.layer_specs import MLPSpec
+from inference.modelling.spec import Source, concatenated, tensor
 
 
 def mlp_spec(

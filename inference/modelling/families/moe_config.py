@@ -11,7 +11,8 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources
-from inference.modelling.spec import MLPSpec, MoESpec, Piece, Source, prefixed, tensor
+from inference.modelling.layer_specs import MLPSpec, MoESpec, prefixed
+from inference.modelling.spec import Piece, Source, tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,17 +32,8 @@ from inference.modelling.families.state_space import (
     unknown_layer,
     warn_of_layer_kinds,
 )
-from inference.modelling.spec import (
-    ChannelMixerSpec,
-    LayerSpec,
-    ModelSpec,
-    MoESpec,
-    NormSpec,
-    Source,
-    TokenMixerSpec,
-    prefixed,
-    tensor,
-)
+from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, NormSpec, TokenMixerSpec, prefixed
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 KEYS = Mamba2Keys(
     ("mamba_num_heads",),

@@ -18,10 +18,9 @@ from inference.errors import InvalidRequest, MissingTensor, TensorShapeMismatch,
 from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.rope_config import read_rope
-from inference.modelling.spec import (
+from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
-    LayerSpec,
     Mamba1Spec,
     Mamba2Spec,
     Mamba3Spec,
@@ -29,13 +28,10 @@ from inference.modelling.spec import (
     MLPSpec,
     MoESpec,
     NormSpec,
-    Piece,
-    Source,
     TokenMixerSpec,
-    concatenated,
     prefixed,
-    tensor,
 )
+from inference.modelling.spec import LayerSpec, Piece, Source, concatenated, tensor
 
 DT_RANGE = (0.001, 0.1)
 """dt is clamped to this after softplus."""

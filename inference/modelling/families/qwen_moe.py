@@ -30,7 +30,8 @@ from inference.modelling.families.windows import (
     sliding_window,
     window_of_each_layer,
 )
-from inference.modelling.spec import ChannelMixerSpec, LayerSpec, ModelSpec, MoESpec, Source
+from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Source
 
 DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
 """Experts of a row, when config.json doesn't say."""

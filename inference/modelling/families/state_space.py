@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.headers import matrix_shape, vector_length
-from inference.modelling.spec import LayerSpec, Mamba1Spec, Mamba2Spec, NormSpec, Source, tensor
+from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec, NormSpec
+from inference.modelling.spec import LayerSpec, Source, tensor
 
 UNBOUNDED_POSITIONS = 1 << 20
 """Context of a purely recurrent model whose config.json names none: the recurrence itself has no limit."""

@@ -14,11 +14,11 @@ import torch
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate_first
-from inference.modelling.spec import AttentionSpec
 
 
 class Attention(Layer):

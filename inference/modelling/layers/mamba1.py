@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layer_specs import Mamba1Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import RecurrentMixer, run_batch, slot_state
 from inference.modelling.layers.scan import selective_scan, selective_step
-from inference.modelling.spec import Mamba1Spec
 
 
 class StepProjection(Layer):

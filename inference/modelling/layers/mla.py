@@ -20,12 +20,12 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layer_specs import MLASpec
 from inference.modelling.layers.attention import attend, chunk_bias, decode_bias, decode_slots
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate
-from inference.modelling.spec import MLASpec
 
 
 class HeadExpansion(Layer):

@@ -8,9 +8,9 @@ from typing import cast
 import torch
 from torch.nn import functional
 
+from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
-from inference.modelling.spec import MLPSpec
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -30,7 +30,7 @@ ACTIVATION_FUNCTIONS: Mapping[str, Activation] = {
     "relu": functional.relu,
     "relu2": _relu_squared,
 }
-"""``inference.modelling.spec.ACTIVATIONS`` by name."""
+"""``inference.modelling.layer_specs.ACTIVATIONS`` by name."""
 
 
 def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:

@@ -9,7 +9,8 @@ import pytest
 
 from inference.errors import CheckpointError, CorruptCheckpoint
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
-from inference.modelling.spec import ModelSpec, NormSpec
+from inference.modelling.layer_specs import NormSpec
+from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.directory import resolve
 from models_registry.detection.vocabulary import choose_tokenizer

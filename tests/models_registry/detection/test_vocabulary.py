@@ -12,7 +12,8 @@ import splintr
 
 from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
-from inference.modelling.spec import ModelSpec, NormSpec
+from inference.modelling.layer_specs import NormSpec
+from inference.modelling.spec import ModelSpec
 from inference.text.tokenisation.children.template import make_environment
 from inference.values.output_format import tool_format_of, uses_tools
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec

@@ -15,6 +15,7 @@ from torch import nn
 
 from inference.modelling.backends.native.packing import NativePacked
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layer_specs import MLASpec
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.mamba1 import Mamba1Mixer
@@ -25,7 +26,6 @@ from inference.modelling.layers.mlp import MLP, activate
 from inference.modelling.layers.moe import Experts, Router
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
-from inference.modelling.spec import MLASpec
 
 _ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4}
 """The numbers that ``src/activation.h`` gives the activations."""

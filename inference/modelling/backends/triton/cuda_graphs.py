@@ -27,7 +27,8 @@ import numpy.typing as npt
 import torch
 
 from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState
-from inference.modelling.spec import Mamba1Spec, Mamba3Spec, ModelSpec
+from inference.modelling.layer_specs import Mamba1Spec, Mamba3Spec
+from inference.modelling.spec import ModelSpec
 
 Int64Array = npt.NDArray[np.int64]
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]

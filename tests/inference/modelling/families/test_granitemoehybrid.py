@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.granitemoehybrid import EXPERT_NAMES, build_spec
-from inference.modelling.spec import Mamba2Spec, MLPSpec, MoESpec
+from inference.modelling.layer_specs import Mamba2Spec, MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, mamba2, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4, "residual_multiplier": 0.5, "embedding_multiplier": 12.0, "logits_scaling": 8.0}

@@ -14,17 +14,17 @@ from inference.errors import (
 from inference.modelling.families.config import (
     Confidence,
 )
-from inference.modelling.spec import (
+from inference.modelling.layer_specs import (
     AttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
     Mamba3Spec,
     MLASpec,
     MLPSpec,
-    ModelSpec,
     MoESpec,
     NormSpec,
 )
+from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.test_oxidizr import fact, read
 from tests.models_registry.detection.builders import (
     Shapes,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.layer_specs import AttentionSpec, NormSpec, RopeSpec
 from inference.modelling.layers.attention import Attention, attend
-from inference.modelling.spec import AttentionSpec, NormSpec, RopeSpec
 
 H = 24
 

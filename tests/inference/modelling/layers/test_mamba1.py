@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from inference.modelling.layer_specs import Mamba1Spec, NormSpec
 from inference.modelling.layers.mamba1 import Mamba1Mixer
 from inference.modelling.layers.scan import selective_scan_sequential
-from inference.modelling.spec import Mamba1Spec, NormSpec
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, convolved, fill, hidden_rows, run_in_pieces
 
 SPECS = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from inference.modelling.layer_specs import Mamba2Spec, NormSpec
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.scan import ssd_scan_sequential
-from inference.modelling.spec import Mamba2Spec, NormSpec
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, convolved, fill, hidden_rows, run_in_pieces
 
 RMS = NormSpec("rms", 1e-5)

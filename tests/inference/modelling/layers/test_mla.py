@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inference.modelling.layer_specs import MLASpec, NormSpec, RopeSpec
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.rotary import rotary_embedding, rotate
-from inference.modelling.spec import MLASpec, NormSpec, RopeSpec
 from tests.inference.modelling.layers.test_attention import decode, prefill
 
 H = 24

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from inference.modelling.layer_specs import ACTIVATIONS, MLPSpec
 from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS, MLP, activate
-from inference.modelling.spec import ACTIVATIONS, MLPSpec
 
 FORMULAS = {
     "silu": lambda x: x / (1 + math.exp(-x)),

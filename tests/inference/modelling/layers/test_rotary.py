@@ -10,6 +10,7 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.layer_specs import RopeScaling, RopeSpec
 from inference.modelling.layers.rotary import (
     attention_factor,
     inverse_frequencies,
@@ -17,7 +18,6 @@ from inference.modelling.layers.rotary import (
     rotate,
     rotate_first,
 )
-from inference.modelling.spec import RopeScaling, RopeSpec
 from tests.inference.modelling.harness import SequenceRunner, load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 

@@ -13,8 +13,8 @@ import torch
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.layer_specs import AttentionSpec, MLASpec, NormSpec, RopeScaling, RopeSpec
 from inference.modelling.layers.attention import Attention
-from inference.modelling.spec import AttentionSpec, MLASpec, NormSpec, RopeScaling, RopeSpec
 
 RMS = NormSpec("rms", 1e-6)
 GEMMA = NormSpec("rms", 1e-6, offset=1.0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from inference.modelling.backends.native import forms
+from inference.modelling.layer_specs import MLASpec, NormSpec, RopeScaling, RopeSpec
 from inference.modelling.layers.mla import MultiHeadLatentAttention
-from inference.modelling.spec import MLASpec, NormSpec, RopeScaling, RopeSpec
 from tests.inference.modelling.backends.native.test_forms_attention import CHUNKS, DECODES, H, make_batch, make_state
 
 ROPE, PAIRS = RopeSpec(100.0, 8), RopeSpec(100.0, 8, interleaved=True)

@@ -14,13 +14,13 @@ import torch
 from inference.modelling.backends.backend import Backend, NativeBackend
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec, Mamba3Spec, NormSpec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer
-from inference.modelling.spec import Mamba1Spec, Mamba2Spec, Mamba3Spec, NormSpec
 
 HIDDEN = 24
 SLOTS = 7

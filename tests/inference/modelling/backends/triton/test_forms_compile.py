@@ -12,7 +12,7 @@ import torch
 
 from inference.modelling.backends import backend as kernels
 from inference.modelling.forward_batch import DecodeTables
-from inference.modelling.spec import NormSpec
+from inference.modelling.layer_specs import NormSpec
 
 pytestmark = [
     pytest.mark.slow,

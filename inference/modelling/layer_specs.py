@@ -1,0 +1,500 @@
+"""Specs of layers and their parts: sizes, parameter shapes and states of each kind, without weights.
+
+Shape letters: h hidden, V vocabulary, I inner width of a Mamba layer, H heads, P head width,
+S state size, G groups, K convolution kernel, E experts, f intermediate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar
+
+_T = TypeVar("_T")
+Shape = tuple[int, ...]
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """A normalisation over the last axis.
+
+    ``rms``: x / sqrt(mean(x²) + eps) · (w + offset), statistics in float32.
+    ``layer``: subtracts the mean first, biased variance, weight and bias.
+    ``weightless`` drops the weight.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-5
+    offset: float = 0.0
+    weightless: bool = False
+
+    def parameter_shapes(self, width: int) -> dict[str, Shape]:
+        """Shapes of this norm's own parameters over ``width`` values."""
+        if self.weightless:
+            return {}
+        if self.kind == "layer":
+            return {"weight": (width,), "bias": (width,)}
+        return {"weight": (width,)}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context.
+
+    Attributes:
+        kind: ``linear`` (frequencies / factor), ``llama3`` (by wavelength bands), ``yarn``
+            (Peng et al. 2023, https://arxiv.org/abs/2309.00071), ``longrope`` (per-frequency factors),
+            ``dynamic`` (NTK; base grows with the length).
+        attention_factor: Multiplies cos and sin; None: the kind's own rule.
+    """
+
+    kind: Literal["linear", "llama3", "yarn", "longrope", "dynamic"]
+    factor: float = 1.0
+    original_max_position_embeddings: int = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding over the first ``rotary_dim`` values of a head.
+
+    ``interleaved`` rotates adjacent pairs (2i, 2i+1); otherwise pairs are (i, i + rotary_dim/2).
+    """
+
+    theta: float
+    rotary_dim: int
+    interleaved: bool = False
+    scaling: RopeScaling | None = None
+    max_position_embeddings: int = 4096
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on how long the sequence is (``ForwardBatch.rope_lengths``)."""
+        return self.scaling is not None and self.scaling.kind in ("longrope", "dynamic")
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a layer's generation state.
+
+    ``per='token'`` lives in paged blocks, one entry of ``shape`` for each token; ``per='sequence'``
+    lives in a state slot, one entry for each running request. dtype ``model`` follows the weights.
+    """
+
+    name: str
+    per: Literal["token", "sequence"]
+    shape: Shape
+    dtype: Literal["model", "float32"] = "model"
+
+    def size_bytes(self, model_dtype: str) -> int:
+        """Bytes of one entry."""
+        return math.prod(self.shape) * DTYPE_BYTES["float32" if self.dtype == "float32" else model_dtype]
+
+
+# --- token mixers ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Grouped-query attention with a paged KV cache.
+
+    Attributes:
+        scale: Factor of q·k before the softmax.
+        qk_norm: Norm of q and k before the rotation; over one head (``qk_norm_per_head``) or the whole width.
+        sliding_window: A query sees this many positions, its own included; None: all.
+        softcap: cap · tanh(score / cap) before the softmax (Gemma 2); None: off.
+        rope: None: no positions (Jamba, Nemotron-H).
+    """
+
+    kind: ClassVar[str] = "attention"
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeSpec | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: NormSpec | None = None
+    qk_norm_per_head: bool = True
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``qkv_proj`` is q, k and v stacked in this order."""
+        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes: dict[str, Shape] = {"qkv_proj.weight": (q_width + 2 * kv_width, hidden_size)}
+        if self.qkv_bias:
+            shapes["qkv_proj.bias"] = (q_width + 2 * kv_width,)
+        shapes["o_proj.weight"] = (hidden_size, q_width)
+        if self.o_bias:
+            shapes["o_proj.bias"] = (hidden_size,)
+        if self.qk_norm is not None:
+            for name, width in (("q_norm", q_width), ("k_norm", kv_width)):
+                shapes |= prefixed(
+                    name, self.qk_norm.parameter_shapes(self.head_dim if self.qk_norm_per_head else width)
+                )
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """Keys (already rotated) and values of each token."""
+        shape = (self.num_kv_heads, self.head_dim)
+        return (StateTensor("k", "token", shape), StateTensor("v", "token", shape))
+
+
+@dataclass(frozen=True, slots=True)
+class MLASpec:
+    """Multi-head latent attention; the cache holds the compressed latent and the rotated shared key.
+
+    Two spellings, one arithmetic: DeepSeek norms the latents and takes the rotary query from the
+    query latent; oxidizr has no norms and takes it from the hidden state (``q_rope_from_hidden``).
+
+    Attributes:
+        q_lora_rank: None: q comes straight from the hidden state.
+        scale: Factor of (q_nope·k_nope + q_rope·k_rope).
+    """
+
+    kind: ClassVar[str] = "mla"
+    num_heads: int
+    kv_lora_rank: int
+    q_lora_rank: int | None
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    scale: float
+    rope: RopeSpec
+    q_rope_from_hidden: bool = False
+    q_a_norm: NormSpec | None = None
+    kv_a_norm: NormSpec | None = None
+    bias: bool = False
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``kv_a_proj`` is latent then rotary key; ``k_b_proj``, ``v_b_proj`` expand the latent per head."""
+        heads, nope, rope = self.num_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
+        q_width = heads * (nope if self.q_rope_from_hidden else nope + rope)
+        shapes: dict[str, Shape] = {"kv_a_proj.weight": (self.kv_lora_rank + rope, hidden_size)}
+        if self.bias:
+            shapes["kv_a_proj.bias"] = (self.kv_lora_rank + rope,)
+        if self.kv_a_norm is not None:
+            shapes |= prefixed("kv_a_norm", self.kv_a_norm.parameter_shapes(self.kv_lora_rank))
+        shapes["k_b_proj.weight"] = (heads * nope, self.kv_lora_rank)
+        shapes["v_b_proj.weight"] = (heads * self.v_head_dim, self.kv_lora_rank)
+        if self.q_lora_rank is None:
+            shapes["q_proj.weight"] = (q_width, hidden_size)
+        else:
+            shapes["q_a_proj.weight"] = (self.q_lora_rank, hidden_size)
+            if self.bias:
+                shapes["q_a_proj.bias"] = (self.q_lora_rank,)
+            if self.q_a_norm is not None:
+                shapes |= prefixed("q_a_norm", self.q_a_norm.parameter_shapes(self.q_lora_rank))
+            shapes["q_b_proj.weight"] = (q_width, self.q_lora_rank)
+        if self.q_rope_from_hidden:
+            shapes["q_rope_proj.weight"] = (heads * rope, hidden_size)
+        shapes["o_proj.weight"] = (hidden_size, heads * self.v_head_dim)
+        if self.bias:
+            shapes["o_proj.bias"] = (hidden_size,)
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """One row per token: latent (normed where there is a norm), then the rotated key."""
+        return (StateTensor("latent", "token", (self.kv_lora_rank + self.qk_rope_head_dim,)),)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1Spec:
+    """Selective state space layer of Gu and Dao 2023, https://arxiv.org/abs/2312.00752.
+
+    Attributes:
+        inner_norm: Norm of dt, B and C after ``x_proj`` (Jamba with weights, Falcon-Mamba without).
+        positive_a: A = +exp(-a_log), the oxidizr trainer's form, instead of -exp(A_log).
+        state_clamp: The state stays within ± this (oxidizr: 30); None: free.
+    """
+
+    kind: ClassVar[str] = "mamba1"
+    intermediate_size: int
+    state_size: int
+    conv_kernel: int
+    dt_rank: int
+    proj_bias: bool = False
+    conv_bias: bool = True
+    activation: str = "silu"
+    inner_norm: NormSpec | None = None
+    positive_a: bool = False
+    state_clamp: float | None = None
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is x then gate; ``x_proj`` is dt, B, C."""
+        inner, size = self.intermediate_size, self.state_size
+        shapes: dict[str, Shape] = {"in_proj.weight": (2 * inner, hidden_size)}
+        if self.proj_bias:
+            shapes["in_proj.bias"] = (2 * inner,)
+        shapes["conv1d.weight"] = (inner, 1, self.conv_kernel)
+        if self.conv_bias:
+            shapes["conv1d.bias"] = (inner,)
+        shapes |= {
+            "x_proj.weight": (self.dt_rank + 2 * size, inner),
+            "dt_proj.weight": (inner, self.dt_rank),
+            "dt_proj.bias": (inner,),
+            "A_log": (inner, size),
+            "D": (inner,),
+            "out_proj.weight": (hidden_size, inner),
+        }
+        if self.proj_bias:
+            shapes["out_proj.bias"] = (hidden_size,)
+        if self.inner_norm is not None:
+            for name, width in (("dt_norm", self.dt_rank), ("b_norm", size), ("c_norm", size)):
+                shapes |= prefixed(name, self.inner_norm.parameter_shapes(width))
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The last K-1 inputs of the convolution, and the recurrent state."""
+        return (
+            StateTensor("conv_state", "sequence", (self.intermediate_size, self.conv_kernel - 1), "float32"),
+            StateTensor("ssm_state", "sequence", (self.intermediate_size, self.state_size), "float32"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec:
+    """State space dual layer of Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
+
+    Attributes:
+        dt_min, dt_max: dt is clamped to this range after softplus.
+        a_clamp: exp(A_log) is clamped to this range (oxidizr); None: not.
+        a_override: ``"-(1..H)"`` replaces the stored A_log by A = -(1, 2, …, H), an explicit choice of
+            the operator for checkpoints of a trainer that didn't store what it used; None: as stored.
+        norm_group_size: The gated norm runs over groups of this many values (I: all at once).
+        norm_before_gate: norm(y) · silu(gate) instead of norm(y · silu(gate)).
+        gated_norm: None: y · silu(gate) without a norm.
+    """
+
+    kind: ClassVar[str] = "mamba2"
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    norm_group_size: int
+    gated_norm: NormSpec | None
+    norm_before_gate: bool = False
+    dt_min: float = 0.0
+    dt_max: float = math.inf
+    proj_bias: bool = False
+    conv_bias: bool = True
+    activation: str = "silu"
+    a_clamp: tuple[float, float] | None = None
+    a_override: Literal["-(1..H)"] | None = None
+
+    @property
+    def conv_width(self) -> int:
+        """C = I + 2GS: width of x, B and C together."""
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is gate, x, B, C, dt."""
+        inner, heads = self.intermediate_size, self.num_heads
+        rows = inner + self.conv_width + heads
+        shapes: dict[str, Shape] = {"in_proj.weight": (rows, hidden_size)}
+        if self.proj_bias:
+            shapes["in_proj.bias"] = (rows,)
+        shapes["conv1d.weight"] = (self.conv_width, 1, self.conv_kernel)
+        if self.conv_bias:
+            shapes["conv1d.bias"] = (self.conv_width,)
+        shapes |= {"dt_bias": (heads,), "A_log": (heads,), "D": (heads,)}
+        if self.gated_norm is not None:
+            shapes |= prefixed("norm", self.gated_norm.parameter_shapes(inner))
+        shapes["out_proj.weight"] = (hidden_size, inner)
+        if self.proj_bias:
+            shapes["out_proj.bias"] = (hidden_size,)
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The last K-1 raw rows of x, B, C, and the recurrent state."""
+        return (
+            StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"),
+            StateTensor("ssm_state", "sequence", (self.num_heads, self.head_dim, self.state_size), "float32"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba3Spec:
+    """oxidizr's Mamba-3: trapezoidal recurrence, optional complex rotation, convolution and MIMO.
+
+    The state is as wide as P · max(R, 1) per head, R = ``mimo_rank``. Norms inside have eps 1e-6.
+    """
+
+    kind: ClassVar[str] = "mamba3"
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int | None
+    complex_rope: bool
+    mimo_rank: int
+    gated_norm: NormSpec
+    bc_norm: NormSpec
+    dt_min: float = 0.001
+    dt_max: float = 0.1
+    a_clamp: tuple[float, float] | None = (1e-6, 1e6)
+    a_override: Literal["-(1..H)"] | None = None
+
+    @property
+    def conv_width(self) -> int:
+        """C = I + 2GS: width of x, B and C together."""
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def state_head_dim(self) -> int:
+        """P · max(R, 1)."""
+        return self.head_dim * max(self.mimo_rank, 1)
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is gate, x, B, C, dt."""
+        inner, heads, size = self.intermediate_size, self.num_heads, self.state_size
+        rows = inner + self.conv_width + heads
+        shapes: dict[str, Shape] = {
+            "in_proj.weight": (rows, hidden_size),
+            "in_proj.bias": (rows,),
+            "lambda_proj.weight": (heads, hidden_size),
+            "lambda_proj.bias": (heads,),
+            "b_bias": (heads, size),
+            "c_bias": (heads, size),
+            "dt_bias": (heads,),
+            "A_log": (heads,),
+            "D": (heads,),
+        }
+        shapes |= prefixed("bc_norm", self.bc_norm.parameter_shapes(size))
+        shapes |= prefixed("norm", self.gated_norm.parameter_shapes(inner))
+        if self.complex_rope:
+            shapes |= {"theta_proj.weight": (heads * size // 2, hidden_size), "theta_proj.bias": (heads * size // 2,)}
+        if self.conv_kernel is not None:
+            shapes |= {"conv1d.weight": (self.conv_width, 1, self.conv_kernel), "conv1d.bias": (self.conv_width,)}
+        if self.mimo_rank > 0:
+            wide, narrow = self.state_head_dim, self.head_dim
+            shapes |= {
+                "mimo_x_up.weight": (wide, narrow),
+                "mimo_x_up.bias": (wide,),
+                "mimo_x_down.weight": (narrow, wide),
+                "mimo_x_down.bias": (narrow,),
+            }
+        return shapes | {"out_proj.weight": (hidden_size, inner), "out_proj.bias": (hidden_size,)}
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """Recurrent state, previous expanded x and rotated B, running angle, convolution tail."""
+        heads, wide, size = self.num_heads, self.state_head_dim, self.state_size
+        found = [
+            StateTensor("ssm_state", "sequence", (heads, wide, size), "float32"),
+            StateTensor("x_state", "sequence", (heads, wide), "float32"),
+            StateTensor("b_state", "sequence", (heads, size), "float32"),
+        ]
+        if self.complex_rope:
+            found.append(StateTensor("angle_state", "sequence", (heads, size // 2), "float32"))
+        if self.conv_kernel is not None:
+            found.append(StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"))
+        return tuple(found)
+
+
+TokenMixerSpec = AttentionSpec | MLASpec | Mamba1Spec | Mamba2Spec | Mamba3Spec
+
+
+# --- channel mixers ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MLPSpec:
+    """down(act(gate x) · up x), or down(act(up x)) when not ``gated``."""
+
+    kind: ClassVar[str] = "mlp"
+    intermediate_size: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``gate_up_proj`` is gate then up."""
+        name, rows = ("gate_up_proj", 2 * self.intermediate_size) if self.gated else ("up_proj", self.intermediate_size)
+        shapes: dict[str, Shape] = {f"{name}.weight": (rows, hidden_size)}
+        if self.bias:
+            shapes[f"{name}.bias"] = (rows,)
+        shapes["down_proj.weight"] = (hidden_size, self.intermediate_size)
+        if self.bias:
+            shapes["down_proj.bias"] = (hidden_size,)
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class MoESpec:
+    """Routed experts, and optionally shared ones.
+
+    Attributes:
+        scoring: Scores over all experts from the router's logits.
+        normalise_top_k: The chosen scores are divided by their sum (softmax over the chosen logits is
+            ``softmax`` with this on).
+        routed_scaling_factor: Multiplies the routed experts' weights.
+        num_expert_groups, top_k_groups: Group-limited routing of DeepSeek; 1, 1: off.
+        group_score: A group's score: its best expert (V2) or the sum of its two best (V3).
+        correction_bias: A learned bias added to the scores for choosing only (V3).
+        normalise_eps: Added to the sum when normalising.
+        shared_intermediate_size: Width of the always-on expert; 0: none.
+        shared_gate: The shared expert is multiplied by sigmoid of a learned projection (Qwen2-MoE).
+    """
+
+    kind: ClassVar[str] = "moe"
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    activation: str = "silu"
+    gated: bool = True
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalise_top_k: bool = True
+    normalise_eps: float = 0.0
+    routed_scaling_factor: float = 1.0
+    num_expert_groups: int = 1
+    top_k_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    correction_bias: bool = False
+    shared_intermediate_size: int = 0
+    shared_gate: bool = False
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """Experts are stacked: ``experts.gate_up_proj`` (E, 2f, h), ``experts.down_proj`` (E, h, f)."""
+        count, inner = self.num_experts, self.intermediate_size
+        shapes: dict[str, Shape] = {"router.weight": (count, hidden_size)}
+        if self.correction_bias:
+            shapes["router.correction_bias"] = (count,)
+        if self.gated:
+            shapes["experts.gate_up_proj"] = (count, 2 * inner, hidden_size)
+        else:
+            shapes["experts.up_proj"] = (count, inner, hidden_size)
+        shapes["experts.down_proj"] = (count, hidden_size, inner)
+        if self.shared_intermediate_size:
+            shared = MLPSpec(self.shared_intermediate_size, self.activation, self.gated)
+            shapes |= prefixed("shared_expert", shared.parameter_shapes(hidden_size))
+        if self.shared_gate:
+            shapes["shared_expert_gate.weight"] = (1, hidden_size)
+        return shapes
+
+
+ChannelMixerSpec = MLPSpec | MoESpec
+
+
+def prefixed(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
+    """The same values under longer parameter names."""
+    return {f"{prefix}.{name}": value for name, value in named.items()}
