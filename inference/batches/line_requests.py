@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import orjson
 
+from inference.dialects.chat_bridge import renamed
+from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
+from inference.dialects.openai.requests import plan_from_body
+from inference.dialects.responses.lines import response_request
+from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
 from inference.values.plan import Endpoint, GenerationPlan
-
-if TYPE_CHECKING:
-    from inference.dialects.responses.serializers import ResponseRequest
 
 ENDPOINT_KINDS: dict[str, Endpoint] = {
     "/v1/chat/completions": "chat",
@@ -155,9 +157,6 @@ class LineRequest:
         """``error`` with the field's name as the client knows it."""
         if self.response is None:
             return error
-        from inference.dialects.chat_bridge import renamed
-        from inference.dialects.responses.serializers import CHAT_NAMES
-
         return renamed(error, CHAT_NAMES)
 
 
@@ -172,10 +171,6 @@ def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineReques
     Raises:
         InvalidRequest: With the field in ``param``.
     """
-    from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
-    from inference.dialects.openai.requests import plan_from_body
-    from inference.dialects.responses.lines import response_request
-
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 2
     kind = ENDPOINT_KINDS[endpoint]
     if kind == "embedding":

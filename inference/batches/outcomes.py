@@ -12,6 +12,7 @@ from typing import Any
 
 from inference.batches.line_requests import LineRequest, refusal_line, respond_to_line
 from inference.dialects.openai.outputs.formats import output_formatter
+from inference.dialects.responses.lines import whole_response
 from inference.errors import BlazrError, GenerationFailed
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import Endpoint
@@ -49,8 +50,6 @@ def ended_line(
 def _body(request: LineRequest, builder: OutputBuilder, name: str) -> dict[str, Any]:
     plan = request.plan
     if request.response is not None:
-        from inference.dialects.responses.lines import whole_response
-
         return whole_response(request.response, plan, builder, response_id=f"resp_{name}")
     shape = output_formatter(
         plan, builder, request_id=_ID_PREFIXES[plan.endpoint] + name, created=int(time.time()), model=plan.model

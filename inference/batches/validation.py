@@ -19,6 +19,7 @@ from inference.files.store import open_file
 from inference.jobs import hints
 from inference.models import BatchLine, BatchState
 from inference.serving.served_models import served_model_read
+from models_registry.models import Checkpoint
 
 MAX_ERRORS = 100
 MAX_LINES = 50_000
@@ -137,8 +138,6 @@ def _checkpoint_id(model: str, allowed: frozenset[str] | None) -> UUID:
 
 
 def _checkpoint_names(keys: Sequence[UUID]) -> dict[str, str]:
-    from models_registry.models import Checkpoint
-
     return {str(row.pk): row.served_model_name for row in Checkpoint.objects.filter(pk__in=keys)}
 
 

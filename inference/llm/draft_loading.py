@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from inference.engine.config import StatePlan, blocks_for, plan_state_budget
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.speculation.draft_runner import DraftModel
+from inference.engine.speculation.setup import Speculation
 from inference.errors import InvalidRequest
-from inference.llm.loading import engine_config
+from inference.llm.loading import choose_dtype, engine_config
 from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.layer_specs import Dtype
+from inference.modelling.layers.linear import network_bytes
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.speculative_options import SpeculativeOptions
 from inference.values.tokenizer_spec import TokenizerSpec
+
+if TYPE_CHECKING:
+    import torch
 
 STATES_SHARE = 0.25
 """Memory of the draft model's states, on top of the model's own and as a share of it; at least one sequence's."""
@@ -59,6 +65,36 @@ def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: SpeculativeOptions
         block_size=plan.block_size,
         max_spare_slots=options.max_requests,
     )
+
+
+def load_speculation(
+    options: LLMOptions, draft: DraftCheckpoint | None, tokenizer: Tokenizer, plan: StatePlan
+) -> Speculation | None:
+    """Prepare speculative decoding, with the draft model if there is one; None where the options have none.
+
+    Args:
+        options: How the model is run.
+        draft: The draft model, if ``options.speculative`` names one.
+        tokenizer: Of the model that it drafts for.
+        plan: Of that model's states.
+
+    Raises:
+        InvalidRequest: The draft model's vocabulary is another one.
+        CheckpointError: A file is broken.
+    """
+    if options.speculative is None:
+        return None
+    if draft is None:
+        return Speculation(options.speculative)
+    model = load_draft(draft, tokenizer, options, plan, choose_dtype(draft.spec, options))
+    return Speculation(options.speculative, model)
+
+
+def draft_bytes(speculation: Speculation | None) -> int:
+    """Bytes of the draft model's weights."""
+    if speculation is None or speculation.draft is None:
+        return 0
+    return network_bytes(cast("torch.nn.Module", speculation.draft.network))
 
 
 def load_draft(

@@ -21,24 +21,21 @@ from inference.engine.config import StatePlan
 from inference.engine.device import on_device, return_device_memory
 from inference.engine.engine import Engine
 from inference.engine.model_runner import TORCH_DTYPES
-from inference.engine.pooling import Pooling
 from inference.engine.request import EngineOutput
-from inference.engine.speculation.setup import Speculation
 from inference.errors import Conflict, GenerationFailed, InvalidRequest
 from inference.host.compute_threads import release_compute_threads
-from inference.host.machine import keep_freed_memory, return_freed_memory
-from inference.llm.draft_loading import DraftCheckpoint, load_draft
-from inference.llm.loading import TextLoading, check_device, check_dtype, engine_config, open_disk
+from inference.host.machine import return_freed_memory
+from inference.llm.draft_loading import DraftCheckpoint, draft_bytes, load_speculation
+from inference.llm.loading import TextLoading, engine_config, open_disk, prepare_process
 from inference.llm.options import LLMOptions
 from inference.llm.pooled_output import PooledOutput
-from inference.llm.sizes import choose_dtype, plan_states
+from inference.llm.sizes import plan_states
 from inference.llm.text_output import TextOutput
 from inference.llm.text_request import PreparedRequest, RequestPreparer
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
-from inference.text.grammars.checker import GrammarLimits
 from inference.text.grammars.compiler import GrammarCompiler
 from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.tokenizer import Tokenizer
@@ -56,11 +53,9 @@ class LLM:
         engine: Its states are allocated, its network is on the device.
         tokenizer: The checkpoint's.
         template: Its chat template, None if it has none.
-        weights_bytes: Memory of the network, and of the draft model's.
+        options: How it is run.
         plan: How the states' memory is divided.
-        draft_state_bytes: Memory of the draft model's states.
-        pooling: How vectors are pooled unless the request says.
-        grammar_limits: What the grammars of requests may take; None: the usual.
+        weights_bytes: Memory of the network, and of the draft model's.
     """
 
     def __init__(
@@ -68,23 +63,23 @@ class LLM:
         engine: Engine,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        *,
-        weights_bytes: int,
+        options: LLMOptions,
         plan: StatePlan,
-        draft_state_bytes: int = 0,
-        pooling: Pooling = "mean",
-        grammar_limits: GrammarLimits | None = None,
+        weights_bytes: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.plan = plan
-        self._draft_state_bytes = draft_state_bytes
+        speculation = engine.stats().speculation
+        self._draft_state_bytes = 0 if speculation is None else speculation.state_bytes
         self._engine: Engine | None = engine
         self._template = template
         self._weights_bytes = weights_bytes
         self._max_model_len = plan.max_model_len
         self._outputs: dict[str, tuple[TextOutput | PooledOutput, list[str]]] = {}
-        self._grammars = GrammarCompiler(tokenizer, grammar_limits)
-        self._preparer = RequestPreparer(tokenizer, template, plan.max_model_len, self._grammars, pooling=pooling)
+        self._grammars = GrammarCompiler(tokenizer, options.grammar_limits)
+        self._preparer = RequestPreparer(
+            tokenizer, template, plan.max_model_len, self._grammars, pooling=options.pooling
+        )
         self._choices: dict[str, tuple[str, int, TextOutput | PooledOutput]] = {}
         self._events: list[GenerationEvent] = []
 
@@ -116,13 +111,7 @@ class LLM:
             InvalidRequest: The draft model has another vocabulary, or isn't given.
         """
         options = options or LLMOptions()
-        check_device(options)
-        if options.device_kind == "cpu":
-            keep_freed_memory()
-        if options.num_threads is not None:
-            torch.set_num_threads(options.num_threads)
-        dtype = choose_dtype(spec, options)
-        check_dtype(options, dtype)
+        dtype = prepare_process(spec, options)
         plan = plan_states(spec, options)  # before the weights: too little memory shows at once
         with on_device(torch.device(options.device)), contextlib.ExitStack() as undo:
             text = TextLoading(tokenizer, plan.max_model_len)
@@ -133,44 +122,28 @@ class LLM:
                 if progress is not None:
                     progress(share, name)
 
+            torch_dtype = TORCH_DTYPES[dtype]
             network = load_network(
                 spec,
                 weight_files,
-                dtype=TORCH_DTYPES[dtype],
+                dtype=torch_dtype,
                 device=options.device,
                 quant=options.quant,
                 pack=True,
                 progress=report,
             )
             loaded, template = text.result()
-            config = engine_config(plan, options, dtype, loaded.invalid_token_ids)
-            speculation, draft_weights = None, 0
-            if options.speculative is not None:
-                speculation = Speculation(options.speculative)
-                if draft is not None:
-                    model = load_draft(draft, loaded, options, plan, choose_dtype(draft.spec, options))
-                    speculation = Speculation(options.speculative, model)
-                    draft_weights = network_bytes(cast("torch.nn.Module", model.network))
+            speculation = load_speculation(options, draft, loaded, plan)
             disk = open_disk(spec, weight_files, dtype, options)
             if disk is not None:
                 undo.callback(disk.close)
+            config = engine_config(plan, options, dtype, loaded.invalid_token_ids)
             engine = Engine(network, spec, config, disk=disk, speculation=speculation)
-            guessing = engine.stats().speculation
             pack_weights(network)
-            weights_bytes = network_bytes(network) + draft_weights
             release_compute_threads()  # the steps run in another thread
             return_freed_memory()
             undo.pop_all()
-        return cls(
-            engine,
-            loaded,
-            template,
-            weights_bytes=weights_bytes,
-            plan=plan,
-            draft_state_bytes=0 if guessing is None else guessing.state_bytes,
-            pooling=options.pooling,
-            grammar_limits=options.grammar_limits,
-        )
+        return cls(engine, loaded, template, options, plan, network_bytes(network) + draft_bytes(speculation))
 
     # --- any thread ----------------------------------------------------------------------------
 

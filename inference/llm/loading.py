@@ -13,8 +13,9 @@ from inference.engine.config import EngineConfig, StatePlan
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.model_key import model_key
 from inference.errors import BlazrError, ModelLoadFailed
+from inference.host.machine import cpu_multiplies_bfloat16, keep_freed_memory
 from inference.llm.options import LLMOptions
-from inference.modelling.layer_specs import Dtype
+from inference.modelling.layer_specs import DTYPE_BYTES, Dtype
 from inference.modelling.spec import ModelSpec
 from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARS_PER_TOKEN = 32
 """A rendered conversation of more characters per token of context can't fit it."""
+
+
+SMALL_WEIGHTS_BYTES = 100 << 20
 
 
 class TextLoading:
@@ -128,6 +132,43 @@ def open_disk(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, optio
     numbers = f"{dtype} {options.quant} {options.device_kind} {options.block_size}"
     key = model_key(spec, weight_files, numbers, memo_dir=options.cache_dir / "digests")
     return DiskTier(options.cache_dir, key, options.cache_dir_bytes)
+
+
+def prepare_process(spec: ModelSpec, options: LLMOptions) -> Dtype:
+    """Set this process up for the load.
+
+    Returns:
+        The dtype to compute in.
+
+    Raises:
+        ModelLoadFailed: The device isn't there, or can't compute in that dtype.
+    """
+    check_device(options)
+    if options.device_kind == "cpu":
+        keep_freed_memory()
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    dtype = choose_dtype(spec, options)
+    check_dtype(options, dtype)
+    return dtype
+
+
+def choose_dtype(spec: ModelSpec, options: LLMOptions) -> Dtype:
+    """The dtype to compute in. ``auto`` is:
+
+    - on CUDA, as stored;
+    - on a CPU, float32 for models below 100 MiB (exact, and fast enough), and for weights that are stored so;
+    - bfloat16 for larger 16-bit models, if the processor multiplies it (AVX-512 BF16, AMX); otherwise float32:
+      emulated bfloat16 is several times slower.
+    """
+    if options.dtype != "auto":
+        return options.dtype
+    if options.device_kind == "cuda":
+        return spec.dtype
+    stored_bytes = spec.num_parameters() * DTYPE_BYTES[spec.dtype]
+    if stored_bytes < SMALL_WEIGHTS_BYTES or DTYPE_BYTES[spec.dtype] > 2 or not cpu_multiplies_bfloat16():
+        return "float32"
+    return "bfloat16"
 
 
 def check_device(options: LLMOptions) -> None:

@@ -16,8 +16,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.device import on_device
 from inference.engine.model_runner import TORCH_DTYPES, allocate_states
 from inference.errors import InvalidRequest
+from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
-from inference.llm.sizes import choose_dtype
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layer_specs import Dtype

@@ -9,15 +9,11 @@ from pathlib import Path
 import torch
 
 from inference.engine.config import SNAPSHOT_SHARE, StatePlan, plan_state_budget
-from inference.host.machine import cpu_multiplies_bfloat16
 from inference.llm.draft_loading import DraftCheckpoint, plan_draft
+from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
-from inference.modelling.layer_specs import DTYPE_BYTES, Dtype
 from inference.modelling.quantisation import weights_bytes
 from inference.modelling.spec import ModelSpec
-
-SMALL_WEIGHTS_BYTES = 100 << 20
-
 
 CACHE_SHARE = {"cpu": 0.25, "cuda": 0.95}
 """States get at most this share of the memory that is free once the weights are there, if nothing else is said."""
@@ -32,24 +28,6 @@ SNAPSHOT_BYTES = 1 << 30
 
 
 MAX_SNAPSHOTS = 256
-
-
-def choose_dtype(spec: ModelSpec, options: LLMOptions) -> Dtype:
-    """The dtype to compute in. ``auto`` is:
-
-    - on CUDA, as stored;
-    - on a CPU, float32 for models below 100 MiB (exact, and fast enough), and for weights that are stored so;
-    - bfloat16 for larger 16-bit models, if the processor multiplies it (AVX-512 BF16, AMX); otherwise float32:
-      emulated bfloat16 is several times slower.
-    """
-    if options.dtype != "auto":
-        return options.dtype
-    if options.device_kind == "cuda":
-        return spec.dtype
-    stored_bytes = spec.num_parameters() * DTYPE_BYTES[spec.dtype]
-    if stored_bytes < SMALL_WEIGHTS_BYTES or DTYPE_BYTES[spec.dtype] > 2 or not cpu_multiplies_bfloat16():
-        return "float32"
-    return "bfloat16"
 
 
 def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:

@@ -26,6 +26,8 @@ from inference.errors import Conflict, NotFound
 from inference.serving.generation import generation_start
 from inference.serving.served_models import served_model_cache_clear
 from inference.values.plan import Endpoint
+from models_registry.aliases import alias_delete
+from models_registry.selectors import checkpoint_get_by_name
 
 _STREAM = (
     "With stream: true the response is text/event-stream: one chunk per data line, data: [DONE] at the end. "
@@ -134,9 +136,6 @@ class ModelView(ApiView):
 
 
 def _alias_delete(name: str) -> None:
-    from models_registry.aliases import alias_delete
-    from models_registry.selectors import checkpoint_get_by_name
-
     if not alias_delete(name=name):
         checkpoint_get_by_name(name)
         raise Conflict(f"{name!r} is a checkpoint, not an alias; delete it on its page or with /api/delete.")

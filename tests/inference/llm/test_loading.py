@@ -11,7 +11,7 @@ import torch
 import inference.llm.loading as module
 from inference.errors import Conflict, CorruptCheckpoint, ModelLoadFailed
 from inference.llm.llm import LLM
-from inference.llm.loading import engine_config, open_disk
+from inference.llm.loading import choose_dtype, engine_config, open_disk
 from inference.llm.options import LLMOptions
 from inference.llm.sizes import needed_bytes, plan_states
 from tests.inference.llm.harness import OPTIONS, Checkpoint
@@ -79,3 +79,16 @@ def test_without_a_directory_or_a_cache_there_are_no_files(checkpoint: Checkpoin
     options = replace(OPTIONS, cache_dir=tmp_path / "cache" if values else None, **values)
     assert open_disk(checkpoint.spec, checkpoint.files, "float32", options) is None
     assert not (tmp_path / "cache").exists()
+
+
+def test_dtype_of_small_models_is_float32(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(checkpoint.spec, dtype="bfloat16")
+    large = replace(small, vocab_size=4_000_000)
+    monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: True)
+    assert choose_dtype(small, LLMOptions()) == "float32"
+    assert choose_dtype(large, LLMOptions()) == "bfloat16"
+    assert choose_dtype(replace(large, dtype="float32"), LLMOptions()) == "float32"
+    assert choose_dtype(large, LLMOptions(dtype="float16")) == "float16"
+    assert choose_dtype(small, LLMOptions(device="cuda:0")) == "bfloat16"
+    monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: False)
+    assert choose_dtype(large, LLMOptions()) == "float32"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 import inference.llm.sizes as module
 from inference.errors import OutOfCacheBlocks
 from inference.llm.options import LLMOptions
-from inference.llm.sizes import choose_dtype, load_sizes, needed_bytes, plan_states, with_fixed_states
+from inference.llm.sizes import load_sizes, needed_bytes, plan_states, with_fixed_states
 from tests.inference.llm.harness import Checkpoint
 
 
@@ -49,19 +47,6 @@ def test_states_on_a_device_follow_its_budget(checkpoint: Checkpoint, monkeypatc
     monkeypatch.setattr(module, "free_memory_bytes", lambda options: budget)
     needed = needed_bytes(checkpoint.spec, LLMOptions(device="cuda:0", max_num_seqs=1 << 16))
     assert 0.8 * budget < needed <= module.CUDA_SHARE * budget
-
-
-def test_dtype_of_small_models_is_float32(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = dataclasses.replace(checkpoint.spec, dtype="bfloat16")
-    large = dataclasses.replace(small, vocab_size=4_000_000)
-    monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: True)
-    assert choose_dtype(small, LLMOptions()) == "float32"
-    assert choose_dtype(large, LLMOptions()) == "bfloat16"
-    assert choose_dtype(dataclasses.replace(large, dtype="float32"), LLMOptions()) == "float32"
-    assert choose_dtype(large, LLMOptions(dtype="float16")) == "float16"
-    assert choose_dtype(small, LLMOptions(device="cuda:0")) == "bfloat16"
-    monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: False)
-    assert choose_dtype(large, LLMOptions()) == "float32"
 
 
 def test_sizes_of_a_load_add_up(checkpoint: Checkpoint) -> None:
