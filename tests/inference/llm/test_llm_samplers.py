@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from inference.llm.llm import LLM
-from tests.inference.llm.test_llm import OPTIONS, Checkpoint, deltas, ids_of, message, run, text_of
+from tests.inference.llm.harness import OPTIONS, Checkpoint, deltas, ids_of, message, run, text_of
 
 SAMPLERS = {
     "typical_p": {"typical_p": 0.7},

@@ -19,7 +19,7 @@ from inference.text.grammars.compiler import GrammarCompiler
 from inference.text.tool_calls.grammar import calls_grammar, output_grammar
 from inference.values.chat_options import ChatOptions
 from inference.values.grammar import Grammar
-from tests.inference.llm.test_llm import deltas, message, run, text_of
+from tests.inference.llm.harness import deltas, message, run, text_of
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
