@@ -1,6 +1,6 @@
-"""The OpenAPI document at /schema and /openapi.json, and a page of it at /docs.
+"""Serve the OpenAPI document at /schema and /openapi.json, and as a page at /docs.
 
-Nothing is loaded from elsewhere.
+The page loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _METHODS = ("get", "post", "put", "patch", "delete")
 
 @functools.cache
 def openapi_document() -> dict[str, Any]:
-    """The document, made once per process (routes don't change while it runs)."""
+    """Return the OpenAPI document, built once per process, because routes don't change at run time."""
     from drf_spectacular.generators import SchemaGenerator
 
     generator = SchemaGenerator()  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ def _page() -> str:
 
 
 class SchemaView(ApiView):
-    """GET /schema, and /openapi.json, where other servers have it."""
+    """GET /schema, and /openapi.json, the path of other servers."""
 
     schema = None
     public = True
@@ -68,7 +68,7 @@ class DocsView(ApiView):
     public = True
 
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """The document for people."""
+        """Return the document as a page."""
         return HttpResponse(await sync_to_async(_page)(), headers=_PAGE_HEADERS)
 
 
@@ -112,7 +112,7 @@ class Operation:
 
 
 def operations(document: Mapping[str, Any]) -> Iterator[Operation]:
-    """All operations of an OpenAPI document, by path."""
+    """Yield all operations of an OpenAPI document, by path."""
     for path, methods in document["paths"].items():
         for method in _METHODS:
             if method not in methods:
@@ -168,7 +168,7 @@ def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
 
 
 def _kind(document: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """A type in a few words, with its range."""
+    """Return a short description of a type, with its range."""
     if "$ref" in schema or "allOf" in schema:
         found = _resolved(document, schema)
         return _kind(document, found) if "enum" in found else "object"
@@ -191,5 +191,5 @@ def _kind(document: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 
 
 def _is_shown(document: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
-    """Not the helper components that stand for null and the empty string."""
+    """Whether a schema is shown; helper components for null and the empty string are not."""
     return _resolved(document, schema).get("enum") not in ([None], [""])

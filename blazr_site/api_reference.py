@@ -1,6 +1,6 @@
-"""Print the reference of the API as Markdown: ``python -m blazr_site.api_reference > docs/api-reference.md``.
+"""Print the reference of the API as Markdown, built from the OpenAPI document.
 
-The page is made from the OpenAPI document, so it says what the code does; a test compares the two.
+``python -m blazr_site.api_reference > docs/api-reference.md`` writes the page; a test compares page and document.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ TITLES = {
 }
 """Tags of the OpenAPI document in the order of the page."""
 IDEMPOTENCY_KEY = "Idempotency-Key"
-"""A header of each POST, which the head of the page names once."""
+"""A header of each POST, named once at the head of the page."""
 MAX_LINE_LENGTH = 108
 PAGES_ONLY = "/registry/"
-"""The JSON API of the pages, which is not for clients."""
+"""Paths of the pages' own JSON API, which clients don't use."""
 
 
 def reference() -> str:
-    """The page; Django has to be set up."""
+    """Return the page; Django has to be set up."""
     # Django isn't set up when this module is imported.
     from blazr_site.api_docs import openapi_document, operations
 
@@ -129,7 +129,7 @@ def _table(title: str, fields: Iterable[Field]) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """Text within a row: without line breaks, and without bare pipes, which would end the cell."""
+    """Return text for a table cell: without line breaks, and with escaped pipes."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -1,4 +1,4 @@
-"""The site as a Django application: its system checks, and a warning of variables without effect."""
+"""Define the site as a Django application, with system checks and a warning of unknown variables."""
 
 import logging
 
@@ -16,7 +16,7 @@ class BlazrSiteConfig(AppConfig):
     label = "blazr_site"
 
     def ready(self) -> None:
-        """Importing the modules does both. Children of ``blazr serve`` leave the warning to it."""
+        """Import both modules, which registers them, and warn; children of ``blazr serve`` don't warn again."""
         from blazr_site import celery, checks  # noqa: F401 - Django isn't set up before
         from blazr_site.settings import read  # Django reads its settings itself
 

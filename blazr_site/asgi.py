@@ -1,6 +1,6 @@
-"""The ASGI application: API, pages, WebSockets, and the life of the stream hub."""
+"""Define the ASGI application: API, pages, WebSockets, and start and end of the stream hub."""
 
-# The data directory and Django have to be ready before anything that uses models is imported.
+# The data directory and Django must be ready before modules that use models are imported.
 # ruff: noqa: E402
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TRACED_PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/infill", "/app
 
 
 class Http:
-    """Sends the API's paths to the bare handler, everything else through the pages' middleware."""
+    """Routes the API's paths to the bare handler, and other paths through the pages' middleware."""
 
     def __init__(self, api: Any, pages: Any) -> None:
         self._api = api
@@ -84,7 +84,7 @@ class Lifespan:
     """Starts the hub with the server and ends it after the last connection."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """The lifespan protocol."""
+        """Serve ASGI's lifespan protocol."""
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
@@ -99,7 +99,7 @@ class Lifespan:
                 return
 
 
-# Pages take pieces of uploads too, which bring their own, larger limit.
+# Pages also receive pieces of uploads, which need a larger limit.
 _PAGE_LIMIT = max(settings.BLAZR_MAX_BODY_BYTES, CHUNK_BYTES + (1 << 20))
 _FORM_BYTES = 1 << 16
 _LARGER = {"/v1/files": max(settings.BLAZR_MAX_BODY_BYTES, settings.BLAZR_MAX_FILE_BYTES + _FORM_BYTES)}
@@ -115,5 +115,5 @@ application = ProtocolTypeRouter(
     }
 )
 
-_ = get_resolver().url_patterns  # the views are imported now, not by the first request
+_ = get_resolver().url_patterns  # imports the views now, not in the first request
 freeze_objects()

@@ -1,9 +1,9 @@
-"""Django's ASGI handler for the API, without a thread and a second task for each request.
+"""Serve the API through Django's ASGI handler, without a thread and a second task per request.
 
-Django's own starts (and joins) a thread for every request, because it runs its signals' synchronous receivers there,
-and runs every request in two tasks. That was about half of the web process's time for a short request
-(docs/decisions/0013-the-way-outside-the-network.md). What a client sees is the same:
-requests end when the client goes away, and a thread with a database connection exists for requests that need one.
+Django's own handler starts a thread per request for synchronous signal receivers, and runs each request in two tasks.
+That costs about half of the web process's time for a short request
+(docs/decisions/0013-the-way-outside-the-network.md). Clients see no difference: a disconnect ends the request, and a
+request that uses the database gets a thread.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def _record_connection(connection: BaseDatabaseWrapper, **kwargs: object) -> Non
 
 
 class BareHandler(ASGIHandler):
-    """Serves requests without middleware and, unless a view asks for it, without a thread."""
+    """Serves requests without middleware and, unless a view needs one, without a thread."""
 
     def load_middleware(self, is_async: bool = False) -> None:
-        """What Django does for an empty list of middleware: each one that isn't async costs a hop through a thread."""
+        """Set up as Django does without middleware, because each synchronous middleware costs a thread hop."""
         self._fixed_routes: dict[str, ResolverMatch] = {}
         self._view_middleware: list[Any] = []
         self._template_response_middleware: list[Any] = []
@@ -58,7 +58,7 @@ class BareHandler(ASGIHandler):
         )
 
     def resolve_request(self, request: HttpRequest) -> ResolverMatch:
-        """As Django's; a path that is a route as it stands is looked up once: there are only so many of those."""
+        """Resolve a path as Django does, with a cache for routes without parameters, which are few."""
         found = self._fixed_routes.get(request.path_info)
         if found is None:
             found = super().resolve_request(request)
@@ -103,10 +103,10 @@ class BareHandler(ASGIHandler):
         signals.request_finished.send(sender=type(self))
 
     async def read_body(self, receive: Receive) -> Any:
-        """The whole body; one that comes in a single message stays in memory.
+        """Read the whole body; the body of a single message stays in memory.
 
         Raises:
-            RequestAborted: The client went away before its end.
+            RequestAborted: The client disconnected before the end of the body.
         """
         message: Message | None = await receive()
         if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
@@ -120,14 +120,14 @@ class BareHandler(ASGIHandler):
         return await super().read_body(from_the_first)
 
     async def _send_until_cancelled(self, response: HttpResponseBase, send: Send) -> None:
-        """Send it, unless the client leaves, takes nothing, or the server ends: the connection is closed then."""
+        """Send a response; close the connection if the client stalls or disconnects, or the server ends."""
         try:
             await self.send_response(response, send)
         except asyncio.CancelledError:
             cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
 
     async def send_response(self, response: HttpResponseBase, send: Send) -> None:
-        """Send a response; of an event stream each part as it is, in one message."""
+        """Send a response; each part of an event stream is one message."""
         if not isinstance(response, EventStream):
             await super().send_response(response, send)
             return
@@ -142,7 +142,7 @@ class BareHandler(ASGIHandler):
 
 
 class _UntilDisconnect:
-    """Cancels the block when the client goes away, and ends it quietly then.
+    """Cancels the block when the client disconnects, and suppresses that cancellation.
 
     Any other cancellation passes through.
     """
@@ -166,7 +166,7 @@ class _UntilDisconnect:
 
     async def _watch(self) -> None:
         message = await self._receive()
-        # The body was read: nothing else can come (ASGI's HTTP specification).
+        # After the body, only a disconnect can arrive (ASGI's HTTP specification).
         assert message["type"] == "http.disconnect", message["type"]
         self._is_gone = True
         self._task.cancel()

@@ -1,6 +1,6 @@
-"""ASGI wrapper that stops request bodies at a limit, while they arrive.
+"""Limit request bodies while they arrive, as an ASGI wrapper.
 
-Django would spool a body of any length to disk before a view could refuse it.
+Without the wrapper, Django spools a body of any length to disk before a view can refuse it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 BODY_TIMEOUT_S = 60.0
-"""Longest pause within a body; a client that drips for longer is cut."""
+"""Longest pause in seconds within a body; the connection of a slower client is closed."""
 
 
 class BodyLimit:
-    """Answers 413 to bodies over ``max_bytes`` and closes the connection.
+    """Responds 413 to bodies over ``max_bytes`` and closes the connection.
 
     Args:
-        app: The application behind.
-        max_bytes: Most bytes of a body; a declared length over it is refused unread.
-        larger: Paths with a limit of their own, for callers who may call at all: strangers can't fill the disk.
+        app: The wrapped application.
+        max_bytes: Limit of a body; a larger declared length is refused without reading the body.
+        larger: Paths with a larger limit, for authenticated callers only, so that others can't fill the disk.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, larger: Mapping[str, int] | None = None) -> None:
@@ -82,7 +82,7 @@ class BodyLimit:
 
 
 async def _is_known(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the caller gets past the door; what is wrong with the key is told by the view."""
+    """Whether the caller is authenticated; the view reports errors of the key."""
     authorization = headers.get(b"authorization")
     try:
         return await principal_from_headers(authorization.decode("latin1") if authorization else None) is not None
@@ -91,4 +91,4 @@ async def _is_known(headers: Mapping[bytes, bytes]) -> bool:
 
 
 class _TooLarge(Exception):
-    """Unwinds the application from inside ``receive``."""
+    """Raised in ``receive`` to unwind the application."""

@@ -1,4 +1,4 @@
-"""The Celery application."""
+"""Define the Celery application."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blazr_site.process_environment import use_settings
 
 use_settings()
 
-# It warns of pickled messages under root; only JSON is accepted here (settings.celery).
+# As root, Celery warns of pickled messages; settings.celery accepts only JSON.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 app = Celery("blazr")

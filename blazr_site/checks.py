@@ -1,4 +1,4 @@
-"""System checks: what would fail at first use fails at start, in one sentence each."""
+"""Define system checks that report at the start the errors that would occur at first use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from blazr_site.settings import read
 
 @register
 def data_directory(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    """The data directory can be written and its secrets can't be read by others."""
+    """Check that the data directory is writable and its secrets are private."""
     directory: Path = settings.BLAZR_DATA_DIR
     if not directory.exists():
-        return []  # made by the first process that starts
+        return []  # the first process that starts creates it
     if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
         return [
             Error(
@@ -39,13 +39,13 @@ def data_directory(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
 
 @register
 def variable_names(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Variables with our prefix that nothing reads are misspelt or retired."""
+    """Warn of variables with blazr's prefix that are misspelt or retired."""
     return [Warning(sentence, hint=advice, id="blazr.W001") for sentence, advice in read.warnings()]
 
 
 @register(deploy=True)
 def host_names(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    """A site that others reach should know its names."""
+    """Warn if a site beyond loopback has no BLAZR_ALLOWED_HOSTS."""
     if "*" in settings.ALLOWED_HOSTS:
         return [
             Warning(

@@ -1,4 +1,4 @@
-"""Child processes of the supervisor: started in sessions of their own, watched, logged, stopped."""
+"""Start, watch, log and stop the supervisor's child processes, each in its own session."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Program:
     """One supervised process.
 
     Attributes:
-        name: Prefix of its log lines, name of its log file.
+        name: Prefix of the log lines, and name of the log file.
         grace_s: Seconds from SIGTERM to SIGKILL.
-        restart: Start it again when it ends by itself.
+        restart: Whether the process is restarted when it ends by itself.
     """
 
     name: str
@@ -43,8 +43,8 @@ class Child:
     """Keeps one program running.
 
     Args:
-        report: Shows one line of its output.
-        on_exit: Called with the exit code each time the process ended by itself, before it is started again.
+        report: Shows one line of the process's output.
+        on_exit: Called with the exit code each time the process ends by itself, before a restart.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Child:
         self._task = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
-        """SIGTERM, the grace time, then SIGKILL for the whole session."""
+        """Send SIGTERM, wait the grace time, then send SIGKILL to the whole session."""
         self._stopping = True
         self._signal(signal.SIGTERM)
         if self._task is None:
@@ -89,7 +89,7 @@ class Child:
             await self._task
 
     def kill(self) -> None:
-        """SIGKILL, at once."""
+        """Send SIGKILL at once."""
         self._stopping = True
         self._signal(signal.SIGKILL)
 
@@ -165,7 +165,7 @@ class Child:
 
 
 def _die_with_parent() -> None:
-    """In the child, before it becomes the program: it must not outlive a supervisor that was killed."""
+    """Make the child end with its supervisor, even if that is killed; runs in the child before exec."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

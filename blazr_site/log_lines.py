@@ -1,5 +1,6 @@
-"""One log record, one line: control characters of user-written text can't forge records or drive a terminal, and the
-secret part of an API key that got into one stays out of the log.
+"""Format each log record as one line, without control characters and without secrets of API keys.
+
+Escaped control characters of user-written text can't forge records or control a terminal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class UnexpectedResponses(logging.Filter):
-    """Drop Django's log lines about 503: readiness probes get it on purpose, once a second."""
+    """Drops Django's log lines about 503, because readiness probes get 503 regularly, once a second."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is logged."""
@@ -26,7 +27,7 @@ class UnexpectedResponses(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """Escapes control characters; a traceback keeps its line breaks, indented, so that a record stays recognisable."""
+    """Escapes control characters; the lines of a traceback are indented, so that records can be told apart."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Format the message itself on one line."""
@@ -40,12 +41,13 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record, ASCII only: time, level, logger, message; and where they are known, the request, its
-    trace, the facts that the record came with, the traceback.
+    """Formats a record as a JSON object in ASCII: time, level, logger, message.
+
+    Further members, where known: the request, its trace, the record's own fields, the traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Return the record as one line."""
         shown: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

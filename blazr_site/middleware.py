@@ -1,4 +1,4 @@
-"""Middleware of the pages."""
+"""Add the content security policy to the pages' responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
-# Scripts only from our own files. Styles may be inline: widths of bars are data. The pages load nothing from elsewhere.
+# Scripts come only from this site. Styles may be inline, because widths of bars are data.
 POLICY = (
     "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
@@ -20,7 +20,7 @@ Handler = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Aw
 
 @sync_and_async_middleware
 def content_security_policy(get_response: Handler) -> Handler:
-    """Send the pages' content security policy with every response that doesn't bring its own."""
+    """Send the pages' content security policy with each response that has none of its own."""
     from asgiref.sync import iscoroutinefunction
 
     if iscoroutinefunction(get_response):

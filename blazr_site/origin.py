@@ -1,4 +1,4 @@
-"""Who may open a WebSocket: pages of this site with their cookies, and programs without any."""
+"""Admit WebSockets from pages of this site with cookies, and from programs without cookies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ASGIApp = Callable[[Scope, Callable[..., Awaitable[Any]], Callable[..., Awaitabl
 class SameOrigin:
     """Refuses handshakes from pages of other sites.
 
-    Browsers send cookies along with a WebSocket handshake that any page starts, and no CSRF token protects it. So:
+    A browser sends cookies with a WebSocket handshake of any page, and no CSRF token protects the handshake. So:
 
-    - With an Origin header, its host must be the Host header's (which must be one of ALLOWED_HOSTS), or the origin
-      be one of CSRF_TRUSTED_ORIGINS. Channels' own validator would accept every origin when ALLOWED_HOSTS is "*".
-    - Without one the client is no browser: it is let in, but its cookies are taken away, so that it needs a key.
+    - With an Origin header, the origin's host must equal the Host header, which must be in ALLOWED_HOSTS, or the origin
+      must be in CSRF_TRUSTED_ORIGINS. Channels' own validator accepts every origin if ALLOWED_HOSTS is "*".
+    - Without an Origin header the client is no browser. It is admitted without its cookies, so it needs a key.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,7 +1,7 @@
-"""What a process of blazr gives to itself and to its children through the environment.
+"""Pass the command line and the worker's identity to a process and its children by the environment.
 
-Settings are read from the environment by ``blazr_site.settings`` only. Here is what has to be there before they are
-read: Django's settings module, and one internal variable with the command line and the worker's place in the site.
+Only ``blazr_site.settings`` reads settings from the environment. This module sets the variables that must exist before:
+Django's settings module, and one internal variable with the command line and the worker's identity.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _VARIABLE = "_BLAZR_PROCESS"
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """What the command line said, and which process of the site this is.
+    """Options of the command line, and the identity of this process in the site.
 
     Attributes:
-        options: Variable to the option that sets it and the value as it was typed; a list for a repeatable one.
-        config_file: Of ``--config``, absolute; None: not given.
+        options: Map of a variable to its option and the value as typed; a list of values for a repeatable option.
+        config_file: Absolute path of ``--config``; None: not given.
         worker_id: Name of a worker that ``blazr serve`` starts; None: it chooses one.
         preload: Ids of the checkpoints that this worker loads at its start and keeps.
         is_child: Whether ``blazr serve`` started this process.
@@ -36,7 +36,7 @@ class ProcessOptions:
 
 
 def process_options() -> ProcessOptions:
-    """The options of this process."""
+    """Return the options of this process."""
     text = os.environ.get(_VARIABLE)
     if not text:
         return ProcessOptions()
@@ -46,12 +46,12 @@ def process_options() -> ProcessOptions:
 
 
 def use_options(options: ProcessOptions) -> None:
-    """Set the options of this process; to be called before the settings are read."""
+    """Set the options of this process; call it before the settings are read."""
     os.environ[_VARIABLE] = _to_json(options)
 
 
 def use_settings() -> None:
-    """Choose the settings of this site, unless others are chosen already."""
+    """Set DJANGO_SETTINGS_MODULE to this site's settings, unless it is set already."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
 
 
@@ -62,10 +62,10 @@ def child_environment(
     preload: tuple[str, ...] = (),
     **variables: str,
 ) -> dict[str, str]:
-    """Environment of a child of ``blazr serve``: this process's, with what is different there.
+    """Return the environment of a child of ``blazr serve``: this process's environment with the given changes.
 
     Args:
-        options: Variables to set as the command line does.
+        options: Variables to set as options of the command line do.
         worker_id, preload: See ``ProcessOptions``.
         variables: Further environment variables.
     """

@@ -1,7 +1,7 @@
-"""Static files without a second server: found by Django's finders, revalidated by the browser.
+"""Serve static files without a second server: Django finds them, the browser revalidates them.
 
-``no-cache`` makes the browser ask each time; the response is 304 by Last-Modified. So a page never runs with
-the script of an older version, and there is nothing to collect or to hash.
+``no-cache`` makes the browser revalidate each time; the response is 304 by Last-Modified. So a page never runs the
+script of an older version, and collectstatic and hashed names aren't needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 
 
 def static_file(request: HttpRequest, path: str) -> HttpResponseBase:
-    """One file of an application's ``static`` directory."""
+    """Return one file of an application's ``static`` directory."""
     response = serve(request, path, insecure=True)
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Content-Type-Options"] = "nosniff"

@@ -1,9 +1,9 @@
-"""The processes of one machine: Redis, workers, beat, web; started in order, watched, drained in order.
+"""Supervise the processes of one machine: Redis, workers, beat and web.
 
-Start: Redis answers PING, then workers, beat and web together, until each has shown that it is ready. A process
-that ends is started again with growing pauses; without Redis nothing can go on, so its end ends
-everything. Stop: web first (it takes nothing new and finishes its streams), then the workers (running requests may
-end, the others go back to their queues), beat, and Redis last. A second signal kills all of them.
+Start: Redis first, until it replies to PING; then workers, beat and web together, until each is ready. A process that
+ends is restarted with growing pauses, except Redis: its end stops the site. Stop: web first (finishes its streams and
+accepts nothing new), then the workers (finish running requests and requeue the others), beat, and Redis last. A second
+signal kills all processes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ POOL = "inference.worker.pool:EnginePool"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What the supervisor runs.
+    """Describes the site that the supervisor runs.
 
     Attributes:
         data_dir, log_dir, runtime_dir: Directories; the last one holds the socket.
-        redis_url: As redis-py spells it.
-        redis_socket: Where the embedded server listens; None: the server at ``redis_url`` is somebody else's.
-        devices: One worker for each.
-        preload: Checkpoint ids that every worker loads and keeps, with their names.
-        drain_grace_s: Seconds that running requests get at shutdown.
+        redis_url: Address in redis-py's notation.
+        redis_socket: Socket of the embedded server; None: the server at ``redis_url`` is external.
+        devices: Devices, with one worker each.
+        preload: Ids and names of the checkpoints that every worker loads and keeps.
+        drain_grace_s: Seconds for running requests to finish at shutdown.
     """
 
     host: str
@@ -66,7 +66,7 @@ class Site:
 
     @property
     def options(self) -> dict[str, str]:
-        """Settings that the start has fixed, the same in all children."""
+        """Settings that were chosen at the start, the same in all children."""
         return {"BLAZR_DATA_DIR": str(self.data_dir), "BLAZR_PORT": str(self.port)}
 
     @property
@@ -79,7 +79,7 @@ class Site:
 
 
 class Supervisor:
-    """Runs a site until a signal, or until it can't go on."""
+    """Runs a site until a signal or a fatal error."""
 
     def __init__(self, site: Site, console: Console) -> None:
         self._site = site
@@ -97,7 +97,7 @@ class Supervisor:
         """Start everything, call ``on_ready``, and keep it running.
 
         Returns:
-            0 after a signal; 1 if the site could not start or go on.
+            0 after a signal; 1 if the site could not start or continue.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -121,7 +121,7 @@ class Supervisor:
     # --- start
 
     async def _until_stopped(self, work: object) -> None:
-        """Run ``work``, but no longer than until a signal."""
+        """Run ``work`` until it ends or a signal arrives."""
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -197,7 +197,7 @@ class Supervisor:
         ]
 
     def _child(self, program: Program, on_exit: Callable[[int], None] | None = None, *, quiet: bool = False) -> Child:
-        """A child; a quiet one writes to its log only."""
+        """Create a child process; a quiet one writes only to its log."""
 
         def ended(code: int) -> None:
             if on_exit is not None:
@@ -220,10 +220,10 @@ class Supervisor:
         )
 
     async def _poll(self, name: str, child: Child | None, check: Callable[[], object], interval_s: float) -> None:
-        """Wait until ``check`` gives something true.
+        """Wait until ``check`` returns a true value.
 
         Raises:
-            Unavailable: The process ends again and again, or time is over.
+            Unavailable: The process ends repeatedly, or the time limit has passed.
         """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
@@ -256,7 +256,7 @@ class Supervisor:
                 reader, writer = await asyncio.open_connection(host, self._site.port)
                 try:
                     writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                    # Any answer will do: which names the site answers to is the operator's choice.
+                    # Any status suffices, because ALLOWED_HOSTS may refuse this host name.
                     return (await reader.readline()).startswith(b"HTTP/1.1 ")
                 finally:
                     writer.close()
@@ -275,7 +275,7 @@ class Supervisor:
         return WorkerState.from_json(payload) if payload else None
 
     async def _models_ready(self) -> None:
-        """Show the loads of the models from the command line; one that fails is told, and the site goes on."""
+        """Show the loading of the command line's models; a failure is reported, and the site continues."""
         columns = (
             TextColumn("  [cyan]↻[/cyan] {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
             TextColumn("[dim]{task.fields[stage]}[/dim]"),
@@ -316,7 +316,7 @@ class Supervisor:
             self._stop.set()
 
     def _release(self, worker_id: str) -> Callable[[int], None]:
-        """When a worker dies, its requests go on in the next one at once, not when their leases expire."""
+        """Return a callback that requeues a dead worker's requests at once, before their leases expire."""
 
         def release(code: int) -> None:
             from inference.worker.lease import release_worker  # torch comes with them
@@ -353,7 +353,7 @@ class Supervisor:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -361,10 +361,10 @@ def free_port(host: str) -> int:
 
 
 def check_port(host: str, port: int) -> None:
-    """Fail now rather than after everything else has started.
+    """Check that a port can be bound, before other processes start.
 
     Raises:
-        Unavailable: The address isn't ours, or somebody listens there.
+        Unavailable: The address isn't local, or another process listens on the port.
     """
     try:
         infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -378,7 +378,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def run_site(site: Site, console: Console, on_ready: Callable[[], None]) -> int:
-    """``Supervisor.run`` on a loop of its own."""
+    """Run the supervisor in a new event loop."""
     return asyncio.run(_run(site, console, on_ready))
 
 
@@ -387,6 +387,6 @@ async def _run(site: Site, console: Console, on_ready: Callable[[], None]) -> in
 
 
 def device_list(text: str) -> tuple[str, ...]:
-    """``cuda:0,cuda:1`` as a tuple; one worker for each."""
+    """Split ``cuda:0,cuda:1`` into a tuple of devices, with one worker each."""
     devices: Sequence[str] = [part.strip() for part in text.split(",") if part.strip()]
     return tuple(devices) or ("auto",)

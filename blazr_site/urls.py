@@ -1,4 +1,4 @@
-"""URLs: the API, the pages, the admin, static files; and who words the errors of paths that nothing serves."""
+"""Route URLs to the API, the pages, the admin and static files, and set the error handlers."""
 
 from __future__ import annotations
 

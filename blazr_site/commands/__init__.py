@@ -1,1 +1,1 @@
-"""One module per command of ``blazr``, with ``run(arguments) -> exit code``; ``arguments`` has their parsers."""
+"""Commands of ``blazr``: a module each with ``run(arguments) -> exit code``; ``arguments`` has parsers."""

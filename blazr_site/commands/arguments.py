@@ -1,6 +1,6 @@
-"""The commands of ``blazr``: what each is for, what it takes, and what has to be set up before it runs.
+"""Define the commands of ``blazr``: help, options, and the parts to set up before each runs.
 
-Light, so that ``blazr --help`` is instant: a command's module is imported when it runs.
+The module imports little, so that ``blazr --help`` is fast; a command's module is imported when it runs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 from inference.values.principal import DEFAULT_SCOPES, SCOPES
 
 Needs = Literal["nothing", "settings", "applications", "site", "database"]
-"""What is set up before a command's module is imported: nothing; the settings; Django's applications, too, without a
-data directory (``applications``), with one (``site``), or with one and the tables up to date (``database``)."""
+"""Parts that are set up before a command's module is imported: nothing; the settings; Django without a data directory
+(``applications``); Django with one (``site``); Django with one and up-to-date tables (``database``)."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEMO_DIRECTORY = "models/demo"
@@ -48,7 +48,7 @@ SERVE_OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--threads", "BLAZR_NUM_THREADS", "N", "compute threads of a CPU worker (the cores)"),
     ("--log-level", "BLAZR_LOG_LEVEL", "LEVEL", "DEBUG, INFO, WARNING or ERROR (INFO)"),
 )
-"""Option of ``blazr serve``, variable that it sets, and its place in --help. The settings check the values."""
+"""Option of ``blazr serve``, its variable, metavar and help. The settings check the values."""
 
 OPTION_OF = {variable: option for option, variable, _, _ in SERVE_OPTIONS} | {
     "BLAZR_DATA_DIR": "--data-dir",
@@ -63,8 +63,8 @@ class Command:
     """One command.
 
     Attributes:
-        help: What it is for.
-        add_arguments: Adds its options to a parser. An option that sets a variable has its name as destination.
+        help: Purpose of the command.
+        add_arguments: Adds the options to a parser. An option of a variable has the variable as destination.
         needs: See ``Needs``.
     """
 
@@ -74,7 +74,7 @@ class Command:
 
 
 def add_site_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--config`` and ``--data-dir``."""
+    """Add ``--config`` and ``--data-dir``."""
     parser.add_argument("--config", metavar="FILE", help="settings in TOML (blazr.toml here or in the data directory)")
     parser.add_argument(
         "--data-dir", dest="BLAZR_DATA_DIR", metavar="DIR",
@@ -83,7 +83,7 @@ def add_site_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    """Each option has a variable, which the option overrules."""
+    """Add the options of ``blazr serve``; each overrides a variable."""
     parser.add_argument(
         "--model", action="append", dest="BLAZR_MODEL", metavar="[NAME=]MODEL",
         help="directory, .safetensors file or HuggingFace id to load and keep; repeatable (BLAZR_MODEL)",
@@ -100,13 +100,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """``blazr config`` takes what ``blazr serve`` takes."""
+    """Add the options of ``blazr config``, which include those of ``blazr serve``."""
     add_serve_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--model``, ``--vocab`` and ``--override``."""
+    """Add ``--model``, ``--vocab`` and ``--override``."""
     parser.add_argument("--model", required=True, help="a directory, a .safetensors file, or a HuggingFace id; 'demo'")
     parser.add_argument(
         "--vocab", help="cl100k_base, o200k_base, llama3, deepseek_v3, or a .tiktoken file (default: detected)"
@@ -121,7 +121,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
-    """How the model is loaded in this process."""
+    """Add the options of loading a model in this process."""
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument("--quant", default="none", choices=("none", "int8", "int4"), help="quantise while loading")
@@ -131,7 +131,7 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate(parser: argparse.ArgumentParser) -> None:
-    """The defaults are the original's, not OpenAI's."""
+    """Add the options of ``blazr generate``, whose defaults differ from OpenAI's."""
     add_model_arguments(parser)
     parser.add_argument("--prompt", required=True, help="the text to continue")
     parser.add_argument("--max-tokens", type=int, default=100, help="most tokens to generate (default 100)")

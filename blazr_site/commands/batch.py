@@ -1,4 +1,4 @@
-"""``blazr batch run``: a file of requests in, a file of answers out, without a server."""
+"""Run ``blazr batch run``: compute a file of requests without a server."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from models_registry.detection.inspection import Inspection
 EXIT_SOME_FAILED = 1
 MAX_SHOWN = 10
 WINDOW_FACTOR = 2
-"""Lines in the engine's hands for each that it computes: the next is there when one ends."""
+"""Lines in the engine per line that it computes, so that a next line is ready when one ends."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the file; the models that the lines name are not looked at, ``--model`` answers them all."""
+    """Run the file with ``--model``; the models in the lines are ignored."""
     if not 1 <= arguments.max_num_seqs <= 4096:
         raise InvalidRequest(
             f"--max-num-seqs is {arguments.max_num_seqs}, it must be from 1 to 4096.", param="max_num_seqs"
@@ -63,7 +63,7 @@ def _run(
     outputs: IO[bytes],
     refusals: IO[bytes],
 ) -> int:
-    """Returns how many lines ended with an error."""
+    """Run the lines that have no output yet; returns the number of lines with an error."""
     served = _served(arguments.model, inspection, llm)
     num_failed = tokens = 0
     started = time.monotonic()
@@ -74,7 +74,7 @@ def _run(
         for result in run_lines(llm, lines, resolve=partial(plan_for_model, model=served), window=window):
             file = refusals if result.is_error else outputs
             file.write(result.payload.encode() + b"\n")
-            # Not fsync: a killed process loses nothing of it, and a lost line is run again.
+            # No fsync: a killed process loses no flushed line, and a lost line is run again.
             file.flush()
             num_failed += result.is_error
             tokens += result.completion_tokens
@@ -84,10 +84,10 @@ def _run(
 
 
 def _check(source: Path) -> int:
-    """Read the whole file once; returns the number of its lines.
+    """Validate the whole file; returns the number of lines.
 
     Raises:
-        InvalidRequest: It can't be read, or lines are wrong.
+        InvalidRequest: The file can't be read, or lines are wrong.
     """
     problems: list[str] = []
     seen: dict[str, int] = {}
@@ -114,10 +114,10 @@ def _check(source: Path) -> int:
 
 
 def _completed(output: Path) -> set[str]:
-    """The custom_ids that an earlier run has answered; a line that it left half-written is cut off.
+    """Return the custom_ids that an earlier run has finished; a half-written last line is cut off.
 
     Raises:
-        InvalidRequest: The file is something else.
+        InvalidRequest: The file is no output of a batch.
     """
     if not output.exists():
         return set()
@@ -146,7 +146,7 @@ def _lines(source: Path, model: str) -> Iterator[InputLine]:
 
 
 def _served(name: str, inspection: Inspection, llm: LLM) -> ServedModel:
-    """The model as the API's checks know it."""
+    """Return the model in the form that the API's checks take."""
     return ServedModel(
         checkpoint_id="",
         name=name,

@@ -1,4 +1,4 @@
-"""``blazr config``: the settings in force, and where each value comes from."""
+"""Run ``blazr config``: print the settings in force and the source of each value."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """A setting as it is in force.
+    """A setting in force.
 
     Attributes:
-        key: In ``blazr.toml``.
-        variable: Of the environment.
-        value: As it was given, or the default; None: none. Secrets are masked.
+        key: Key in ``blazr.toml``.
+        variable: Environment variable.
+        value: The value as given, or the default; None: no value. Secrets are masked.
         source: ``command line``, ``environment``, ``file`` or ``default``.
         place: Option, variable, or file and key; empty for a default.
     """
@@ -39,7 +39,7 @@ class InForce:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a table or JSON; what has no effect is named on the error stream."""
+    """Print a table or JSON; variables without effect are reported on the error stream."""
     rows = [in_force(variable) for variable in sorted(read.KNOWN.values(), key=lambda item: item.key)]
     file = sources.config_file().path
     if arguments.json:
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_force(variable: read.Variable) -> InForce:
-    """The value of a variable and its source."""
+    """Return the value of a variable and its source."""
     found = sources.find(variable.name)
     if found is None:
         return InForce(variable.key, variable.name, variable.default or None, "default", "")
@@ -67,7 +67,7 @@ def in_force(variable: read.Variable) -> InForce:
 
 
 def masked(value: Any) -> str:
-    """A secret as it may be shown: of a URL everything but the password, of others nothing."""
+    """Return a masked secret: a URL without its password; any other value hidden completely."""
     text = str(value)
     return _PASSWORD.sub(MASK, text) if "://" in text else MASK
 

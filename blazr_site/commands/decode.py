@@ -1,4 +1,4 @@
-"""``blazr decode``: token ids to text."""
+"""Run ``blazr decode``: print the text of token ids."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def vocabulary_spec(vocabulary: str) -> TokenizerSpec:
-    """A TokenizerSpec for a built-in vocabulary's name or a .tiktoken file.
+    """Return a TokenizerSpec for a built-in vocabulary's name or a .tiktoken file.
 
     Raises:
-        InvalidRequest: Neither.
+        InvalidRequest: The text is neither.
     """
     if vocabulary in VOCABULARIES:
         return TokenizerSpec("builtin", VOCABULARIES[vocabulary][1], name=vocabulary)

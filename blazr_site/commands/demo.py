@@ -1,4 +1,4 @@
-"""``blazr demo``: train the demo model from the Python help, offline."""
+"""Run ``blazr demo``: train the demo model from the Python help, offline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inference.errors import InvalidRequest
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, write, and print where the files are and how well the model predicts."""
+    """Train and write the model, then print its directory and its bits per character."""
     steps = DEFAULT_STEPS if arguments.steps is None else arguments.steps
     if not 1 <= steps <= 100_000:
         raise InvalidRequest(f"--steps is {steps}, it must be from 1 to 100000.", param="steps")

@@ -1,4 +1,4 @@
-"""``blazr generate``: continue a prompt in this terminal, without a server."""
+"""Run ``blazr generate``: continue a prompt in this terminal, without a server."""
 
 from __future__ import annotations
 

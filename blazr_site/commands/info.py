@@ -1,4 +1,4 @@
-"""``blazr info``: what a checkpoint is, layer by layer, and how sure we are of each fact."""
+"""Run ``blazr info``: describe a checkpoint layer by layer, with the evidence of each fact."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _print_sizes(console: Console, description: Mapping[str, Any]) -> None:
 
 def _print_layers(console: Console, layers: Sequence[Mapping[str, Any]]) -> None:
     rows = table("layer", "kind", "sizes", "parameters", right=("parameters",), title="Layers")
-    # Equal neighbours share a row: a 40-layer model reads as a handful of lines.
+    # Equal neighbouring layers share a row, so that a 40-layer model needs few rows.
     start = 0
     for stop in range(1, len(layers) + 1):
         first = layers[start]

@@ -1,4 +1,4 @@
-"""``blazr key``: make, list and revoke the API keys of a data directory; a running server sees it within a second."""
+"""Run ``blazr key``: create, list and revoke API keys; a running server follows within a second."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    """Print the key to standard output and nothing else there, so that a script can take it."""
+    """Print only the key to standard output, so that a script can read it."""
     names = [name for name in (arguments.name, arguments.named) if name is not None]
     if len(names) != 1:
         raise InvalidRequest("give the key one name: blazr key create NAME.", param="name")
@@ -66,7 +66,7 @@ def _expiry(days: int | None, date: str | None) -> datetime | None:
 
 
 def _rules(row: ApiKey) -> str:
-    """A key's scopes, models and limits in few words; those that are as usual are left out."""
+    """Return a short text of a key's scopes, models and limits, without defaults."""
     parts = [] if set(row.scopes) == set(DEFAULT_SCOPES) else ["+".join(row.scopes)]
     parts += [f"only {', '.join(row.allowed_models)}"] if row.allowed_models else []
     limits = (row.requests_per_minute, row.tokens_per_minute, row.max_concurrent, row.max_queued_lines)
@@ -81,7 +81,7 @@ def _list() -> int:
         console.print("No API keys yet. Try: blazr key create NAME")
         return 0
     short = ("prefix", "created", "state")
-    # Only the name, which is free text, may be folded: a prefix in two lines could not be copied.
+    # Only the name may be folded; a prefix in two lines could not be copied.
     listed = table(*short, "name", *(["rules"] if any(_rules(row) for row in rows) else []), whole=short)
     now = timezone.now()
     for row in rows:
@@ -98,7 +98,7 @@ def _list() -> int:
 
 
 def _revoke(text: str) -> int:
-    # Of a whole key only the public part goes on: an error must not show the rest.
+    # Only the public part of a whole key is used, because an error must not show the secret.
     prefix = text.removeprefix(f"{KEY_MARK}_").partition("_")[0]
     row = api_key_revoke(prefix=prefix)
     sys.stdout.write(f"{row.name} ({row.prefix}) is revoked.\n")

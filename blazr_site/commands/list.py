@@ -1,4 +1,4 @@
-"""``blazr list``: the registered checkpoints."""
+"""Run ``blazr list``: print the registered checkpoints."""
 
 from __future__ import annotations
 

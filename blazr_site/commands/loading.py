@@ -18,7 +18,7 @@ from models_registry.detection.inspection import Inspection, inspect_checkpoint
 
 
 def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:
-    """``--override`` and ``--vocab`` as facts; values are read as JSON where they can be."""
+    """Return ``--override`` and ``--vocab`` as facts; values are parsed as JSON where possible."""
     overrides: dict[str, Any] = {}
     for item in arguments.override:
         fact, separator, value = item.partition("=")
@@ -34,12 +34,12 @@ def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def inspect_model(arguments: argparse.Namespace) -> Inspection:
-    """Find and inspect what ``--model`` names."""
+    """Find and inspect the checkpoint of ``--model``."""
     return inspect_checkpoint(resolve_model(arguments.model), overrides=overrides_from(arguments))
 
 
 def inspect_to_run(arguments: argparse.Namespace) -> Inspection:
-    """``inspect_model``; what is doubtful about it goes to the terminal's error stream."""
+    """Inspect the checkpoint of ``--model``, and print its warnings to the error stream."""
     inspection = inspect_model(arguments)
     for warning in inspection.warnings:
         stderr.print(f"[yellow]note:[/] {warning}", highlight=False)
@@ -47,7 +47,7 @@ def inspect_to_run(arguments: argparse.Namespace) -> Inspection:
 
 
 def load_to_run(arguments: argparse.Namespace, inspection: Inspection, *, max_num_seqs: int = 64) -> LLM:
-    """Load the model as ``--cpu``, ``--dtype``, ``--quant`` and ``--speculative`` say, with a progress bar."""
+    """Load the model with ``--cpu``, ``--dtype``, ``--quant`` and ``--speculative``, with a progress bar."""
     options = LLMOptions(
         device=choose_device(force_cpu=arguments.cpu),
         dtype=arguments.dtype,
@@ -67,7 +67,7 @@ def load_to_run(arguments: argparse.Namespace, inspection: Inspection, *, max_nu
 
 
 def _draft(options: SpeculativeOptions | None) -> DraftCheckpoint | None:
-    """The draft model that the options name, found as ``--model`` is."""
+    """Return the draft model of the options, found like ``--model``."""
     if options is None or not options.draft_model:
         return None
     found = inspect_checkpoint(resolve_model(options.draft_model))
@@ -75,7 +75,7 @@ def _draft(options: SpeculativeOptions | None) -> DraftCheckpoint | None:
 
 
 def choose_device(*, force_cpu: bool) -> str:
-    """``cuda:0`` when there is one, unless the CPU is asked for."""
+    """Return ``cuda:0`` if there is one, unless ``force_cpu``."""
     if force_cpu:
         return "cpu"
     return "cuda:0" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""What several commands share: find the checkpoint that ``--model`` names, and show progress."""
+"""Find the checkpoint of ``--model`` and show progress, for several commands."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ stderr = Console(stderr=True)
 
 
 def resolve_model(name: str) -> Path:
-    """The checkpoint's path: the shipped demo, an existing path, or a download from the hub.
+    """Return the checkpoint's path: the shipped demo, an existing path, or a download from the hub.
 
     Raises:
-        InvalidRequest: Nothing of that name is here, and it isn't a hub id.
+        InvalidRequest: The name is no existing path and no hub id.
         BlazrError: The download failed.
     """
     path = Path(name).expanduser()
@@ -42,7 +42,7 @@ def resolve_model(name: str) -> Path:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Any]:
-    """A bar on the error stream; yields ``report(share, detail)``."""
+    """Show a bar on the error stream; yields ``report(share, detail)``."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(title, total=1.0)
@@ -55,7 +55,7 @@ def progress_bar(title: str) -> Iterator[Any]:
 
 @contextmanager
 def step_bar(title: str, total: int) -> Iterator[tuple[Progress, Any]]:
-    """A bar that counts steps and shows a text beside it; yields the bar and its task."""
+    """Show a bar that counts steps, with a text beside it; yields the bar and its task."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""``blazr ps``: the models in memory, as the running workers report them."""
+"""Run ``blazr ps``: print the models in memory, as the running workers report them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prefix_cache(stats: Mapping[str, Any]) -> str:
-    """What is kept for later requests: blocks beside the running ones, and snapshots of those there is room for."""
+    """Return a summary of the prefix cache: cached blocks, and used and available snapshots."""
     cache = stats.get("prefix_cache")
     if not cache:
         return ""

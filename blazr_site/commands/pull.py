@@ -1,4 +1,4 @@
-"""``blazr pull``: fetch a checkpoint from the HuggingFace hub and register it."""
+"""Run ``blazr pull``: download a checkpoint from the HuggingFace hub and register it."""
 
 from __future__ import annotations
 

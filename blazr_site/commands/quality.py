@@ -1,4 +1,4 @@
-"""``blazr quality``: what quantising a model costs, in perplexity and in predictions that change."""
+"""Run ``blazr quality``: measure the cost of quantisation in perplexity and changed predictions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[list[int], str]:
-    """Token ids to read, and what they are in words."""
+    """Return token ids to read, and a description of their source."""
     tokenizer = load_tokenizer(inspection.tokenizer)
     try:
         if tokenizer.has_text:

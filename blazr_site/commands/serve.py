@@ -1,4 +1,4 @@
-"""``blazr serve``: the whole platform on this machine, with one command."""
+"""Run ``blazr serve``: start all processes on this machine and supervise them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ ADMIN_NAME = "admin"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start everything, and supervise it until a signal."""
+    """Start all processes and supervise them until a signal."""
     with _only_one(settings.BLAZR_DATA_DIR):
         return _serve()
 
 
 @contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
-    """One server for one data directory.
+    """Hold the lock that allows one server per data directory.
 
     Raises:
-        Conflict: Another one runs.
+        Conflict: Another server runs on the directory.
     """
     with (data_dir / "serve.lock").open("w") as lock:
         try:
@@ -63,7 +63,7 @@ def _serve() -> int:
     check_port(settings.BLAZR_HOST, port)
     console.print("[bold]blazr[/bold]")
     _migrate(console)
-    storage_sweep()  # what an interrupted upload left behind
+    storage_sweep()  # removes the files of interrupted uploads
     models = _register(settings.BLAZR_MODELS, console)
     password = admin_password(settings.BLAZR_DATA_DIR)
     key = first_api_key(settings.BLAZR_DATA_DIR) if settings.BLAZR_API_KEY_REQUIRED else None
@@ -87,7 +87,7 @@ def _serve() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A registered model, as far as the welcome needs it."""
+    """A registered model, with the fields that the welcome shows."""
 
     checkpoint_id: str
     name: str
@@ -101,9 +101,9 @@ def _migrate(console: Console) -> None:
 
 
 def _register(models: Sequence[ConfiguredModel], console: Console) -> list[ServedModel]:
-    """Register the models that are configured; the demo model, if none is and nothing is registered.
+    """Register the configured models; the demo model, if none is configured or registered.
 
-    Models of earlier starts load with their first request; the demo is small enough to be there at once.
+    Models of earlier starts load at their first request; the demo is small enough to load at once.
     """
     if not models and not Checkpoint.objects.exists():
         models = [ConfiguredModel(SERVED_MODEL_NAME)]
@@ -145,10 +145,10 @@ def _has_text(row: Checkpoint) -> bool:
 
 
 def admin_password(data_dir: Path) -> str | None:
-    """The generated password of the first administrator, as long as it is still in force.
+    """Return the generated password of the first administrator while it is valid.
 
-    At the first start the account is made, and its password kept in a file that only the owner can read. Once the
-    password was changed the file is removed.
+    The first start creates the account, and stores the password in a file that only the owner can read. The file is
+    removed once the password was changed.
     """
     file = data_dir / "admin_password"
     users = get_user_model().objects
@@ -167,7 +167,7 @@ def admin_password(data_dir: Path) -> str | None:
 
 
 def first_api_key(data_dir: Path) -> str | None:
-    """The API key made at the first start that needed one, as long as it is valid."""
+    """Return the API key of the first start that needed one, while the key is valid."""
     file = data_dir / "api_key"
     if not ApiKey.objects.exists():
         file.unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def _welcome(console: Console, url: str, models: list[ServedModel], password: st
 
 
 def curl_line(url: str, model: ServedModel, key: str | None) -> str:
-    """A command that streams a completion from the served model."""
+    """Return a curl command that streams a completion from the served model."""
     prompt = '"The statement"' if model.has_text else "[1, 2, 3]"
     header = f" -H 'Authorization: Bearer {key}'" if key else ""
     body = f'{{"model": "{model.name}", "prompt": {prompt}, "max_tokens": 48, "stream": true}}'

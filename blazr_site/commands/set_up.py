@@ -1,4 +1,4 @@
-"""Set a process up for a command: its options before the settings are read, then Django and the tables."""
+"""Set a process up for a command: options, settings, Django and database tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blazr_site.process_environment import ProcessOptions, use_options, use_sett
 
 
 def set_up(arguments: argparse.Namespace, needs: Needs) -> None:
-    """Make ready what a command needs.
+    """Set up the parts that a command needs.
 
     Raises:
         ImproperlyConfigured: A setting is wrong.
@@ -19,8 +19,8 @@ def set_up(arguments: argparse.Namespace, needs: Needs) -> None:
         return
     use_options(options_of(arguments))
     use_settings()
-    # Reading the settings package reads all settings, so not before the options are there; "applications" and
-    # "settings" leave the data directory alone.
+    # Importing the settings package reads all settings, so the options must be set before. "applications" and
+    # "settings" don't use the data directory.
     if needs in ("site", "database"):
         from blazr_site.settings.storage import prepare_data_dir  # Django's settings are read by it
 
@@ -36,7 +36,7 @@ def set_up(arguments: argparse.Namespace, needs: Needs) -> None:
 
 
 def options_of(arguments: argparse.Namespace) -> ProcessOptions:
-    """The settings on the command line."""
+    """Return the settings of the command line."""
     given = {
         name: (OPTION_OF[name], value)
         for name, value in vars(arguments).items()

@@ -1,4 +1,4 @@
-"""Tables on standard output: within a terminal's width for people, whole for programs that read them."""
+"""Print tables: folded to the terminal's width for people, unfolded for programs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _WIDE = 10_000
 
 
 def output_console() -> Console:
-    """Standard output. Into a pipe or a file nothing is folded, unless COLUMNS says how much room there is."""
+    """Return a console for standard output; output to a pipe or file isn't folded, unless COLUMNS is set."""
     return Console(width=shutil.get_terminal_size((_WIDE, 24)).columns)
 
 
 def table(*headings: str, right: Collection[str] = (), whole: Collection[str] = (), title: str | None = None) -> Table:
-    """A table without lines; what doesn't fit into a terminal is folded, never cut.
+    """Return a table without lines; long cells are folded, never cut.
 
     Args:
-        headings: Of its columns.
-        right: Those whose cells are numbers.
-        whole: Those whose cells are never folded, because they have to be copied or read at a glance.
-        title: Above it.
+        headings: Headings of the columns.
+        right: Headings of columns of numbers.
+        whole: Headings of columns that are never folded, because their cells are copied.
+        title: Title above the table.
     """
     made = Table(title=title, title_justify="left", box=None)
     for heading in headings:

@@ -1,4 +1,4 @@
-"""``blazr usage``: what was used, per key, model and day; as a table or as comma-separated values."""
+"""Run ``blazr usage``: print usage per key, model and day, as a table or as CSV."""
 
 from __future__ import annotations
 

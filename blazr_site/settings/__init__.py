@@ -1,4 +1,4 @@
-"""Settings of the site: one module per concern, values from command line, environment and file through ``read``.
+"""Settings of the site, one module per subject; ``read`` gets values from option, environment or file.
 
 ``python -m blazr_site.settings`` prints every variable with its default.
 """

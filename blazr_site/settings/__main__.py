@@ -5,7 +5,7 @@ from blazr_site.settings import read
 
 
 def table() -> str:
-    """The table, one row per variable, by name."""
+    """Return the table, one row per variable, by name."""
     lines = ["| Variable | `blazr.toml` | Kind | Default | Meaning |", "|---|---|---|---|---|"]
     for variable in sorted(read.KNOWN.values(), key=lambda item: item.name):
         cells = (f"`{variable.name}`", f"`{variable.key}`", variable.kind, variable.default or "–", variable.help)

@@ -1,4 +1,4 @@
-"""The HTTP side: addresses, keys, limits, REST framework and its schema."""
+"""Settings of HTTP: addresses, keys, limits, DRF and the OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ BLAZR_MAX_BODY_BYTES: int = read.required_size_bytes(
 )
 
 _LOCAL_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
-# Bound to loopback, only loopback's names are answered: a foreign page whose name was rebound to 127.0.0.1 gets 400.
+# On loopback only loopback's names are served, which prevents DNS rebinding by foreign pages.
 ALLOWED_HOSTS = read.texts(
     "BLAZR_ALLOWED_HOSTS",
     _LOCAL_HOSTS if is_loopback(BLAZR_HOST) else ["*"],
     help="Host names that the site answers to. Default: loopback's names, or all when bound to anything else.",
 )
 BLAZR_HTTPS = read.flag("BLAZR_HTTPS", False, help="Reached over HTTPS through a proxy: secure cookies, HSTS.")
-# Pages of our own names may post, also when the proxy doesn't pass the Host header on.
+# Pages of this site's names may post, even if the proxy doesn't forward the Host header.
 CSRF_TRUSTED_ORIGINS = [
     f"https://{'*' if name.startswith('.') else ''}{name}" for name in ALLOWED_HOSTS if BLAZR_HTTPS and name != "*"
 ]
@@ -51,7 +51,7 @@ SECURE_REFERRER_POLICY = "same-origin"
 DATA_UPLOAD_MAX_MEMORY_SIZE = BLAZR_MAX_BODY_BYTES
 
 REST_FRAMEWORK = {
-    # Default deny: a view that says nothing is for staff with a session.
+    # Default deny: a view without own classes is for staff with a session.
     "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],

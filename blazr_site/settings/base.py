@@ -1,4 +1,4 @@
-"""Django itself: applications, middleware, templates."""
+"""Settings of Django itself: applications, middleware, templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: whether anybody is told of their end."""
+"""Settings of batches: whether webhooks may be called at their end."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""Celery: late acks on a short visibility timeout that the worker's lease thread keeps extending."""
+"""Settings of Celery: late acks, with a short visibility timeout that workers keep extending."""
 
 from __future__ import annotations
 
 from blazr_site.settings.redis import _URLS, BLAZR_REDIS_EMBEDDED, BLAZR_REDIS_TIMEOUT_S
 from blazr_site.settings.storage import BLAZR_DATA_DIR
 
-# Seconds after which another worker gets the requests of a killed one. A live worker renews them every third of that;
-# over a network a pause of some seconds mustn't look like a death.
+# Seconds after which another worker gets the requests of a killed one. A live worker renews every third of that time;
+# over a network, a pause of some seconds must not look like a death.
 BLAZR_VISIBILITY_TIMEOUT_S = 10 if BLAZR_REDIS_EMBEDDED else 30
-# Seconds that running requests may take to finish at shutdown; what still runs goes back to its queue.
+# Seconds for running requests to finish at shutdown; requests that still run are requeued.
 BLAZR_DRAIN_GRACE_S = 30
-# Requests that one worker holds at most, over all models; the others stay in Redis, where another worker sees them.
+# Most requests that one worker holds, over all models; the others stay in Redis for other workers.
 BLAZR_WORKER_ADMISSION = 1024
 
 CELERY_BROKER_URL = _URLS.celery
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    # kombu's defaults give a killed worker's messages back after an hour; these after seconds. Without the lease
+    # kombu's default redelivers a killed worker's messages after an hour, this after seconds. Without the lease
     # thread of inference.worker.lease a short timeout would redeliver every long generation for ever.
     "visibility_timeout": BLAZR_VISIBILITY_TIMEOUT_S,
     "unacked_restore_interval": 2,
@@ -44,7 +44,7 @@ CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE_FILENAME = str(BLAZR_DATA_DIR / "beat-schedule")
 CELERY_BEAT_MAX_LOOP_INTERVAL = 5
 CELERY_BEAT_SCHEDULE = {
-    # Workers sweep too; this is for the time when none runs a job.
+    # Workers sweep too; this covers the time while no worker runs jobs.
     "sweep-jobs": {"task": "inference.sweep_jobs", "schedule": 10.0, "options": {"expires": 10}},
     "sweep-responses": {"task": "inference.sweep_responses", "schedule": 3600.0, "options": {"expires": 600}},
     "sweep-request-log": {"task": "inference.sweep_request_log", "schedule": 3600.0, "options": {"expires": 3600}},

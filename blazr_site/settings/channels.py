@@ -1,6 +1,6 @@
-"""Channels: WebSocket consumers, and the layer for low-rate events.
+"""Settings of Channels: WebSocket consumers, and the layer for low-rate events.
 
-Tokens never go through the layer: it lost 40 to 69 % of them at 3,200 tokens/s (measured).
+Tokens never go through the layer, because it drops messages at high rates.
 """
 
 from __future__ import annotations

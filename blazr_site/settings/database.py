@@ -1,4 +1,4 @@
-"""The database: SQLite in the data directory, or whatever ``DATABASE_URL`` names."""
+"""Settings of the database: SQLite in the data directory, or the one of ``DATABASE_URL``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from blazr_site.settings import read
 from blazr_site.settings.storage import BLAZR_DATA_DIR
 
-# Deferred transactions that turn from reading to writing ignore the busy timeout: 48 "database is locked" in 3 s
-# with WAL alone, none with IMMEDIATE (three processes, measured).
+# A deferred transaction that turns from reading to writing ignores the busy timeout and fails with "database is
+# locked", so transactions start as IMMEDIATE.
 SQLITE_OPTIONS = {
     "timeout": 20,
     "transaction_mode": "IMMEDIATE",
@@ -21,7 +21,7 @@ _ENGINES = ("django.db.backends.sqlite3", "django.db.backends.postgresql")
 
 
 def database_config(url: str | None) -> dict[str, Any]:
-    """Django's connection settings for a database URL; None: the embedded SQLite file.
+    """Return Django's connection settings for a database URL; None: the embedded SQLite file.
 
     Raises:
         ImproperlyConfigured: The URL can't be read, or names a database that isn't supported.
@@ -39,7 +39,7 @@ def database_config(url: str | None) -> dict[str, Any]:
     if config["ENGINE"] == _ENGINES[0]:
         config["OPTIONS"] = {**config.get("OPTIONS", {}), **SQLITE_OPTIONS}
         return config
-    # A request may hold a connection for its own time only: async views run on short-lived threads.
+    # Connections end with their request, because async views run on short-lived threads.
     config["CONN_MAX_AGE"] = 0
     config["OPTIONS"] = {
         "connect_timeout": 5,

@@ -1,4 +1,4 @@
-"""Limits of API keys that have none of their own; what is kept of requests, and for how long."""
+"""Settings of default limits of API keys, of retention, and of request logging."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BLAZR_REQUEST_LOG_DAYS: int = former_integer("BLAZR_REQUEST_LOG_DAYS", _DAYS, lo
 
 
 def _request_logging(value: Any) -> str:
-    """``off``, ``lines`` or ``contents``; a switch means the first two."""
+    """Parse ``off``, ``lines`` or ``contents``; a switch sets one of the first two."""
     if isinstance(value, bool) or value in ("1", "true", "yes", "on", "0", "false", "no", "off"):
         return "lines" if value in (True, "1", "true", "yes", "on") else "off"
     if value not in ("lines", "contents"):

@@ -1,7 +1,7 @@
-"""How checkpoints are run: the fields of ``inference.llm.options.LLMOptions`` that the site sets.
+"""Settings of model execution: the fields of ``inference.llm.options.LLMOptions`` that the site sets.
 
-A plain mapping, since the class comes with torch, which the web process must not import. Workers make the options of
-it, with a model's own settings in place of these.
+The values are a plain mapping, because the class needs torch, which the web process must not import. Workers build the
+options from the mapping; a model's own settings replace these values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLAZR_MAX_MODEL_LEN = read.integer(
 
 
 def _prefix_cache(value: Any) -> tuple[bool, dict[str, int]]:
-    """Whether it is on, and sizes by name."""
+    """Parse the prefix cache's setting: whether it is on, and sizes by name."""
     if isinstance(value, str):
         first, _, rest = value.partition(",")
         switch = first.strip().lower()

@@ -1,4 +1,4 @@
-"""Logging: one line per record on standard error; the supervisor adds the prefix and keeps the files. And tracing."""
+"""Settings of logging and tracing: one line per record on standard error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLAZR_LOG_LEVEL = read.text(
 BLAZR_LOG_FORMAT = read.text(
     "BLAZR_LOG_FORMAT", "text", choices=("text", "json"), help="text: lines for people; json: one object per record."
 )
-# The exporter reads it, and the other OTEL_… variables, itself.
+# The exporter itself reads this variable and the other OTEL_… variables.
 BLAZR_TRACES_ENDPOINT = read.text(
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     help="OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; switches tracing on.",
@@ -36,7 +36,7 @@ LOGGING: dict[str, Any] = {
     },
     "root": {"handlers": ["stderr"], "level": BLAZR_LOG_LEVEL},
     "loggers": {
-        # Lines about single requests are the metrics' business; a refused Host header is not news.
+        # Metrics count requests, so single requests and refused Host headers aren't logged.
         "django.request": {"level": "ERROR", "filters": ["unexpected"]},
         "django.security.DisallowedHost": {"level": "CRITICAL"},
         "celery": {"level": "WARNING"},
@@ -45,7 +45,7 @@ LOGGING: dict[str, Any] = {
     },
 }
 if BLAZR_LOG_FORMAT == "json":
-    # The server writes lines of its own otherwise; it has set itself up before these settings are read.
+    # The web server configures its own loggers before these settings are read, so they are replaced here.
     LOGGING["loggers"] |= {
         "uvicorn": {"handlers": [], "propagate": True, "level": "WARNING"},
         "uvicorn.access": {"handlers": [], "propagate": False},

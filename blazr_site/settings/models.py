@@ -1,4 +1,4 @@
-"""The models to register at the start, of the command line, ``BLAZR_MODEL``, or ``[[models]]`` of the file."""
+"""Settings of the models to register at the start: ``BLAZR_MODEL``, or ``[[models]]`` of the file."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ConfiguredModel:
 
     Attributes:
         model: Directory, weight file, hub id, or ``demo``.
-        name: To serve it under; None: chosen from the path.
-        aliases: Further names that mean it.
-        load: Whether it is loaded at the start and stays.
+        name: Served name; None: derived from the path.
+        aliases: Further names of the model.
+        load: Whether the model is loaded at the start and kept.
         overrides: Detected facts set by hand.
-        settings: Of ``models_registry.settings_schema``; they overrule what was set on the model's page.
+        settings: Of ``models_registry.settings_schema``; they override the settings of the model's page.
     """
 
     model: str
@@ -47,7 +47,7 @@ class ConfiguredModel:
 
 
 def named_model(text: str) -> ConfiguredModel:
-    """``NAME=MODEL`` or ``MODEL``, as the command line has it."""
+    """Parse ``NAME=MODEL`` or ``MODEL`` of the command line."""
     match = _NAMED.fullmatch(text)
     if match is not None and not Path(text).expanduser().exists():
         return ConfiguredModel(match[2], name=match[1])
@@ -55,10 +55,10 @@ def named_model(text: str) -> ConfiguredModel:
 
 
 def models_of_file(file: sources.ConfigFile) -> list[ConfiguredModel]:
-    """The tables ``[[models]]``.
+    """Read the tables ``[[models]]``.
 
     Raises:
-        ImproperlyConfigured: One is wrong: with its number, key, value and what is allowed.
+        ImproperlyConfigured: A table is wrong; names its number, key, value and the allowed values.
     """
     tables = file.values.get("models", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -92,5 +92,5 @@ def _model(table: Mapping[str, Any], place: str, path: Path | None) -> Configure
 
 
 BLAZR_MODEL = read.texts("BLAZR_MODEL", help="Models that blazr serve loads at its start: path, hub id, or NAME=path.")
-# A list that somebody gave replaces the file's tables.
+# A list in BLAZR_MODEL replaces the file's tables.
 BLAZR_MODELS = [named_model(text) for text in BLAZR_MODEL] or models_of_file(sources.config_file())

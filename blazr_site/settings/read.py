@@ -1,6 +1,6 @@
-"""Typed readers of settings. Reading a variable declares it, for the documentation and the check for misspelt names.
+"""Read typed settings, and declare each variable for the documentation and the check of names.
 
-A wrong value is refused with its place (option, variable, or file and key), the value and what is allowed.
+The error of a wrong value names the place (option, variable, or file and key), the value and the allowed values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 class Wrong(ValueError):
-    """A value that can't be used; the message says what is allowed."""
+    """A value is not valid; the message names the allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Variable:
     """A setting that a person may set.
 
     Attributes:
-        name: Of the environment variable.
-        kind: What it holds.
-        default: As people write it; empty: none, or one that depends.
-        help: What it does.
-        is_secret: Whether its value must not be shown.
+        name: Name of the environment variable.
+        kind: Type of the value.
+        default: The default as people write it; empty: none, or a computed one.
+        help: Meaning of the variable.
+        is_secret: Whether the value must not be shown.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Variable:
 
     @property
     def key(self) -> str:
-        """Its key in ``blazr.toml``."""
+        """The variable's key in ``blazr.toml``."""
         return sources.toml_key(self.name)
 
 
@@ -79,7 +79,7 @@ def text(
 def text(
     name: str, default: str | None = None, *, choices: Sequence[str] = (), help: str = "", is_secret: bool = False
 ) -> str | None:
-    """A string; with ``choices``, one of them."""
+    """Read a string; with ``choices``, one of them."""
 
     def parse(value: Any) -> str:
         if not isinstance(value, str) or (choices and value not in choices):
@@ -92,13 +92,13 @@ def text(
 
 
 def flag(name: str, default: bool, *, help: str = "") -> bool:
-    """A switch: 1/true/yes/on or 0/false/no/off."""
+    """Read a switch: 1/true/yes/on or 0/false/no/off."""
     found = _read(Variable(name, "switch", "true" if default else "false", help), _flag)
     return default if found is None else found
 
 
 def integer(name: str, default: int | None, *, low: int, high: int, help: str = "") -> int | None:
-    """A whole number within a closed range."""
+    """Read an integer within a closed range."""
     variable = Variable(name, "integer", "" if default is None else str(default), help)
     found = _read(variable, lambda value: parse_integer(value, low, high))
     return default if found is None else found
@@ -111,7 +111,7 @@ def required_integer(name: str, default: int, *, low: int, high: int, help: str 
 
 
 def size_bytes(name: str, default: int | None, *, low: int = 0, help: str = "") -> int | None:
-    """A number of bytes, with or without a unit: ``8GiB``, ``500MB``, ``1048576``."""
+    """Read a number of bytes, with or without a unit: ``8GiB``, ``500MB``, ``1048576``."""
     variable = Variable(name, "bytes", "" if default is None else show_size(default), help)
     found = _read(variable, lambda value: parse_size(value, low))
     return default if found is None else found
@@ -124,7 +124,7 @@ def required_size_bytes(name: str, default: int, *, low: int = 0, help: str = ""
 
 
 def path(name: str, default: str | None, *, help: str = "") -> Path | None:
-    """A path, made absolute; in a file it is relative to the file's folder."""
+    """Read a path and make it absolute; a path in a file is relative to the file's folder."""
     found = _read(Variable(name, "path", default or "", help), _string)
     if found is None:
         return Path(default).absolute() if default else None
@@ -139,7 +139,7 @@ def required_path(name: str, default: str, *, help: str = "") -> Path:
 
 
 def texts(name: str, default: Sequence[str] = (), *, help: str = "") -> list[str]:
-    """A list: with commas between, in a file an array of strings."""
+    """Read a list: comma-separated, or an array of strings in a file."""
 
     def parse(value: Any) -> list[str]:
         if isinstance(value, str):
@@ -153,7 +153,7 @@ def texts(name: str, default: Sequence[str] = (), *, help: str = "") -> list[str
 
 
 def speculative(name: str, *, help: str = "") -> SpeculativeOptions | None:
-    """How to draft tokens, as ``SpeculativeOptions.parse`` reads it; unset: not at all."""
+    """Read options of speculative decoding with ``SpeculativeOptions.parse``; unset: off."""
 
     def parse(value: Any) -> SpeculativeOptions:
         try:
@@ -165,17 +165,17 @@ def speculative(name: str, *, help: str = "") -> SpeculativeOptions | None:
 
 
 def pairs(name: str, parsers: Mapping[str, Callable[[Any], int]], *, kind: str, help: str = "") -> dict[str, int]:
-    """Numbers with names: ``rpm=600,tpm=20000``, in a file a table."""
+    """Read named numbers: ``rpm=600,tpm=20000``, or a table in a file."""
     return _read(Variable(name, kind, "", help), lambda value: parse_pairs(value, parsers)) or {}
 
 
 def custom(name: str, parse: Callable[[Any], T], *, kind: str, default: str = "", help: str = "") -> T | None:
-    """A value of a form of its own; ``parse`` raises ``Wrong``."""
+    """Read a value with its own parser; ``parse`` raises ``Wrong``."""
     return _read(Variable(name, kind, default, help), parse)
 
 
 def parse_integer(value: Any, low: int, high: int) -> int:
-    """A whole number within a closed range."""
+    """Read an integer within a closed range."""
     expected = f"a whole number from {low} to {high}"
     if isinstance(value, str):
         try:
@@ -188,7 +188,7 @@ def parse_integer(value: Any, low: int, high: int) -> int:
 
 
 def parse_size(value: Any, low: int = 0) -> int:
-    """A number of bytes."""
+    """Parse a number of bytes."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
@@ -201,7 +201,7 @@ def parse_size(value: Any, low: int = 0) -> int:
 
 
 def parse_pairs(value: Any, parsers: Mapping[str, Callable[[Any], int]]) -> dict[str, int]:
-    """Named numbers, of a string or a table; each name has its parser."""
+    """Parse named numbers of a string or a table; each name has its parser."""
     if isinstance(value, str):
         parts = (part.partition("=") for part in value.split(",") if part.strip())
         value = {name.strip(): text.strip() for name, _, text in parts}
@@ -217,7 +217,7 @@ def parse_pairs(value: Any, parsers: Mapping[str, Callable[[Any], int]]) -> dict
 
 
 def show_size(value: int) -> str:
-    """1 << 30 -> "1GiB"."""
+    """Format a number of bytes: 1 << 30 -> "1GiB"."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         factor = _UNITS[unit.lower()]
         if value and value % factor == 0:
@@ -226,13 +226,13 @@ def show_size(value: int) -> str:
 
 
 def shorten(value: object) -> str:
-    """A value for an error message: quoted if it is a string, and not too long."""
+    """Return a value for an error message: a string in quotes, cut if too long."""
     shown = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def warnings() -> list[tuple[str, str]]:
-    """Variables of the environment with our prefix that have no effect or won't have one: sentence and advice."""
+    """Return (sentence, advice) for each environment variable that is unknown or retired."""
     found = []
     for name in sources.environment_names():
         if name in RETIRED:
@@ -247,10 +247,10 @@ def warnings() -> list[tuple[str, str]]:
 
 
 def check_file() -> None:
-    """Refuse keys of ``blazr.toml`` that nothing reads.
+    """Refuse unknown keys of ``blazr.toml``.
 
     Raises:
-        ImproperlyConfigured: With the nearest known key, or what a retired one became.
+        ImproperlyConfigured: Names the nearest known key, or the advice for a retired one.
     """
     file = sources.config_file()
     keys = {variable.key for variable in KNOWN.values()} | OTHER_KEYS

@@ -1,8 +1,8 @@
-"""Redis: one setting, three spellings.
+"""Settings of Redis: one address, in the notations of three client libraries.
 
-Celery, redis-py and channels-redis write the address of one unix socket in three ways; all are
-derived here. Without ``REDIS_URL`` the address is that of the server which ``blazr serve`` starts:
-a socket in a short directory (a socket path holds about 107 bytes) named after the data directory.
+Celery, redis-py and channels-redis write the address of a unix socket in different ways; this module derives all of
+them. Without ``REDIS_URL``, ``blazr serve`` starts the server, on a socket in a short directory named after the data
+directory, because a socket path holds about 107 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_SOCKET_PATH_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class RedisUrls:
-    """One server as its three clients spell it."""
+    """The address of one server in the notations of three clients."""
 
     client: str  # redis-py: redis://, rediss://, unix://
     celery: str  # kombu: redis://, rediss://, redis+socket://
@@ -31,7 +31,7 @@ class RedisUrls:
 
 
 def redis_urls(url: str) -> RedisUrls:
-    """Derive the three spellings from any one of them.
+    """Derive the three notations from any one of them.
 
     Raises:
         ImproperlyConfigured: The scheme is unknown or a part is missing.
@@ -66,7 +66,7 @@ def redis_urls(url: str) -> RedisUrls:
 
 
 def runtime_dir(data_dir: Path) -> Path:
-    """Short directory for the sockets of the server that owns ``data_dir``; not created here."""
+    """Return the short directory for the sockets of the server of ``data_dir``; doesn't create it."""
     tag = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:10]
     base = sources.runtime_base()
     if len(os.fsencode(base)) > _MAX_SOCKET_PATH_BYTES - 40:
@@ -82,5 +82,5 @@ _GIVEN_URL = read.text(
 BLAZR_REDIS_EMBEDDED = _GIVEN_URL is None
 _URLS = redis_urls(_GIVEN_URL or f"unix://{BLAZR_EMBEDDED_REDIS_SOCKET}?db=0")
 BLAZR_REDIS_URL = _URLS.client
-# Seconds to wait for one answer of Redis: many times what a busy one takes, and short enough for a client to wait.
+# Timeout of one reply of Redis: far longer than a busy server needs, and short enough for a waiting client.
 BLAZR_REDIS_TIMEOUT_S = 2.0

@@ -1,4 +1,4 @@
-"""Variables of earlier versions: what to do where an environment still sets one."""
+"""List variables of earlier versions, with advice for environments that still set them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Retired:
     """An earlier variable.
 
     Attributes:
-        advice: What to set or do in its place.
-        is_read: Whether this version still takes its value, where the new variable isn't set.
+        advice: What to set or do instead.
+        is_read: Whether this version still uses the value if the new variable isn't set.
     """
 
     advice: str
@@ -68,10 +68,10 @@ RETIRED = {
 
 
 def former_integer(name: str, default: T, *, low: int) -> int | T:
-    """The value of a retired variable that is still read; unset: what took its place.
+    """Return the value of a retired variable that is still read; if unset, ``default``.
 
     Raises:
-        ImproperlyConfigured: It isn't a number, or too small.
+        ImproperlyConfigured: The value isn't a number, or is too small.
     """
     assert RETIRED[name].is_read
     text = sources.from_environment(name)

@@ -1,4 +1,4 @@
-"""How many models and requests a worker takes, and for how long."""
+"""Settings of a worker's device, models and requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where values of settings come from: the command line, the environment, a file ``blazr.toml``.
+"""Look up settings in the command line, the environment and the file ``blazr.toml``.
 
-The first of them that has a value wins. An empty environment variable has none.
+The first source with a value wins. An empty environment variable has no value.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from blazr_site.process_environment import process_options
 FILE_NAME = "blazr.toml"
 DATA_DIR, DEFAULT_DATA_DIR = "BLAZR_DATA_DIR", "data"
 _OTHER_KEYS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "traces_endpoint"}
-"""Keys of variables that other programs named."""
+"""Keys of variables whose names other programs define."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A value that somebody has set.
+    """A value that was set.
 
     Attributes:
         value: A string from the command line and the environment, a TOML value from a file.
-        source: Which of the three.
-        place: What to look at to change it: option, variable, or file and key.
+        source: One of the three sources.
+        place: Where to change the value: option, variable, or file and key.
     """
 
     value: Any
@@ -40,11 +40,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A ``blazr.toml`` that was read.
+    """The contents of a ``blazr.toml``.
 
     Attributes:
-        path: Absolute; None: there is no file.
-        values: Its top-level keys.
+        path: Absolute path; None: there is no file.
+        values: The top-level keys and their values.
     """
 
     path: Path | None
@@ -57,7 +57,7 @@ def toml_key(name: str) -> str:
 
 
 def find(name: str) -> Found | None:
-    """The value of a variable; None: nobody has set it."""
+    """Return the value of a variable; None: it isn't set."""
     found = _outside_of_files(name)
     if found is not None:
         return found
@@ -68,26 +68,26 @@ def find(name: str) -> Found | None:
 
 
 def from_environment(name: str) -> str | None:
-    """The variable of the environment alone; None: unset or empty."""
+    """Return the environment variable; None: unset or empty."""
     return os.environ.get(name) or None
 
 
 def environment_names(prefix: str = "BLAZR_") -> list[str]:
-    """Variables of the environment that begin so and aren't empty."""
+    """Return the names of non-empty environment variables with this prefix."""
     return sorted(name for name, value in os.environ.items() if name.startswith(prefix) and value)
 
 
 def runtime_base() -> Path:
-    """The user's directory for sockets."""
+    """Return the user's directory for sockets."""
     return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
 
 
 @lru_cache(maxsize=1)
 def config_file() -> ConfigFile:
-    """The file of this process: that of ``--config``, or one in the current folder, or one in the data directory.
+    """Return the file of ``--config``, else that of the current folder, else that of the data directory.
 
     Raises:
-        ImproperlyConfigured: It can't be read, or isn't TOML.
+        ImproperlyConfigured: The file can't be read, or isn't TOML.
     """
     given = process_options().config_file
     if given is not None:
@@ -104,7 +104,7 @@ def read_file(path: Path) -> ConfigFile:
     """Read a ``blazr.toml``.
 
     Raises:
-        ImproperlyConfigured: It can't be read, or isn't TOML.
+        ImproperlyConfigured: The file can't be read, or isn't TOML.
     """
     path = path.expanduser().absolute()
     try:

@@ -1,6 +1,6 @@
-"""Where things are kept: everything below one data directory.
+"""Settings of the data directory, which holds all files of the server.
 
-Reading settings creates nothing. ``prepare_data_dir`` does, and the entry points of processes
+Reading settings creates no files. ``prepare_data_dir`` creates them, and the entry points of processes
 (``manage.py``, the ASGI and Celery modules, ``blazr serve``) call it before Django reads the settings.
 """
 
@@ -42,7 +42,7 @@ SECRET_KEY_FILE = "secret_key"
 
 
 def prepare_data_dir() -> Path:
-    """Create the data directory and its secret key, where they are missing; safe to call from many processes.
+    """Create the data directory and its secret key if missing; several processes may call this at once.
 
     Returns:
         The data directory.
@@ -59,10 +59,10 @@ def prepare_data_dir() -> Path:
 
 
 def write_secret_once(path: Path, value: str) -> bool:
-    """Write a file that only its owner can read, unless it is there already; never seen half-written.
+    """Write a file that only its owner can read, atomically, unless the file exists.
 
     Returns:
-        Whether this call wrote it.
+        Whether this call wrote the file.
     """
     if path.exists():
         return False
@@ -71,7 +71,7 @@ def write_secret_once(path: Path, value: str) -> bool:
     with os.fdopen(descriptor, "w") as file:
         file.write(value + "\n")
     try:
-        # A hard link fails when the name exists: of two first starts at once, one wins and both read the same key.
+        # A hard link fails if the name exists, so two simultaneous first starts read the same key.
         os.link(draft, path)
     except FileExistsError:
         return False
@@ -91,7 +91,7 @@ def _secret_key() -> str:
     try:
         return (BLAZR_DATA_DIR / SECRET_KEY_FILE).read_text().strip()
     except OSError:
-        # Nothing was started yet (tests, a type checker): good for this process only.
+        # No data directory exists yet (tests, a type checker): a key for this process only.
         return secrets.token_urlsafe(50)
 
 

@@ -1,1 +1,1 @@
-"""Files of requests, run line by line."""
+"""Run batches: files of requests, line by line."""

@@ -1,6 +1,6 @@
-"""The right to work on a batch as a whole: a lease and a fence, as for a line.
+"""Claim whole batches for validation and ending, with a lease and a fence, as for lines.
 
-A process that dies is followed by another one, and one that only slept can't write any more.
+When a process dies, another one claims the batch. The fence refuses the writes of a process that was only suspended.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ LEASE_S = 30.0
 
 
 class FenceLost(Exception):
-    """The batch is somebody else's now, or was cancelled."""
+    """Another worker holds the batch, or the batch was cancelled."""
 
 
 class BatchClaim:
-    """A batch that is ours to work on.
+    """A batch that this process has claimed.
 
     Args:
-        row: As it was claimed.
-        stopping: True: the process ends; leave the rest to others.
+        row: The row at the time of the claim.
+        stopping: Returns True when the process ends; other workers continue then.
     """
 
     def __init__(self, row: Batch, stopping: Callable[[], bool]) -> None:
@@ -37,10 +37,10 @@ class BatchClaim:
         self._renewed_at = time.monotonic()
 
     def write(self, **values: Any) -> None:
-        """Change the batch.
+        """Update the batch.
 
         Raises:
-            FenceLost: It isn't ours any more.
+            FenceLost: The claim was lost.
         """
         held = Batch.objects.filter(pk=self.row.pk, fence=self.row.fence, state=self.row.state)
         if not held.update(**values):
@@ -48,17 +48,17 @@ class BatchClaim:
         self._renewed_at = time.monotonic()
 
     def keep(self, **values: Any) -> None:
-        """``write`` with the lease renewed."""
+        """Update the batch and renew the lease."""
         self.write(lease_until=Now() + timedelta(seconds=LEASE_S), **values)
 
     def pause(self) -> None:
-        """Between two pieces of work: the engine's thread gets the interpreter, a stop is noticed, the lease kept.
+        """Pause between two pieces of work: yield to the engine's thread, check for a stop, renew the lease.
 
         Raises:
-            FenceLost: It isn't ours any more, or the process stops.
+            FenceLost: The claim was lost, or the process stops.
         """
         if self._stopping():
-            # The next worker goes on at once.
+            # The next worker can continue at once.
             self.give_back()
             raise FenceLost
         if time.monotonic() - self._renewed_at > LEASE_S / 4:
@@ -66,16 +66,16 @@ class BatchClaim:
         time.sleep(0.001)
 
     def give_back(self, **values: Any) -> None:
-        """Let anybody work on it.
+        """Release the claim, so that any worker can claim the batch.
 
         Raises:
-            FenceLost: It isn't ours any more.
+            FenceLost: The claim was lost.
         """
         self.write(owner="", lease_until=None, **values)
 
 
 def batch_claim(rows: QuerySet[Batch], *, owner: str, stopping: Callable[[], bool], **values: Any) -> BatchClaim | None:
-    """Take the first of ``rows`` that nobody works on.
+    """Claim the first of ``rows`` that no worker holds.
 
     Args:
         rows: Batches with work to do.

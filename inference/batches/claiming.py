@@ -1,8 +1,8 @@
-"""LineClaimer: which lines a worker takes next.
+"""Claim the next batch lines for a worker.
 
-``policy`` divides the free places between the batches; this asks the rows for what it needs, and keeps what a worker
-knows itself: how fast lines end here, and when it last loaded a model for them. Lines that were there when a worker
-died ("suspects") come after the others of their batch, when nothing else runs here.
+``policy`` divides the free places between the batches. ``LineClaimer`` queries the rows that ``policy`` needs, and
+records the worker's own figures: the rate of ended lines, and the time of the last model load for a batch. Lines that
+ran when a worker died ("suspects") are claimed after the other lines of their batch, when no other line runs here.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ RATE_WINDOW_S = 30.0
 
 
 class Manager(Protocol):
-    """What the claimer needs of ``inference.worker.model_manager.ModelManager``."""
+    """The part of ``inference.worker.model_manager.ModelManager`` that the claimer uses."""
 
     def describe(self) -> tuple[ResidentModel, ...]:
-        """The models that are here."""
+        """Return the resident models."""
         ...
 
     def load_cost_s(self) -> float:
-        """Seconds of the longest load so far; 0: none was seen."""
+        """Return the seconds of the longest load so far; 0: no load yet."""
         ...
 
 
 class LineClaimer:
-    """Takes lines for one worker; for one thread.
+    """Claims lines for one worker; used by one thread only.
 
     Args:
         manager: The worker's models.
@@ -53,7 +53,7 @@ class LineClaimer:
         self._recent: deque[tuple[float, int]] = deque()
 
     def ended(self, count: int) -> None:
-        """So many lines have just ended here."""
+        """Record that ``count`` lines have just ended here."""
         self._recent.append((time.monotonic(), count))
 
     def claim(self, num_free: int, *, is_empty: bool) -> list[ClaimedLine]:
@@ -61,7 +61,7 @@ class LineClaimer:
 
         Args:
             num_free: Free places.
-            is_empty: Nothing of earlier claims is left here: suspects may run.
+            is_empty: Whether all earlier claims have ended here, so that suspects may run.
         """
         if self._suspects is not None:
             if not is_empty:
@@ -71,14 +71,14 @@ class LineClaimer:
             self._suspects = None
         lines, with_suspects = self._by_share(num_free, is_empty=is_empty) if num_free > 0 else ([], [])
         if with_suspects:
-            # The window runs empty, then a few suspects have it for themselves.
+            # The window is emptied first; then only a few suspects run.
             self._suspects = with_suspects[0]
             if is_empty and not lines:
                 lines = self._suspects_of(self._suspects)
         return lines
 
     def _by_share(self, num_free: int, *, is_empty: bool) -> tuple[list[ClaimedLine], list[Batch]]:
-        """Lines of the batches that come first, and those of the batches that have suspects left only."""
+        """Return the claimed lines by share, and the batches that have only suspects left."""
         if not OPEN_BATCHES.exists():
             return [], []
         batches = {row.pk: row for row in open_batches().filter(state=BatchState.IN_PROGRESS, ending="")}
@@ -116,7 +116,7 @@ class LineClaimer:
             candidates = [candidate for candidate in candidates if candidate.key not in spent]
         self._record_swaps(lines, resident)
         if is_empty and not lines and not with_suspects and not swap_allowed:
-            # The models that are here have nothing left to do: no reason to stay with them.
+            # The resident models have no work left, so a swap is free.
             self._swapped_at = float("-inf")
         return lines, with_suspects
 
@@ -153,7 +153,7 @@ class LineClaimer:
 
 
 def _running_by_tenant(candidates: Sequence[policy.Candidate]) -> dict[str, int]:
-    """Over all workers; nobody has to be compared with when there is one tenant only."""
+    """Return the running lines by tenant over all workers; empty if there is only one tenant."""
     if len({candidate.tenant for candidate in candidates}) == 1:
         return {}
     rows = BatchLine.objects.filter(state=LineState.RUNNING).order_by().values_list("batch__tenant")

@@ -1,4 +1,4 @@
-"""The end of a batch: its files are written from the rows, its usage is charged, whoever wants to know is told."""
+"""End a batch: write the files from the rows, charge the usage, queue the webhook message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch_finalise(claim: BatchClaim) -> None:
     """Write the files from the rows, then end the batch in one transaction."""
     batch = claim.row
     if batch.in_progress_at is None:
-        # It ended while it was being validated: none of its lines has ever been due.
+        # The batch ended during validation, so no line was ever due.
         BatchLine.objects.filter(batch=batch).delete()
     elif batch.state == BatchState.CANCELLING:
         fail_queued(batch)
@@ -37,7 +37,7 @@ def batch_finalise(claim: BatchClaim) -> None:
         claim.write(finalizing_at=Now())
     files = {"output": _render(claim, is_error=False), "error": _render(claim, is_error=True)}
     try:
-        # The lock of the store comes before the database's, as everywhere.
+        # Lock order: the file store first, then the database.
         with store_lock(), transaction.atomic():
             ids = {
                 f"{kind}_file_id": file_store_row(
@@ -58,7 +58,7 @@ def batch_finalise(claim: BatchClaim) -> None:
 
 
 def _render(claim: BatchClaim, *, is_error: bool) -> FileWriter | None:
-    """The results of one kind, in the order of the input; None: there are none."""
+    """Write the results of one kind, in the order of the input; None: there are none."""
     rows = BatchResult.objects.filter(batch=claim.row, is_error=is_error).order_by("line_id")
     writer: FileWriter | None = None
     last = 0
@@ -76,10 +76,10 @@ def _render(claim: BatchClaim, *, is_error: bool) -> FileWriter | None:
 
 
 def batch_end(claim: BatchClaim, state: BatchState, **values: Any) -> None:
-    """The end, for good: the state, the usage, the message about it, in one transaction.
+    """Store the final state, the usage and the webhook message in one transaction.
 
     Raises:
-        FenceLost: The batch is somebody else's now.
+        FenceLost: Another worker holds the batch.
     """
     batch = claim.row
     with transaction.atomic():
@@ -90,7 +90,7 @@ def batch_end(claim: BatchClaim, state: BatchState, **values: Any) -> None:
 
 
 def _charge(batch: Batch) -> None:
-    """One usage record per model; its name is the batch's, so that nothing is charged twice."""
+    """Store one usage record per model, named after the batch, so that no usage is charged twice."""
     names = orjson.loads(batch.checkpoints) if batch.checkpoints else {}
     sums = (
         BatchResult.objects.filter(batch=batch)

@@ -1,4 +1,4 @@
-"""BatchKeeper: the worker's thread for batches as a whole: validating, ending, sweeping, schedules."""
+"""Define the worker's thread that validates, ends and sweeps batches, and runs schedules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUSEKEEPING_S = 60.0
 
 
 class BatchKeeper(TurnThread):
-    """Does what is due, each second and at every hint.
+    """Does the due work each second and at every hint.
 
     Args:
         owner: The worker's id.
@@ -31,7 +31,7 @@ class BatchKeeper(TurnThread):
         return POLL_S
 
     def turn(self) -> None:
-        """One round."""
+        """Do one round of work."""
         if RUNNING_LINES.exists():
             lines_sweep()
         if DUE_SCHEDULES.exists():

@@ -1,7 +1,7 @@
-"""The lines of batch files: what goes in, and what comes out.
+"""Read the lines of batch input files, and write the lines of output and error files.
 
 Input: ``{"custom_id": …, "method": "POST", "url": <the batch's endpoint>, "body": {…}}``. Output and error files:
-https://platform.openai.com/docs/guides/batch and …/api-reference/batch/request-output. Knows no rows.
+https://platform.openai.com/docs/guides/batch and …/api-reference/batch/request-output. Uses no database.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class InputLine:
     """One request of a file.
 
     Attributes:
-        number: Line of the file, from 1.
-        custom_id: The client's name for it.
-        url: Path of its endpoint.
-        body: The request, as the endpoint takes it.
+        number: Line number in the file, from 1.
+        custom_id: The client's id of the request.
+        url: Path of the endpoint.
+        body: The body of the request.
     """
 
     number: int
@@ -50,13 +50,13 @@ class InputLine:
 
     @property
     def model(self) -> str:
-        """The served model name; empty when the body has none."""
+        """The served model name; empty if the body has none."""
         found = self.body.get("model")
         return found if isinstance(found, str) else ""
 
     @property
     def num_inputs(self) -> int:
-        """Texts to embed; 0 for other endpoints."""
+        """The number of texts to embed; 0 for other endpoints."""
         if ENDPOINT_KINDS[self.url] != "embedding":
             return 0
         given = self.body.get("input")
@@ -65,7 +65,7 @@ class InputLine:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """Why a line keeps its file from running; OpenAI's error object of a batch."""
+    """A validation error of a line, which fails the batch; OpenAI's error object of a batch."""
 
     code: str
     message: str
@@ -73,21 +73,21 @@ class LineError:
     param: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the error as plain values."""
         return {"code": self.code, "message": self.message, "line": self.line, "param": self.param}
 
 
 def errors_text(errors: Iterable[LineError]) -> str:
-    """As a batch's row keeps them, JSON."""
+    """Return the errors as JSON, as a batch's row stores them."""
     return orjson.dumps([error.to_dict() for error in errors]).decode()
 
 
 def read_lines(file: IO[bytes], *endpoints: str) -> Iterator[InputLine | LineError]:
-    """The requests of a file, one after the other; memory for one line. Blank lines are passed over.
+    """Yield the requests of a file, with one line in memory at a time; blank lines are skipped.
 
     Args:
         file: JSON lines.
-        endpoints: What each line's ``url`` may be.
+        endpoints: Allowed values of ``url``.
     """
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
@@ -100,7 +100,7 @@ def read_lines(file: IO[bytes], *endpoints: str) -> Iterator[InputLine | LineErr
 
 
 def parse_line(raw: bytes, number: int, endpoints: Sequence[str]) -> InputLine | LineError:
-    """One line."""
+    """Parse one line."""
     if number == 1:
         raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -132,21 +132,21 @@ def parse_line(raw: bytes, number: int, endpoints: Sequence[str]) -> InputLine |
 
 @dataclass(frozen=True, slots=True)
 class LineRequest:
-    """The checked request of a line.
+    """The validated request of a line.
 
     Attributes:
-        plan: What is to be generated.
-        response: Of /v1/responses, which goes through chat completions: how the client said it.
+        plan: The plan of the generation.
+        response: The validated body of a line for /v1/responses; None for other endpoints.
     """
 
     plan: GenerationPlan
     response: ResponseRequest | None = None
 
     def resolved(self, resolve: Callable[[GenerationPlan], GenerationPlan]) -> LineRequest:
-        """With the plan in terms of a model.
+        """Return the request with its plan resolved for a model.
 
         Raises:
-            BlazrError: As ``resolve`` does.
+            BlazrError: As ``resolve`` raises.
         """
         try:
             return replace(self, plan=resolve(self.plan))
@@ -154,19 +154,19 @@ class LineRequest:
             raise self.worded(error) from None
 
     def worded(self, error: BlazrError) -> BlazrError:
-        """``error`` with the field's name as the client knows it."""
+        """Return ``error`` with the field name of the client's API."""
         if self.response is None:
             return error
         return renamed(error, CHAT_NAMES)
 
 
 def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineRequest:
-    """The checked request of a line.
+    """The validated request of a line.
 
     Args:
         endpoint: Path of the batch's endpoint.
-        body: The line's.
-        key: Names the line for ever: without a seed of its own, a second attempt draws what the first one drew.
+        body: The body of the line.
+        key: Permanent name of the line; derives the seed of a request without one, so that attempts draw alike.
 
     Raises:
         InvalidRequest: With the field in ``param``.
@@ -185,33 +185,33 @@ def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineReques
 
 
 def line_id(batch_id: str, number: int) -> str:
-    """A line's name in output and error files."""
+    """Return a line's id in output and error files."""
     return f"batch_req_{batch_id.removeprefix('batch_')}{number:06x}"
 
 
 def respond_to_line(*, line_id: str, custom_id: str, request_id: str, body: dict[str, Any]) -> str:
-    """A line of the output file."""
+    """Return a line of the output file."""
     response = {"status_code": 200, "request_id": request_id, "body": body}
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": response, "error": None}).decode()
 
 
 def refusal_line(*, line_id: str, custom_id: str, request_id: str, error: BlazrError) -> str:
-    """A line of the error file: the endpoint answered with an error."""
+    """Return a line of the error file for a request that failed."""
     response = {"status_code": error.http_status, "request_id": request_id, "body": error.to_openai()}
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": response, "error": None}).decode()
 
 
 def unanswered_line(*, line_id: str, custom_id: str, code: str, message: str) -> str:
-    """A line of the error file: the request got no response at all."""
+    """Return a line of the error file for a request that has no response."""
     error = {"code": code, "message": message}
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": None, "error": error}).decode()
 
 
 def check_metadata(metadata: dict[str, Any]) -> None:
-    """OpenAI's limits: 16 pairs, names of 64 and values of 512 characters.
+    """Check OpenAI's limits of metadata: 16 pairs, names of 64 and values of 512 characters.
 
     Raises:
-        InvalidRequest: Over them.
+        InvalidRequest: The metadata exceeds a limit.
     """
     if len(metadata) > 16:
         raise InvalidRequest(f"metadata has {len(metadata)} pairs, at most 16 are allowed.", param="metadata")

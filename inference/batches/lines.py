@@ -1,10 +1,10 @@
-"""Lines of batches on the worker's side: claim, keep alive, finish, hand back, sweep.
+"""Claim, keep alive, finish, release and sweep lines of batches, for workers.
 
-A claim is a lease plus a fencing number, as for jobs (``inference.jobs``), but everything goes in bulk: one
-transaction claims, renews or finishes as many lines as there are. A line's result is a row of its own, inserted in the
-transaction that ends the line; both its primary key and the fence make it the only one.
+A claim is a lease plus a fencing number, as for jobs (``inference.jobs``), but one transaction claims, renews or
+finishes many lines. The transaction that ends a line also inserts the line's result as a row. The row's primary key and
+the fence each prevent a second result.
 
-Everything here is synchronous and hits the database.
+All functions are synchronous and use the database.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from inference.models import Batch, BatchLine, BatchResult, BatchState, LineStat
 LEASE_S = 10.0
 MAX_ATTEMPTS = 3
 SUSPECTS_TOGETHER = 8
-"""Lines that were there when a worker died run again in groups of so many, and the last time alone."""
+"""Lines that ran when a worker died run again in groups of this size, and the last time alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedLine:
-    """What a worker holds.
+    """A line that a worker holds.
 
     Attributes:
         key: Primary key of the row.
-        fence: Goes with every write.
+        fence: The fencing number, part of each write.
         attempt: 1 for the first.
-        number: Line of the input file.
+        number: Line number in the input file.
         checkpoint_id: The model.
-        body: The request, JSON.
+        body: The request as JSON.
     """
 
     key: int
@@ -59,23 +59,23 @@ class ClaimedLine:
 
     @property
     def line_id(self) -> str:
-        """The line's name in the output file; the same for every attempt."""
+        """The line's id in the output file, the same for each attempt."""
         return line_id(self.batch.batch_id, self.number)
 
     @property
     def request_id(self) -> str:
-        """Names this attempt in the engine; a stale attempt that still runs has another name."""
+        """The engine's id of this attempt; an older attempt that still runs has another id."""
         return f"{self.line_id}-{self.fence}"
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedLine:
-    """A result to be written.
+    """A result that is to be written.
 
     Attributes:
         line: The claim.
         payload: The line of the output or error file.
-        queue_s, engine_s: Seconds that its prompts waited for their tokenisation, and were in the engine.
+        queue_s, engine_s: Seconds that the prompts waited for tokenisation, and seconds in the engine.
     """
 
     line: ClaimedLine
@@ -103,11 +103,11 @@ def lines_claim(
     max_attempts: int = 0,
     lease_s: float = LEASE_S,
 ) -> list[ClaimedLine]:
-    """Take up to ``limit`` queued lines of a batch, in the order of the file.
+    """Claim up to ``limit`` queued lines of a batch, in the order of the file.
 
     Args:
         checkpoint_ids: Only lines of these models; None: of any.
-        min_attempts, max_attempts: Only lines that were claimed so often before.
+        min_attempts, max_attempts: Only lines with so many earlier claims.
     """
     if limit <= 0:
         return []
@@ -121,7 +121,7 @@ def lines_claim(
         if connection.features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
         keys = list(rows.order_by("id").values_list("pk", flat=True)[:limit])
-        # A batch that is being ended takes no new claims: whoever ends it does so in a transaction of its own.
+        # A batch that another transaction is ending takes no new claims.
         if not keys or not Batch.objects.filter(pk=batch.pk, state=BatchState.IN_PROGRESS, ending="").exists():
             return []
         BatchLine.objects.filter(pk__in=keys, state=LineState.QUEUED).update(
@@ -149,14 +149,14 @@ def lines_claim(
 
 
 def has_suspects(batch: Batch) -> bool:
-    """Whether lines wait that were claimed before."""
+    """Whether queued lines exist that were claimed before."""
     due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
     return BatchLine.objects.filter(due, batch=batch, state=LineState.QUEUED, attempts__gt=0).exists()
 
 
 @dataclass(frozen=True, slots=True)
 class LineHeartbeat:
-    """Result of a heartbeat: which lines are still ours, and how those should end that should stop."""
+    """Reply to a heartbeat: the lines that the worker still holds, and the ending of lines that have to stop."""
 
     held: frozenset[tuple[int, int]]
     endings: dict[tuple[int, int], str]
@@ -178,7 +178,7 @@ def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:
     """End running lines, each once, in one transaction.
 
     Returns:
-        (key, fence) of those that are somebody else's now, or over; nothing was written for them.
+        (key, fence) of the lines that have ended or that another worker holds; nothing was written for them.
     """
     by_claim = {item.line.claim: item for item in finished}
     with transaction.atomic():
@@ -205,12 +205,12 @@ def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:
 
 
 def lines_release(*, claims: Iterable[tuple[int, int]], counts: bool = False, delay_s: float = 0.0) -> None:
-    """Hand lines back: the worker drains, or the model can't take them now.
+    """Return lines to the queue: the worker drains, or the model can't take them now.
 
     Args:
-        claims: (key, fence); those that don't hold any more are left alone.
+        claims: (key, fence); lapsed claims are skipped.
         counts: The attempt counts towards ``MAX_ATTEMPTS``.
-        delay_s: Nobody claims them before.
+        delay_s: The lines can't be claimed for so many seconds.
     """
     with transaction.atomic():
         held = _lock_held(set(claims))
@@ -224,19 +224,19 @@ def lines_release(*, claims: Iterable[tuple[int, int]], counts: bool = False, de
 
 
 def lines_abandon(*, owner: str) -> int:
-    """Let the leases of ``owner`` lapse now: a process of that name starts, so its predecessor is dead."""
+    """Expire the leases of ``owner``; called when a process of that name starts, as its predecessor is dead."""
     return BatchLine.objects.filter(owner=owner, state=LineState.RUNNING).update(lease_until=_lease(-1))
 
 
 RUNNING_LINES = RowWatch(lambda: BatchLine.objects.filter(state=LineState.RUNNING))
-"""Whether there is something that ``lines_sweep`` could put right."""
+"""Whether ``lines_sweep`` has any work."""
 
 
 def lines_sweep() -> int:
-    """Put lines right whose worker is gone: back into the queue, or aside after ``MAX_ATTEMPTS``.
+    """Requeue the lines of dead workers, or fail them after ``MAX_ATTEMPTS``.
 
     Returns:
-        How many were touched.
+        The number of changed lines.
     """
     lapsed = BatchLine.objects.filter(state=LineState.RUNNING, lease_until__lt=Now())
     crash = GenerationFailed(
@@ -262,7 +262,7 @@ def lines_sweep() -> int:
 
 
 def _lock_held(claims: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those of the claims that still hold, locked."""
+    """Lock the rows of the claims that still hold, and return these claims."""
     keys = sorted(key for key, _ in claims)
     held: set[tuple[int, int]] = set()
     for start in range(0, len(keys), ID_BATCH):

@@ -1,4 +1,4 @@
-"""A batch without a server: lines in, lines out, on a model of this process. Knows no rows and no files."""
+"""Run batch lines without a server, on a model of this process; uses no database and no files."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ DEADLINE_S = 10 * 365 * 86_400.0
 
 
 class Engine(Protocol):
-    """What is needed of ``inference.llm.llm.LLM``."""
+    """The part of ``inference.llm.llm.LLM`` that is used here."""
 
     def prepare(self, message: GenerateMessage, /) -> Any:
-        """Tokenise and check."""
+        """Tokenise and validate a request."""
         ...
 
     def add(self, prepared: Any, /) -> None:
-        """Take a request."""
+        """Add a request to the engine."""
         ...
 
     def abort(self, request_id: str, /) -> bool:
-        """End a request."""
+        """Abort a request."""
         ...
 
     def step(self) -> list[GenerationEvent]:
-        """Compute once."""
+        """Run one step and return its events."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What became of a line.
+    """The result of a line.
 
     Attributes:
         payload: The line of the output or error file.
@@ -67,16 +67,16 @@ def run_lines(
     resolve: Callable[[GenerationPlan], GenerationPlan],
     window: int,
 ) -> Iterator[LocalResult]:
-    """Run lines, so many at once, and yield each as it ends.
+    """Run lines, up to ``window`` at once, and yield each result when the line ends.
 
     Args:
-        engine: In this thread's hands.
-        lines: Validated.
-        resolve: The plan in terms of the model; raises what the model can't do.
-        window: Lines that the engine holds.
+        engine: Used by this thread only.
+        lines: Validated lines.
+        resolve: Resolves a plan for the model; raises an error if the model doesn't support the plan.
+        window: The most lines in the engine.
 
     Raises:
-        EngineDead: The engine can't go on.
+        EngineDead: The engine can't continue.
     """
     waiting = iter(lines)
     running: dict[str, tuple[_Running, int]] = {}
@@ -117,7 +117,7 @@ def _line_id(line: InputLine) -> str:
 
 
 def _start(engine: Engine, line: InputLine, resolve: Callable[[GenerationPlan], GenerationPlan]) -> _Running:
-    """Hand a line's prompts to the engine, all or none."""
+    """Add a line's prompts to the engine, all or none."""
     request = line_request(line.url, line.body, key=line.custom_id)
     try:
         return _add(engine, line, request.resolved(resolve))
@@ -157,7 +157,7 @@ def _take(
     number: int,
     event: GenerationEvent,
 ) -> LocalResult | None:
-    """One event; the result if it was the line's last."""
+    """Take one event; returns the result after the line's last event."""
     request_id = event["request_id"]
     if event["type"] == "error":
         item.error = item.error or BlazrError.from_dict(event.get("error", {}))

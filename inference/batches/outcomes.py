@@ -1,6 +1,6 @@
-"""What a line that has ended becomes: from the events of its generation to a line of the output or the error file.
+"""Turn the events of an ended generation into a line of the output or the error file.
 
-The same for the server's lines and those of ``blazr batch run``. Knows no rows.
+The server and ``blazr batch run`` both use this module. It uses no database.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _ID_PREFIXES: Mapping[Endpoint, str] = {"chat": "chatcmpl-", "completion": "cmpl
 def ended_line(
     request: LineRequest, builder: OutputBuilder, *, line_id: str, custom_id: str, request_id: str
 ) -> tuple[str, bool]:
-    """The line of a generation that ended well.
+    """Return the line of a generation that succeeded.
 
     Args:
-        request: Resolved.
-        builder: Has all of its events.
-        line_id: The line's name in the files; ids of responses end like it.
-        request_id: Names the attempt.
+        request: The resolved request.
+        builder: Has all events of the generation.
+        line_id: The line's id in the files; the response's id has the same ending.
+        request_id: The id of the attempt.
 
     Returns:
-        The line, and whether it is one of the error file: the output can't be put together.
+        The line, and whether the line belongs to the error file because the output could not be built.
     """
     try:
         body = _body(request, builder, line_id.removeprefix("batch_req_"))

@@ -1,8 +1,8 @@
-"""Which batches the free places of a worker go to. Pure functions; knows no rows.
+"""Divide a worker's free places between batches; pure functions without a database.
 
-In this order: priority; batches whose deadline is near; models that are here, so that swaps are few; a fair share for
-each tenant; the earlier batch. A model that isn't here gets its turn when nothing else of that rank waits, or when the
-models that are here have run for ``STAY_FACTOR`` times what a load costs: swaps take a tenth of the time at most.
+The order is: priority; a near deadline; resident models, so that swaps are few; a fair share for each tenant; the
+earlier batch. A model that isn't resident gets places when no other batch of that rank waits, or when the resident
+models have run for ``STAY_FACTOR`` times the cost of a load, which bounds the share of time that swaps take.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 STAY_FACTOR = 10.0
 MIN_STAY_S = 30.0
 DEFAULT_LOAD_S = 30.0
-"""Assumed of a model whose load was never seen."""
+"""Assumed load time in seconds while no load was measured."""
 URGENT_MIN_S = 60.0
 
 
@@ -22,12 +22,12 @@ class Candidate:
     """A batch with waiting lines.
 
     Attributes:
-        key: Primary key; the order of arrival.
-        tenant: Whose it is.
+        key: Primary key, which gives the order of arrival.
+        tenant: The owner of the batch.
         priority: Lower goes first.
-        checkpoint_ids: Models of its lines.
-        seconds_left: Until its window is over.
-        seconds_needed: Estimate for its open lines; 0: unknown.
+        checkpoint_ids: Models of the batch's lines.
+        seconds_left: Seconds until the end of the completion window.
+        seconds_needed: Estimated seconds for the open lines; 0: unknown.
     """
 
     key: int
@@ -39,18 +39,18 @@ class Candidate:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it misses its deadline unless it runs now; not: whether it has missed it already."""
+        """Whether the batch misses its deadline unless it runs now; False if the deadline has passed."""
         return self.seconds_left < max(URGENT_MIN_S, 2.0 * self.seconds_needed)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Places for one batch.
+    """Places of one batch.
 
     Attributes:
         key: The batch.
-        count: At most so many lines.
-        checkpoint_ids: Only lines of these models; None: of any, which may cause a load.
+        count: The most lines to claim.
+        checkpoint_ids: Only lines of these models; None: of any model, which may cause a load.
     """
 
     key: int
@@ -59,12 +59,12 @@ class Share:
 
 
 def can_swap(resident: Collection[str], *, stayed_s: float, load_s: float) -> bool:
-    """Whether a model that isn't here may be loaded although there is work for those that are.
+    """Whether a model may be loaded although the resident models have work.
 
     Args:
-        resident: Models that are here.
-        stayed_s: Since the last load for a batch.
-        load_s: What a load costs, as learned.
+        resident: Models that are resident.
+        stayed_s: Seconds since the last load for a batch.
+        load_s: Measured seconds of a load.
     """
     return not resident or stayed_s >= max(MIN_STAY_S, STAY_FACTOR * load_s)
 
@@ -82,15 +82,15 @@ def shares(
     Args:
         candidates: Batches with waiting lines.
         num_free: Free places.
-        running: Lines that run, by tenant.
-        resident: Models that are here (ready, or on their way).
+        running: Number of running lines by tenant.
+        resident: Models that are resident or loading.
         swap_allowed: See ``can_swap``.
     """
     taken: dict[int, int] = {}
     limits: dict[int, frozenset[str] | None] = {}
     order: list[int] = []
     held = dict(running)
-    # One rank only: what has a worse rank waits until the better one has no more lines than places.
+    # A worse rank gets places only if the better ranks have fewer lines than places.
     for group in _ranks(candidates, resident, swap_allowed):
         heads = {candidate.tenant: candidate for candidate in reversed(group)}
         while num_free > 0 and heads:
@@ -108,7 +108,7 @@ def shares(
 
 
 def _ranks(candidates: Sequence[Candidate], resident: frozenset[str], swap_allowed: bool) -> list[list[Candidate]]:
-    """Batches of equal rank, best first; within one, the earlier batch first."""
+    """Return groups of batches with equal rank, best first; within a group, the earlier batch first."""
 
     def rank(candidate: Candidate) -> tuple[int, bool, bool]:
         is_here = bool(candidate.checkpoint_ids & resident)

@@ -1,7 +1,7 @@
-"""Where a batch stands: share done, queue position, rates, estimated finish.
+"""Compute the progress of batches: share done, queue position, rates, estimated finish.
 
-Rates are those of the last minute, counted from the results. A batch that has lines running goes on at its own rate;
-one that waits starts when the lines before it are done, at the rate of all batches together.
+Rates are counted from the results of the last minute. The estimate for a batch with running lines uses the batch's own
+rate. The estimate for a waiting batch uses the rate of all batches, and includes the lines before the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RATE_WINDOW_S = 60.0
 
 
 def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
-    """``progress`` of each batch by primary key; a fixed number of queries."""
+    """Return ``progress`` of each batch by primary key, with a fixed number of queries."""
     batches = list(rows)
     ended = [_of_ended(row) for row in batches if row.is_finished]
     found_by_key = {row.pk: item for row, item in zip((row for row in batches if row.is_finished), ended, strict=True)}
@@ -68,12 +68,12 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
 
 
 def batch_progress(row: Batch) -> dict[str, Any]:
-    """``progress`` of one batch."""
+    """Return ``progress`` of one batch."""
     return batches_progress([row])[row.pk]
 
 
 def _of_ended(row: Batch) -> dict[str, Any]:
-    """Rates over the whole run."""
+    """Return the progress of an ended batch, with rates over the whole run."""
     span_s = (row.ended_at - row.in_progress_at).total_seconds() if row.ended_at and row.in_progress_at else 0.0
     span_s = max(span_s, 1e-3)
     return {

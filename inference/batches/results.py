@@ -1,4 +1,4 @@
-"""Results of lines, each written once, in the transaction that ends its line."""
+"""Write the results of lines, each once, in the transaction that ends the line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tok
 
 
 def rows_locked(rows: QuerySet[BatchLine]) -> QuerySet[BatchLine]:
-    """Locked until the transaction ends; SQLite's transactions lock everything as they begin."""
+    """Lock rows until the transaction ends; a SQLite transaction locks the whole database at its start."""
     if connection.features.has_select_for_update_skip_locked:
         return rows.select_for_update(skip_locked=True, of=("self",))
     return rows
 
 
 def result_without_response(row: BatchLine, payload: str) -> BatchResult:
-    """The result of a line without a response."""
+    """Return the result of a line without a response."""
     return BatchResult(line_id=row.pk, batch_id=row.batch_id, is_error=True, payload=payload)
 
 
 def results_write(results: Sequence[BatchResult]) -> None:
-    """End locked lines: results, states, and the counts of their batches."""
+    """End locked lines: store their results and states, and update the counts of their batches."""
     if not results:
         return
     now = timezone.now()
@@ -40,7 +40,7 @@ def results_write(results: Sequence[BatchResult]) -> None:
             BatchLine.objects.filter(pk__in=keys[start : start + ID_BATCH]).update(
                 state=state, lease_until=None, owner="", not_before=None
             )
-    # In the order of the keys: two workers that count for the same batches can't block each other for ever.
+    # In the order of the keys, so that two workers that update the same batches can't deadlock.
     for batch in sorted({item.batch_id for item in results}):
         mine = [item for item in results if item.batch_id == batch]
         failed = sum(item.is_error for item in mine)

@@ -1,9 +1,9 @@
-"""BatchRunner: the worker's thread for the lines of batches.
+"""Define the worker's thread that runs the lines of batches.
 
-It keeps a bounded window of lines in the engines, behind all interactive requests, and writes what is done in bulk. A
-line is small, so nothing of a running one is stored: a worker that dies costs its running lines, which start again. The
-lines that were there run again after the others of their batch, in small groups, and the last time alone: what kills
-workers ends aside and takes nothing innocent with it.
+The thread keeps a bounded window of lines in the engines, with a priority below interactive requests, and writes
+results in bulk. Lines are small, so a running line stores nothing, and starts again if its worker dies. Such lines are
+retried after the other lines of their batch, in small groups, and the last time alone, so that a line that kills
+workers fails without other lines.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ POLL_S = 1.0
 FLUSH_S = 0.2
 FLUSH_LINES = 64
 FLUSH_BYTES = 8 << 20
-"""Results with vectors are large."""
+"""Limit in bytes besides that in lines, because results with vectors are large."""
 HEARTBEAT_S = LEASE_S / 4
 HINTED_HEARTBEAT_S = 0.2
 HUNG_AFTER_S = 60.0
@@ -61,7 +61,7 @@ WEB_ID = "batches"
 
 
 class Manager(claim_runner.Manager, claiming.Manager, Protocol):
-    """What the runner needs of ``inference.worker.model_manager.ModelManager``."""
+    """The part of ``inference.worker.model_manager.ModelManager`` that the runner uses."""
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +78,7 @@ class _Running:
 
 @dataclass(slots=True)
 class _Outbox:
-    """What waits for the next bulk write."""
+    """The results that wait for the next bulk write."""
 
     finished: list[FinishedLine] = field(default_factory=list)
     released: list[ClaimedLine] = field(default_factory=list)
@@ -90,11 +90,11 @@ class _Outbox:
         return len(self.finished) + len(self.released) + len(self.counted)
 
     def is_due(self, now: float) -> bool:
-        """Whether it should be written, as there is enough or it has waited."""
+        """Whether to write now, because enough results wait or they have waited long enough."""
         return len(self) >= FLUSH_LINES or self.size_bytes >= FLUSH_BYTES or now - self.since >= FLUSH_S
 
     def claims(self) -> Iterator[tuple[int, int]]:
-        """Of the lines in it."""
+        """Yield the claims of the waiting lines."""
         yield from (item.line.claim for item in self.finished)
         yield from (line.claim for line in self.released)
         yield from (line.claim for line, _ in self.counted)
@@ -105,9 +105,9 @@ class BatchRunner(ClaimRunner):
 
     Args:
         manager: The worker's models.
-        owner: The worker's id; lines that it left behind under the same name are given back at the start.
-        window: Lines that are held at once.
-        on_idle: Called when all lines that were held are written: a batch may be complete.
+        owner: The worker's id. Lines that an earlier process of this id held are given back at the start.
+        window: The most lines that are held at once.
+        on_idle: Called when all held lines are written, because a batch may be complete.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class BatchRunner(ClaimRunner):
         return FLUSH_S if self._running else POLL_S
 
     def turn(self) -> None:
-        """One round: take events, write, renew, claim."""
+        """Do one round: take events, write results, renew leases, claim lines."""
         self._take_events()
         now = time.monotonic()
         if len(self._outbox) and (not self._running or self._outbox.is_due(now)):
@@ -220,7 +220,7 @@ class BatchRunner(ClaimRunner):
         self._put(self._outbox.finished, FinishedLine(line=line, payload=payload, is_error=True))
 
     def _try_again(self, line: ClaimedLine, error: BlazrError) -> None:
-        """After an attempt that counts; the last one's error is the result."""
+        """Retry a line after an attempt that counts; the error of the last attempt is the result."""
         if line.attempt >= MAX_ATTEMPTS:
             self._refuse(line, error)
         else:
@@ -235,12 +235,12 @@ class BatchRunner(ClaimRunner):
     # --- the database --------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        # Written first, forgotten then: a database error in between is tried again with the next turn.
+        # Lines are dropped after the write, so that the next turn retries after a database error.
         box = self._outbox
         if box.finished:
             lost = lines_finish(finished=box.finished)
             if lost:
-                logger.warning("%d lines ended here, but they are somebody else's by now", len(lost))
+                logger.warning("%d lines ended here, but another worker holds them by now", len(lost))
             self._claimer.ended(len(box.finished))
             box.finished, box.size_bytes = [], 0
         if box.released:
@@ -271,7 +271,7 @@ class BatchRunner(ClaimRunner):
                 item.line.batch.ending = beat.endings[claim]
                 for request_id in list(item.open_parts):
                     self._manager.cancel(request_id)
-        # An error right after a claim (the database went away) leaves lines that nobody runs.
+        # A database error right after a claim leaves claimed lines that never started.
         strays = beat.held - self._running.keys() - {line.claim for line in self._unstarted}
         strays -= set(self._outbox.claims())
         if strays:

@@ -1,6 +1,6 @@
-"""Schedules: the same batch again and again, by cron in UTC.
+"""Create batches repeatedly by schedules, in cron notation and UTC.
 
-Runs that were missed while no worker was there are made up for once, not one by one.
+Runs that were missed while no worker was running are replaced by one run.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ MAX_SCHEDULES = 100
 
 
 def next_run(cron: str, after: datetime) -> datetime:
-    """The first time behind ``after`` that the expression names.
+    """Return the first time after ``after`` that matches the cron expression.
 
     Raises:
-        InvalidRequest: The expression can't be read, or names no time.
+        InvalidRequest: The expression is malformed, or matches no time.
     """
     wrong = InvalidRequest(
         f"cron is {cron[:60]!r}; it must have five fields (minute hour day month weekday), such as '0 3 * * *'.",
@@ -60,14 +60,14 @@ def next_run(cron: str, after: datetime) -> datetime:
 
 
 def schedule_create(*, values: Mapping[str, Any], principal: Principal) -> BatchSchedule:
-    """Store a schedule; what a batch would be refused for is refused here.
+    """Create a schedule, with the same checks as for a batch.
 
     Args:
         values: The validated members of a ``ScheduleRequestSerializer``.
 
     Raises:
         InvalidRequest: A member is wrong.
-        NotFound: There is no such file.
+        NotFound: The file doesn't exist.
         QueueFull: The caller has too many schedules.
     """
     request = {name: value for name, value in values.items() if name != "cron"}
@@ -95,16 +95,16 @@ def schedule_create(*, values: Mapping[str, Any], principal: Principal) -> Batch
 
 
 def schedules_of(principal: Principal) -> QuerySet[BatchSchedule]:
-    """The schedules that ``principal`` may see; every read of a caller starts here."""
+    """Return the schedules that ``principal`` may see; each lookup for a caller starts here."""
     rows = BatchSchedule.objects.all()
     return rows if principal.sees_everything else rows.filter(tenant=principal.tenant)
 
 
 def schedule_get(*, schedule_id: str, principal: Principal) -> BatchSchedule:
-    """One schedule.
+    """Return one schedule.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
+        NotFound: There is no such schedule, or it belongs to another tenant.
     """
     row = None if "\0" in schedule_id else schedules_of(principal).filter(schedule_id=schedule_id[:40]).first()
     if row is None:
@@ -113,10 +113,10 @@ def schedule_get(*, schedule_id: str, principal: Principal) -> BatchSchedule:
 
 
 def schedule_delete(*, schedule_id: str, principal: Principal) -> str:
-    """Remove a schedule; returns its id. Its batches stay.
+    """Delete a schedule and return its id; its batches are kept.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
+        NotFound: There is no such schedule, or it belongs to another tenant.
     """
     row = schedule_get(schedule_id=schedule_id, principal=principal)
     row.delete()
@@ -124,11 +124,11 @@ def schedule_delete(*, schedule_id: str, principal: Principal) -> str:
 
 
 DUE_SCHEDULES = RowWatch(lambda: BatchSchedule.objects.filter(is_enabled=True, next_run_at__lte=Now()))
-"""Whether there is something for ``schedules_run``."""
+"""Whether ``schedules_run`` has any work."""
 
 
 def schedules_run() -> list[Batch]:
-    """Make the batches that are due. Safe anywhere, several at once: a run is taken by moving ``next_run_at``."""
+    """Create the due batches. Several processes may run this at once: a run is claimed by moving ``next_run_at``."""
     now = timezone.now()
     made: list[Batch] = []
     for row in BatchSchedule.objects.filter(is_enabled=True, next_run_at__lte=now)[:100]:
@@ -152,10 +152,10 @@ def schedules_run() -> list[Batch]:
 
 
 def schedule_object(row: BatchSchedule, *, secret: str | None = None) -> dict[str, Any]:
-    """A schedule as the API shows it.
+    """Return the API's object of a schedule.
 
     Args:
-        secret: Of the webhook, shown once.
+        secret: The webhook's secret, shown only at the creation.
     """
     request = orjson.loads(row.request)
     webhook = request.get("webhook")

@@ -1,11 +1,11 @@
-"""Batches as callers see them: create, find, list, cancel.
+"""Create, look up, list and cancel batches for callers.
 
     validating ─► in_progress ─► finalizing ─► completed | expired
         │              │
         ├─► failed     └─► cancelling ─► cancelled
         └─► cancelled, expired
 
-The rows are the batches; a message about them is only a hint. Everything here is synchronous and hits the database.
+The rows are the truth; a message about a batch is only a hint. All functions are synchronous and use the database.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from inference.values.principal import Principal
 
 MAX_OPEN = 100
-"""Unfinished batches of one caller: each has a file on disk and a share of every turn of the runner."""
+"""Most unfinished batches per caller: each has a file on disk and costs time in each turn of the runner."""
 
 MIN_WINDOW_S, MAX_WINDOW_S = 60, 14 * 86_400
 _WINDOW = re.compile(r"([1-9][0-9]{0,4})([mhd])")
@@ -49,12 +49,12 @@ def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id
 
     Args:
         values: The validated members of a ``BatchRequestSerializer``.
-        principal: Who asks.
-        schedule_id: The schedule that makes it.
+        principal: The caller.
+        schedule_id: The schedule that creates the batch.
 
     Raises:
         InvalidRequest: A member is wrong.
-        NotFound: There is no such file.
+        NotFound: The file doesn't exist.
         QueueFull: The caller has too many unfinished batches.
     """
     window_s = window_seconds(values["completion_window"])
@@ -103,7 +103,7 @@ def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id
 
 
 def _count_lines(sha256: str) -> int:
-    """Lines of a file; quick, and right for every file that passes validation."""
+    """Count the lines of a file, quickly; exact for each file that passes validation."""
     try:
         with open_file(sha256) as file:
             return sum(1 for line in iter(lambda: file.readline(MAX_LINE_BYTES), b"") if line.strip())
@@ -112,10 +112,10 @@ def _count_lines(sha256: str) -> int:
 
 
 def window_seconds(text: str) -> int:
-    """Seconds of a completion window such as ``24h``.
+    """Return the seconds of a completion window such as ``24h``.
 
     Raises:
-        InvalidRequest: Not a number of minutes, hours or days, or out of range.
+        InvalidRequest: The text is no number of minutes, hours or days, or is out of range.
     """
     match = _WINDOW.fullmatch(text)
     seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
@@ -128,16 +128,16 @@ def window_seconds(text: str) -> int:
 
 
 def batches_of(principal: Principal) -> QuerySet[Batch]:
-    """The batches that ``principal`` may see; every read of a caller starts here."""
+    """Return the batches that ``principal`` may see; each lookup for a caller starts here."""
     rows = Batch.objects.all()
     return rows if principal.sees_everything else rows.filter(tenant=principal.tenant)
 
 
 def batch_get(*, batch_id: str, principal: Principal, param: str = "batch_id") -> Batch:
-    """One batch.
+    """Return one batch.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
+        NotFound: There is no such batch, or it belongs to another tenant.
     """
     row = None if "\0" in batch_id else batches_of(principal).filter(batch_id=batch_id[:40]).first()
     if row is None:
@@ -146,7 +146,7 @@ def batch_get(*, batch_id: str, principal: Principal, param: str = "batch_id") -
 
 
 def batch_list(*, principal: Principal, after: str | None, limit: int) -> list[Batch]:
-    """Batches, newest first, from behind the batch ``after``.
+    """Return batches, newest first, starting after the batch ``after``.
 
     Raises:
         NotFound: There is no batch ``after``.
@@ -158,15 +158,15 @@ def batch_list(*, principal: Principal, after: str | None, limit: int) -> list[B
 
 
 def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:
-    """Stop a batch: nothing more starts, what runs is stopped, what is done is kept. Twice is no error.
+    """Cancel a batch: no line starts, running lines stop, results are kept. A second call changes nothing.
 
     Raises:
-        NotFound: There is none, or it is somebody else's.
-        Conflict: It has ended, or its files are being written.
+        NotFound: There is no such batch, or it belongs to another tenant.
+        Conflict: The batch has ended, or its files are being written.
     """
     row = batch_get(batch_id=batch_id, principal=principal)
     with transaction.atomic():
-        # The fence moves on: whoever validates the file at this moment writes nothing any more.
+        # A new fence stops the writes of a worker that is validating the file.
         changed = Batch.objects.filter(
             pk=row.pk, state__in=(BatchState.VALIDATING, BatchState.IN_PROGRESS), ending=""
         ).update(
@@ -186,20 +186,20 @@ def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:
 
 
 def open_batches() -> QuerySet[Batch]:
-    """Batches that haven't ended, in the order in which they go."""
+    """Return the unfinished batches, in the order in which they run."""
     return Batch.objects.filter(ended_at=None).exclude(state__in=TERMINAL_BATCH_STATES).order_by("priority", "id")
 
 
 OPEN_BATCHES = RowWatch(open_batches)
-"""Whether there is something to claim lines of, or to be moved on."""
+"""Whether any batch is unfinished."""
 
 
 def batch_object(row: Batch, progress: Mapping[str, Any], *, secret: str | None = None) -> dict[str, Any]:
-    """OpenAI's batch object with additions; https://platform.openai.com/docs/api-reference/batch/object.
+    """Return OpenAI's batch object with additions: https://platform.openai.com/docs/api-reference/batch/object.
 
     Args:
         progress: See ``inference.batches.progress``.
-        secret: Of the webhook, shown once.
+        secret: The webhook's secret, shown only at the creation.
     """
     ended = {
         state: int(row.ended_at.timestamp()) if row.ended_at is not None and row.state == state else None

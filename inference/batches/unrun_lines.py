@@ -1,4 +1,4 @@
-"""Lines that end without having run: their batch ends, or their model isn't to be had."""
+"""End lines that never run, because their batch ends or their model isn't available."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from inference.errors import BlazrError, InvalidRequest, PermissionRefused, Unkn
 from inference.models import Batch, BatchLine, BatchState, LineState
 
 NO_CHECKPOINT, NOT_ALLOWED = UUID(int=0), UUID(int=1)
-"""Stand for a model that doesn't exist, or isn't for the key; such lines end once the file is validated."""
+"""Ids of models that don't exist, or that the key may not use; such lines end after the validation."""
 
 
 def fail_queued(batch: Batch) -> int:
-    """End the waiting lines of a batch whose end is due; returns how many."""
+    """End the waiting lines of a batch that is ending; returns their number."""
     code, message = unanswered(batch.ending)
     waiting = BatchLine.objects.filter(batch=batch, state=LineState.QUEUED).defer("body")
 
@@ -31,7 +31,7 @@ def fail_queued(batch: Batch) -> int:
 
 
 def fail_unservable(batch: Batch) -> int:
-    """End the waiting lines whose model doesn't exist, or isn't for the batch's key; returns how many."""
+    """End waiting lines with a model that doesn't exist or is not allowed; returns their number."""
     waiting = BatchLine.objects.filter(
         batch=batch, state=LineState.QUEUED, checkpoint_id__in=(NO_CHECKPOINT, NOT_ALLOWED)
     )
@@ -55,7 +55,7 @@ def fail_unservable(batch: Batch) -> int:
 
 
 def unanswered(ending: str) -> tuple[str, str]:
-    """(code, message) of requests that a batch's end leaves without a response."""
+    """Return (code, message) of requests that never ran because their batch ended."""
     if ending == BatchState.EXPIRED:
         return "batch_expired", "This request could not be executed before the completion window expired."
     if ending == BatchState.FAILED:

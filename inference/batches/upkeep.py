@@ -1,6 +1,6 @@
-"""Work on whole batches: validate the input, end what is over, write the files.
+"""Validate, end and finalise whole batches, and sweep the lines of old ones.
 
-Safe to call anywhere, at any time, several at once.
+Several processes may call these functions at once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from inference.jobs import hints
 from inference.models import TERMINAL_BATCH_STATES, Batch, BatchLine, BatchState, LineState
 
 LINES_KEPT = timedelta(days=1)
-"""After the end of a batch its lines stay so long, to look at; the files hold all of them."""
+"""Lines are kept so long after the end of their batch, for inspection; the files hold all of them."""
 
 
 def batches_turn(*, owner: str, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Do all that is to be done for batches now; returns how many were touched.
+    """Do the due work on batches; returns the number of changed batches.
 
     Args:
         owner: The worker's id.
-        stopping: True: leave the rest to others.
+        stopping: Returns True when the process ends; other workers continue then.
     """
     done = _end_due()
     for rows, work, values in (
@@ -61,13 +61,13 @@ def _without_open_lines() -> QuerySet[Batch]:
 
 
 def _cancelled() -> QuerySet[Batch]:
-    """Without those of which a line still runs: its worker stops it."""
+    """Return the cancelled batches without running lines; the workers stop running lines first."""
     running = BatchLine.objects.filter(state=LineState.RUNNING).values("batch_id")
     return Batch.objects.filter(state=BatchState.CANCELLING).exclude(pk__in=running)
 
 
 def _end_due() -> int:
-    """Batches that must not go on: what waits is ended, what runs is stopped by its worker's next heartbeat."""
+    """End the waiting lines of batches that must stop; each worker's next heartbeat stops the running ones."""
     open_ones = Batch.objects.filter(ended_at=None, ending="")
     done = _begin_end(open_ones.filter(expires_at__lte=Now()), BatchState.EXPIRED)
     tenants = void_tenants(open_ones.order_by().values_list("tenant", flat=True).distinct())
@@ -84,14 +84,14 @@ def _end_due() -> int:
 
 def _begin_end(rows: QuerySet[Batch], ending: BatchState, **values: Any) -> int:
     done = rows.filter(state=BatchState.IN_PROGRESS).update(ending=ending, **values)
-    # The fence moves on: whoever validates the file at this moment writes nothing any more.
+    # A new fence stops the writes of a worker that is validating the file.
     return done + rows.filter(state=BatchState.VALIDATING).update(
         state=BatchState.FINALIZING, ending=ending, fence=F("fence") + 1, owner="", lease_until=None, **values
     )
 
 
 def batches_sweep() -> int:
-    """Remove the lines of batches that ended long ago; returns how many."""
+    """Delete the lines of batches that ended long ago; returns their number."""
     ended = Batch.objects.filter(state__in=TERMINAL_BATCH_STATES, ended_at__lt=timezone.now() - LINES_KEPT)
     keys = list(BatchLine.objects.filter(batch__in=ended).values_list("pk", flat=True)[:5000])
     removed, _ = BatchLine.objects.filter(pk__in=keys).delete()

@@ -1,4 +1,4 @@
-"""Checking a batch's file, and storing its lines."""
+"""Validate a batch's file and store its lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INSERT_BATCH = 500
 
 
 def batch_validate(claim: BatchClaim) -> None:
-    """Check the whole file, then store its lines; a second try goes on behind the lines that are there."""
+    """Validate the whole file, then store its lines; a second attempt continues after the stored lines."""
     batch = claim.row
     try:
         allowed = principal_of_tenant(batch.tenant).models
@@ -62,7 +62,7 @@ def batch_validate(claim: BatchClaim) -> None:
 
 
 def _errors(claim: BatchClaim, lines: Iterator[InputLine | LineError]) -> Iterator[LineError]:
-    """Up to ``MAX_ERRORS`` reasons why the file can't run."""
+    """Yield up to ``MAX_ERRORS`` errors of the file."""
     first_seen: dict[str, int] = {}
     found = num_inputs = 0
     for count, item in enumerate(lines, start=1):

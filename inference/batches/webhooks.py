@@ -1,13 +1,13 @@
-"""Webhooks: a signed message to a URL of the client's at the end of a batch.
+"""Send webhooks: a signed message to the client's URL at the end of a batch.
 
-Messages are rows (an outbox), written in the transaction that ends the batch, sent by whoever finds them due, tried
-again with growing pauses, and given up after the last. Form and signature:
+Messages are rows (an outbox), stored in the transaction that ends the batch. Any worker sends a due message. Failed
+messages are retried with growing pauses, and dropped after the last one. Form and signature:
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md; the body is OpenAI's event
 (https://platform.openai.com/docs/guides/webhooks), which its SDK verifies.
 
-Nothing is called unless the operator allows it (``BLAZR_WEBHOOKS``). The name is resolved once, every address is
-checked, and the connection goes to the checked address: a name that resolves differently a moment later gains nothing.
-Redirects aren't followed, responses aren't read.
+The server calls no URL unless the operator allows it (``BLAZR_WEBHOOKS``). The host is resolved once, each address is
+checked, and the connection uses a checked address, which prevents DNS rebinding. Redirects aren't followed, and
+response bodies aren't read.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from inference.models import Batch, WebhookDelivery
 logger = logging.getLogger(__name__)
 
 PAUSES_S = (5, 60, 300, 1800, 7200, 18_000, 36_000)
-"""Between tries; about 18 hours in all."""
+"""Seconds between attempts; about 18 hours in all."""
 TIMEOUT_S = 10.0
 TOTAL_S = 20.0
 TRYING_S = 60.0
-"""A sender that dies leaves its message to others after so long."""
+"""Lease of a sender in seconds; after a sender's death, another one sends the message."""
 SECRET_MARK = "whsec_"
 _PORTS = {"https": 443, "http": 80}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
-    """The URL leads where no message may go."""
+    """The URL refers to an address that must not be called."""
 
 
 # --- at the creation of a batch ----------------------------------------------------------------
 
 
 def checked(webhook: Mapping[str, Any] | None) -> tuple[str, str]:
-    """(URL, secret) of a request's ``webhook``; the secret is drawn if there is none. Empty: no webhook.
+    """Return (URL, secret) of a request's ``webhook``; a missing secret is drawn. Empty strings: no webhook.
 
     Raises:
         UnsupportedFeature: Webhooks are off.
@@ -84,10 +84,10 @@ def checked(webhook: Mapping[str, Any] | None) -> tuple[str, str]:
 
 
 def split_url(url: str) -> tuple[str, str, int, str]:
-    """(scheme, host, port, path with query) of a webhook's URL.
+    """Return (scheme, host, port, path with query) of a webhook's URL.
 
     Raises:
-        AddressRefused: It can't be a webhook's.
+        AddressRefused: The URL isn't valid for a webhook.
     """
     try:
         parts = urlsplit(url)
@@ -116,7 +116,7 @@ def _key(secret: str) -> bytes:
 
 
 def schedule(batch: Batch) -> None:
-    """Put the message about a batch's end into the outbox; in the transaction that ends the batch."""
+    """Store the message about a batch's end in the outbox; called in the transaction that ends the batch."""
     if not batch.webhook_url:
         return
     now = timezone.now()
@@ -138,13 +138,13 @@ def schedule(batch: Batch) -> None:
 
 
 def signature(secret: str, message_id: str, timestamp: int, payload: str) -> str:
-    """The header ``webhook-signature``."""
+    """Return the header ``webhook-signature``."""
     signed = f"{message_id}.{timestamp}.{payload}".encode()
     return "v1," + base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
 
 
 def deliver_due(*, limit: int = 20) -> int:
-    """Try the messages that are due; returns how many. Safe anywhere, several at once."""
+    """Send the due messages and return their number. Several processes may run this at once."""
     done = 0
     for _ in range(limit):
         row = (
@@ -188,8 +188,8 @@ def post(url: str, payload: str, *, secret: str, message_id: str) -> int:
     """Send one message; returns the status of the response.
 
     Raises:
-        AddressRefused: No message may go there.
-        OSError, HTTPException: It didn't get there.
+        AddressRefused: The address must not be called.
+        OSError, HTTPException: The message could not be sent.
     """
     scheme, host, port, path = split_url(url)
     timestamp = int(timezone.now().timestamp())
@@ -201,7 +201,7 @@ def post(url: str, payload: str, *, secret: str, message_id: str) -> int:
         "webhook-timestamp": str(timestamp),
         "webhook-signature": signature(secret, message_id, timestamp, payload),
     }
-    # The time limit of the socket is for one read; a server that drips is cut off by this.
+    # The socket's timeout applies to each read; this timer limits the whole request to a slow server.
     timer = threading.Timer(TOTAL_S, connection.cut)
     timer.daemon = True
     timer.start()
@@ -214,10 +214,10 @@ def post(url: str, payload: str, *, secret: str, message_id: str) -> int:
 
 
 def resolve(host: str, port: int) -> str:
-    """An address of ``host`` that may be called.
+    """Resolve ``host`` to an address that may be called.
 
     Raises:
-        AddressRefused: One of its addresses isn't public.
+        AddressRefused: One of the addresses isn't public.
         OSError: The name can't be resolved.
     """
     found = [str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
@@ -229,7 +229,7 @@ def resolve(host: str, port: int) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public Internet's, the IPv4 address inside of an IPv6 one included."""
+    """Whether an address is public; an IPv4 address embedded in an IPv6 address is checked too."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         inner = [parsed.ipv4_mapped, parsed.sixtofour, *(parsed.teredo or ())]
@@ -243,7 +243,7 @@ def is_public(address: str) -> bool:
 
 
 class _Pinned(http.client.HTTPConnection):
-    """Connects to an address that was checked; the certificate is checked against the name."""
+    """Connects to a checked address; the certificate is verified against the host name."""
 
     def __init__(self, host: str, port: int, *, address: str, is_tls: bool) -> None:
         super().__init__(host, port, timeout=TIMEOUT_S)
@@ -257,7 +257,7 @@ class _Pinned(http.client.HTTPConnection):
             self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
 
     def cut(self) -> None:
-        """From another thread: end it now."""
+        """Close the connection now; called from another thread."""
         found = self.sock
         if found is not None:
             try:
