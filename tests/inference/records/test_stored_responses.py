@@ -1,0 +1,80 @@
+"""Stored responses: written, read by their owner only, deleted with their job, swept when they are old."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import orjson
+import pytest
+from django.utils import timezone
+
+from inference.errors import NotFound
+from inference.jobs.services import jobs_submit
+from inference.models import GenerationJob, StoredResponse
+from inference.records import stored_responses
+from inference.records.stored_responses import (
+    response_delete,
+    response_finish,
+    response_get,
+    response_store,
+    responses_of,
+    responses_sweep,
+)
+from tests.inference.jobs.submissions import KEY_A, KEY_B, request
+from tests.inference.rows import make_checkpoint
+
+pytestmark = pytest.mark.django_db
+
+
+def store(name: str = "resp_1", principal=KEY_A, job: GenerationJob | None = None) -> StoredResponse:
+    body = {"id": name, "previous_response_id": None, "status": "in_progress"}
+    return response_store(body=body, items=[{"role": "user", "content": "Hi"}], principal=principal, job=job)
+
+
+def make_job() -> GenerationJob:
+    make_checkpoint()
+    (job,) = jobs_submit(requests=[request()], principal=KEY_A, batch_label="")
+    return job
+
+
+def test_a_response_is_read_as_it_was_stored():
+    store()
+    found = response_get(response_id="resp_1", principal=KEY_A)
+    assert orjson.loads(found.body)["status"] == "in_progress"
+    assert orjson.loads(found.input_items) == [{"role": "user", "content": "Hi"}]
+    assert (found.tenant, found.previous_id, found.job) == ("key:1", "", None)
+    response_finish(found, {"id": "resp_1", "status": "completed"})
+    assert orjson.loads(response_get(response_id="resp_1", principal=KEY_A).body)["status"] == "completed"
+
+
+@pytest.mark.parametrize("name", ["resp_1", "resp_2", "resp\0"])
+def test_others_find_nothing(name):
+    store()
+    with pytest.raises(NotFound):
+        response_get(response_id=name, principal=KEY_B)
+    with pytest.raises(NotFound):
+        response_delete(response_id=name, principal=KEY_B)
+    assert not responses_of(KEY_B).exists()
+    assert responses_of(KEY_A).count() == 1
+
+
+def test_a_deleted_response_takes_its_job_with_it():
+    store(job=make_job())
+    response_delete(response_id="resp_1", principal=KEY_A)
+    assert not StoredResponse.objects.exists()
+    assert not GenerationJob.objects.exists()
+
+
+def test_old_responses_are_swept_in_parts(settings, monkeypatch):
+    monkeypatch.setattr(stored_responses, "SWEEP_BATCH", 2)
+    store("old_1", job=make_job())
+    for name in ("old_2", "old_3", "new"):
+        store(name)
+    old = timezone.now() - timedelta(days=8)
+    StoredResponse.objects.filter(response_id__startswith="old").update(created_at=old)
+    settings.BLAZR_RESPONSE_RETENTION_DAYS = 0
+    assert responses_sweep() == 0
+    settings.BLAZR_RESPONSE_RETENTION_DAYS = 7
+    assert responses_sweep() == 3
+    assert [row.response_id for row in StoredResponse.objects.all()] == ["new"]
+    assert not GenerationJob.objects.exists()

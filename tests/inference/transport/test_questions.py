@@ -1,0 +1,100 @@
+"""Queries of the web process: sent to all workers, answered by those that can, within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from inference.errors import PromptTooLong, Unavailable
+from inference.transport import keys as redis_keys
+from inference.transport import questions
+from inference.transport.questions import fits_somewhere, model_fit, query_workers, running_requests
+from inference.values.states import WorkerState
+
+
+@pytest.fixture
+def client(redis_urls_in_settings, monkeypatch):
+    monkeypatch.setattr(questions, "POLL_TIMEOUT_S", 0.05)
+    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def workers(client):
+    """Two live workers."""
+    for name in ("a", "b"):
+        client.zadd(redis_keys.WORKERS, {name: time.time()})
+        client.set(redis_keys.worker(name), WorkerState(name).to_json())
+
+
+async def replied(client, query: Any, *replies: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The result of a query to which workers send the given replies, and the query as it reached them."""
+    task = asyncio.create_task(query)
+    async with asyncio.timeout(10):
+        while not (found := client.xrevrange(redis_keys.CONTROL_STREAM, count=1)):
+            await asyncio.sleep(0.01)
+    sent = json.loads(found[0][1][b"query"])
+    for reply in replies:
+        client.rpush(redis_keys.replies(sent["id"]), json.dumps(reply))
+    return await task, sent
+
+
+async def test_without_a_worker_nobody_is_asked(client):
+    with pytest.raises(Unavailable, match="No worker is running"):
+        await query_workers("requests")
+    assert not client.exists(redis_keys.CONTROL_STREAM)
+
+
+async def test_the_requests_of_all_workers_are_listed(client, workers):
+    found, sent = await replied(
+        client,
+        running_requests(),
+        {"worker_id": "a", "requests": [{"id": "1"}, {"id": "2"}]},
+        {"worker_id": "b", "requests": []},
+    )
+    assert found == [{"id": "1", "worker_id": "a"}, {"id": "2", "worker_id": "a"}]
+    assert sent == {"id": sent["id"], "kind": "requests"}
+
+
+async def test_a_worker_that_does_not_reply_is_left_out(client, workers, monkeypatch):
+    monkeypatch.setattr(questions, "REPLY_TIMEOUT_S", 0.3)
+    found, _ = await replied(client, query_workers("requests"), {"worker_id": "b", "requests": []})
+    assert [reply["worker_id"] for reply in found] == ["b"]
+
+
+async def test_no_reply_at_all_is_an_error_that_passes(client, workers, monkeypatch):
+    monkeypatch.setattr(questions, "REPLY_TIMEOUT_S", 0.2)
+    with pytest.raises(Unavailable, match="No worker replied") as refused:
+        await query_workers("requests")
+    assert refused.value.retry_after_s == 2
+
+
+async def test_one_worker_that_can_hold_the_model_is_enough(client, workers):
+    error = PromptTooLong("too long").to_dict()
+    fit = {"verdict": "fits_after_eviction", "needed_bytes": 7}
+    found, sent = await replied(
+        client, model_fit("id"), {"worker_id": "a", "error": error}, {"worker_id": "b", "fit": fit}
+    )
+    assert found == [{"worker_id": "b", **fit}]
+    assert sent["checkpoint_id"] == "id"
+    assert fits_somewhere(found)
+
+
+async def test_where_no_worker_can_look_the_first_ones_error_is_raised(client, workers):
+    error = PromptTooLong("too long").to_dict()
+    with pytest.raises(PromptTooLong, match="too long"):
+        await replied(client, model_fit("id"), {"worker_id": "a", "error": error}, {"worker_id": "b", "error": error})
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "fits"),
+    [((), False), (("too_large",), False), (("too_large", "fits"), True), (("resident",), True)],
+)
+def test_fits_somewhere(verdicts, fits):
+    assert fits_somewhere([{"verdict": verdict} for verdict in verdicts]) is fits
