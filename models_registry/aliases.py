@@ -1,6 +1,6 @@
 """Manage aliases: names that point to a checkpoint, with a history of revisions.
 
-``promote`` makes a new revision, ``rollback`` goes back to an older one; revisions never change. ``NAME`` means the
+``promote`` creates a revision, ``rollback`` returns to an older one; revisions never change. ``NAME`` refers to the
 current revision, ``NAME@N`` the one of that number. All functions use the database: call them off the event loop.
 """
 
@@ -99,7 +99,7 @@ def alias_get(name: str) -> ModelAlias:
     """Return the alias with its revisions, newest first.
 
     Raises:
-        UnknownModel: There is none.
+        UnknownModel: There is no such alias.
     """
     rows = ModelAlias.objects.select_related("current").prefetch_related("revisions")
     alias = None if "\0" in name else rows.filter(name=name).first()

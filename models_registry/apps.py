@@ -1,4 +1,4 @@
-"""Django application of the registry."""
+"""Define the Django application of the registry."""
 
 from django.apps import AppConfig
 

@@ -41,12 +41,12 @@ _SERVED_SUFFIXES = (".safetensors", ".safetensors.index.json", ".tiktoken")
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """State of a pull; all counts are over the files that serving needs only.
+    """State of a pull; counts include only the files that serving needs.
 
     Attributes:
-        file: The one that is fetched; empty at the end.
-        sha256: Its digest, where the hub tells it (large files).
-        file_done_bytes, file_bytes: How much of it is there.
+        file: The file that is being downloaded; empty at the end.
+        sha256: The file's digest, if the hub has one (large files).
+        file_done_bytes, file_bytes: Downloaded bytes and size of the file.
     """
 
     file: str
@@ -63,19 +63,19 @@ ProgressCallback = Callable[[PullProgress], None]
 
 
 def is_repo_id(text: str) -> bool:
-    """Whether ``text`` can be a hub id (``ORG/NAME``) and isn't something on this disk."""
+    """Whether ``text`` can be a hub id (``ORG/NAME``) and is no path on this disk."""
     return is_hub_id(text) and not Path(text).expanduser().exists()
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether ``text`` can be ``ORG/NAME``, whatever is on this disk."""
+    """Whether ``text`` can be a hub id (``ORG/NAME``), without a look at the disk."""
     return "/" in text and _REPO_ID.match(text) is not None
 
 
 def files_to_serve(names: Iterable[str]) -> list[str]:
-    """The files of a repository that serving needs: weights, config, tokenizer, templates; top level only.
+    """Return the files that serving needs: weights, config, tokenizer, templates; top level only.
 
-    Beside sharded or plain ``model*.safetensors`` a second copy under another name is left out (Mistral's
+    Beside ``model*.safetensors``, a second copy of the weights under another name is omitted (Mistral's
     ``consolidated.safetensors``).
     """
     top = [name for name in names if "/" not in name]
@@ -94,22 +94,22 @@ def hub_pull(
     cache_dir: Path | None = None,
     max_bytes: int | None = None,
 ) -> Path:
-    """Fetch what serving needs of a repository, resuming what was begun; returns its directory.
+    """Download the files that serving needs, resuming partial files; returns the directory.
 
     Args:
         repo_id: ``ORG/NAME``.
         revision: Branch, tag or commit; None: the main branch.
         progress: Called often, in this thread.
-        endpoint: Another hub than the official one (or HF_ENDPOINT's).
-        cache_dir: Another cache than the usual one (HF_HOME's).
-        max_bytes: Refuse more, before anything is fetched.
+        endpoint: URL of the hub; None: HF_ENDPOINT, or the official hub.
+        cache_dir: Directory of the cache; None: that of HF_HOME.
+        max_bytes: Limit, checked before the download.
 
     Raises:
-        InvalidRequest: Not a repository id.
+        InvalidRequest: ``repo_id`` is no repository id.
         RequestTooLarge: The files that serving needs have more than ``max_bytes``.
         NotFound: The hub has no such repository or revision.
-        PermissionRefused: It is private or gated.
-        CheckpointError: It has no .safetensors weights.
+        PermissionRefused: The repository is private or gated.
+        CheckpointError: The repository has no .safetensors weights.
         Unavailable: The hub can't be reached, and the cache doesn't have the repository.
     """
     from huggingface_hub import HfApi, errors
@@ -196,7 +196,7 @@ def _download(
             raise _unreachable(repo_id, error) from error
         except OSError as error:
             raise Unavailable(f"{item.name} of {repo_id} could not be fetched: {_first_line(error)}") from error
-        report(item.size_bytes)  # also where the cache had it
+        report(item.size_bytes)  # also for a file from the cache
         finished += item.size_bytes
         place = Path(file).parent
     if progress is not None:
@@ -205,7 +205,7 @@ def _download(
 
 
 def _from_cache(repo_id: str, revision: str | None, cache_dir: Path | None, error: Exception) -> Path:
-    """The cached snapshot, if it is whole enough to have weights and a config."""
+    """Return the cached snapshot, if it has weights and a config."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -230,11 +230,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _reporting_bar(report: Callable[[int], None]) -> Any:
-    """A stand-in for the hub library's progress bar that only counts bytes."""
+    """Return a replacement of the hub library's progress bar that only counts bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class ReportingBar(tqdm):
-        """Silent: nothing reaches the terminal."""
+        """A bar that prints nothing."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]

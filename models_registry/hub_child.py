@@ -1,7 +1,7 @@
-"""Pull a checkpoint in a process of its own: a request in, lines of JSON out (progress, then a path or an error).
+"""Pull a checkpoint in a child process, and write lines of JSON: progress, then a path or an error.
 
-The hub's library and its threads stay out of the web process, which can kill the pull at once. Fetched files stay in
-the cache, where the next pull resumes.
+The hub's library and its threads stay out of the web process, which can kill the pull at once. Downloaded files stay in
+the cache, and the next pull resumes there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Reporter:
         self._reported_at = 0.0
 
     def __call__(self, progress: PullProgress) -> None:
-        """Write the progress; the begin and the end of each file are always written."""
+        """Write the progress; the start and the end of each file are always written."""
         now = time.monotonic()
         is_boundary = progress.file != self._file or progress.file_done_bytes == progress.file_bytes
         if is_boundary or now - self._reported_at >= REPORT_EVERY_S:

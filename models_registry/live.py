@@ -1,4 +1,7 @@
-"""Read the workers' state for pages, and send them orders; without Redis the state is "unknown", never an error."""
+"""Read the workers' state for pages, and send load and unload requests.
+
+Without Redis the state is "unknown", never an error.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def fit(checkpoint: Checkpoint) -> dict[str, Any]:
 
     Raises:
         Unavailable: Redis can't be reached, or no worker replied.
-        BlazrError: The reason why no worker can load it.
+        BlazrError: No worker can load the model; the error is the reason.
     """
     found = async_to_sync(model_fit)(str(checkpoint.pk))
     return {"fits": fits_somewhere(found), "workers": found}
@@ -95,7 +98,7 @@ def load(checkpoint: Checkpoint) -> None:
 
 
 def unload(checkpoint: Checkpoint) -> None:
-    """Order the workers that hold it to unload it once its requests have ended.
+    """Request the workers that hold a model to unload it once its requests have ended.
 
     Raises:
         Unavailable: Redis can't be reached.
@@ -104,7 +107,7 @@ def unload(checkpoint: Checkpoint) -> None:
 
 
 def unload_before_delete(checkpoint: Checkpoint) -> None:
-    """Call ``unload``, and ignore a Redis that is away: a checkpoint can be deleted without it."""
+    """Call ``unload``; ignore an unavailable Redis, because a checkpoint can be deleted without Redis."""
     try:
         unload(checkpoint)
     except Unavailable:

@@ -138,10 +138,10 @@ class AliasRevision(models.Model):
 
 
 class Upload(models.Model):
-    """Files on their way from a browser to a checkpoint.
+    """An upload of a checkpoint's files from a browser.
 
     receiving → checking → done, or refused (with the reason), or cancelled. The last three never change. The
-    checkpoint that comes of it has the upload's id.
+    resulting checkpoint has the upload's id.
     """
 
     class State(models.TextChoices):
@@ -175,7 +175,7 @@ class Upload(models.Model):
 
 
 class UploadFile(models.Model):
-    """One declared file of an upload. ``received_bytes`` is the only offset at which the next bytes are taken."""
+    """One declared file of an upload; the next piece must start at ``received_bytes``."""
 
     upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="files")
     number = models.PositiveIntegerField(help_text="Position in the declaration; names its temporary file.")

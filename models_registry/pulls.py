@@ -1,4 +1,4 @@
-"""Pull checkpoints on request, each in a child process (``hub_child``), as many at once as a setting allows."""
+"""Pull checkpoints on request, each in a child process (``hub_child``), up to BLAZR_MAX_PULLS at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _num_running = 0
 
 
 class Pull:
-    """One download; the caller has to call ``end`` in any case."""
+    """One download; the caller must always call ``end``."""
 
     def __init__(self, repo_id: str) -> None:
         self.path: Path | None = None
@@ -63,7 +63,7 @@ class Pull:
         """Yield the progress until the download has ended.
 
         Raises:
-            BlazrError: As of ``models_registry.hub.hub_pull``.
+            BlazrError: As ``models_registry.hub.hub_pull`` raises.
         """
         assert self._process is not None
         assert self._process.stdout is not None

@@ -1,4 +1,4 @@
-"""Look up checkpoints and their overrides; all functions use the database: call them off the event loop."""
+"""Look up checkpoints and their overrides; uses the database, so call it off the event loop."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def checkpoint_get_by_name(name: str) -> Checkpoint:
     """Return the checkpoint that is served under ``name`` (its own, or an alias), inspection included.
 
     Raises:
-        UnknownModel: There is none.
+        UnknownModel: No checkpoint has this name.
     """
-    # A NUL reaches PostgreSQL as an error, not as "not found".
+    # PostgreSQL raises an error for NUL in place of finding no row.
     row = None if "\0" in name else Checkpoint.objects.filter(served_model_name=name).first()
     if row is None:
         key = alias_checkpoint_id(name)
@@ -36,7 +36,7 @@ def checkpoint_get(checkpoint_id: uuid.UUID | str) -> Checkpoint:
     """Return the checkpoint with this id, inspection included.
 
     Raises:
-        UnknownModel: There is none, or the id is not a UUID.
+        UnknownModel: No checkpoint has this id, or the id is not a UUID.
     """
     try:
         key = checkpoint_id if isinstance(checkpoint_id, uuid.UUID) else uuid.UUID(checkpoint_id)

@@ -47,10 +47,10 @@ def checkpoint_register(
     sha256: Mapping[str, str] | None = None,
     inspect: Inspector | None = None,
 ) -> Checkpoint:
-    """Inspect the files at ``path`` and store what they are; a path that is known already is looked at again.
+    """Inspect the files at ``path`` and store the result; a known path is inspected again.
 
     Args:
-        path: Directory or weight file. Links in it are kept as they are (hub caches are made of them).
+        path: Directory or weight file. Links are kept, because hub caches consist of links.
         served_model_name: None: the last component of the path, numbered if that is taken. A given name must be
             free; for a known path it renames.
         overrides: Facts set by a person, added to those in force.
@@ -94,10 +94,10 @@ def checkpoint_register(
 
 
 def checkpoint_refresh(*, checkpoint: Checkpoint, inspect: Inspector | None = None) -> Checkpoint:
-    """Look at the files again, with the overrides in force.
+    """Inspect the files again, with the overrides in force.
 
     Raises:
-        CheckpointError: They can't be served any more. The row keeps its last good inspection, with the state
+        CheckpointError: The files can't be served any more. The row keeps its last inspection, with the state
             ``missing`` or ``refused`` and the reason.
     """
     try:
@@ -113,10 +113,10 @@ def checkpoint_refresh(*, checkpoint: Checkpoint, inspect: Inspector | None = No
 
 
 def checkpoint_files_verify(checkpoint: Checkpoint) -> None:
-    """Refuse files that aren't the inspected ones, by size, time and inode: to be called before a load.
+    """Check by size, time and inode that the files are the inspected ones; called before a load.
 
     Raises:
-        ChecksumMismatch: A file is gone, or was replaced or edited.
+        ChecksumMismatch: A file is missing, or was replaced or edited.
     """
     for stamp in checkpoint.file_stamps:
         file = Path(checkpoint.directory) / stamp["name"]
@@ -138,7 +138,7 @@ def checkpoint_files_verify(checkpoint: Checkpoint) -> None:
 
 
 def checkpoint_states_refresh() -> int:
-    """Note which checkpoints' files have gone or come back; returns how many rows changed."""
+    """Record which checkpoints' files are missing or exist again; returns the number of changed rows."""
     changed = 0
     for row in Checkpoint.objects.defer("inspection"):
         gone = not Path(row.path).exists()
@@ -164,7 +164,7 @@ def checkpoint_override_set(
 ) -> Checkpoint:
     """Set a fact by hand and inspect again with it; the earlier value stays in the history.
 
-    A model that is loaded keeps what it was built from until its next load.
+    A loaded model keeps its facts until the next load.
 
     Raises:
         InvalidRequest, CheckpointError: The fact is unknown, or the checkpoint contradicts the value; nothing
@@ -180,10 +180,10 @@ def checkpoint_override_set(
 
 
 def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str, inspect: Inspector | None = None) -> Checkpoint:
-    """Go back to what detection says about ``fact``.
+    """Clear the override of ``fact``, which restores the detected value.
 
     Raises:
-        NotFound: It isn't overridden.
+        NotFound: The fact isn't overridden.
         CheckpointError: Without the override the checkpoint can't be read; nothing changes.
     """
     overrides = overrides_in_force(checkpoint)
@@ -198,10 +198,10 @@ def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str, inspect: Ins
 
 
 def checkpoint_settings_update(*, checkpoint: Checkpoint, values: Mapping[str, Any]) -> Checkpoint:
-    """Change some of the model's settings; null goes back to the default. They hold from the next load on.
+    """Change some of the model's settings, from the next load on; null restores the default.
 
     Raises:
-        InvalidRequest: Unknown setting, wrong type, out of range.
+        InvalidRequest: A setting is unknown, of the wrong type or out of range.
     """
     with transaction.atomic():
         row = Checkpoint.objects.select_for_update().defer("inspection").get(pk=checkpoint.pk)
@@ -213,10 +213,10 @@ def checkpoint_settings_update(*, checkpoint: Checkpoint, values: Mapping[str, A
 
 
 def checkpoint_rename(*, checkpoint: Checkpoint, served_model_name: str) -> Checkpoint:
-    """Serve it under another name.
+    """Serve the checkpoint under another name.
 
     Raises:
-        InvalidRequest, Conflict: The name isn't legal, or taken.
+        InvalidRequest, Conflict: The name isn't legal, or is taken.
     """
     checkpoint.served_model_name = check_name(served_model_name)
     with transaction.atomic():
@@ -225,12 +225,12 @@ def checkpoint_rename(*, checkpoint: Checkpoint, served_model_name: str) -> Chec
 
 
 def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
-    """Take it out of the registry; uploaded files go with it, files registered by path are never touched.
+    """Delete a checkpoint and its uploaded files; files registered by path are kept.
 
-    The caller unloads it from the workers first.
+    The caller unloads the model from the workers first.
 
     Raises:
-        Conflict: An alias means it.
+        Conflict: An alias refers to the checkpoint.
     """
     check_not_current(checkpoint)
     key, uploaded = checkpoint.pk, checkpoint.source == Checkpoint.Source.UPLOAD
@@ -240,7 +240,7 @@ def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
 
 
 def free_name(name: str) -> str:
-    """``name`` or the first free number of it, at this moment."""
+    """Return ``name``, or the first of ``name-2``, ``name-3`` … that is free at this moment."""
     stem = name[:80]
     taken = Checkpoint.objects.filter(served_model_name__startswith=stem).values_list("served_model_name", flat=True)
     aliases = ModelAlias.objects.filter(name__startswith=stem).values_list("name", flat=True)
@@ -248,7 +248,7 @@ def free_name(name: str) -> str:
 
 
 def architecture_summary(kinds: list[str]) -> str:
-    """``12 × mamba2, 4 × mla+moe`` from the layers' kinds, in order of first appearance."""
+    """Summarise the layers' kinds as ``12 × mamba2, 4 × mla+moe``, in order of first occurrence."""
     summary = ", ".join(f"{count} × {kind}" for kind, count in Counter(kinds).items())
     return summary if len(summary) <= 300 else summary[:299] + "…"
 
@@ -281,7 +281,7 @@ def _columns(inspection: Inspection, sha256: Mapping[str, str]) -> dict[str, Any
 
 
 def _is_storable(value: Any) -> bool:
-    """Whether PostgreSQL's jsonb takes all strings in ``value``. Tensor and file names have a safe alphabet already."""
+    """Whether PostgreSQL's jsonb accepts all strings in ``value``; tensor and file names are always safe."""
     if isinstance(value, str):
         return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
     if isinstance(value, Mapping):
@@ -314,7 +314,7 @@ def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:
     before = {stamp["name"]: stamp for stamp in checkpoint.file_stamps}
     _assign(checkpoint, _columns(inspection, {}))
     for stamp in checkpoint.file_stamps:
-        # A digest is only worth keeping for the very bytes that it was measured on.
+        # A digest is kept only if the file is unchanged since the digest was computed.
         old = before.get(stamp["name"], {})
         if stamp == {**old, "sha256": ""}:
             stamp["sha256"] = old["sha256"]
@@ -338,7 +338,7 @@ def _assign(row: Checkpoint, values: Mapping[str, Any]) -> None:
 
 
 def _create_named(name: str, *, exact: bool, values: dict[str, Any]) -> Checkpoint:
-    """Insert under ``name``, or the next free number of it; two processes may try the same at once."""
+    """Insert a row under ``name``, or ``name`` with the next free number; safe for concurrent calls."""
     for _ in range(_NAME_ATTEMPTS):
         free = free_name(name)
         if exact and free != name:

@@ -1,4 +1,4 @@
-"""Define the settings of a model in one table, from which validation, the form and the documents are made."""
+"""Define the settings of a model in one table, used by validation, the form and the documents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Setting:
 
     Attributes:
         kind: ``choice`` of ``choices``; ``integer`` or ``number`` from ``low`` to ``high``; ``speculative``: an
-            object of ``SpeculativeOptions``, or its line.
+            object of ``SpeculativeOptions``, or its text form.
         also: One more legal number outside the range (-1: never).
         unit: Shown after the field; empty for plain counts and choices.
     """
@@ -73,8 +73,8 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "speculative",
-        "Guess ahead",
-        "ngram, or draft:MODEL with a smaller model of the same vocabulary, and perhaps ,k=NUMBER: guess the next "
+        "Speculative decoding",
+        "ngram, or draft:MODEL with a smaller model of the same vocabulary, and perhaps ,k=NUMBER: draft the next "
         "tokens and verify several at once. The text stays the same.",
         "speculative",
     ),
@@ -96,7 +96,7 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "reasoning_format",
         "Thinking",
-        "How the model marks its thinking, which answers show apart. auto reads it from the chat template and the "
+        "How the model marks its thinking, which outputs show apart. auto reads it from the chat template and the "
         "vocabulary; none leaves it in the text.",
         "choice",
         choices=("auto", "none", *REASONING_FORMATS),
@@ -123,14 +123,14 @@ _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in MODEL_SE
 
 
 def validate_settings(values: Mapping[str, Any], *, max_position_embeddings: int = 0) -> dict[str, Any]:
-    """Check operator's settings; null members drop out (they mean the default).
+    """Validate an operator's settings; null members, which mean the default, are dropped.
 
     Args:
         values: Setting name to JSON value.
-        max_position_embeddings: What the checkpoint can address; 0: unknown.
+        max_position_embeddings: Positions that the checkpoint supports; 0: unknown.
 
     Raises:
-        InvalidRequest: Unknown name, wrong type, out of range.
+        InvalidRequest: A name is unknown, or a value has the wrong type or is out of range.
     """
     checked: dict[str, Any] = {}
     for name, value in values.items():

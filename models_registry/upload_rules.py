@@ -47,7 +47,7 @@ class DeclaredFile:
     """A file as the uploader declares it, before sending it.
 
     Attributes:
-        sha256: In lower-case hexadecimal; empty: not declared, then only measured.
+        sha256: In lower-case hexadecimal; empty: not declared, so the file isn't compared.
     """
 
     name: str
@@ -67,9 +67,9 @@ def check_declaration(files: Sequence[DeclaredFile], *, max_bytes: int) -> int:
         max_bytes: Limit of the total.
 
     Raises:
-        InvalidRequest: No file, no weights, a bad name or digest, one name twice.
-        UnsupportedFormat: A kind of file that isn't taken.
-        RequestTooLarge: Too many files, or too many bytes.
+        InvalidRequest: There is no file or no weights, a name or digest is wrong, or a name occurs twice.
+        UnsupportedFormat: A kind of file isn't accepted.
+        RequestTooLarge: There are too many files or too many bytes.
     """
     if not files:
         raise InvalidRequest("the upload lists no files; choose a checkpoint's files.", param="files")
@@ -78,7 +78,7 @@ def check_declaration(files: Sequence[DeclaredFile], *, max_bytes: int) -> int:
     seen: set[str] = set()
     for file in files:
         _check_file(file)
-        # Two names that differ in case only would be one file on some disks.
+        # On some filesystems, names that differ only in case are the same file.
         if file.name.lower() in seen:
             raise InvalidRequest(f"the file {file.name} is listed twice.", param="files")
         seen.add(file.name.lower())

@@ -1,11 +1,11 @@
 """Receive checkpoints from browsers: declare, send, check and register, or refuse with a reason.
 
-    upload_create   sizes and names are checked first, then the room on the disk
-    upload_receive  pieces in order, at the offset that the server names, so that an upload can be resumed
+    upload_create   checks names and sizes, then the free space of the disk
+    upload_receive  stores pieces in order, at the offset that the server names, so that uploads can be resumed
     upload_finish   hashes, publishes, inspects in a killable child, registers
-    storage_sweep   ends silent uploads and removes what a killed process left
+    storage_sweep   ends silent uploads and removes files of killed processes
 
-The bytes are counted here, whatever the headers say. Rows change by conditional updates, files under kernel locks.
+Received bytes are counted, headers aren't trusted. Rows change by conditional updates, files under kernel locks.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ logger = logging.getLogger(__name__)
 
 MAX_OPEN_UPLOADS = 16
 IDLE_LIMIT = timedelta(hours=1)
-"""An upload that receives nothing for this long is given up."""
+"""An upload that receives nothing for so long is ended."""
 KEEP_ROWS = timedelta(days=7)
-"""How long the row of an ended upload tells its story."""
+"""How long the row of an ended upload is kept."""
 DISK_RESERVE_BYTES = 256 << 20
 MAX_HEADER_BYTES = 8 << 20
-"""As in ``models_registry.detection.safetensors_header``: looked at here only to refuse in the first piece."""
+"""As in ``models_registry.detection.safetensors_header``; checked here to refuse the first piece early."""
 _OPEN = (Upload.State.RECEIVING, Upload.State.CHECKING)
 
 
 class UploadCancelled(BlazrError):
-    """The uploader gave up while the files were being checked."""
+    """The uploader cancelled while the files were being checked."""
 
     code = "upload_cancelled"
     http_status = 409
 
 
 def upload_create(*, owner: AbstractBaseUser | None, served_model_name: str, files: Sequence[DeclaredFile]) -> Upload:
-    """Begin an upload: everything that can be refused before the first byte is refused here.
+    """Create an upload, after all checks that need no bytes.
 
     Raises:
-        InvalidRequest, UnsupportedFormat, RequestTooLarge: The declaration.
+        InvalidRequest, UnsupportedFormat, RequestTooLarge: The declaration is refused.
         Conflict: The name is taken.
         QueueFull: Too many uploads are open.
-        StorageFull: The disk hasn't room for it and the other open uploads.
+        StorageFull: The disk has no space for this and the other open uploads.
     """
     check_name(served_model_name)
     total = check_declaration(files, max_bytes=int(settings.BLAZR_MAX_UPLOAD_BYTES))
@@ -102,14 +102,14 @@ def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[b
     """Store the next piece of a file, up to ``CHUNK_BYTES``, all of it or nothing.
 
     Args:
-        offset: Where the piece begins; must be what the server has (``received_bytes``).
+        offset: Start of the piece; must equal ``received_bytes``.
 
     Raises:
         NotFound: No such upload or file.
         Conflict: Another offset is expected, or the upload has ended.
         RequestTooLarge: The piece is over the limit, or goes beyond the declared size.
         StorageFull: The disk is full; the upload is ended and its files are removed.
-        CorruptCheckpoint: The first piece can't be the head of a safetensors file; likewise.
+        CorruptCheckpoint: The first piece is no head of a safetensors file; the upload is ended likewise.
     """
     file = UploadFile.objects.select_related("upload").filter(upload_id=upload_id, number=number).first()
     if file is None:
@@ -129,7 +129,7 @@ def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[b
         with storage.full_disk_as_error():
             _write_piece(file, offset, piece)
     except (StorageFull, CorruptCheckpoint) as error:
-        # Files first: on a full disk the database may need their room to write the reason.
+        # The files are removed first, because on a full disk the database needs their space.
         storage.remove_upload_files(upload_id)
         _end(file.upload, Upload.State.REFUSED, error.message)
         raise
@@ -139,7 +139,7 @@ def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[b
         )
         alive = Upload.objects.filter(pk=upload_id, state=Upload.State.RECEIVING).update(active_at=timezone.now())
     if not alive:
-        # Cancelled or swept while the piece was on its way: its directory may have come back with it.
+        # The upload ended while the piece arrived, and the write may have created its directory again.
         storage.remove_upload_files(upload_id)
         raise Conflict("the upload has ended; begin a new one.")
     if not taken:
@@ -152,11 +152,11 @@ def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspecto
     """Check and register a completely received upload.
 
     Args:
-        wait: Do it in this call; otherwise in a thread, and the row's ``state`` and ``stage`` tell the news.
+        wait: Run in this call; otherwise in a thread, and the row's ``state`` and ``stage`` show the progress.
 
     Raises:
         NotFound: No such upload.
-        Conflict: It isn't complete, or has ended.
+        Conflict: The upload isn't complete, or has ended.
     """
     upload = upload_get(upload_id)
     for file in upload.files.all():
@@ -180,11 +180,11 @@ def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspecto
 
 
 def upload_cancel(*, upload_id: uuid.UUID) -> Upload:
-    """End an upload that isn't done and remove what it has received. Cancelling twice is no error.
+    """Cancel an unfinished upload and remove its files; a second call changes nothing.
 
     Raises:
         NotFound: No such upload.
-        Conflict: It is a checkpoint already.
+        Conflict: The upload is a checkpoint already.
     """
     upload = upload_get(upload_id)
     if upload.state == Upload.State.DONE:
@@ -194,10 +194,10 @@ def upload_cancel(*, upload_id: uuid.UUID) -> Upload:
 
 
 def upload_get(upload_id: uuid.UUID) -> Upload:
-    """The upload's row.
+    """Return an upload.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no such upload.
     """
     upload = Upload.objects.filter(pk=upload_id).first()
     if upload is None:
@@ -207,7 +207,7 @@ def upload_get(upload_id: uuid.UUID) -> Upload:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep found and removed."""
+    """Numbers of uploads and files that a sweep removed."""
 
     ended_uploads: int
     removed_directories: int
@@ -215,7 +215,7 @@ class SweepReport:
 
 
 def storage_sweep() -> SweepReport:
-    """Remove what nobody will come back for. Safe at any time, in any process, beside running uploads.
+    """End dead uploads and remove stray files. Safe at any time, in any process, beside running uploads.
 
     Uploads whose checking process died end at once; uploads that are being received may be resumed until
     ``IDLE_LIMIT``.
@@ -245,7 +245,7 @@ def _check_name_free(name: str) -> None:
 
 
 def _check_free_bytes(total: int) -> None:
-    """Check that the disk can take this upload besides the missing bytes of the open ones."""
+    """Check that the disk has space for this upload and for the missing bytes of the open ones."""
     sums = UploadFile.objects.filter(upload__state=Upload.State.RECEIVING).aggregate(
         declared=Sum("size_bytes"), received=Sum("received_bytes")
     )
@@ -273,7 +273,7 @@ def _read_piece(body: IO[bytes], file: UploadFile) -> bytes:
 
 
 def _check_head(file: UploadFile, piece: bytes) -> None:
-    """Spare people a long upload that can only be refused; the real check is the inspection's."""
+    """Refuse a wrong file with its first piece, before a long upload; the inspection does the full check."""
     if len(piece) < 9:
         return
     (header,) = struct.unpack("<Q", piece[:8])
@@ -311,7 +311,7 @@ def _check_in_thread(upload_id: uuid.UUID, inspect: Inspector | None, started: t
 
 
 def _check_locked(upload_id: uuid.UUID, inspect: Inspector | None, started: threading.Event) -> None:
-    """Take the upload's lock, move it to ``checking``, and end it one way or the other."""
+    """Lock the upload, move it to ``checking``, and end it with success or a reason."""
     with storage.upload_lock(upload_id) as held:
         moved = held and Upload.objects.filter(pk=upload_id, state=Upload.State.RECEIVING).update(
             state=Upload.State.CHECKING, stage="reading back", active_at=timezone.now()
@@ -328,7 +328,7 @@ def _check_locked(upload_id: uuid.UUID, inspect: Inspector | None, started: thre
         except BlazrError as error:
             _end(upload, Upload.State.REFUSED, error.message)
         except Exception:
-            if upload_get(upload_id).state != Upload.State.CHECKING:  # cancelled: its files went away under us
+            if upload_get(upload_id).state != Upload.State.CHECKING:  # cancelled, so the files were removed meanwhile
                 _remove_files(upload)
                 return
             logger.exception("upload %s: check failed", upload_id)
@@ -341,7 +341,7 @@ def _check_and_register(upload: Upload, inspect: Inspector) -> None:
     files = list(upload.files.all())
     digests = _publish(upload, files)
     _set_stage(upload, "inspecting")
-    # A bare weight file is registered as that file, so that its own name names what is served.
+    # A single weight file is registered by its own path, so that its name becomes the served name.
     place = directory / files[0].name if len(files) == 1 else directory
     inspection = inspect(place, overrides={})
     with transaction.atomic():
@@ -351,7 +351,7 @@ def _check_and_register(upload: Upload, inspect: Inspector) -> None:
             source=Checkpoint.Source.UPLOAD,
             checkpoint_id=upload.pk,
             sha256=digests,
-            inspect=lambda *_, **__: inspection,  # outside the transaction: it takes its time
+            inspect=lambda *_, **__: inspection,  # inspected outside of the transaction, because it is slow
         )
         done = Upload.objects.filter(pk=upload.pk, state=Upload.State.CHECKING).update(
             state=Upload.State.DONE, stage="", checkpoint=checkpoint, active_at=timezone.now()
@@ -362,7 +362,7 @@ def _check_and_register(upload: Upload, inspect: Inspector) -> None:
 
 
 def _publish(upload: Upload, files: Sequence[UploadFile]) -> dict[str, str]:
-    """Hash every file, compare with what was declared, and put it in place; returns digests by name."""
+    """Hash every file, compare it with its declaration, and publish it; returns digests by name."""
     digests: dict[str, str] = {}
     report = _StageReport(upload, total=upload.size_bytes)
     for file in files:
@@ -386,7 +386,7 @@ def _publish(upload: Upload, files: Sequence[UploadFile]) -> dict[str, str]:
 
 
 class _StageReport:
-    """Counts the bytes read; writes the stage to the row now and then, and stops after a cancel."""
+    """Counts the bytes read, writes the stage to the row at intervals, and stops after a cancel."""
 
     STEP_BYTES = 256 << 20
 
@@ -413,7 +413,7 @@ def _set_stage(upload: Upload, stage: str) -> None:
 
 
 def _end(upload: Upload, state: str, reason: str) -> int:
-    """Move an open upload to its end and remove its files; returns 0 if it had ended before."""
+    """End an open upload and remove its files; returns 0 if the upload had ended before."""
     moved = Upload.objects.filter(pk=upload.pk, state__in=_OPEN).update(
         state=state, reason=reason, stage="", active_at=timezone.now()
     )
@@ -429,7 +429,7 @@ def _remove_files(upload: Upload) -> None:
 
 
 def _remove_strays() -> int:
-    """Directories that no row speaks for. Rows are read after the listing: a row is written before its files."""
+    """Remove directories without a row. Rows are read after the listing, as a row precedes its files."""
     removed = 0
     places: tuple[tuple[Any, Callable[[str], None], Callable[[list[str]], set[str]]], ...] = (
         (storage.uploads_dir(), storage.remove_upload_files, _open_upload_ids),

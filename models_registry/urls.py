@@ -1,5 +1,6 @@
-"""Pages at the root, the registry's JSON API below ``registry/``. No namespace: LOGIN_URL is ``login``.
+"""Route URLs of the pages at the root, and of the registry's JSON API below ``registry/``.
 
+There is no namespace, because LOGIN_URL is ``login``.
 Names: login, logout, dashboard, models, upload, model (checkpoint_id), playground, jobs; registry-… for the API.
 """
 

@@ -1,1 +1,1 @@
-"""Commands of ``blazr``: a module each with ``run(arguments) -> exit code``; ``arguments`` has parsers."""
+"""Define the commands of ``blazr``: each module has ``run(arguments) -> exit code``."""

@@ -1,4 +1,4 @@
-"""What all of the registry's endpoints have in common in the OpenAPI document."""
+"""Add the common error responses of the registry's endpoints to the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REFUSALS = {
 
 
 def schema_hook(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """Add how a request can be refused to every operation of the registry (drf-spectacular's hook)."""
+    """Add the error responses to every operation of the registry (drf-spectacular's hook)."""
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     for path, methods in result["paths"].items():
         if path.startswith(PREFIX):

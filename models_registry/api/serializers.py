@@ -1,4 +1,4 @@
-"""JSON in and out of the registry's API, documented in the schema. Types only; the rules are in the services."""
+"""Serialize the JSON of the registry's API; these classes check types, the services check rules."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ MAX_BIGINT = (1 << 63) - 1
 
 
 class DeclaredFileSerializer(serializers.Serializer[Any]):
-    """A file to come."""
+    """A file of an upload, before it is sent."""
 
-    # Longer than what is taken, so that the refusal can name the rule.
+    # Longer than the limit of the rules, so that the rules' error is reported.
     name = serializers.CharField(max_length=20 * MAX_FILE_NAME_CHARS, trim_whitespace=False)
     size_bytes = serializers.IntegerField(min_value=0, max_value=MAX_BIGINT)
     sha256 = serializers.CharField(required=False, allow_blank=True, default="", max_length=64)
 
 
 class UploadCreateSerializer(serializers.Serializer[Any]):
-    """Declaration of an upload. Without a name it gets one from ``label`` (the folder's name)."""
+    """Declaration of an upload; a missing name is derived from ``label`` (the folder's name)."""
 
     served_model_name = serializers.CharField(required=False, allow_blank=True, default="", max_length=200)
     label = serializers.CharField(  # type: ignore[assignment]
@@ -41,7 +41,7 @@ class UploadFileSerializer(serializers.ModelSerializer[UploadFile]):
 
 
 class UploadSerializer(serializers.ModelSerializer[Upload]):
-    """State of an upload; go on with each file at ``received_bytes``."""
+    """State of an upload; each file continues at ``received_bytes``."""
 
     # A plain string in the schema: its generator can't name three enums that are all called "state".
     state = serializers.CharField(read_only=True, help_text=f"{', '.join(Upload.State.values)}.")
@@ -55,7 +55,7 @@ class UploadSerializer(serializers.ModelSerializer[Upload]):
         )  # fmt: skip
 
     def get_chunk_bytes(self, row: Upload) -> int:
-        """Largest piece per PUT."""
+        """Return the largest piece per PUT, in bytes."""
         return CHUNK_BYTES
 
 
@@ -70,7 +70,7 @@ class DepartureSerializer(serializers.Serializer[Any]):
 
 
 class LiveModelSerializer(serializers.Serializer[Any]):
-    """What the API and the pages both tell of a model, as the workers say."""
+    """State of a model on the workers, for the API and the pages."""
 
     progress = serializers.FloatField(help_text="Share of the load that is done.")
     stage = serializers.CharField(allow_blank=True)
@@ -105,7 +105,7 @@ class WorkerFitSerializer(serializers.Serializer[Any]):
 
 
 class LiveStateSerializer(LiveModelSerializer):
-    """What the workers say of a model."""
+    """State of a model on the workers, with a notice for the pages."""
 
     status = serializers.ChoiceField(choices=("unloaded", "loading", "ready", "failed", "unknown"))
     error = serializers.CharField(allow_blank=True, help_text="Why the last load failed.")
@@ -148,13 +148,13 @@ class OverrideSetSerializer(serializers.Serializer[Any]):
 
 
 class SettingsSerializer(serializers.Serializer[Any]):
-    """Model settings to change; null goes back to the default."""
+    """Model settings to change; null restores the default."""
 
     settings = serializers.DictField(child=serializers.JSONField(allow_null=True))
 
 
 class CheckpointDetailSerializer(CheckpointSerializer):
-    """A checkpoint with what inspection found (``description``) and what people changed."""
+    """A checkpoint with its inspection (``description``) and its overrides."""
 
     description = serializers.DictField(read_only=True)
     overrides = OverrideSerializer(many=True, read_only=True)
@@ -204,7 +204,7 @@ class WorkerSerializer(serializers.Serializer[Any]):
 
 
 class OverviewSerializer(serializers.Serializer[Any]):
-    """Everything the dashboard shows. ``notice`` says what couldn't be asked (the workers, while Redis is away)."""
+    """All values of the dashboard; ``notice`` names missing ones (the workers' state without Redis)."""
 
     checkpoints = CheckpointSerializer(many=True)
     workers = WorkerSerializer(many=True)

@@ -1,4 +1,4 @@
-"""Paths of the registry's JSON API, below ``registry/``."""
+"""Route URLs of the registry's JSON API, below ``registry/``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The registry's JSON API: for staff with a session (cookies, so CSRF holds on every unsafe method).
+"""Serve the registry's JSON API, for staff with a session, so unsafe methods need a CSRF token.
 
-Thin: unpack, call a service, translate. Errors have OpenAI's shape, as everywhere.
+A view reads the request, calls a service, and serializes the result. Errors have OpenAI's shape.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CACHED_INSPECTIONS = 8
 
 
 class StaffView(APIView):
-    """Says the default aloud: a session of a staff member."""
+    """Base of the views; states the default explicitly: a session of a staff member."""
 
     authentication_classes = (SessionAuthentication,)
     permission_classes = (IsAdminUser,)
@@ -47,17 +47,17 @@ def _values(serializer: BaseSerializer[Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=_CACHED_INSPECTIONS)
 def _inspection(checkpoint_id: uuid.UUID, version: str) -> Inspection:
-    """Decoding megabytes of JSON once per version of the row, not once per page of tensors."""
+    """Decode an inspection once per version of the row, because it may have megabytes of JSON."""
     return selectors.checkpoint_inspection(selectors.checkpoint_get(checkpoint_id))
 
 
 def checkpoint_inspection(checkpoint: Checkpoint) -> Inspection:
-    """The stored inspection, cached in this process."""
+    """Return the stored inspection, cached in this process."""
     return _inspection(checkpoint.pk, checkpoint.updated_at.isoformat())
 
 
 def checkpoint_detail(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything about one checkpoint, for its page and for the API."""
+    """Return the full description of a checkpoint, for its page and for the API."""
     (row,) = live.with_live([checkpoint], live.look())
     detail: dict[str, Any] = shapes.CheckpointSerializer(row).data
     detail["description"] = describe(checkpoint_inspection(checkpoint))
@@ -66,16 +66,16 @@ def checkpoint_detail(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 class OverviewView(StaffView):
-    """What the dashboard shows."""
+    """The values of the dashboard."""
 
     @extend_schema(operation_id="registry_overview", responses=shapes.OverviewSerializer, tags=["registry"])
     def get(self, request: Request) -> Response:
-        """Checkpoints with their live state, workers, queued jobs."""
+        """Return checkpoints with their live state, workers, queued jobs."""
         return Response(overview())
 
 
 def overview() -> dict[str, Any]:
-    """Plain values of the dashboard."""
+    """Return the values of the dashboard."""
     seen = live.look()
     rows = live.with_live(selectors.checkpoint_list(), seen)
     return {
@@ -91,7 +91,7 @@ class CheckpointListView(StaffView):
 
     @extend_schema(operation_id="checkpoint_list", responses=shapes.CheckpointSerializer(many=True), tags=["registry"])
     def get(self, request: Request) -> Response:
-        """By name, with their live state."""
+        """Return all checkpoints by name, with their live state."""
         rows = live.with_live(selectors.checkpoint_list(), live.look())
         return Response(shapes.CheckpointSerializer(rows, many=True).data)
 
@@ -101,7 +101,7 @@ class CheckpointView(StaffView):
 
     @extend_schema(operation_id="checkpoint_retrieve", responses=shapes.CheckpointDetailSerializer, tags=["registry"])
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """With facts, layers, warnings and overrides."""
+        """Return a checkpoint with facts, layers, warnings and overrides."""
         return Response(checkpoint_detail(selectors.checkpoint_get(checkpoint_id)))
 
     @extend_schema(
@@ -111,7 +111,7 @@ class CheckpointView(StaffView):
         tags=["registry"],
     )
     def patch(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """Serve it under another name."""
+        """Rename a checkpoint."""
         values = _values(shapes.CheckpointRenameSerializer(data=request.data))
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         services.checkpoint_rename(checkpoint=checkpoint, served_model_name=values["served_model_name"])
@@ -119,7 +119,7 @@ class CheckpointView(StaffView):
 
     @extend_schema(operation_id="checkpoint_delete", responses={204: None}, tags=["registry"])
     def delete(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """Unload it and take it out; uploaded files are removed, files registered by path stay."""
+        """Unload and delete a checkpoint; uploaded files are removed, files registered by path are kept."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         live.unload_before_delete(checkpoint)
         services.checkpoint_delete(checkpoint=checkpoint)
@@ -133,13 +133,13 @@ class CheckpointRefreshView(StaffView):
         operation_id="checkpoint_refresh", request=None, responses=shapes.CheckpointDetailSerializer, tags=["registry"]
     )
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """Look at the files again."""
+        """Inspect the files again."""
         checkpoint = services.checkpoint_refresh(checkpoint=selectors.checkpoint_get(checkpoint_id))
         return Response(checkpoint_detail(checkpoint))
 
 
 class CheckpointTensorsView(StaffView):
-    """The tensor table, searched and paged here: a large model has a hundred thousand."""
+    """The tensor table; the server searches and pages, because a large model has 100,000 tensors."""
 
     @extend_schema(
         operation_id="checkpoint_tensors",
@@ -152,7 +152,7 @@ class CheckpointTensorsView(StaffView):
         tags=["registry"],
     )
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """One page of the tensors that match."""
+        """Return a page of the matching tensors."""
         inspection = checkpoint_inspection(selectors.checkpoint_get(checkpoint_id))
         words = request.query_params.get("search", "")[:200].lower().split()
         offset = _page_number(request, "offset", 0, 0, 1 << 31)
@@ -183,7 +183,7 @@ def _matches(words: list[str], name: str, dtype: str, shape: tuple[int, ...]) ->
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """layers.2 before layers.10."""
+    """Return a sort key that puts layers.2 before layers.10."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split("."))
 
 
@@ -222,7 +222,7 @@ class OverrideView(StaffView):
         operation_id="checkpoint_override_clear", responses=shapes.CheckpointDetailSerializer, tags=["registry"]
     )
     def delete(self, request: Request, checkpoint_id: uuid.UUID, fact: str) -> Response:
-        """Go back to what detection says."""
+        """Clear an override, which restores the detected value."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         services.checkpoint_override_clear(checkpoint=checkpoint, fact=fact)
         return Response(checkpoint_detail(checkpoint))
@@ -238,7 +238,7 @@ class SettingsView(StaffView):
         tags=["registry"],
     )
     def patch(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """Change some; they hold from the next load on."""
+        """Change some settings; they apply from the next load on."""
         values = _values(shapes.SettingsSerializer(data=request.data))
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         services.checkpoint_settings_update(checkpoint=checkpoint, values=values["settings"])
@@ -246,42 +246,42 @@ class SettingsView(StaffView):
 
 
 class FitView(StaffView):
-    """Will it fit."""
+    """Whether a checkpoint fits on the workers."""
 
     @extend_schema(operation_id="checkpoint_fit", responses=shapes.FitSerializer, tags=["registry"])
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """Weights, states and budget of each worker; nothing is loaded."""
+        """Return weights, states and budget per worker, without loading."""
         return Response(shapes.FitSerializer(live.fit(selectors.checkpoint_get(checkpoint_id))).data)
 
 
 class LoadView(StaffView):
-    """Load."""
+    """Loads of a checkpoint."""
 
     @extend_schema(
         operation_id="checkpoint_load", request=None, responses={202: shapes.CheckpointSerializer}, tags=["registry"]
     )
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """Ask a worker to load it; its live state tells how that goes."""
+        """Request a worker to load the checkpoint; the live state shows the progress."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         live.load(checkpoint)
         return Response(shapes.CheckpointSerializer(live.with_live([checkpoint], live.look())[0]).data, status=202)
 
 
 class UnloadView(StaffView):
-    """Unload."""
+    """Unloads of a checkpoint."""
 
     @extend_schema(
         operation_id="checkpoint_unload", request=None, responses={202: shapes.CheckpointSerializer}, tags=["registry"]
     )
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """Ask the workers to let it go."""
+        """Request the workers to unload the checkpoint."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         live.unload(checkpoint)
         return Response(shapes.CheckpointSerializer(live.with_live([checkpoint], live.look())[0]).data, status=202)
 
 
 class UploadListView(StaffView):
-    """Begin uploads."""
+    """Uploads."""
 
     @extend_schema(
         operation_id="upload_create",
@@ -290,7 +290,7 @@ class UploadListView(StaffView):
         tags=["uploads"],
     )
     def post(self, request: Request) -> Response:
-        """Declare names and sizes; everything that can be refused early is refused here."""
+        """Create an upload from names and sizes, after all checks that need no bytes."""
         values = _values(shapes.UploadCreateSerializer(data=request.data))
         files = [DeclaredFile(**file) for file in values["files"]]
         name = values["served_model_name"] or services.free_name(suggest_name(values["label"]))
@@ -303,17 +303,17 @@ class UploadView(StaffView):
 
     @extend_schema(operation_id="upload_retrieve", responses=shapes.UploadSerializer, tags=["uploads"])
     def get(self, request: Request, upload_id: uuid.UUID) -> Response:
-        """Where it stands, and at which offset each file goes on."""
+        """Return the state of an upload, and the offset at which each file continues."""
         return Response(shapes.UploadSerializer(uploads.upload_get(upload_id)).data)
 
     @extend_schema(operation_id="upload_cancel", responses=shapes.UploadSerializer, tags=["uploads"])
     def delete(self, request: Request, upload_id: uuid.UUID) -> Response:
-        """Give it up; what was received is removed."""
+        """Cancel an upload and remove the received bytes."""
         return Response(shapes.UploadSerializer(uploads.upload_cancel(upload_id=upload_id)).data)
 
 
 class UploadPieceView(StaffView):
-    """The bytes of one file. The body is read as it is; nothing parses it."""
+    """The bytes of one file; the body is not parsed."""
 
     parser_classes = (FileUploadParser,)
 

@@ -1,4 +1,4 @@
-"""Numbers and JSON values for the pages."""
+"""Format numbers and JSON values for the pages."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ register.filter("short_count", format_count)
 
 @register.filter
 def grouped(number: int) -> str:
-    """131072 -> "131,072"."""
+    """Group digits: 131072 -> "131,072"."""
     return f"{number:,}"
 
 
 @register.filter
 def at_most(number: int, limit: int) -> int:
-    """The lesser of the two."""
+    """Return the lesser of two numbers."""
     return min(number, limit)
 
 
 @register.filter
 def json_text(value: Any) -> str:
-    """A fact's value as people write it: strings bare, everything else as JSON."""
+    """Return a fact's value as text: strings without quotes, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

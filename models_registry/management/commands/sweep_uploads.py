@@ -1,4 +1,4 @@
-"""Remove what dead uploads left behind; run by the supervisor before the web starts."""
+"""Remove the files of dead uploads; the supervisor runs this before the web starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Command(BaseCommand):
     help = "End uploads that nobody goes on with and remove their files."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Sweep once and say what was found."""
+        """Sweep once and report the numbers."""
         report = storage_sweep()
         self.stdout.write(
             f"ended {report.ended_uploads} uploads, removed {report.removed_directories} directories "
