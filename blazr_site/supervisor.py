@@ -352,16 +352,11 @@ class Supervisor:
         self._console.print(Text.assemble((f"{name:>8} │ ", "dim"), line), soft_wrap=True)
 
 
-def free_port(host: str) -> int:
-    """Return a port that is free at the moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> int:
     """Check that a port can be bound, before other processes start.
+
+    Returns:
+        The port; for 0 one that is free at the moment.
 
     Raises:
         Unavailable: The address isn't local, or another process listens on the port.
@@ -371,10 +366,11 @@ def check_port(host: str, port: int) -> None:
         with socket.socket(infos[0][0]) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(infos[0][4])
-    except OSError as error:
-        raise Unavailable(
-            f"{host}:{port} can't be listened on ({error.strerror}); choose another --port or --host."
-        ) from error
+            found: int = probe.getsockname()[1]
+            return found
+    except (OSError, ValueError) as error:  # ValueError: no name of a host, such as one with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise Unavailable(f"{host}:{port} can't be listened on ({reason}); choose another --port or --host.") from error
 
 
 def run_site(site: Site, console: Console, on_ready: Callable[[], None]) -> int:

@@ -19,7 +19,7 @@ from rich.console import Console
 from blazr_site.commands.models import resolve_model
 from blazr_site.settings.models import ConfiguredModel
 from blazr_site.settings.storage import write_secret_once
-from blazr_site.supervisor import Site, check_port, device_list, free_port, run_site
+from blazr_site.supervisor import Site, check_port, device_list, run_site
 from inference.access.api_keys import api_key_create, key_prefix
 from inference.demo.paths import PREBUILT_DIRECTORY, SERVED_MODEL_NAME
 from inference.errors import Conflict
@@ -59,8 +59,7 @@ def _only_one(data_dir: Path) -> Iterator[None]:
 
 def _serve() -> int:
     console = Console(highlight=False)
-    port = settings.BLAZR_PORT or free_port(settings.BLAZR_HOST)
-    check_port(settings.BLAZR_HOST, port)
+    port = check_port(settings.BLAZR_HOST, settings.BLAZR_PORT)
     console.print("[bold]blazr[/bold]")
     _migrate(console)
     storage_sweep()  # removes the files of interrupted uploads

@@ -28,7 +28,7 @@ _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
     _UNITS[_letter] = _UNITS[f"{_letter}ib"] = 1024**_power
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)")
 
 
 class Wrong(ValueError):
@@ -190,7 +190,7 @@ def parse_integer(value: Any, low: int, high: int) -> int:
 def parse_size(value: Any, low: int = 0) -> int:
     """Parse a number of bytes."""
     if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
+        value = shorten(value)
     match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     if match is None or match[2] not in _UNITS:
         raise Wrong("a number of bytes such as 8GiB, 500MB or 1048576")
@@ -227,7 +227,10 @@ def show_size(value: int) -> str:
 
 def shorten(value: object) -> str:
     """Return a value for an error message: a string in quotes, cut if too long."""
-    shown = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        shown = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "too large a number"
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 

@@ -112,7 +112,9 @@ def read_file(path: Path) -> ConfigFile:
             return ConfigFile(path, tomllib.load(file))
     except OSError as error:
         raise ImproperlyConfigured(f"{path} can't be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ImproperlyConfigured(f"{path} is nested too deeply.") from None
+    except ValueError as error:  # of tomllib, of the decoding, or of an integer with more digits than Python reads
         raise ImproperlyConfigured(f"{path} is not a TOML file: {error}.") from error
 
 

@@ -11,6 +11,8 @@ import secrets
 import sys
 from pathlib import Path
 
+from django.core.exceptions import ImproperlyConfigured
+
 from blazr_site.settings import read
 
 BLAZR_DATA_DIR = read.required_path(
@@ -46,11 +48,20 @@ def prepare_data_dir() -> Path:
 
     Returns:
         The data directory.
+
+    Raises:
+        ImproperlyConfigured: It can't be made or written.
     """
     places = (BLAZR_BLOBS_DIR, BLAZR_CHECKPOINTS_DIR, BLAZR_UPLOADS_DIR, BLAZR_FILES_DIR, BLAZR_LOG_DIR)
-    for directory in (BLAZR_DATA_DIR, *places):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_secret_once(BLAZR_DATA_DIR / SECRET_KEY_FILE, secrets.token_urlsafe(50))
+    try:
+        for directory in (BLAZR_DATA_DIR, *places):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_secret_once(BLAZR_DATA_DIR / SECRET_KEY_FILE, secrets.token_urlsafe(50))
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"the data directory {BLAZR_DATA_DIR} can't be written: {error.filename}: {error.strerror}; "
+            "choose another --data-dir."
+        ) from error
     # Importing this module has read the whole settings package, before the key was there. Django copies the values
     # later, at its first access.
     settings_module = sys.modules["blazr_site.settings"]

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from blazr_site import process_environment, supervisor
 from blazr_site.children import Program
-from blazr_site.supervisor import Site, Supervisor, check_port, device_list, free_port
+from blazr_site.supervisor import Site, Supervisor, check_port, device_list
 from inference.errors import Unavailable
 
 
@@ -49,7 +49,11 @@ def test_a_port_that_is_taken_is_refused():
         taken.listen()
         with pytest.raises(Unavailable, match="can't be listened on"):
             check_port("127.0.0.1", taken.getsockname()[1])
-    check_port("127.0.0.1", free_port("127.0.0.1"))
+    free = check_port("127.0.0.1", 0)
+    assert check_port("127.0.0.1", free) == free > 0
+    for host in ("a\0b", "x" * 300, "no-such-host.invalid"):
+        with pytest.raises(Unavailable, match="can't be listened on"):
+            check_port(host, 0)
 
 
 def test_each_device_gets_a_worker_with_its_own_place(tmp_path, monkeypatch):

@@ -35,6 +35,7 @@ def test_sizes_with_units(monkeypatch, value, wanted):
     [
         (lambda: read.size_bytes("BLAZR_X", 0), "lots"),
         (lambda: read.size_bytes("BLAZR_X", 0), "-1"),
+        (lambda: read.size_bytes("BLAZR_X", 0), "9" * 5000),
         (lambda: read.size_bytes("BLAZR_X", 0, low=1 << 20), "1KiB"),
         (lambda: read.integer("BLAZR_X", 0, low=0, high=9), "10"),
         (lambda: read.integer("BLAZR_X", 0, low=0, high=9), "1.5"),

@@ -68,7 +68,15 @@ def test_the_file_of_the_option_comes_before_that_of_the_folder_and_of_the_data_
         assert sources.config_file().path == (tmp_path / place / "blazr.toml").absolute()
 
 
-@pytest.mark.parametrize(("content", "words"), [("port = ", "not a TOML file"), (None, "can't be read: No such file")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("port = ", "not a TOML file"),
+        ("port = " + "9" * 5000, "not a TOML file"),
+        ("port = " + "[" * 3000, "nested too deeply"),
+        (None, "can't be read: No such file"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_named(tmp_path, content, words):
     path = tmp_path / "x.toml"
     if content is not None:
@@ -97,6 +105,8 @@ def settings_with(tmp_path: Path, toml: str, code: str = "") -> subprocess.Compl
         ("prefix_cache = {slots = 1}", "it must be on, off, or on,snapshots=BYTES,host=BYTES."),
         ("key_limits = {rpm = 0}", "it must be rpm=N with N a whole number from 1 to 1000000000."),
         ("memory_budget = '1KiB'", "memory_budget is '1KiB', it must be at least 1MiB."),
+        ("port = 0x" + "f" * 5000, "port is too large a number, it must be a whole number from 0 to 65535."),
+        ("memory_budget = 0x" + "f" * 5000, "memory_budget is too large a number, it must be a number of bytes"),
         ("secret_key = 5", "secret_key is wrong, it must be a string."),
         ("models = 3", "models must be tables, each under a line [[models]]."),
         ("[[models]]\nname = 'x'", "models[0] needs a key model"),

@@ -30,6 +30,15 @@ def test_first_start_makes_one_secret_key_for_all(tmp_path):
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
 
+def test_a_data_directory_that_cannot_be_made_is_refused_with_the_reason(tmp_path):
+    (tmp_path / "data").write_text("a file")
+    code = "from blazr_site.settings.storage import prepare_data_dir; prepare_data_dir()"
+    done = run_python(code, BLAZR_DATA_DIR=str(tmp_path / "data"))
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("django.core.exceptions.ImproperlyConfigured: the data directory")
+    assert "File exists; choose another --data-dir." in last
+
+
 def test_reading_settings_creates_nothing(tmp_path):
     done = run_python("import blazr_site.settings", BLAZR_DATA_DIR=str(tmp_path / "data"))
     assert done.returncode == 0, done.stderr
