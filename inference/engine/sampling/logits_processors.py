@@ -19,6 +19,9 @@ from inference.engine.device import upload
 from inference.engine.sampling.entries import entries
 from inference.engine.sampling.sampling_state import SamplingState
 
+_LEAST_REPETITION_PENALTY = 1e-6
+"""A smaller one would make infinite logits; at this one a repeated token already outweighs all others."""
+
 
 class LogitsProcessor(Protocol):
     """Contract of the classes below."""
@@ -89,7 +92,7 @@ class Penalties:
         def spread(values: list[float]) -> torch.Tensor:
             return upload(np.repeat(np.array(values, dtype=np.float32), lengths), device)
 
-        repetition = spread([row.params.repetition_penalty for _, row, _ in chosen])
+        repetition = spread([max(row.params.repetition_penalty, _LEAST_REPETITION_PENALTY) for _, row, _ in chosen])
         frequency = spread([row.params.frequency_penalty for _, row, _ in chosen])
         presence = spread([row.params.presence_penalty for _, row, _ in chosen])
         counts = upload(np.concatenate([counts.counts for _, _, counts in chosen]), device)

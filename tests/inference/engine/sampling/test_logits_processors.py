@@ -49,6 +49,14 @@ def test_repetition_looks_at_prompt_and_output(value, expected):
     assert found == {(1, 0): expected, (1, 1): expected}
 
 
+def test_the_smallest_repetition_penalty_leaves_logits_finite():
+    logits = torch.tensor([[2.0, -3.0, 0.0, 1.0, 1.0, 1.0]])
+    Penalties().apply(logits, [state([0, 1, 2], repetition_penalty=5e-324)])
+    assert logits.isfinite().all()
+    assert logits.argmax() == 0
+    assert logits[0, 1:].max() == 1.0
+
+
 def test_presence_and_frequency_look_at_the_output():
     row = state([0], [1, 1, 2], presence_penalty=0.25, frequency_penalty=0.5)
     assert changed(Penalties(), row) == {(0, 1): -0.25, (0, 2): 0.25}
