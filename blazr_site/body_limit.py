@@ -6,6 +6,7 @@ Without the wrapper, Django spools a body of any length to disk before a view ca
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -21,6 +22,8 @@ ASGIApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 BODY_TIMEOUT_S = 60.0
 """Longest pause in seconds within a body; the connection of a slower client is closed."""
+LINGER_S = 1.0
+"""Seconds for which the rest of a refused body is read and dropped, so that its client gets the response."""
 
 
 class BodyLimit:
@@ -48,7 +51,7 @@ class BodyLimit:
             max_bytes = self.larger[scope["path"]]
         declared = headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > max_bytes:
-            await self._refuse(send, max_bytes)
+            await self._refuse(receive, send, max_bytes)
             return
         received = 0
         complete = False
@@ -72,13 +75,24 @@ class BodyLimit:
             await self.app(scope, limited, send)
         except _TooLarge:
             # Django reads the whole body before its view runs, so nothing has been sent yet.
-            await self._refuse(send, max_bytes)
+            await self._refuse(receive, send, max_bytes)
 
-    async def _refuse(self, send: Send, max_bytes: int) -> None:
+    async def _refuse(self, receive: Receive, send: Send, max_bytes: int) -> None:
+        """Send the error, then close. Closing while the client still writes would reset the connection at once."""
         error = RequestTooLarge(f"The request body has more than {max_bytes} bytes, the limit of this server.")
-        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        body = orjson.dumps(error.to_openai())
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
         await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
-        await send({"type": "http.response.body", "body": orjson.dumps(error.to_openai())})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def _is_known(headers: Mapping[bytes, bytes]) -> bool:

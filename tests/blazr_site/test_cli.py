@@ -40,7 +40,7 @@ def test_generate_with_a_seed_repeats_itself() -> None:
     [
         ("--temperature", "3", "temperature is 3.0, it must be from 0 to 2"),
         ("--top-p", "nan", "top_p is nan"),
-        ("--max-tokens", "99999", "max_model_len 1,024"),
+        ("--max-tokens", "99999", "maximum context length is 1024 tokens"),
         ("--vocab", "klingon", "klingon"),
         ("--override", "nonsense=1", "nonsense"),
     ],

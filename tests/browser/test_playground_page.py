@@ -92,5 +92,5 @@ def test_a_refused_request_is_explained(page: Page) -> None:
     page.fill("#p-max_tokens", "100000")
     page.fill("#prompt", "The statement")
     page.keyboard.press("Control+Enter")
-    expect(page.locator(".turn .note.bad")).to_contain_text("max_model_len")
+    expect(page.locator(".turn .note.bad")).to_contain_text("maximum context length is 1024 tokens")
     expect(page.locator("#send")).to_be_enabled()

@@ -17,7 +17,7 @@ from models_registry.models import Checkpoint
 pytestmark = pytest.mark.django_db
 
 PAGES = ["/", "/models/", "/models/upload/", "/playground/", "/jobs/"]
-HOSTILE = "<script>alert(1)</script>{{7*7}}{% now %}'\"&"
+HOSTILE = "<script>alert(1)</script>{{1234*1234}}{% now %}'\"&"
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/models/00000000-0000-4000-8000-000000000000/"])
@@ -106,7 +106,7 @@ def test_text_of_others_is_escaped(browser: Client, hybrid: Path) -> None:
     for path in (f"/models/{row.pk}/", "/models/", "/"):
         text = browser.get(path).content.decode()
         assert "<script>alert" not in text, path
-        assert "49" not in re.findall(r"\{\{?7\*7\}?\}|\b49\b", text), path
+        assert "1522756" not in text, path
     assert "&lt;script&gt;alert(1)" in browser.get(f"/models/{row.pk}/").content.decode()
 
 
