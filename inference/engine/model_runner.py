@@ -1,6 +1,6 @@
-"""ModelRunner: a step's schedule to tensors, through the network, to hidden rows and logits.
+"""ModelRunner: convert a step's schedule to tensors, and compute hidden rows and logits.
 
-All device code of the engine is here and in the sampler.
+All device code of the engine is in this module and in the sampler.
 
 Shape letters: T tokens of the step, B sequences, D decodes, L longest decode context, h hidden, V vocabulary.
 """
@@ -36,19 +36,19 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 
 class Network(Protocol):
-    """What the engine asks of a network."""
+    """The methods of a network that the engine calls."""
 
     def __call__(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
-        """(T, h) hidden rows of the step's tokens; advances the states in place."""
+        """Return the (T, h) hidden rows of the step's tokens; advance the states in place."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(n, h) to (n, V) float32."""
+        """Return the (n, V) float32 logits of (n, h) hidden rows."""
         ...
 
 
 def allocate_states(spec: ModelSpec, config: EngineConfig) -> list[LayerState]:
-    """Zeroed state tensors of every layer; the first axis is the physical slot."""
+    """Return zeroed state tensors of every layer; the first axis is the physical slot."""
     layers: list[LayerState] = []
     for layer in spec.layers:
         tensors: LayerState = {}
@@ -57,7 +57,7 @@ def allocate_states(spec: ModelSpec, config: EngineConfig) -> list[LayerState]:
             rows = config.num_blocks * config.block_size if part.per == "token" else slots
             dtype = torch.float32 if part.dtype == "float32" else TORCH_DTYPES[config.dtype]
             shape = (rows, *part.shape)
-            # A load doesn't write gigabytes that no sequence needs yet.
+            # Mapped memory is written on first use, so that a load doesn't write gigabytes of zeros.
             is_mapped = torch.device(config.device).type == "cpu"
             tensors[part.name] = (
                 mapped_zeros(shape, dtype) if is_mapped else torch.zeros(shape, dtype=dtype, device=config.device)
@@ -67,7 +67,7 @@ def allocate_states(spec: ModelSpec, config: EngineConfig) -> list[LayerState]:
 
 
 class _DecodeRows(NamedTuple):
-    """What a decode of each request reads; each (D,) int64. ``prompt_lengths`` is 0 where no layer asks for it."""
+    """Inputs of a decode of each request, each (D,) int64; ``prompt_lengths`` is 0 where no layer needs it."""
 
     token_ids: Int64Array
     positions: Int64Array
@@ -77,13 +77,13 @@ class _DecodeRows(NamedTuple):
 
 
 class ModelRunner:
-    """Owns the state tensors.
+    """Own the state tensors, and run the network.
 
     Args:
-        network: Its weights are on ``config.device``.
-        spec: What ``network`` was built from.
-        config: Sizes.
-        states: Block tables are read from here.
+        network: Network with its weights on ``config.device``.
+        spec: Specification of the network.
+        config: Sizes of the engine.
+        states: State manager with the block tables.
     """
 
     def __init__(self, network: Network, spec: ModelSpec, config: EngineConfig, states: StateManager) -> None:
@@ -97,7 +97,7 @@ class ModelRunner:
         self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
         self._invalid = InvalidTokens(config.invalid_token_ids, self._device)
         self._slice_rows = max(1, config.logprobs_slice_bytes // (4 * spec.vocab_size))
-        # A network that isn't made of layers (a test's) has no faster forms.
+        # A test's network that isn't a module has no faster forms.
         self.backend = Backend(self._device, TORCH_DTYPES[config.dtype])
         if isinstance(network, torch.nn.Module):
             self.backend = bind_backend(network)
@@ -116,7 +116,7 @@ class ModelRunner:
                 max_blocks=config.max_num_seqs * config.max_blocks_per_sequence if paged else 1,
                 block_size=config.block_size if paged else 0,
             )
-        self._places: list[SequenceState | None] = []
+        self._locations: list[SequenceState | None] = []
         self._indices = self._slots = np.zeros(0, dtype=np.int64)
         self._index_ids = self._slot_ids = torch.from_numpy(self._indices)
         self._tables = torch.from_numpy(states.kv.block_tables)  # the same memory
@@ -135,7 +135,7 @@ class ModelRunner:
         return self._layers
 
     def forward(self, step: SchedulerOutput) -> torch.Tensor:
-        """(T, h) hidden rows of a step, in its order; the states advance."""
+        """Return the (T, h) hidden rows of a step, in its order; advance the states."""
         only_decodes = step.num_decodes == len(step.scheduled)
         if self._graphs is not None and only_decodes:
             return self._graphs.run(self.decode_inputs(step))
@@ -144,7 +144,7 @@ class ModelRunner:
         return self._network(self.build_batch(step), self._layers)
 
     def decode_inputs(self, step: SchedulerOutput) -> DecodeInputs:
-        """The inputs of a step that only decodes, for ``cuda_graphs``."""
+        """Return the inputs of a step that only decodes, for ``cuda_graphs``."""
         rows = self._decode_rows(step)
         blocks, starts = self._decode_blocks(rows.indices, rows.positions + 1)
         return DecodeInputs(
@@ -161,7 +161,7 @@ class ModelRunner:
     def _decode_rows(self, step: SchedulerOutput) -> _DecodeRows:
         items = step.scheduled
         prompts = [item.request.num_prompt_tokens for item in items] if self._needs_rope_lengths else [0] * len(items)
-        self._find_places([item.request.state for item in items])
+        self._update_locations([item.request.state for item in items])
         return _DecodeRows(
             token_ids=np.array([item.request.token_ids[item.num_computed_tokens] for item in items], dtype=np.int64),
             positions=np.array([item.num_computed_tokens for item in items], dtype=np.int64),
@@ -170,25 +170,25 @@ class ModelRunner:
             prompt_lengths=np.array(prompts, dtype=np.int64),
         )
 
-    def _find_places(self, places: list[SequenceState | None]) -> None:
-        """Request indices and slots of decoding requests; mostly they are those of the step before."""
-        if places == self._places:
+    def _update_locations(self, locations: list[SequenceState | None]) -> None:
+        """Update the request indices and slots of decoding requests, if they differ from the previous step's."""
+        if locations == self._locations:
             return
-        self._places = places
-        self._indices = np.array([place.index for place in places if place is not None], dtype=np.int64)
-        self._slots = np.array([place.slot for place in places if place is not None], dtype=np.int64)
+        self._locations = locations
+        self._indices = np.array([state.index for state in locations if state is not None], dtype=np.int64)
+        self._slots = np.array([state.slot for state in locations if state is not None], dtype=np.int64)
         self._index_ids, self._slot_ids = torch.from_numpy(self._indices), torch.from_numpy(self._slots)
 
     def logits_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """(len(rows), V) float32 logits of the named rows, ascending and each once."""
+        """Return the (len(rows), V) float32 logits of ``rows``, which are ascending and distinct."""
         return self._network.compute_logits(_select_rows(hidden, rows))
 
     def argmax_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The argmax of ``logits_of`` over the valid ids, without logits in memory where the network can do so.
+        """Return the argmax of ``logits_of`` over the valid ids, without logits in memory if the network supports it.
 
         Returns:
-            (n,) int64 ids, the lowest among equals, and (n,) their logits, NaN where the row has one. None: this
-            network gives logits only, and on a CPU its sampler is as fast.
+            (n,) int64 ids, the lowest of equal ones, and (n,) their logits, NaN if the row has NaN. None: the network
+            runs on a CPU and computes logits only, and the sampler is as fast.
         """
         network: Any = self._network
         if not getattr(network, "can_choose", False):
@@ -203,16 +203,16 @@ class ModelRunner:
     def score_prompt(
         self, hidden: torch.Tensor, item: ScheduledRequest, first_row: int, sampler: Sampler
     ) -> Iterator[TokenLogprobs]:
-        """Log-probabilities of the prompt tokens that this chunk predicts and that aren't known yet.
+        """Yield the log-probabilities of the prompt tokens that this chunk predicts, without known ones.
 
-        In slices, as the logits of a whole chunk may not fit in memory.
+        The chunk is scored in slices, because the logits of a whole chunk may not fit in memory.
 
         Args:
-            hidden: (T, h) of the step.
-            first_row: Of the request in ``hidden``.
+            hidden: (T, h) hidden rows of the step.
+            first_row: First row of the request in ``hidden``.
 
         Raises:
-            GenerationFailed: The logits are unusable.
+            GenerationFailed: The logits hold NaN or infinity.
         """
         request = item.request
         assert request.prompt_logprobs is not None
@@ -231,7 +231,7 @@ class ModelRunner:
             yield from sampler.score(torch.log_softmax(logits, dim=-1), targets, [num_top] * (stop - start))
 
     def build_batch(self, step: SchedulerOutput) -> ForwardBatch:
-        """The step's tensors, without Python work for each token of a decode."""
+        """Return the step's tensors, built with array operations instead of loops over tokens."""
         token_ids: list[int] = []
         for item in step.scheduled:
             token_ids += item.request.token_ids[item.num_computed_tokens : item.stop]
@@ -294,8 +294,7 @@ class ModelRunner:
     def build_decodes(self, step: SchedulerOutput) -> ForwardBatch:
         """``build_batch`` of a step that only decodes, for native layers."""
         items, is_paged = step.scheduled, self._states.has_paged_state
-        places = [item.request.state for item in items]
-        self._find_places(places)
+        self._update_locations([item.request.state for item in items])
         positions = [item.num_computed_tokens for item in items]
         token_ids = [item.request.token_ids[item.num_computed_tokens] for item in items]
         ids, position_ids, slot_mapping, slots, table = torch.ops.blazr.decode_inputs.default(
@@ -318,7 +317,7 @@ class ModelRunner:
         )
 
     def _physical_slots(self, indices: Int64Array, positions: Int64Array) -> Int64Array:
-        """(T,) where each token's paged state goes; scratch when the model has none."""
+        """Return the (T,) physical slots of the tokens' paged state; scratch if the model has no paged state."""
         if not self._states.has_paged_state:
             return np.zeros(len(positions), dtype=np.int64)
         blocks, offsets = np.divmod(positions, self._block_size)
@@ -326,7 +325,7 @@ class ModelRunner:
         return numbers * self._block_size + offsets
 
     def _decode_blocks(self, indices: Int64Array, lengths: Int64Array) -> tuple[npt.NDArray[np.int32], Int64Array]:
-        """The block tables of decoding sequences, cut to the longest one, and where each begins; empty if unpaged."""
+        """Return the block tables of decodes, cut to the longest, and the start of each; empty if unpaged."""
         if not self._states.has_paged_state:
             return np.zeros(0, dtype=np.int32), np.zeros(len(indices), dtype=np.int64)
         width = -(-int(lengths.max()) // self._block_size)
@@ -334,7 +333,7 @@ class ModelRunner:
         return blocks.reshape(-1), np.arange(len(indices), dtype=np.int64) * width
 
     def _sequence_slots(self, index: int, stop: int) -> torch.Tensor:
-        """(stop,) physical slots of a sequence's first tokens; empty when the model has no paged state."""
+        """Return the (stop,) physical slots of a sequence's first tokens; empty if the model has no paged state."""
         if not self._states.has_paged_state:
             return torch.empty(0, dtype=torch.int64, device=self._device)
         blocks = self._states.kv.block_tables[index, : -(-stop // self._block_size)].astype(np.int64)
@@ -342,10 +341,10 @@ class ModelRunner:
         return expanded.flatten()[:stop]
 
     def _decode_kv_slots(self, indices: Int64Array, context_lens: torch.Tensor, longest: int) -> torch.Tensor:
-        """(D, L) physical slots of the decoding sequences, 0 beyond each one's context.
+        """Return the (D, L) physical slots of the decoding sequences, 0 beyond each sequence's context.
 
-        The padding must be slot 0, which stays zero for ever: a masked weight of 0 times what a failed request
-        left behind in a freed block (NaN) would be NaN.
+        The padding must be slot 0, which is always zero: a freed block may hold NaN of a failed request, and a masked
+        weight of 0 times NaN is NaN.
         """
         tables = self._states.kv.block_tables[indices, : -(-longest // self._block_size)].astype(np.int64)
         expanded = self._to_device(tables).unsqueeze(2) * self._block_size + self._offsets
@@ -358,7 +357,7 @@ class ModelRunner:
 
 
 def _select_rows(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """The named rows, ascending and each once; no copy when those are all."""
+    """Return ``rows``, which are ascending and distinct; no copy if they are all rows."""
     if len(rows) == hidden.shape[0]:
         return hidden
     return hidden[upload_ids(rows, hidden.device)]

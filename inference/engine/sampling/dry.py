@@ -1,8 +1,8 @@
-"""DRY ("don't repeat yourself"): a penalty for tokens that would continue a repetition of earlier text.
+"""DRY ("don't repeat yourself"): penalise tokens that would continue a repetition of earlier text.
 
-If the last tokens stand somewhere earlier in the sequence, the token that followed them there is penalised, the more
-the longer the match: by ``multiplier * base ** (length - allowed_length)``, for matches of at least ``allowed_length``
-tokens. A match doesn't reach across a sequence breaker.
+If the last tokens occur earlier in the sequence, the token that followed them there is penalised by
+``multiplier * base ** (length - allowed_length)``, for matches of at least ``allowed_length`` tokens. A match never
+includes a sequence breaker.
 
 Source: p-e-w 2024, https://github.com/oobabooga/text-generation-webui/pull/5677; bounds as in llama.cpp.
 """

@@ -1,4 +1,4 @@
-"""Single entries of logits, named by row and token id."""
+"""Index single entries of logits by row and token id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference.engine.device import upload
 def entries(
     chosen: Sequence[tuple[int, npt.NDArray[np.int64]]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column numbers, (e,) each, of the named entries."""
+    """Return the row and column numbers, (e,) each, of entries that are given as pairs of row and token ids."""
     if not chosen:
         nothing = torch.empty(0, dtype=torch.int64, device=device)
         return nothing, nothing

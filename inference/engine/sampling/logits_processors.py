@@ -89,12 +89,12 @@ class Penalties:
         places = entries([(at, counts.ids) for at, _, counts in chosen], device)
         lengths = [len(counts.ids) for _, _, counts in chosen]
 
-        def spread(values: list[float]) -> torch.Tensor:
+        def expand(values: list[float]) -> torch.Tensor:
             return upload(np.repeat(np.array(values, dtype=np.float32), lengths), device)
 
-        repetition = spread([max(row.params.repetition_penalty, _LEAST_REPETITION_PENALTY) for _, row, _ in chosen])
-        frequency = spread([row.params.frequency_penalty for _, row, _ in chosen])
-        presence = spread([row.params.presence_penalty for _, row, _ in chosen])
+        repetition = expand([max(row.params.repetition_penalty, _LEAST_REPETITION_PENALTY) for _, row, _ in chosen])
+        frequency = expand([row.params.frequency_penalty for _, row, _ in chosen])
+        presence = expand([row.params.presence_penalty for _, row, _ in chosen])
         counts = upload(np.concatenate([counts.counts for _, _, counts in chosen]), device)
 
         values = logits[places]

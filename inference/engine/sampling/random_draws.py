@@ -1,6 +1,6 @@
-"""Random numbers that depend on (seed, output position) and nothing else.
+"""Compute random numbers that depend on (seed, output position) only.
 
-A counter-based generator: no state to keep per request, the same draw in any batch, after preemption and in
+The generator is counter-based and has no state: a request gets the same draws in any batch, after preemption, and in
 a second attempt on another machine.
 """
 
@@ -16,14 +16,14 @@ _MASK = (1 << 64) - 1
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """One uniform number in [0, 1) for each pair, 53 random bits.
+    """Return a uniform number in [0, 1) with 53 random bits for each pair of seed and position.
 
-    The seed is scrambled, the position added in steps of the golden ratio, and the sum scrambled twice, so
+    The seed is scrambled, the position is added in steps of the golden ratio, and the sum is scrambled twice, so
     that neighbouring seeds (choices of one request) and positions are unrelated.
 
     Args:
-        seeds: Any integers; their lower 64 bits count.
-        positions: From 0.
+        seeds: Any integers; their lower 64 bits are used.
+        positions: Output positions, from 0.
 
     Source: SplitMix64 of Steele, Lea and Flood 2014, https://doi.org/10.1145/2714064.2660195.
     """
@@ -34,7 +34,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
 
 
 def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's output function; arrays wrap around silently, as meant."""
+    """SplitMix64's output function; the integer overflow is intended."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,15 +1,15 @@
-"""Sampler: logits of the sampled rows to token ids and log-probabilities.
+"""Sampler: choose token ids from the logits of the sampled rows, and compute log-probabilities.
 
 In this order, which is vLLM's (https://docs.vllm.ai/en/latest/api/vllm/v1/sample/sampler/):
 
     1  log-probabilities, of the logits as the network gave them
     2  masks (ids without a token, grammars, ``min_tokens``), ``logit_bias``, penalties
-    3  greedy rows: the likeliest token, the lowest id among equals
+    3  greedy rows: the argmax, the lowest of equal ids
     4  other rows: temperature, ``min_p``, ``top_k``, ``top_p``, draw; rows that use one of the samplers of
        ``sampler_chain`` go through that instead
 
-Equals are treated alike: a token as likely as the last one that ``top_k`` or ``top_p`` keeps is kept too.
-Hence the choice never depends on how a sort orders equals, which differs between devices and batch sizes.
+A token with the same logit as the last one that ``top_k`` or ``top_p`` keeps is kept too. So the choice never depends
+on how a sort orders equal values, which differs between devices and batch sizes.
 
 Shape letters: n rows, V vocabulary.
 """
@@ -40,13 +40,13 @@ from inference.modelling.backends.plain import row_maxima
 logger = logging.getLogger(__name__)
 
 MIN_LOGPROB = -9999.0
-"""Stands for log 0, which JSON can't say; OpenAI's value for tokens that are out of reach."""
+"""Value for log 0, which JSON can't represent; OpenAI's value for impossible tokens."""
 
 TOPK_LIMIT = 1024
-"""Up to this ``top_k``, only so many of the likeliest tokens are looked at."""
+"""Largest ``top_k`` that is found by a top-k selection; a larger one sorts all tokens."""
 
 NUCLEUS_COLUMNS = 2048
-"""Likeliest tokens among which the end of a nucleus (``top_p``) is looked for first."""
+"""Number of most probable tokens in which the end of a nucleus (``top_p``) is searched first."""
 
 CPU_SLICE = 1 << 19
 """Logits that are drawn from at once on the CPU: temporaries that stay in its caches take a seventh of the time
@@ -57,12 +57,12 @@ RowMaxima = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class SamplerOutput(NamedTuple):
-    """What was sampled for n rows.
+    """The sampled tokens of n rows.
 
     Attributes:
-        token_ids: One token id for each row; without meaning for a row in ``errors``.
-        logprobs: By row number, for the rows that requested log-probabilities.
-        errors: By row number, why no token could be sampled.
+        token_ids: One token id for each row; undefined for a row in ``errors``.
+        logprobs: Log-probabilities by row number, for the rows that requested them.
+        errors: Errors by row number, for the rows without a token.
     """
 
     token_ids: list[int]
@@ -71,12 +71,12 @@ class SamplerOutput(NamedTuple):
 
 
 class Sampler:
-    """Chooses tokens for a batch.
+    """Choose tokens for a batch.
 
     Args:
-        invalid_token_ids: Ids that are never sampled nor listed among alternatives.
-        device: Of the logits.
-        row_maxima: The backend's: each row's first maximum and its value.
+        invalid_token_ids: Ids that are never sampled nor listed as alternatives.
+        device: Device of the logits.
+        row_maxima: The backend's function for the index and value of each row's first maximum.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Sampler:
         )
 
     def begin(self, rows: Sequence[SamplingState]) -> None:
-        """``sample`` is going to be called for these rows: do beforehand what needs no logits."""
+        """Start to compute the masks of rows that are going to be sampled."""
         self._masks.begin(rows)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that computes masks."""
         self._masks.close()
 
     def sample(
@@ -110,13 +110,12 @@ class Sampler:
     ) -> SamplerOutput:
         """Sample one token for each row.
 
-        A row with unusable logits, or for which the arithmetic raises, gets an error; the others get what they
-        would have got without it.
+        A row with unusable logits, or whose computation raises, gets an error; the other rows aren't affected.
 
         Args:
             logits: (n, V) float32, may be overwritten.
-            rows: The requests.
-            recompute: Gives ``logits`` again, when the batch has to be redone row by row.
+            rows: Sampling states of the rows.
+            recompute: Returns ``logits`` again, when the batch must be sampled again.
         """
         try:
             found = self._sample(logits, rows)
@@ -145,7 +144,7 @@ class Sampler:
     def _sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: bool = False
     ) -> SamplerOutput | None:
-        """On a device None if a draw turned out to need more than was looked at, unless it is to be ``sure``."""
+        """Sample a batch; on a device return None if the nucleus search was too small, unless ``sure``."""
         if all(row.is_plain for row in rows):
             self._invalid.apply(logits, rows)
             return argmax_output(*self._row_maxima(logits))
@@ -180,7 +179,7 @@ class Sampler:
             chosen = token_ids if len(scored) == len(rows) else token_ids[upload_ids(scored, logits.device)]
             scores = self._score(log_probs, chosen, counts)
         is_missed = torch.cat(later) if later else logits.new_empty(0)
-        are_missed, ids, found_values, greatest_values, of_masked, *score_lists = fetch(
+        are_missed, ids, found_values, max_values, of_masked, *score_lists = fetch(
             is_missed, token_ids, values, most, most_of_masked, *scores
         )
         if any(are_missed):
@@ -190,10 +189,10 @@ class Sampler:
         errors: dict[int, BlazrError] = {}
         for at, value in enumerate(found_values):
             row, constraint = rows[at], rows[at].constraint
-            greatest = before_masks.get(at, greatest_values[at])
-            # Where min_tokens has left nothing, the network isn't to blame.
-            is_emptied = greatest == -math.inf and row.is_below_min_tokens and at not in before_masks
-            if not math.isfinite(greatest) and not is_emptied:
+            max_value = before_masks.get(at, max_values[at])
+            # If min_tokens has masked all tokens, the logits themselves are valid.
+            is_emptied = max_value == -math.inf and row.is_below_min_tokens and at not in before_masks
+            if not math.isfinite(max_value) and not is_emptied:
                 errors[at] = numerical_error()
             elif constraint is not None and constraint.error is not None:
                 errors[at] = GenerationFailed(f"the grammar can't be followed any further: {constraint.error}.")
@@ -353,12 +352,12 @@ def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], later: list[to
             has to be done again without.
     """
     vocab_size = scaled.shape[1]
-    likeliest_k: list[int] = []
+    with_top_k: list[int] = []
     nucleus: list[int] = []
     whole: list[int] = []
     for at, row in enumerate(rows):
         if 0 < row.params.top_k < vocab_size:
-            (likeliest_k if row.params.top_k <= TOPK_LIMIT else whole).append(at)
+            (with_top_k if row.params.top_k <= TOPK_LIMIT else whole).append(at)
         elif row.params.top_p < 1.0:
             (nucleus if vocab_size > NUCLEUS_COLUMNS else whole).append(at)
 
@@ -371,11 +370,11 @@ def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], later: list[to
             whole += [at for at, found in zip(nucleus, is_found.tolist(), strict=True) if not found]
         else:
             later.append(~is_found)
-    for group, columns in ((likeliest_k, max((rows[at].params.top_k for at in likeliest_k), default=0)), (whole, 0)):
+    for group, columns in ((with_top_k, max((rows[at].params.top_k for at in with_top_k), default=0)), (whole, 0)):
         if group:
             part, chosen = select_rows(scaled, rows, group)
             thresholds[upload_ids(group, scaled.device)] = _threshold(part, chosen, columns or vocab_size)
-    if likeliest_k or nucleus or whole:
+    if with_top_k or nucleus or whole:
         mask_below(scaled, thresholds)
 
 

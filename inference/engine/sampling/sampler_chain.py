@@ -1,4 +1,4 @@
-"""The samplers that llama.cpp has beyond top_k, top_p and min_p, for all rows of a batch that use one of them.
+"""Draw tokens with llama.cpp's sampler chain, for the rows of a batch that use a sampler beyond vLLM's.
 
 In llama.cpp's order: top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature (or dynatemp), draw. A row with
 mirostat has only temperature and mirostat. (DRY, which comes first there, is a logits processor: ``dry``.)
@@ -46,7 +46,7 @@ Rows = Sequence[SamplingState]
 
 
 def draw_from_chain(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Draw a token for each row. A row with mirostat learns the surprise of its token.
+    """Draw a token for each row; record the token's surprise for rows with mirostat.
 
     Args:
         logits: (n, V) float32, after masks, biases and penalties.
@@ -88,15 +88,15 @@ def _draw(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def _top_n_sigma(values: torch.Tensor, rows: Rows) -> None:
-    """Keep logits within n standard deviations below the greatest: of the logits that aren't masked.
+    """Keep the logits within n standard deviations (of the unmasked logits) below the maximum.
 
     Source: Tang et al. 2024, https://arxiv.org/abs/2411.07641.
     """
-    is_there = values > -math.inf
-    num = is_there.sum(-1, keepdim=True).double()
-    there = values.masked_fill(~is_there, 0.0)
-    mean = _total(there) / num
-    deviations = (there.double() - mean).square_().masked_fill_(~is_there, 0.0)
+    is_unmasked = values > -math.inf
+    num = is_unmasked.sum(-1, keepdim=True).double()
+    unmasked = values.masked_fill(~is_unmasked, 0.0)
+    mean = _total(unmasked) / num
+    deviations = (unmasked.double() - mean).square_().masked_fill_(~is_unmasked, 0.0)
     sigma = (_total(deviations) / num).sqrt_()
     widths = column([row.params.top_n_sigma for row in rows], np.float64, values.device)
     mask_below(values, values.amax(-1, keepdim=True) - (widths * sigma).float())
@@ -120,14 +120,14 @@ def _typical_p(values: torch.Tensor, rows: Rows) -> None:
     # The tokens at a distance of at most d are a range of the sorted ones; so d is found by halving, without a sort.
     ordered = -_log_shares(descending(values, values.shape[1]))
     cumulated = torch.nn.functional.pad((-ordered).exp().cumsum(-1), (1, 0))
-    wanted = column([row.params.typical_p for row in rows], np.float64, values.device)
-    low = torch.zeros_like(wanted)
+    shares = column([row.params.typical_p for row in rows], np.float64, values.device)
+    low = torch.zeros_like(shares)
     high = (ordered - expected).abs().masked_fill_(ordered == math.inf, 0.0).amax(-1, keepdim=True)
     for _ in range(TYPICAL_HALVINGS):
         middle = (low + high) / 2
         start = torch.searchsorted(ordered, expected - middle)
         stop = torch.searchsorted(ordered, expected + middle, right=True)
-        is_enough = cumulated.gather(1, stop) - cumulated.gather(1, start) > wanted
+        is_enough = cumulated.gather(1, stop) - cumulated.gather(1, start) > shares
         low, high = torch.where(is_enough, low, middle), torch.where(is_enough, middle, high)
     values.masked_fill_((surprises - expected).abs_() > high + TYPICAL_ROUNDING, -math.inf)
 
@@ -139,8 +139,8 @@ def _top_p(values: torch.Tensor, rows: Rows) -> None:
     """
     ordered = descending(values, values.shape[1])
     cumulated = (ordered - ordered[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
-    wanted = column([row.params.top_p for row in rows], np.float64, values.device) * cumulated[:, -1:]
-    last = torch.searchsorted(cumulated, wanted).clamp_(max=values.shape[1] - 1)
+    shares = column([row.params.top_p for row in rows], np.float64, values.device) * cumulated[:, -1:]
+    last = torch.searchsorted(cumulated, shares).clamp_(max=values.shape[1] - 1)
     mask_below(values, ordered.gather(1, last))
 
 

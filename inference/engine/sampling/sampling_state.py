@@ -1,4 +1,4 @@
-"""SamplingState: what the sampler knows about one request; tokens and parameters, no tensors."""
+"""SamplingState: hold the parameters and the token history of one request for the sampler."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from inference.values.sampling_params import SamplingParams
 from inference.values.token_constraint import TokenConstraint
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy; dividing by them says nothing more. vLLM's limit too."""
+"""Temperatures below this value are greedy, as in vLLM."""
 
 _EMPTY_IDS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class TokenCounts:
-    """Each distinct token of a request once, with how often it was generated.
+    """Count how often each distinct token of a request was generated.
 
-    Grows by one token per step without touching the rest, so that a long history costs nothing per step.
+    A new token updates one entry, so that the cost of a step doesn't depend on the length of the history.
     """
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class TokenCounts:
         return self._counts[: self._size]
 
     def copy(self) -> TokenCounts:
-        """The same counts, to go on with separately."""
+        """Return an independent copy."""
         other = TokenCounts.__new__(TokenCounts)
         other._size, other._index = self._size, self._index.copy()
         other._ids, other._counts = self._ids.copy(), self._counts.copy()
@@ -66,21 +66,21 @@ class TokenCounts:
 
 
 class SamplingState:
-    """One request's parameters and history, in the form that the batch-wise sampler reads.
+    """One request's parameters and history, in the form that the sampler reads.
 
     Attributes:
-        params: As asked for.
+        params: The request's parameters.
         num_output_tokens: Tokens generated so far, earlier attempts included: the position of the next draw.
-        greedy: Take the likeliest token.
+        greedy: Whether the argmax is chosen.
         stop_ids: Ids that end the sequence; masked until ``min_tokens``.
         bias_ids, biases: ``logit_bias`` as arrays.
-        counts: For penalties; None without any.
-        dry: For the DRY penalty; None without it.
-        uses_chain: The token is drawn by ``sampler_chain``.
-        mu: Most surprise of a token, in bits, that mirostat allows next.
-        surprise: Of the token that mirostat drew last; ``append`` adapts ``mu`` to it.
-        constraint: Says which tokens may follow; None: all.
-        is_plain: Nothing but the likeliest token is ever asked for.
+        counts: Token counts for penalties; None without penalties.
+        dry: History for the DRY penalty; None without it.
+        uses_chain: Whether ``sampler_chain`` draws the token.
+        mu: Maximum surprise, in bits, of mirostat's next token.
+        surprise: Surprise, in bits, of mirostat's last token; ``append`` adapts ``mu`` to it.
+        constraint: Restricts the next tokens; None: no restriction.
+        is_plain: Whether the request needs only the argmax of unchanged logits.
     """
 
     __slots__ = (
@@ -118,7 +118,7 @@ class SamplingState:
         self.biases = np.fromiter(params.logit_bias.values(), np.float32, len(self.bias_ids))
         repeats = params.repetition_penalty != 1.0
         self.is_penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        # Presence and frequency look at the output only.
+        # Presence and frequency penalties count the output only.
         self.counts = TokenCounts(prompt if repeats else (), output) if self.is_penalised else None
         self.dry: DryHistory | None = None
         if params.dry_multiplier and params.dry_penalty_last_n:
@@ -155,16 +155,16 @@ class SamplingState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the constraint lets nothing follow."""
+        """Whether the constraint allows no further token."""
         return self.constraint is not None and self.constraint.is_finished
 
     @property
     def is_forward_only(self) -> bool:
-        """Whether no copy can be taken: a constraint advances, and mirostat learns from each token's probability."""
+        """Whether the state can't be copied: constraints can't go back, and mirostat depends on each drawn token."""
         return self.constraint is not None or (self.uses_chain and self.params.mirostat > 0)
 
     def copy(self) -> SamplingState:
-        """The same state, for tokens that may not hold."""
+        """Return an independent copy, for draft tokens that may be rejected."""
         assert not self.is_forward_only
         other = copy.copy(self)
         if self.counts is not None:

@@ -1,4 +1,4 @@
-"""Find where the end of a sequence of token ids has been in the sequence before."""
+"""Find earlier occurrences of the last tokens of a sequence of token ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TokenIds = npt.NDArray[np.int64]
 
 
 def repeats_of_end(token_ids: TokenIds, max_length: int) -> tuple[TokenIds, TokenIds]:
-    """Earlier places at which the sequence's last tokens stand, each with the number of tokens that agree.
+    """Find the earlier positions after which the sequence's last tokens repeat, with the number of agreeing tokens.
 
     Args:
         token_ids: (t,) The sequence.

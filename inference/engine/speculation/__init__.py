@@ -1,1 +1,1 @@
-"""Draft tokens ahead and verify them in one forward pass."""
+"""Draft tokens and verify them in one forward pass."""

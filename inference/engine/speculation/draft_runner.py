@@ -1,8 +1,8 @@
-"""DraftRunner: draft tokens from a smaller model, for all requests of a step together.
+"""DraftRunner: draft tokens with a smaller model, for all requests of a step together.
 
-It keeps its own state of each request, catches up with what was generated since, draws with the request's own
-parameters, seed and positions (so that its choice is the big model's wherever their distributions say the same), and
-goes back to what held in the same ways as the big model does.
+The draft model has its own state of each request. It first computes the tokens that were generated since its last
+step. It draws with the request's own parameters, seed and positions, so that equal distributions give equal tokens.
+Rejected draft tokens are rolled back as in the target model.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DraftModel:
 
     Attributes:
         network: Weights on ``config.device``.
-        spec: What it was built from.
-        config: ``max_num_seqs`` requests have their state here; ``num_spare_slots`` as many if it has recurrent layers.
+        spec: Specification of the network.
+        config: Sizes; with recurrent layers, ``num_spare_slots`` equals ``max_num_seqs``.
     """
 
     network: Network
@@ -42,11 +42,11 @@ class DraftModel:
 
 @dataclass(slots=True, eq=False)
 class _Follower:
-    """The draft model's side of a request.
+    """The draft model's state of a request.
 
     Attributes:
-        shadow: The request as the draft model computes it; its ``token_ids`` end with the draft tokens.
-        sampling: Behind the draft tokens.
+        shadow: The draft model's copy of the request; its ``token_ids`` end with the draft tokens.
+        sampling: Sampling state after the draft tokens.
         drafts: Draft tokens since the last ``accept``.
     """
 
@@ -56,11 +56,11 @@ class _Follower:
 
 
 class DraftRunner:
-    """Drafts tokens with a model.
+    """Draft tokens with a model.
 
     Args:
-        draft: The model.
-        num_tokens: Most draft tokens of a request in a step.
+        draft: The draft model.
+        num_tokens: Maximum draft tokens of a request in a step.
     """
 
     def __init__(self, draft: DraftModel, num_tokens: int) -> None:
@@ -82,11 +82,11 @@ class DraftRunner:
 
     @property
     def state_bytes(self) -> int:
-        """Memory of states."""
+        """Bytes of the draft model's states."""
         return self._runner.state_bytes
 
     def propose(self, limits: Mapping[Request, int]) -> Drafts:
-        """See ``Proposer``. A request whose text isn't computed yet, or that finds no room, gets no draft tokens."""
+        """See ``Proposer``. A request without capacity here, or with too many uncomputed tokens, gets no drafts."""
         try:
             return self._propose(limits)
         except BaseException:
@@ -154,7 +154,7 @@ class DraftRunner:
             self._states.release(follower.shadow.state)
 
     def _follow(self, request: Request, limits: Mapping[Request, int]) -> _Follower | None:
-        """The request's follower with all of its tokens and room for draft tokens; None if there is no room."""
+        """Return the request's follower, with its tokens and capacity for drafts; None without free capacity."""
         num_tokens = len(request.token_ids) + self._num_tokens
         if num_tokens > self._config.max_model_len or request in self._unknown:
             self._release(request)
@@ -175,7 +175,7 @@ class DraftRunner:
             follower = _Follower(shadow, request.sampling)
         state = follower.shadow.state
         assert state is not None
-        # The one that was asked for last is the last to lose its place.
+        # Keep the order of use: the least recently used follower is released first.
         self._followers[request] = follower
         if not self._states.extend(state, num_tokens) and not (
             self._free_capacity(num_tokens, limits) and self._states.extend(state, num_tokens)
@@ -187,17 +187,17 @@ class DraftRunner:
             self.accept(request, 0)
         news = request.token_ids[len(shadow.token_ids) :]
         if max(news, default=0) >= self._vocab_size:
-            # An id that stands for nothing, given in a prompt; this model's tables may end before it.
+            # The prompt has an id without a token; the draft model's embedding may not have it.
             self._unknown.add(request)
             self._release(request)
             return None
         shadow.token_ids += news
-        # A pass may be cut by the budget; until the end is reached, nothing is drawn.
+        # The token budget may cut a step; tokens are drawn only after all known tokens are computed.
         follower.sampling = request.sampling.copy()
         return follower
 
     def _free_capacity(self, num_tokens: int, limits: Mapping[Request, int]) -> bool:
-        """Release requests that don't draft now, least recently used first; True if that was enough."""
+        """Release requests that don't draft now, least recently used first; True if ``num_tokens`` then fit."""
         idle: Iterable[Request] = [request for request in self._followers if request not in limits]
         for request in idle:
             if self._states.can_admit(num_tokens, reserve_blocks=0):
@@ -206,10 +206,10 @@ class DraftRunner:
         return self._states.can_admit(num_tokens, reserve_blocks=0)
 
     def _catch_up(self, followers: Iterable[_Follower]) -> dict[_Follower, torch.Tensor]:
-        """Compute what is known, as far as one step reaches.
+        """Compute the known tokens, within the token budget of one step.
 
         Returns:
-            The last hidden row, (1, h), of those that are there.
+            The last hidden row, (1, h), of each follower whose known tokens are all computed.
         """
         budget = self._config.max_num_batched_tokens
         scheduled: list[tuple[_Follower, ScheduledRequest]] = []
@@ -234,7 +234,7 @@ class DraftRunner:
         return ready
 
     def _draw(self, rows: Mapping[_Follower, torch.Tensor]) -> None:
-        """Draw one token for each; those without usable numbers get none."""
+        """Draw one token for each follower; followers with unusable logits get none."""
         if not rows:
             return
         hidden = torch.cat(list(rows.values()))

@@ -1,7 +1,7 @@
-"""NgramIndex: find how a text went on when its last tokens occurred before (prompt lookup).
+"""NgramIndex: find the tokens that followed an earlier occurrence of a text's last tokens (prompt lookup).
 
-Source: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding. Other than there, the index grows with the
-text instead of being searched anew, and among the occurrences the one with the longest agreement counts.
+Source: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding. Differences: an index grows with the text
+instead of a new search in each step, and the occurrence with the longest agreement is used.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MAX_MATCH = 12
-"""Agreement beyond so many tokens says nothing more."""
+"""Maximum number of agreeing tokens that are compared."""
 
 MAX_CANDIDATES = 12
-"""Most recent occurrences that are compared; a word that is everywhere would cost time otherwise."""
+"""Number of most recent occurrences that are compared, to bound the time for frequent words."""
 
 
 class NgramIndex:
-    """Where each run of ``width`` tokens ended in one growing sequence.
+    """Index of the ends of all runs of ``width`` tokens in one growing sequence.
 
-    The ends of equal runs form a chain, the latest first; one entry of a table and one number per token.
+    The ends of equal runs form a chain, the latest first. The index takes a table entry and a number per token.
 
     Args:
-        width: Tokens that have to agree, at least 1.
+        width: Number of tokens that must agree, at least 1.
     """
 
     __slots__ = ("_earlier", "_found", "_latest", "width")
@@ -29,16 +29,16 @@ class NgramIndex:
     def __init__(self, width: int) -> None:
         self.width = width
         self._latest: dict[tuple[int, ...], int] = {}
-        # _earlier[end] is the end of the run before it that is equal, 0 if there is none.
+        # _earlier[end] is the end of the previous equal run, 0 if there is none.
         self._earlier: list[int] = [0] * width
-        # Length of the text that was searched last; the end of what agrees, and how many tokens agree.
+        # The last search: length of the text, end of the best run, number of agreeing tokens.
         self._found = (0, 0, 0)
 
     def agreement(self, tokens: Sequence[int]) -> int:
-        """Tokens at the end that occurred before, ``MAX_MATCH`` or more count alike; 0: fewer than ``width``.
+        """Return how many last tokens occurred before, up to ``MAX_MATCH``; 0: fewer than ``width``.
 
         Args:
-            tokens: The sequence; those of earlier calls and perhaps more.
+            tokens: The sequence; it begins with the tokens of earlier calls.
         """
         if self._found[0] != len(tokens):
             self._extend(tokens)
@@ -49,12 +49,12 @@ class NgramIndex:
         """Draft the tokens that follow.
 
         Args:
-            tokens: As ``agreement`` takes them.
-            count: Draft tokens.
+            tokens: The sequence, as for ``agreement``.
+            count: Number of draft tokens.
 
         Returns:
-            ``count`` tokens, or none where nothing agrees. An occurrence that overlaps the end is continued with its
-            own period.
+            ``count`` tokens, or none without an agreement. An occurrence that overlaps the end is continued
+            periodically.
         """
         if not self.agreement(tokens):
             return []
@@ -66,7 +66,7 @@ class NgramIndex:
         return found
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        """Enter all runs but the one that ends the text: it would find itself."""
+        """Add all runs except the last one, which a search would find as its own match."""
         width, latest, earlier = self.width, self._latest, self._earlier
         first = len(earlier)
         tail = tokens[first - width : len(tokens) - 1]
@@ -75,7 +75,7 @@ class NgramIndex:
             latest[run] = end
 
     def _best(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """End of the earlier run with the longest agreement before it, the latest of these, and its agreement."""
+        """Return the end of the run with the longest agreement (the latest of several), and the agreement."""
         length, width = len(tokens), self.width
         if length <= width:
             return 0, 0

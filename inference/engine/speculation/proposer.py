@@ -1,4 +1,4 @@
-"""Proposer: where draft tokens come from; and the one that looks them up in the request's own text."""
+"""Define the interface of proposers of draft tokens, and the proposer by n-gram lookup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Drafts = dict[Request, list[int]]
 
 
 class Proposer(Protocol):
-    """Contract of the two."""
+    """Source of draft tokens: ``NgramProposer`` or ``DraftRunner``."""
 
     def can_propose(self, request: Request) -> bool:
         """Whether ``propose`` may find draft tokens for a request that decodes."""
@@ -22,15 +22,15 @@ class Proposer(Protocol):
         """Draft the tokens that follow.
 
         Args:
-            num_tokens: For each running request the number of draft tokens, at least 1.
+            num_tokens: Maximum number of draft tokens of each request, at least 1.
 
         Returns:
-            At most that many for each; a request for which nothing is found is absent.
+            The draft tokens of each request that has some.
         """
         ...
 
     def accept(self, request: Request, num_accepted: int) -> None:
-        """Keep the first ``num_accepted`` draft tokens of the last ``propose``; once for each request that got some."""
+        """Keep the first ``num_accepted`` draft tokens of the last ``propose``; call once per request with drafts."""
         ...
 
     def forget(self, request: Request) -> None:
@@ -39,15 +39,15 @@ class Proposer(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Memory of states."""
+        """Bytes of the proposer's states."""
         ...
 
 
 class NgramProposer:
-    """Continues the text as it went on after an earlier occurrence of its last tokens.
+    """Draft the tokens that followed an earlier occurrence of the text's last tokens.
 
     Args:
-        min_match: Tokens that have to agree.
+        min_match: Number of tokens that must agree.
     """
 
     state_bytes = 0
@@ -72,7 +72,7 @@ class NgramProposer:
         }
 
     def accept(self, request: Request, num_accepted: int) -> None:
-        """See ``Proposer``. The index holds the request's own tokens only."""
+        """Do nothing: the index holds the request's own tokens only."""
 
     def forget(self, request: Request) -> None:
         """See ``Proposer``."""

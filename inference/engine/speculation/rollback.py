@@ -1,9 +1,9 @@
-"""Rollback: recurrent states as they were before tokens that may not hold.
+"""Rollback: restore recurrent states from before rejected draft tokens.
 
-Paged state needs nothing of the kind: positions behind those that count are written again before anybody reads them.
-A recurrent state has all tokens in it, so a step that verifies draft tokens first copies it to a spare slot. If a
-draft token is rejected, the copy takes the place of the original by exchanging their numbers, and the accepted tokens
-are computed again together with the next ones.
+Paged state needs no rollback: positions after the accepted tokens are overwritten before they are read. A recurrent
+state includes all tokens, so a step that verifies draft tokens first copies the state to a spare slot. If a draft token
+is rejected, the copy replaces the original by an exchange of slot numbers, and the accepted tokens are computed again
+together with the next ones.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from inference.engine.state.state_cache import StateCache
 
 
 class CopySlot(Protocol):
-    """``StateAccess``, as far as it is used here."""
+    """The method of ``StateAccess`` that ``Rollback`` calls."""
 
     def copy_slot(self, source: int, target: int) -> None:
-        """A slot's states into another."""
+        """Copy a slot's states into another slot."""
         ...
 
 
 class Rollback:
-    """Owns the spare slots.
+    """Own the spare slots.
 
     Args:
-        slots: The running sequences'.
+        slots: Slots of the running sequences.
         access: Copies states.
-        first_slot, num_slots: The spare ones at the start; later they are others, but as many.
+        first_slot, num_slots: The spare slots at the start; exchanges change the slots, but not their number.
     """
 
     def __init__(self, slots: StateCache, access: CopySlot, *, first_slot: int, num_slots: int) -> None:
@@ -37,25 +37,24 @@ class Rollback:
         self._access = access
         self._free = list(range(first_slot, first_slot + num_slots))
         self._saved: dict[Request, tuple[int, int]] = {}
-        # Memory that nobody has written to is slow once (tens of ms a slot, where the state is large), and the first
-        # verification would hold all requests up for it.
+        # The first write to mapped memory is slow; write here, so that no verification waits.
         for spare in self._free:
             access.copy_slot(0, spare)
 
     @property
     def num_free(self) -> int:
-        """Sequences that can be saved now."""
+        """Number of further sequences that can be saved."""
         return len(self._free)
 
     def save(self, request: Request) -> None:
-        """Keep the request's state as it is, after ``num_computed_tokens`` tokens, in place of what was kept of it."""
+        """Copy the request's state after ``num_computed_tokens`` tokens; replace an earlier copy."""
         assert request.state is not None
         spare = self._saved[request][0] if request in self._saved else self._free.pop()
         self._access.copy_slot(request.state.slot, spare)
         self._saved[request] = (spare, request.num_computed_tokens)
 
     def restore(self, request: Request) -> None:
-        """Go back to what was kept; it is not kept any more."""
+        """Replace the request's state by its copy, which is then used up."""
         spare, num_computed = self._saved.pop(request)
         assert request.state is not None
         self._free.append(request.state.slot)
@@ -64,12 +63,12 @@ class Rollback:
         request.num_computed_tokens = num_computed
 
     def drop(self, request: Request) -> None:
-        """What was kept, if anything, isn't needed."""
+        """Free the request's copy, if there is one."""
         saved = self._saved.pop(request, None)
         if saved is not None:
             self._free.append(saved[0])
 
     def drop_all(self) -> None:
-        """The step broke off."""
+        """Free all copies."""
         for request in list(self._saved):
             self.drop(request)

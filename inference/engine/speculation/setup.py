@@ -16,11 +16,11 @@ from inference.values.speculative_options import SpeculativeOptions
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What an engine needs to draft tokens.
+    """Configuration of an engine's speculative decoding.
 
     Attributes:
         options: Method and sizes.
-        draft: For the method ``draft``.
+        draft: Draft model of the method ``draft``.
     """
 
     options: SpeculativeOptions

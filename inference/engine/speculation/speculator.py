@@ -1,7 +1,8 @@
-"""Speculator: draft tokens before a step, and their acceptance after it. The engine talks to this class only.
+"""Speculator: draft tokens before a step, and accept or reject them after it.
 
-A request with k draft tokens computes 1 + k tokens in a step, a chunk like any other, beside decodes and prompts. Its
-rows say what the sampler chooses at each position; the draft tokens hold as far as they say the same (``acceptance``).
+The engine uses this class only. A request with k draft tokens computes a chunk of 1 + k tokens in a step, beside
+decodes and prompts. The sampler draws a token at each row of the chunk, and the draft tokens that equal the sampled
+ones are accepted (``acceptance``).
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 
 class Speculator:
-    """Drafts and verifies tokens for one engine.
+    """Draft and verify tokens for one engine.
 
     Args:
         options: The method and the number of draft tokens.
-        proposer: Finds draft tokens.
-        rollback: For a model with recurrent layers; it has a spare slot for each of ``max_num_drafting`` requests.
-        max_num_drafting: Most requests that draft in a step.
+        proposer: Proposes draft tokens.
+        rollback: Rollback of a model with recurrent layers, with ``max_num_drafting`` spare slots; otherwise None.
+        max_num_drafting: Maximum requests that draft in a step.
     """
 
     def __init__(
@@ -49,20 +50,20 @@ class Speculator:
         self._lengths = [0] * (self._num_tokens + 1)
 
     def propose(self, running: Sequence[Request]) -> Drafts:
-        """Draft tokens for the requests of the next step that decode, best-ranked first; begins a step."""
+        """Begin a step, and draft tokens for its decoding requests, best-ranked first."""
         self._forget_stopped()
         decoding = [request for request in running if request.is_decoding]
         self._num_decoding = len(decoding)
         limits: dict[Request, int] = {}
         for request in decoding:
             limit = self._limit(request)
-            if limit > 0 and self._policy.can_pay(request, len(decoding)):
+            if limit > 0 and self._policy.can_draft(request, len(decoding)):
                 self._requests.add(request)
                 if self._proposer.can_propose(request):
                     limits[request] = limit
             if len(limits) == self._max_num_drafting:
                 break
-        if limits and self._policy.pays(list(limits), len(decoding)):
+        if limits and self._policy.has_speedup(list(limits), len(decoding)):
             try:
                 self._drafts = self._proposer.propose(limits)
             except Exception as error:
@@ -72,19 +73,19 @@ class Speculator:
         return self._drafts
 
     def begin(self, step: SchedulerOutput) -> None:
-        """Keep the recurrent states that the step may have to go back to."""
+        """Save the recurrent states that the step may have to restore."""
         if self._rollback is not None:
             for item in step.scheduled:
                 if item.draft_token_ids:
                     self._rollback.save(item.request)
 
     def advance(self, item: ScheduledRequest, num_computed: int) -> None:
-        """Advance a request of the step, or take it back to where its state is right.
+        """Advance a request after the step, or roll its state back if draft tokens were rejected.
 
         Args:
-            item: With draft tokens or without.
-            num_computed: Tokens that hold among those whose state the step has computed; what the request's
-                ``token_ids`` have beyond them is computed next.
+            item: The request's share of the step, with or without draft tokens.
+            num_computed: Number of computed tokens without rejected draft tokens; later tokens of ``token_ids`` are
+                computed next.
         """
         request, num_drafted = item.request, len(item.draft_token_ids)
         if num_computed < item.stop and self._rollback is not None:
@@ -104,7 +105,7 @@ class Speculator:
             self._proposer.accept(request, num_accepted)
 
     def end(self) -> None:
-        """End a step, also one that broke off."""
+        """End a step, also a failed one."""
         for request in self._drafts:
             self._proposer.accept(request, 0)
         self._drafts = {}
@@ -114,7 +115,7 @@ class Speculator:
         self._has_verified = False
 
     def stats(self) -> SpeculationStats:
-        """A snapshot of the counters."""
+        """Return the current counters."""
         return SpeculationStats(
             method=self._method,
             num_proposed=self._num_proposed,
@@ -124,11 +125,11 @@ class Speculator:
         )
 
     def _limit(self, request: Request) -> int:
-        """Most draft tokens of a request in this step; 0: it can't draft."""
-        # Some states can't go back. What is replayed comes on top; a step without draft tokens then computes it.
+        """Return the maximum draft tokens of a request in this step; 0: it can't draft."""
+        # Some states can't be rolled back. Many tokens to replay are first computed without draft tokens.
         if request.sampling.is_forward_only or request.num_to_replay > self._num_tokens:
             return 0
-        # The last token is never computed, so nothing is gained by drafting it.
+        # The state of the last token is never computed, so drafting it gains nothing.
         return min(self._num_tokens, request.max_tokens - request.num_output_tokens - 1)
 
     def _forget_stopped(self) -> None:

@@ -1,4 +1,4 @@
-"""SpeculationStats: counters of draft tokens."""
+"""Define the counters of speculative decoding."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """Counters since the engine was made.
+    """Counters since the engine's creation.
 
     Attributes:
         method: ``ngram`` or ``draft``.
         num_proposed: Draft tokens that were verified.
-        num_accepted: Those of them that are in the output.
+        num_accepted: Draft tokens that were accepted.
         lengths: Verifications by number of accepted draft tokens, from 0.
         state_bytes: Memory of the proposer's states.
     """

@@ -1,1 +1,1 @@
-"""Memory of sequences: blocks of paged state and slots of recurrent state."""
+"""Allocate the memory of sequences: blocks of paged state and slots of recurrent state."""

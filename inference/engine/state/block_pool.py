@@ -1,8 +1,7 @@
-"""BlockPool: which blocks of paged state are free, shared, or kept for later. Knows numbers only.
+"""BlockPool: allocate block numbers of paged state, and count the users of shared blocks.
 
-A block is in one of three states: free; used by one or more sequences (it counts them); or idle, which is used by
-nobody but remembered by the prefix cache. Idle blocks are handed out when the free ones have gone, the one that was
-given back first, first; so they count as free.
+A block is in one of three states: free; used by one or more sequences; or idle: unused, but kept by the prefix cache.
+When no block is free, idle blocks are allocated, the least recently freed first; so idle blocks count as free.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ def _nothing(block: int) -> None:
 
 
 class BlockPool:
-    """Block numbers; the free block that was given back last is used first, while it is still in a cache.
+    """Allocate block numbers; the most recently freed block first, because it may still be in the processor's cache.
 
     Args:
-        num_blocks: Blocks there are, block 0 (scratch, never handed out) included.
+        num_blocks: Number of blocks, with block 0 (scratch, never allocated).
 
     Attributes:
-        on_evict: Called with the number of an idle block that is about to be handed out.
-        num_evicted: Idle blocks that were handed out so far.
+        on_evict: Called with the number of an idle block before its allocation.
+        num_evicted: Number of idle blocks that were allocated so far.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -37,25 +36,25 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated."""
+        """Number of blocks that can be allocated, idle ones included."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        """Blocks that some sequence uses."""
+        """Number of blocks that sequences use."""
         return self.num_blocks - 1 - self.num_free
 
     @property
     def num_idle(self) -> int:
-        """Blocks that only the prefix cache remembers."""
+        """Number of unused blocks that the prefix cache keeps."""
         return len(self._idle)
 
     def is_used(self, block: int) -> bool:
-        """Whether some sequence uses the block."""
+        """Whether a sequence uses the block."""
         return self._num_users[block] > 0
 
     def num_freed_by(self, tables: Iterable[Sequence[int]], *, besides: Iterable[int] = ()) -> int:
-        """Blocks that would come free if the users with these block tables gave theirs back.
+        """Return the number of blocks that would be free after these block tables were released.
 
         Args:
             besides: Blocks that aren't counted.
@@ -67,7 +66,7 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` blocks; the caller has checked ``num_free``."""
-        assert count <= self.num_free, f"{count} blocks asked for, {self.num_free} are free"
+        assert count <= self.num_free, f"{count} blocks requested, {self.num_free} are free"
         taken = self._free[len(self._free) - min(count, len(self._free)) :]
         del self._free[len(self._free) - len(taken) :]
         taken.reverse()
@@ -82,13 +81,13 @@ class BlockPool:
         return taken
 
     def share(self, block: int) -> None:
-        """One more user of a used or idle block."""
+        """Add a user to a used or idle block."""
         if self._num_users[block] == 0:
             del self._idle[block]
         self._num_users[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """One user less of each block; the first ones are the first to be handed out again."""
+        """Remove a user from each block; idle blocks are evicted in the order of ``blocks``."""
         for block in blocks:
             assert self._num_users[block], f"block {block} is freed twice"
             self._num_users[block] -= 1
@@ -99,7 +98,7 @@ class BlockPool:
                     self._free.append(block)
 
     def remember(self, block: int) -> None:
-        """Keep a used block idle, rather than free, when its last user has gone."""
+        """Let a used block become idle, rather than free, after its last user."""
         assert self._num_users[block], f"block {block} is not used"
         self._is_cached[block] = 1
 

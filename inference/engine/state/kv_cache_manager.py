@@ -1,4 +1,4 @@
-"""KVCacheManager: the block tables of running requests, on top of the pool."""
+"""KVCacheManager: maintain the block tables of running requests, with blocks of a pool."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from inference.engine.state.block_pool import BlockPool
 
 
 class KVCacheManager:
-    """Who uses which block of paged state.
+    """Assign blocks of paged state to requests.
 
-    Tables are rows of one matrix, so that the model runner takes those of a whole batch with one indexing. A
+    The tables are rows of one matrix, so that the model runner reads the tables of a whole batch with one indexing. A
     request's row is its index (``state_manager``). Unused entries are 0, the scratch block.
 
     Args:
-        num_blocks: Scratch block included.
+        num_blocks: Number of blocks, with the scratch block.
         block_size: Tokens in one block.
-        max_num_seqs: Rows.
-        max_blocks_per_sequence: Columns.
+        max_num_seqs: Number of rows.
+        max_blocks_per_sequence: Number of columns.
 
     Attributes:
-        capacities: Tokens for which each request index has blocks.
+        capacities: Number of tokens that fit into the blocks of each request index.
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, max_blocks_per_sequence: int) -> None:
@@ -35,17 +35,17 @@ class KVCacheManager:
         self.capacities = [0] * max_num_seqs
 
     def blocks_missing(self, index: int, num_tokens: int) -> int:
-        """Blocks that the request lacks to hold ``num_tokens`` tokens."""
+        """Return the number of further blocks that the request needs for ``num_tokens`` tokens."""
         return max(0, blocks_for(num_tokens, self.block_size) - self.num_blocks_of[index])
 
     def blocks_of(self, index: int) -> list[int]:
-        """The request's blocks, in order."""
+        """Return the request's blocks, in order."""
         count = self.num_blocks_of[index]
         blocks: list[int] = self.block_tables[index, :count].tolist()
         return blocks
 
     def extend(self, index: int, num_tokens: int) -> bool:
-        """Give the request blocks for its first ``num_tokens`` tokens; False, and nothing done, if too few are free."""
+        """Allocate blocks for the request's first ``num_tokens`` tokens; False without a change if too few are free."""
         if num_tokens <= self.capacities[index]:
             return True
         missing = self.blocks_missing(index, num_tokens)
@@ -56,14 +56,14 @@ class KVCacheManager:
         return True
 
     def append(self, index: int, blocks: Sequence[int]) -> None:
-        """Put blocks that are the request's already, by ``allocate`` or ``share``, behind those it has."""
+        """Append blocks to a request's table; the caller has allocated or shared them."""
         count = self.num_blocks_of[index]
         self.block_tables[index, count : count + len(blocks)] = blocks
         self.num_blocks_of[index] = count + len(blocks)
         self.capacities[index] = (count + len(blocks)) * self.block_size
 
     def release(self, index: int) -> None:
-        """Give all blocks of the request back, the last first: what comes early in a text is shared more often."""
+        """Free all blocks of the request, the last first, because first blocks are shared more often."""
         self.pool.free(reversed(self.blocks_of(index)))
         self.block_tables[index, : self.num_blocks_of[index]] = 0
         self.num_blocks_of[index] = self.capacities[index] = 0

@@ -1,15 +1,15 @@
-"""StateCache: which fixed-size state slots (convolution and recurrent states) are free."""
+"""StateCache: allocate the slots of fixed-size state (convolution and recurrent states)."""
 
 from __future__ import annotations
 
 
 class StateCache:
-    """Slot numbers; slot 0 is scratch and never handed out.
+    """Allocate slot numbers; slot 0 is scratch and never allocated.
 
-    A slot isn't cleared: the layers start a sequence's first chunk from zero whatever the slot holds.
+    Slots aren't cleared: the layers start a sequence's first chunk from zero, without reading the slot.
 
     Args:
-        num_slots: Scratch slot included.
+        num_slots: Number of slots, with the scratch slot.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -19,34 +19,34 @@ class StateCache:
 
     @property
     def num_free(self) -> int:
-        """Slots that can be allocated."""
+        """Number of free slots."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Slots that have an owner."""
+        """Number of slots in use."""
         return len(self._used)
 
     def allocate(self) -> int:
-        """Take a slot; the caller has checked ``num_free``."""
+        """Allocate a slot; the caller has checked ``num_free``."""
         slot = self._free.pop()
         self._used.add(slot)
         return slot
 
     def free(self, slot: int) -> None:
-        """Give a slot back; it has to be in use."""
+        """Free a slot that is in use."""
         assert slot in self._used, f"state slot {slot} is freed twice"
         self._used.remove(slot)
         self._free.append(slot)
 
     def replace(self, slot: int, other: int) -> None:
-        """The user of ``slot`` has ``other``, a slot from elsewhere, in its place, which goes elsewhere."""
+        """Mark ``other``, a slot of a different owner, as used in place of ``slot``, which leaves this cache."""
         assert slot in self._used, f"state slot {slot} is not in use"
         self._used.remove(slot)
         self._used.add(other)
 
     def exchange(self, slot: int, other: int) -> None:
-        """Give back ``other``, a slot from elsewhere, in place of ``slot``, which its user has given away."""
+        """Free ``other``, a slot of a different owner, in place of ``slot``, which leaves this cache."""
         assert slot in self._used, f"state slot {slot} is not in use"
         self._used.remove(slot)
         self._free.append(other)

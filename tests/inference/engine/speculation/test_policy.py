@@ -30,7 +30,7 @@ def running(name="r") -> Request:
 
 
 def drafts(policy: DraftingPolicy, item: Request) -> bool:
-    return policy.can_pay(item, 1) and policy.pays([item], 1)
+    return policy.can_draft(item, 1) and policy.has_speedup([item], 1)
 
 
 def step(policy: DraftingPolicy, item: Request, num_accepted: int) -> bool:
@@ -85,7 +85,7 @@ def test_a_new_request_begins_with_the_rate_of_the_engine():
         policy.forget(item)
     assert not policy._rates
     assert policy.acceptance_rate(running()) < 0.2
-    assert not policy.can_pay(running(), 1)
+    assert not policy.can_draft(running(), 1)
 
 
 def test_draft_tokens_behind_a_wrong_one_say_nothing():
@@ -98,17 +98,17 @@ def test_draft_tokens_behind_a_wrong_one_say_nothing():
 def test_one_good_request_does_not_hold_up_a_batch_for_nothing():
     policy, good = DraftingPolicy(K, is_adaptive=True), running("good")
     policy.record(good, K, 6)
-    assert policy.pays([good], 1)
-    assert not policy.pays([good], 12)
+    assert policy.has_speedup([good], 1)
+    assert not policy.has_speedup([good], 12)
 
 
 def test_no_request_of_a_large_batch_drafts():
     policy, item = DraftingPolicy(K, is_adaptive=True), running()
-    assert policy.can_pay(item, MAX_NUM_DECODING)
-    assert not policy.can_pay(item, MAX_NUM_DECODING + 1)
+    assert policy.can_draft(item, MAX_NUM_DECODING)
+    assert not policy.can_draft(item, MAX_NUM_DECODING + 1)
 
 
 def test_without_adaption_every_request_drafts_in_every_step():
     policy, item = DraftingPolicy(K, is_adaptive=False), running()
     assert all(step(policy, item, 0) for _ in range(50))
-    assert policy.can_pay(item, 200) and policy.pays([item], 200)
+    assert policy.can_draft(item, 200) and policy.has_speedup([item], 200)
