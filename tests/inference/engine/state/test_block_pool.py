@@ -11,7 +11,7 @@ def test_scratch_is_never_handed_out_and_all_others_are():
     pool = BlockPool(5)
     assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
     assert (pool.num_free, pool.num_used) == (0, 4)
-    with pytest.raises(AssertionError, match="1 blocks asked for, 0 are free"):
+    with pytest.raises(AssertionError, match="1 blocks requested, 0 are free"):
         pool.allocate(1)
 
 
