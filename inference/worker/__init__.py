@@ -1,1 +1,1 @@
-"""Engines behind the queue: take messages, keep models, hand on requests, acknowledge."""
+"""Run engines in a worker process: take messages, load models, run requests, acknowledge messages."""

@@ -1,4 +1,4 @@
-"""Start of a worker process: from the settings to a runtime. The only place here that reads Django's settings."""
+"""Start a worker process: build its runtime from Django's settings."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from inference.worker.runtime import Background, WorkerConfig, WorkerRuntime, cu
 logger = logging.getLogger(__name__)
 
 DEFAULT_MEMORY_SHARE = 0.7
-"""Of the machine's memory, for models. Of a CUDA device's see ``inference.llm.sizes.CUDA_SHARE``."""
+"""Share of the machine's memory for models; ``inference.llm.sizes.CUDA_SHARE`` is the share of a CUDA device."""
 
 MIN_RESIDENCE_S = 5.0
-"""A loaded model stays so long before it makes room for another: two models in turns would be loaded all the time."""
+"""Minimum seconds from load to eviction, so that two models in alternating use don't evict each other each time."""
 STREAM_INTERVAL_S = 0.04
-"""The publisher's flush interval: a stream gets at most 25 chunks a second. First tokens and ends don't wait."""
+"""The publisher's flush interval in seconds; first tokens and ends of requests are sent at once."""
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _attach(sender: Any, **kwargs: Any) -> None:
-    """The consumer reads its first queue."""
+    """Attach the runtime when Celery's consumer is ready."""
     freeze_objects()
     current().attach(sender)
 
 
 def make_runtime() -> WorkerRuntime:
-    """The runtime that the settings describe."""
+    """Build the runtime from the settings."""
     from django.conf import settings
 
     # Celery imports its pool, and so this module, before Django is set up.
@@ -43,7 +43,7 @@ def make_runtime() -> WorkerRuntime:
     library.select(settings.BLAZR_NATIVE)
     if settings.BLAZR_TRACES_ENDPOINT:
         tracing_start(service="blazr-worker")
-    # Here and not at the first load: "ready" shall mean ready.
+    # Import torch here and not at the first load, so that a ready worker loads without delay.
     device = resolve_device(settings.BLAZR_DEVICE)
     config = WorkerConfig(
         worker_id=settings.BLAZR_WORKER_ID,
@@ -65,7 +65,7 @@ def make_runtime() -> WorkerRuntime:
 
 
 def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
-    """Queued jobs and batches run beside the interactive requests."""
+    """Start the threads that run queued jobs and batches, and return them as one part."""
     # Rows: Django isn't set up when this module is imported.
     from inference.batches.keeper import BatchKeeper
     from inference.batches.runner import BatchRunner  # Django
@@ -80,18 +80,18 @@ def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
 
 
 class _Together:
-    """Several parts of the background as one."""
+    """Several background parts as one."""
 
     def __init__(self, parts: Sequence[Background]) -> None:
         self._parts = parts
 
     def wake(self) -> None:
-        """Wake them all."""
+        """Wake all parts."""
         for part in self._parts:
             part.wake()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop them all, at the same time."""
+        """Stop all parts at the same time."""
         threads = [threading.Thread(target=part.stop, args=(timeout_s,)) for part in self._parts]
         for thread in threads:
             thread.start()
@@ -99,17 +99,17 @@ class _Together:
             thread.join()
 
 
-def resolve_device(wanted: str) -> str:
-    """``auto`` becomes the first CUDA device, or the CPU."""
+def resolve_device(device: str) -> str:
+    """Return the device of a setting: for ``auto`` the first CUDA device, or the CPU if there is none."""
     import torch
 
-    if wanted == "auto":
+    if device == "auto":
         return "cuda:0" if torch.cuda.is_available() else "cpu"
-    return wanted
+    return device
 
 
 def default_budget_bytes(device: str) -> int:
-    """Memory for models: of a CUDA device a share of what is free now, at the start, of the machine one of all."""
+    """Return the default memory budget: a share of a CUDA device's free memory, or of the machine's memory."""
     if device.startswith("cuda"):
         from inference.llm.options import LLMOptions  # torch comes with them
         from inference.llm.sizes import CUDA_SHARE, free_memory_bytes  # torch

@@ -1,7 +1,7 @@
-"""Keep every Celery message in hand from its delivery to its acknowledgement.
+"""Track every Celery message from its delivery to its acknowledgement.
 
-A message is begun at most once and acknowledged exactly once, together with the last event of its request. A message
-that another worker had before goes on behind the tokens that its client already has.
+A message is started at most once and acknowledged exactly once, together with the last event of its request. A
+redelivered request continues after the tokens that its client already has.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ RESUME_TRIES = 3
 
 @dataclass(eq=False, slots=True)
 class _Delivery:
-    """One message in hand.
+    """One unacknowledged message.
 
     Attributes:
-        tags: Its delivery tags: one, and one more for each repeated delivery.
+        tags: Delivery tags of the message: one, and one more for each repeated delivery.
         acknowledge: Celery's callbacks, one for each tag.
     """
 
@@ -53,11 +53,11 @@ class Deliveries:
     """The messages of this worker that have not ended; all methods are thread-safe.
 
     Args:
-        client: Redis, for counts of attempts and for questions to web processes.
+        client: Redis client, for attempt counts and queries to web processes.
         manager: Runs the requests.
         publisher: Sends events and acknowledgements.
-        leases: Keeps messages this worker's own while they run.
-        cancelled: Ids of requests that were cancelled, perhaps before their delivery.
+        leases: Renews the leases on the messages.
+        cancelled: Ids of cancelled requests, also of requests that aren't delivered yet.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class Deliveries:
         redelivered: bool,
         acknowledge: Callable[[], None],
     ) -> None:
-        """Take one message; returns quickly, as Celery's event loop waits.
+        """Take one message; return quickly, because Celery's event loop waits.
 
         Args:
-            tag: Its delivery tag. The lease renews the tag; the end of the request acknowledges it.
-            redelivered: Another worker had the message before.
-            acknowledge: Called once when the message has ended.
+            tag: Delivery tag of the message. The lease renews the tag; the end of the request acknowledges the tag.
+            redelivered: Whether another worker had the message before.
+            acknowledge: Called once, when the request has ended.
         """
         request_id = message["request_id"]
         with self._lock:
             running = self._deliveries.get(request_id)
             if running is not None:
-                # The same message again, after an expired lease: both deliveries end together.
+                # An expired lease has caused a second delivery of the message; both deliveries end together.
                 running.acknowledge.append(acknowledge)
                 if tag not in running.tags:
                     running.tags.append(tag)
@@ -115,18 +115,18 @@ class Deliveries:
             self._submit(delivery)
 
     def cancel(self, request_id: str) -> None:
-        """End a request early; ids that are not here are ignored."""
+        """End a request early; unknown ids are ignored."""
         self._manager.cancel(request_id)
 
     def cancel_of_web(self, web_id: str) -> None:
-        """Cancel every request of a web process that is gone."""
+        """Cancel every request of a web process that has died."""
         with self._lock:
             lost = [key for key, delivery in self._deliveries.items() if delivery.message["web_id"] == web_id]
         for request_id in lost:
             self._manager.cancel(request_id)
 
     def web_ids(self) -> list[str]:
-        """Return the web process of each message in hand."""
+        """Return the web process of each unacknowledged message."""
         with self._lock:
             return [delivery.message["web_id"] for delivery in self._deliveries.values()]
 
@@ -134,7 +134,7 @@ class Deliveries:
         """Put messages that have not ended back into their queues.
 
         Args:
-            suspect: The requests may be the reason why this worker stops, so the attempt counts against them.
+            suspect: Whether the requests may have caused this worker's end, so that the attempt counts as suspect.
         """
         with self._lock:
             unfinished, self._deliveries = self._deliveries, {}
@@ -149,7 +149,7 @@ class Deliveries:
                 pipe.expire(redis_keys.attempt(request_id), redis_keys.ATTEMPT_EXPIRE_S)
             pipe.execute()
             hand_back(self._client, tags)
-            logger.info("%d requests go back to their queues", len(unfinished))
+            logger.info("%d requests were returned to their queues", len(unfinished))
         except (RedisError, OSError) as error:
             logger.warning("requests could not be handed back (%s); their leases expire", error)
 
@@ -168,11 +168,11 @@ class Deliveries:
             self._fail(delivery, EngineError("The request could not be started because of an internal error."))
             return
         if request_id in self._cancelled:
-            # The cancel came between the look at the list and the submit, and found nothing to end.
+            # The cancellation came between the check and the submit, when the manager didn't know the request.
             self._manager.cancel(request_id)
 
     def _resume(self, delivery: _Delivery) -> None:
-        """In a thread: ask which tokens the client of a redelivered request has, and go on behind them."""
+        """Continue a redelivered request after the tokens that its client has; runs in a thread."""
         request_id = delivery.message["request_id"]
         try:
             attempt, suspects = self._count_attempt(request_id)
@@ -182,7 +182,7 @@ class Deliveries:
             self._drop(request_id)
             return
         if suspects > MAX_SUSPECT_DELIVERIES:
-            reason = f"The request was given up: {suspects} workers were lost while they ran it."
+            reason = f"The request failed: {suspects} workers were lost while they ran it."
             self._fail(delivery, GenerationFailed(reason))
         elif delivered is None:
             self._drop(request_id)
@@ -191,7 +191,7 @@ class Deliveries:
             self._submit(delivery)
 
     def _count_attempt(self, request_id: str) -> tuple[int, int]:
-        """Count this attempt; returns its number, and how many workers were lost while they ran the request."""
+        """Count this attempt; return its number, and the number of workers that died while they ran the request."""
         key = redis_keys.attempt(request_id)
         pipe: Any = self._client.pipeline(transaction=True)
         pipe.hincrby(key, "n", 1)
@@ -201,7 +201,7 @@ class Deliveries:
         return int(attempt), int(suspects)
 
     def _delivered_tokens(self, delivery: _Delivery, attempt: int) -> list[list[int]] | None:
-        """Ask the web process which tokens its client has; None: nobody waits for the request any more."""
+        """Query the web process for its client's tokens; None: no client waits for the request any more."""
         message = delivery.message
         web_id, request_id = message["web_id"], message["request_id"]
         message["attempt"] = attempt
@@ -252,13 +252,13 @@ class Deliveries:
         )
 
     def _drop(self, request_id: str) -> None:
-        """Acknowledge a message without an event: nobody waits for one."""
+        """Acknowledge a message without an event, because no client waits for one."""
         delivery = self._remove(request_id)
         if delivery is not None:
             self._publisher.publish([], [self._acknowledgement(delivery)])
 
     def _remove(self, request_id: str) -> _Delivery | None:
-        """Take a message out of hand; None: it has ended, or was handed back."""
+        """Remove and return a delivery; None: the request has ended, or its message was handed back."""
         with self._lock:
             return self._deliveries.pop(request_id, None)
 

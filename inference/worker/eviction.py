@@ -1,4 +1,4 @@
-"""Decide which model to evict for another one: pure functions of bytes and times."""
+"""Choose the model to evict for another one, by pure functions of bytes and times."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class EvictionStep:
     """The next step before a model fits.
 
     Attributes:
-        action: ``fits``: load it. ``evict``: unload ``victim``. ``wait``: for unloading models, or until
-            ``wait_until``. ``never``: the models in the way stay.
+        action: ``fits``: load the model. ``evict``: unload ``victim``. ``wait``: wait for unloading models, or until
+            ``wait_until``. ``never``: no further model can be evicted.
         victim: The model to unload.
-        wait_until: Monotonic time at which another model may be evicted; None: at no known time.
+        wait_until: Monotonic time at which another model can be evicted; None: unknown.
     """
 
     action: Literal["fits", "evict", "wait", "never"]
@@ -31,7 +31,8 @@ def next_eviction_step(
 ) -> EvictionStep:
     """Return the next step towards ``needed_bytes`` of free memory beside ``others``.
 
-    The least recently used model goes first, idle ones before busy ones. A model that was just loaded stays a while.
+    The least recently used model is evicted first, idle models before busy ones. A model isn't evicted within its
+    minimum time of residence.
     """
     used = sum(item.memory_bytes for item in others)
     if used + needed_bytes <= budget_bytes:

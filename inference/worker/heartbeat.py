@@ -22,7 +22,7 @@ MIN_GAP_S = 0.1
 
 
 class Heartbeat:
-    """Writes the worker's state every second, and at once after ``wake``.
+    """Write the worker's state every second, and at once after ``wake``.
 
     Args:
         describe: Returns the state to write.
@@ -54,11 +54,11 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread; call once."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Write the state now rather than within the second; something has changed."""
+        """Write the state now, because it has changed."""
         self._changed.set()
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class Heartbeat:
                 logger.warning("the heartbeat failed (%s)", error)
             except Exception:
                 logger.exception("the heartbeat failed")
-            # The progress of a load wakes this thread often; ten beats a second are enough.
+            # The progress of a load wakes this thread often; limit the rate to ten heartbeats a second.
             time.sleep(MIN_GAP_S)
             self._changed.wait(INTERVAL_S - MIN_GAP_S)
 
@@ -98,7 +98,7 @@ class Heartbeat:
         pipe.set(redis_keys.worker(self._worker_id), state.to_json(), ex=redis_keys.HEARTBEAT_EXPIRE_S)
         pipe.zadd(redis_keys.WORKERS, {self._worker_id: now})
         for model in state.models:
-            # XX: only ``Presence`` adds and removes the holder, or this could undo an unload.
+            # XX: only ``Presence`` adds and removes holders; otherwise a heartbeat could undo an unload.
             pipe.zadd(
                 redis_keys.holders(model.checkpoint_id), {self._worker_id: now + redis_keys.HOLDER_EXPIRE_S}, xx=True
             )
@@ -112,6 +112,6 @@ class Heartbeat:
         alive = pipe.execute() if names else []
         missing = {name for name, exists in zip(names, alive, strict=True) if not exists}
         for name in missing & self._missing:
-            logger.warning("web process %s is gone, its requests are cancelled", name)
+            logger.warning("web process %s has no heartbeat, its requests are cancelled", name)
             self._on_web_lost(name)
         self._missing = missing - self._missing

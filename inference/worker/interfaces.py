@@ -1,4 +1,4 @@
-"""Declare what the model manager needs: a language model, a plan to load it, and a presence in Redis."""
+"""Define the interfaces of the model manager: a language model, its load plan, its presence in Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt plus output, in tokens."""
+        """Maximum tokens of prompt and output."""
         ...
 
     def prepare(self, message: GenerateMessage, /) -> Any:
@@ -35,7 +35,7 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
         ...
 
     def close(self) -> None:
-        """Free all memory; the loop has ended."""
+        """Free all memory; called after the loop has ended."""
         ...
 
 
@@ -45,12 +45,12 @@ class LoadPlan:
 
     Attributes:
         name: The served model name, for messages.
-        needed_bytes: The most memory that the model will take.
+        needed_bytes: Maximum memory of the model.
         keep_alive_s: Seconds without a request after which the model is unloaded; -1: never.
-        max_num_seqs: Requests that its engine computes together.
+        max_num_seqs: Maximum requests that the model's engine computes together.
         load: Loads the model; reports progress (share, stage).
-        pinned: The model stays until it is ordered to go.
-        sizes: The parts of ``needed_bytes``, for people.
+        pinned: Whether the model stays until an order to unload it.
+        sizes: The parts of ``needed_bytes``, for users.
     """
 
     name: str
@@ -66,11 +66,11 @@ class Presence(Protocol):
     """Shows other processes which models are here; thread-safe, quick, never raises."""
 
     def advertise(self, checkpoint_id: str) -> None:
-        """Announce a model that is here or loading, and take its messages."""
+        """Announce a model that is loaded or loading, and take its messages."""
         ...
 
     def withdraw(self, checkpoint_id: str) -> bool:
-        """Withdraw the announcement and take no more messages; returns whether messages still wait in the queue."""
+        """Withdraw the announcement and take no more messages; return whether messages wait in the queue."""
         ...
 
     def pause(self, checkpoint_id: str) -> None:
@@ -82,7 +82,7 @@ class Presence(Protocol):
         ...
 
     def load_ended(self, checkpoint_id: str, error: BlazrError | None) -> None:
-        """Record the result of a load, for people."""
+        """Record the result of a load, for users."""
         ...
 
     def changed(self) -> None:

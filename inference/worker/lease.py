@@ -1,8 +1,8 @@
-"""Renew the leases on delivered messages, and give the messages of dead workers back.
+"""Renew the leases on delivered messages, and return the messages of dead workers to their queues.
 
-Celery gives a message to another worker when it stays unacknowledged longer than the visibility timeout. That timeout
-is short here, so that the requests of a killed worker go on within seconds. A thread renews the leases of all running
-requests. It is no timer of the worker's event loop, because that loop stands still during a drain.
+Celery redelivers a message that stays unacknowledged for longer than the visibility timeout. That timeout is short
+here, so that the requests of a killed worker continue within seconds. A thread renews the leases of all running
+requests, because the worker's event loop stops during a drain.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TAGS_EXPIRE_S = 3600
 
 
 class LeaseKeeper:
-    """Renews the leases of held delivery tags, and looks for workers that died.
+    """Renew the leases of held delivery tags, and find dead workers.
 
     Args:
-        visibility_timeout_s: Celery's time-out; leases are renewed five times as often.
+        visibility_timeout_s: Celery's visibility timeout; leases are renewed five times within it.
     """
 
     def __init__(self, client: redis.Redis, worker_id: str, *, visibility_timeout_s: float) -> None:
@@ -42,11 +42,11 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread; call once."""
         self._thread.start()
 
     def hold(self, tag: str) -> None:
-        """Renew this tag from now on, and record it as this worker's."""
+        """Renew this tag from now on, and record the tag as this worker's."""
         with self._lock:
             self._tags.add(tag)
             self._new.append(tag)
@@ -99,7 +99,7 @@ class LeaseKeeper:
 
 
 def record_tags(client: redis.Redis, worker_id: str, tags: list[str]) -> None:
-    """Record the tags as this worker's, so that their requests go on at once when it dies."""
+    """Record the tags as this worker's, so that their messages are redelivered at once when the worker dies."""
     if tags:
         key = redis_keys.tags(worker_id)
         pipe: Any = client.pipeline(transaction=True)
@@ -136,10 +136,10 @@ def hand_back(client: redis.Redis, tags: Iterable[str]) -> None:
 
 
 def release_worker(client: redis.Redis, worker_id: str) -> int:
-    """Give the messages of a dead worker back to their queues, and forget its heartbeat.
+    """Return the messages of a dead worker to their queues, and delete its heartbeat.
 
     Returns:
-        How many messages went back.
+        The number of returned messages.
     """
     key = redis_keys.tags(worker_id)
     tags = recorded_tags(client, worker_id)
@@ -158,7 +158,7 @@ def release_dead_workers(client: redis.Redis) -> None:
     for name in names:
         worker_id = _text(name)
         num = release_worker(client, worker_id)
-        logger.warning("worker %s is gone, %d of its requests go back to their queues", worker_id, num)
+        logger.warning("worker %s has no heartbeat, %d of its requests were returned to their queues", worker_id, num)
 
 
 def _text(value: bytes | str) -> str:

@@ -1,4 +1,4 @@
-"""From a checkpoint's row to a plan of how to load it. Reads the database; torch comes with ``inference.llm.llm``."""
+"""Build the load plan of a checkpoint from its row, its inspection and the settings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ MODEL_OPTIONS = ("dtype", "quant", "max_model_len", "max_num_seqs", "pooling")
 
 
 def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = None) -> LoadPlan:
-    """How to load a checkpoint with its own settings, or the server's where it has none.
+    """Plan the load of a checkpoint with its own settings; the server's settings are the defaults.
 
     Args:
-        device: Where to.
-        memory_bytes: What all models there may take together; a CUDA device's states are planned within it.
+        device: Device to load to.
+        memory_bytes: Memory budget of all models there; limits the states on a CUDA device.
 
     Raises:
-        UnknownModel: It was deleted in the meantime.
-        CheckpointError: Its files aren't the inspected ones any more.
+        UnknownModel: The checkpoint was deleted.
+        CheckpointError: The checkpoint's files have changed since their inspection.
         ModelLoadFailed: The database can't be reached.
     """
     checkpoint, inspection = _verified(lambda: checkpoint_get(checkpoint_id))
@@ -61,7 +61,7 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
                 inspection.spec, inspection.tokenizer, inspection.weight_paths, options, progress, draft=draft
             )
         except BaseException as error:
-            # Its frames hold what was loaded until then, and somebody may keep the error.
+            # The error's frames hold the loaded tensors, and a caller may keep the error.
             traceback.clear_frames(error.__traceback__)
             return_device_memory()
             if is_memory_error(error):
@@ -80,11 +80,11 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
 
 
 def _draft(name: str) -> DraftCheckpoint:
-    """The registered draft model.
+    """Return the registered draft model.
 
     Raises:
-        UnknownModel: Nothing of that name is registered.
-        CheckpointError: Its files aren't the inspected ones any more.
+        UnknownModel: No model has this name.
+        CheckpointError: The checkpoint's files have changed since their inspection.
         ModelLoadFailed: The database can't be reached.
     """
     _, found = _verified(lambda: checkpoint_get_by_name(name))
@@ -92,11 +92,11 @@ def _draft(name: str) -> DraftCheckpoint:
 
 
 def _verified(read: Callable[[], Checkpoint]) -> tuple[Checkpoint, Inspection]:
-    """A checkpoint's row and inspection, once its files are known to be the inspected ones.
+    """Return a checkpoint's row and inspection, after a check that its files haven't changed.
 
     Raises:
-        UnknownModel: ``read`` finds none.
-        CheckpointError: Its files aren't the inspected ones any more.
+        UnknownModel: ``read`` finds no row.
+        CheckpointError: The checkpoint's files have changed since their inspection.
         ModelLoadFailed: The database can't be reached.
     """
     close_old_connections()

@@ -25,13 +25,13 @@ UNLOAD_TIMEOUT_S = 30.0
 
 
 class ModelLoader:
-    """Loads the models that ``ResidentModels`` has queued, and unloads those that have to go.
+    """Load the models that ``ResidentModels`` has queued, and unload models.
 
     Args:
-        residents: Has the models, and all that is known of them.
-        presence: Shows other processes which models are here.
-        plan: Returns how to load a checkpoint; raises ``BlazrError`` if that can't be.
-        make_loop: Makes the engine's loop of a loaded model.
+        residents: Table of the models and their states.
+        presence: Advertises the worker's models to other processes.
+        plan: Returns the load plan of a checkpoint; raises ``BlazrError`` if the checkpoint can't be loaded.
+        make_loop: Creates the engine loop of a loaded model.
         start: Starts a request whose model is ready now.
         fail: Ends a request whose model could not be loaded.
         min_residence_s: See ``ModelManager``.
@@ -61,7 +61,7 @@ class ModelLoader:
         self.load_cost_s = 0.0
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread; call once."""
         threading.Thread(target=self._run, name="loader", daemon=True).start()
 
     def unload(self, resident: Resident) -> None:
@@ -69,9 +69,9 @@ class ModelLoader:
         threading.Thread(target=self._unload, args=(resident,), name="unload", daemon=True).start()
 
     def remove(self, resident: Resident) -> None:
-        """Forget a model whose status is ``unloading`` and that has no engine; load it again if it is wanted."""
+        """Remove a model whose status is ``unloading`` and that has no engine; load it again if it is needed."""
         checkpoint_id = resident.checkpoint_id
-        # Withdrawn while it still has its place: a later advertisement would be its successor's.
+        # Withdraw before the removal: a later advertisement would be the successor's.
         has_messages = self._presence.withdraw(checkpoint_id)
         if self._residents.remove(resident, has_messages=has_messages):
             self._presence.advertise(checkpoint_id)
@@ -85,13 +85,13 @@ class ModelLoader:
                 self._load(resident)
             except BlazrError as error:
                 logger.error("checkpoint %s could not be loaded: %s", resident.checkpoint_id, error.message)
-                self._load_failed(resident, error)
+                self._finish_failed(resident, error)
             except MemoryError:
                 logger.exception("checkpoint %s could not be loaded", resident.checkpoint_id)
-                self._load_failed(resident, ModelLoadFailed("The model does not fit into this worker's memory."))
+                self._finish_failed(resident, ModelLoadFailed("The model does not fit into this worker's memory."))
             except BaseException as error:  # a Rust panic is no Exception
                 logger.exception("checkpoint %s could not be loaded", resident.checkpoint_id)
-                self._load_failed(
+                self._finish_failed(
                     resident,
                     ModelLoadFailed(f"The model could not be loaded ({type(error).__name__}); see the worker's log."),
                 )
@@ -113,18 +113,18 @@ class ModelLoader:
         loop.start()
         memory_bytes, load_s = max(llm.total_bytes(), 1), time.monotonic() - started
         self.load_cost_s = max(self.load_cost_s, load_s)
-        requests, has_to_go = self._residents.mark_ready(
+        requests, must_unload = self._residents.mark_ready(
             resident, plan, Engine(llm, loop), memory_bytes=memory_bytes, load_s=load_s
         )
         self._presence.load_ended(resident.checkpoint_id, None)
         for request in requests:
             self._start_request(request)
         logger.info("%s is ready after %.1f s, %s", plan.name, load_s, format_bytes(memory_bytes))
-        if has_to_go:
+        if must_unload:
             self.unload(resident)
         self._presence.changed()
 
-    def _load_failed(self, resident: Resident, error: BlazrError) -> None:
+    def _finish_failed(self, resident: Resident, error: BlazrError) -> None:
         requests = self._residents.mark_failed(resident, error)
         self._presence.load_ended(resident.checkpoint_id, error)
         for request in requests:
@@ -137,7 +137,7 @@ class ModelLoader:
         self._presence.withdraw(resident.checkpoint_id)
         engine = self._residents.take_engine(resident)
         if engine is None:
-            return  # the worker stops, and its engines with it
+            return  # the worker is stopping and stops its engines
         engine.loop.stop(drain=True, timeout_s=UNLOAD_TIMEOUT_S)
         engine.llm.close()
         del engine

@@ -1,12 +1,12 @@
-"""Hand each request to the engine of its model, and the engine's events back to the caller.
+"""Pass each request to the engine of its model, and the engine's events back to the caller.
 
-A model is loaded by its first request (or by an order), one load at a time. Requests wait for the load and get its
-error if it fails. The error is remembered for two seconds, for requests that are already on their way, so that a later
-request tries again. When the memory budget would be exceeded, the least recently used models are unloaded: idle ones at
-once, busy ones when their requests have ended. Memory is never freed under a request. A loaded model stays for a while,
-or two models that don't fit together would evict each other with every request.
+A model is loaded by its first request or by an order, one load at a time. Requests wait for the load and get its error
+if it fails. Requests within the next two seconds get the same error; a later request loads the model again. If the
+memory budget would be exceeded, the least recently used models are unloaded: idle models at once, busy models when
+their requests have ended. Memory is never freed under a request. A loaded model stays for a minimum time, so that two
+models that don't fit together don't evict each other with every request.
 
-Knows no Celery, no Redis and no Django: those are behind ``Presence`` and ``LoadPlan``.
+``Presence`` and ``LoadPlan`` hide Celery, Redis and Django from this module.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ logger = logging.getLogger(__name__)
 
 PREPARE_THREADS = 4
 FEW_TOKENS = 4096
-"""A prompt of no more token ids is prepared in the thread that brings it: waking another one would take longer."""
+"""Most token ids of a prompt that is prepared in the caller's thread, because another thread would take longer."""
 
 
 class ModelManager:
-    """Loads, serves and evicts models; all methods are thread-safe.
+    """Load, serve and evict models; all methods are thread-safe.
 
     Args:
-        plan: Returns how to load a checkpoint; raises ``BlazrError`` if that can't be.
-        presence: Shows other processes which models are here.
+        plan: Returns the load plan of a checkpoint; raises ``BlazrError`` if the checkpoint can't be loaded.
+        presence: Advertises the worker's models to other processes.
         budget_bytes: Memory for all models together.
-        on_dead: Called when an engine can't go on, so that the process has to be replaced. Its requests get no event.
-        min_residence_s: A loaded model stays for at least so long, and for at least the time that its load took,
-            before it is evicted; 0: it may be evicted at once.
+        on_dead: Called when an engine has died and the process must be replaced. The engine's requests get no event.
+        min_residence_s: Minimum seconds from load to eviction; at least the time of the load (up to a limit) if not 0.
     """
 
     def __init__(
@@ -74,15 +73,15 @@ class ModelManager:
     # --- requests
 
     def submit(self, message: GenerateMessage, on_events: OnEvents) -> None:
-        """Take a request, and load its model if need be; returns at once.
+        """Take a request, and load its model if needed; return at once.
 
         Args:
-            message: ``model`` is the checkpoint's id.
-            on_events: Gets the request's events in order, exactly one of them terminal. Called from engine and
-                other threads. Events of one step whose requests gave the *same* callable come in one call.
+            message: The request; ``model`` is the checkpoint's id.
+            on_events: Called with the request's events in order, exactly one of them terminal, from engine threads
+                and others. Events of one step for the *same* callable come in one call.
 
         Raises:
-            ValueError: The request's id is running already.
+            ValueError: A request with this id is running.
         """
         submission = self._residents.add_request(message, on_events)
         if submission.error is not None:
@@ -94,7 +93,7 @@ class ModelManager:
             self._presence.changed()
 
     def cancel(self, request_id: str) -> bool:
-        """End a request early with an error event; False if it is not here."""
+        """End a request early with an error event; False if the id is unknown."""
         request = self._residents.find_request(request_id)
         if request is None:
             return False
@@ -104,12 +103,12 @@ class ModelManager:
         return self._fail(request, GenerationFailed("The request was cancelled."))
 
     def is_running(self, request_id: str) -> bool:
-        """Whether the request is here and has not ended."""
+        """Whether the request has not ended here."""
         return self._residents.find_request(request_id) is not None
 
     @property
     def num_active(self) -> int:
-        """Requests that are here, waiting ones included."""
+        """Number of requests here, waiting ones included."""
         return self._residents.num_requests
 
     def requests(self) -> list[dict[str, Any]]:
@@ -119,19 +118,19 @@ class ModelManager:
     # --- models
 
     def ensure(self, checkpoint_id: str, *, pinned: bool = False) -> None:
-        """Load a model that is not here; ``pinned``: never unload it without an order."""
+        """Load a model unless it is loaded or loading; ``pinned``: never unload it without an order."""
         if self._residents.request_load(checkpoint_id, pinned=pinned):
             self._presence.advertise(checkpoint_id)
             self._presence.changed()
 
     def unload(self, checkpoint_id: str) -> None:
-        """Unload a model once its requests have ended; ids that are not here are ignored."""
+        """Unload a model after its requests have ended; unknown ids are ignored."""
         resident = self._residents.request_unload(checkpoint_id)
         if resident is not None:
             self._loader.unload(resident)
 
     def set_pinned(self, checkpoint_id: str, pinned: bool) -> bool:
-        """Keep a model until it is ordered to go, or no longer; False if it is not here."""
+        """Pin or unpin a model, which keeps it until an order to unload; False if the model isn't here."""
         if not self._residents.set_pinned(checkpoint_id, pinned):
             return False
         self._presence.changed()
@@ -141,7 +140,7 @@ class ModelManager:
         """Return whether a model would fit here, and the memory that it would take, as plain values.
 
         Raises:
-            BlazrError: It can't be loaded at all.
+            BlazrError: The model can't be loaded.
         """
         return self._residents.fit(checkpoint_id, self._plan(checkpoint_id))
 
@@ -151,7 +150,7 @@ class ModelManager:
         return self._residents.departures
 
     def tick(self) -> None:
-        """Unload models whose keep-alive time is over, and forget failed loads; once a second."""
+        """Unload models after their keep-alive time, and remove failed loads; called once a second."""
         expired = self._residents.expire()
         for resident in expired.idle:
             self._loader.unload(resident)
@@ -159,7 +158,7 @@ class ModelManager:
             self._loader.remove(resident)
 
     def describe(self) -> tuple[ResidentModel, ...]:
-        """Return the models as people see them."""
+        """Return the models in the form of the heartbeat."""
         return self._residents.describe()
 
     @property
@@ -168,22 +167,22 @@ class ModelManager:
         return self._residents.memory_bytes
 
     def load_cost_s(self) -> float:
-        """Return the seconds of the longest load so far, with the evictions for it; 0: there was none."""
+        """Return the seconds of the longest load so far, with its evictions; 0: there was no load."""
         return self._loader.load_cost_s
 
     def step_age_s(self) -> float:
-        """Return the seconds since the last step of the slowest engine that has work; 0: none has."""
+        """Return the seconds since the last step of the slowest busy engine; 0: no engine is busy."""
         now = time.monotonic()
         loops = [engine.loop for engine in self._residents.engines()]
         return max((now - loop.last_step_at for loop in loops if loop.is_busy), default=0.0)
 
     def drain(self, timeout_s: float) -> list[str]:
-        """Take nothing new, let running requests end, stop the engines.
+        """Refuse new requests, wait for running ones to end, and stop the engines.
 
         Requests that wait for a load, and those that don't end in time, get no event.
 
         Returns:
-            The ids of the requests that didn't end here.
+            The ids of the requests that didn't end.
         """
         unfinished, engines = self._residents.drain(timeout_s)
         for engine in engines:
@@ -195,17 +194,17 @@ class ModelManager:
     # --- a request into its engine
 
     def _start(self, request: ActiveRequest) -> None:
-        """Hand a request to its engine; in another thread if there is more to do than to check token ids."""
+        """Prepare a request and pass it to its engine; in another thread unless the preparation is quick."""
         if _is_quick(request.message):
             self._prepare(request)
         else:
             self._prepare_threads.submit(self._prepare, request)
 
     def _prepare(self, request: ActiveRequest) -> None:
-        """Tokenise the prompt, then hand the request over."""
+        """Tokenise the prompt, then pass the request to its engine."""
         engine = self._residents.engine_of(request)
         if engine is None:
-            return  # cancelled meanwhile
+            return  # the request was cancelled
         try:
             engine.loop.submit(engine.llm.prepare(request.message))
         except BlazrError as error:
@@ -215,7 +214,7 @@ class ModelManager:
             self._fail(request, EngineError("The request could not be prepared because of an internal error."))
         else:
             if not self._residents.is_open(request):
-                # Cancelled between the two: the abort may have come before the submit.
+                # The request was cancelled meanwhile, and its abort may have come before the submit.
                 engine.loop.abort(request.request_id)
 
     # --- its events out
@@ -230,12 +229,12 @@ class ModelManager:
         )
 
     def _pass_on(self, resident: Resident, events: list[GenerationEvent]) -> None:
-        """In the engine's thread: pass the events of one step on, in one call per callable."""
+        """Pass on the events of one step, in one call per callable; runs in the engine's thread."""
         for on_events, group in self._residents.record_events(resident, events).items():
             _call(on_events, group)
 
     def _refuse(self, prepared: Any, error: BlazrError) -> None:
-        """In the engine's thread: end a request that the engine does not take."""
+        """End a request that the engine refused; runs in the engine's thread."""
         request = self._residents.find_request(prepared.request_id)
         if request is not None:
             self._fail(request, error)

@@ -1,8 +1,8 @@
 """Celery's worker pool, which hands generation messages to the engines of this process.
 
 Started by ``-P custom`` with ``CELERY_CUSTOM_WORKER_POOL=inference.worker.pool:EnginePool``. A generation occupies no
-thread: ``on_apply`` hands it to ``Deliveries`` and returns, and Celery's callback (the late acknowledgement) is called
-when the generation ends. ``-c`` is the most messages that the worker takes. Other tasks run in a few threads.
+thread: ``on_apply`` passes it to ``Deliveries`` and returns. Celery's callback (the late acknowledgement) is called
+when the generation ends. ``-c`` is the maximum number of messages that the worker takes. Other tasks run in threads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _cancel(future: Future[Any]) -> None:
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
-    """Runs generations in the engines, other tasks in threads."""
+    """Run generations in the engines, and other tasks in threads."""
 
     signal_safe = False
     uses_semaphore = False
@@ -64,12 +64,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.runtime.start()
 
     def on_stop(self) -> None:
-        """Shut down warmly: no new messages come, and running requests may end within the grace time."""
+        """Shut down warmly: take no new messages, and let running requests end within the grace time."""
         self.runtime.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def on_terminate(self) -> None:
-        """Shut down at once: all messages go back to their queues."""
+        """Shut down at once, and return all messages to their queues."""
         self.runtime.stop(grace_s=0)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -106,7 +106,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 acknowledge=acknowledge,
             )
         except Exception:
-            # The message is no generation request: it must not come back for ever.
+            # Acknowledge a message that is no generation request, or it would be redelivered for ever.
             logger.exception("message %s is not a generation request and is dropped", task_id)
             acknowledge()
         return handle

@@ -90,9 +90,10 @@ class RedisPresence:
         self._queues.add(redis_keys.model_queue(checkpoint_id))
 
     def withdraw(self, checkpoint_id: str) -> bool:
-        """Withdraw the announcement, then look at the queue.
+        """Withdraw the announcement, then check the queue.
 
-        In this order, a message that is pushed before is found here, and one that is pushed after sees no holder.
+        This order loses no message: the check finds a message pushed before the withdrawal, and the sender of a later
+        message sees no holder and requests a load.
         """
         self._queues.remove(redis_keys.model_queue(checkpoint_id))
         try:
@@ -111,7 +112,7 @@ class RedisPresence:
         self._queues.add(redis_keys.model_queue(checkpoint_id))
 
     def load_ended(self, checkpoint_id: str, error: BlazrError | None) -> None:
-        """Keep the error of a load for people, or drop an older one."""
+        """Record the error of a load for users; after a successful load, delete an older error."""
         try:
             if error is None:
                 self._client.hdel(redis_keys.FAILURES, checkpoint_id)
@@ -119,7 +120,7 @@ class RedisPresence:
                 failure = {"at": time.time(), "worker": self._worker_id, "error": error.to_dict()}
                 self._client.hset(redis_keys.FAILURES, checkpoint_id, json.dumps(failure))
         except (RedisError, OSError) as redis_error:
-            logger.warning("the end of a load could not be recorded (%s)", redis_error)
+            logger.warning("the result of a load could not be recorded (%s)", redis_error)
 
     def changed(self) -> None:
         """Wake the heartbeat."""

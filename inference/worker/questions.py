@@ -1,4 +1,4 @@
-"""Reply to questions on the control stream: which requests run here, and whether a model would fit."""
+"""Reply to queries on the control stream: which requests run here, and whether a model would fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Manager(Protocol):
-    """The part of ``inference.worker.model_manager.ModelManager`` that replies need."""
+    """The methods of ``inference.worker.model_manager.ModelManager`` that replies need."""
 
     def requests(self) -> list[dict[str, Any]]:
         """Return the requests that are here."""
@@ -29,42 +29,42 @@ class Manager(Protocol):
 
 
 class Questions:
-    """Replies to questions, in a thread of its own.
+    """Reply to queries, in a thread of its own.
 
     Args:
-        client: Redis, for the replies.
-        worker_id: Part of each reply.
-        manager: Has the requests and the models.
+        client: Redis client for the replies.
+        worker_id: The worker's id, part of each reply.
+        manager: Manager of the requests and models.
     """
 
     def __init__(self, client: redis.Redis, worker_id: str, manager: Manager) -> None:
         self._client = client
         self._worker_id = worker_id
         self._manager = manager
-        # A checkpoint's inspection takes a while to read; the control stream must not wait for that.
+        # Reading a checkpoint's inspection is slow, and the control stream must not wait for it.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="questions")
 
     def take(self, subject: str) -> None:
-        """Take one question: a JSON object with id, kind and perhaps checkpoint_id."""
+        """Queue one query: a JSON object with ``id``, ``kind`` and, for the kind ``fit``, ``checkpoint_id``."""
         self._threads.submit(self._reply_to, json.loads(subject))
 
     def stop(self) -> None:
         """End the thread."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _reply_to(self, question: dict[str, Any]) -> None:
+    def _reply_to(self, query: dict[str, Any]) -> None:
         reply: dict[str, Any] = {"worker_id": self._worker_id}
         try:
-            if question["kind"] == "requests":
+            if query["kind"] == "requests":
                 reply["requests"] = self._manager.requests()
             else:
-                reply["fit"] = self._manager.fit(question["checkpoint_id"])
+                reply["fit"] = self._manager.fit(query["checkpoint_id"])
         except BlazrError as error:
             reply["error"] = error.to_dict()
         except Exception:
-            logger.exception("the question %s could not be answered", question.get("kind"))
+            logger.exception("the reply to a query of kind %s failed", query.get("kind"))
             return
-        key = redis_keys.replies(question["id"])
+        key = redis_keys.replies(query["id"])
         try:
             pipe: Any = self._client.pipeline(transaction=True)
             pipe.rpush(key, json.dumps(reply))

@@ -1,4 +1,4 @@
-"""Define a model in the worker's memory, its engine, and a request on its way through it."""
+"""Define the state of a loaded model, of its engine and of its active requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from inference.worker.interfaces import LoadPlan, OnEvents, ServedLLM
 
 RATE_WINDOW_S = 5.0
 BACKGROUND_PRIORITY = JOB_PRIORITY // 2
-"""Halfway between the priorities of interactive requests and of jobs, which may vary by 100 up or down each."""
+"""Halfway between the priorities of interactive requests and of jobs; each varies by up to 100."""
 MAX_RESIDENCE_S = 60.0
-"""A slow load keeps its model from eviction for so long at most."""
+"""Maximum seconds that a model stays because its load was slow."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,10 +26,10 @@ class ActiveRequest:
     """One request between ``submit`` and its end; guarded by the lock of ``ResidentModels``.
 
     Attributes:
-        on_events: Gets the request's events.
-        next_index: Index of its next event.
-        num_tokens: Tokens that were generated so far.
-        in_engine: It is its model's work. Until then it waits for a load.
+        on_events: Called with the request's events.
+        next_index: Index of the request's next event.
+        num_tokens: Number of tokens generated so far.
+        in_engine: Whether the model's engine has the request; otherwise the request waits for a load.
     """
 
     message: GenerateMessage
@@ -47,11 +47,11 @@ class ActiveRequest:
 
     @property
     def is_interactive(self) -> bool:
-        """Whether a client waits for it, rather than a job or a batch."""
+        """Whether a client waits for the request, rather than a job or a batch."""
         return self.message["priority"] < BACKGROUND_PRIORITY
 
     def describe(self) -> dict[str, Any]:
-        """Return the request as people see it, as plain values."""
+        """Return the request as plain values, for users."""
         return {
             "id": self.request_id,
             "owner": self.message.get("owner", ""),
@@ -77,14 +77,14 @@ class Resident:
     Attributes:
         plan, engine: Set once the model is ready.
         memory_bytes: Memory that the model takes, or that is reserved for its load.
-        num_in_engine: Its requests that don't wait for a load; ``num_interactive``: those of clients.
-        paused: Its queue is left to other workers for now.
-        unload_requested: It was ordered to go while it was loading.
-        reload_requested: It was ordered to load while it was unloading.
+        num_in_engine: Number of requests in the model's engine; ``num_interactive``: those of clients.
+        paused: Whether this worker reads no messages of the model's queue for now.
+        unload_requested: Whether an unload was ordered while the model was loading.
+        reload_requested: Whether a load was ordered while the model was unloading.
         ready_at, last_used: Monotonic times.
-        keep_alive_s: As the last request with such an option set it.
-        waiting: Requests that wait for the load, or for the next one.
-        token_counts: (time, tokens) of the last steps, for the rate.
+        keep_alive_s: The option of the last request that set it; None: no request did.
+        waiting: Requests that wait for this load, or for the next one.
+        token_counts: (time, tokens) of the last steps, for the token rate.
     """
 
     checkpoint_id: str
@@ -112,17 +112,17 @@ class Resident:
 
     @property
     def name(self) -> str:
-        """The served model name, once it is known."""
+        """The served model name; before the load plan exists, the checkpoint's id."""
         return self.plan.name if self.plan else self.checkpoint_id
 
     @property
     def has_failed(self) -> bool:
-        """Whether its load failed; its error is remembered for a moment."""
+        """Whether the load has failed."""
         return self.status == "failed" or self.error is not None
 
     @property
     def effective_keep_alive_s(self) -> float:
-        """Seconds that it stays without a request; -1: for ever."""
+        """Seconds that the model stays without a request; -1: for ever."""
         if self.pinned or self.plan is None:
             return -1
         return self.plan.keep_alive_s if self.keep_alive_s is None else self.keep_alive_s
@@ -132,7 +132,7 @@ class Resident:
         self.last_used, self.last_used_at = time.monotonic(), time.time()
 
     def is_expired(self, now: float) -> bool:
-        """Whether nothing used it for longer than its keep-alive time."""
+        """Whether no request used the model for longer than its keep-alive time."""
         return (
             self.status == "ready"
             and not self.pinned
@@ -141,18 +141,18 @@ class Resident:
         )
 
     def stays_until(self, min_residence_s: float) -> float:
-        """Return when it may be evicted, on the monotonic clock."""
+        """Return the monotonic time from which the model can be evicted."""
         if not min_residence_s:
             return 0.0
         return self.ready_at + max(min_residence_s, min(self.load_s, MAX_RESIDENCE_S))
 
     def drop_old_token_counts(self, now: float) -> None:
-        """Forget the steps that left the window of the rate."""
+        """Drop the steps before the window of the token rate."""
         while self.token_counts and self.token_counts[0][0] < now - RATE_WINDOW_S:
             self.token_counts.popleft()
 
     def describe(self) -> ResidentModel:
-        """Return the model as people see it, without the engine's own figures."""
+        """Return the model in the form of the heartbeat, without the engine's statistics."""
         running = min(self.num_in_engine, self.plan.max_num_seqs) if self.plan else 0
         self.drop_old_token_counts(time.monotonic())
         return ResidentModel(

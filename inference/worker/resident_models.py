@@ -1,8 +1,8 @@
-"""Keep the models and requests of this worker, behind the worker's one lock.
+"""Keep the table of this worker's models and requests, behind the worker's one lock.
 
-Each change is one method of ``ResidentModels``. It returns what its caller has to do without the lock: start requests,
-end them with an error, unload a model, advertise it. Under the lock nothing is called but pure functions and
-``Presence.pause`` and ``Presence.resume``, which only queue an order.
+Each change is one method of ``ResidentModels``. The method returns the actions that its caller takes without the lock:
+start requests, end requests with an error, unload or advertise a model. Code under the lock calls only pure functions,
+and ``Presence.pause`` and ``Presence.resume``, which only queue an order.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from inference.worker.resident import ActiveRequest, Engine, Resident
 logger = logging.getLogger(__name__)
 
 FAILED_FOR_S = 2.0
-"""How long the error of a failed load is given to further requests."""
+"""Seconds that further requests get the error of a failed load."""
 MAX_DEPARTURES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What to do with a request that was put on the books.
+    """The result of ``ResidentModels.add_request``.
 
     Attributes:
-        can_start: Its model is ready.
-        error: It has to end with this error.
-        is_new_model: Its model was not here: advertise the model.
+        can_start: Whether the request's model is ready.
+        error: Error with which the request must end.
+        is_new_model: Whether the load of a new model was queued, and the model must be advertised.
     """
 
     request: ActiveRequest
@@ -60,12 +60,12 @@ class Drained(NamedTuple):
 
 
 class ResidentModels:
-    """The models and requests that are here; all methods are thread-safe.
+    """The table of this worker's models and requests; all methods are thread-safe.
 
     Args:
         presence: Pauses and resumes the queue of a model that has enough requests.
         budget_bytes: Memory for all models together.
-        min_residence_s: A loaded model is not evicted for so long, and not for the time that its load took.
+        min_residence_s: Minimum seconds from load to eviction; see ``ModelManager``.
     """
 
     def __init__(self, presence: Presence, *, budget_bytes: int, min_residence_s: float) -> None:
@@ -82,10 +82,10 @@ class ResidentModels:
     # --- requests
 
     def add_request(self, message: GenerateMessage, on_events: OnEvents) -> Submission:
-        """Put a request on the books, and queue the load of its model if need be.
+        """Add a request, and queue the load of its model if needed.
 
         Raises:
-            ValueError: The id is running already.
+            ValueError: A request with this id is running.
         """
         checkpoint_id, request_id = message["model"], message["request_id"]
         with self._condition:
@@ -126,7 +126,7 @@ class ResidentModels:
             return request.resident.engine if self._is_open(request) else None
 
     def close_request(self, request: ActiveRequest) -> bool:
-        """Take a request off the books; False if that was done already."""
+        """Remove a request; False if it was removed before."""
         with self._condition:
             if not self._is_open(request):
                 return False
@@ -134,10 +134,10 @@ class ResidentModels:
             return True
 
     def record_events(self, resident: Resident, events: list[GenerationEvent]) -> dict[OnEvents, list[GenerationEvent]]:
-        """Count the events of one step, and take requests off the books that end with them.
+        """Record the events of one step, and remove the requests that end with them.
 
         Returns:
-            The events of open requests, by the callable that gets them.
+            The events of open requests, by the callable that receives them.
         """
         groups: dict[OnEvents, list[GenerationEvent]] = {}
         num_tokens = 0
@@ -158,20 +158,20 @@ class ResidentModels:
         return groups
 
     def describe_requests(self) -> list[dict[str, Any]]:
-        """Return the requests that are here, oldest first, as plain values."""
+        """Return the requests, oldest first, as plain values."""
         with self._condition:
             return [item.describe() for item in sorted(self._requests.values(), key=lambda item: item.received_at)]
 
     @property
     def num_requests(self) -> int:
-        """Requests that are here, waiting ones included."""
+        """Number of requests, waiting ones included."""
         with self._condition:
             return len(self._requests)
 
     # --- orders
 
     def request_load(self, checkpoint_id: str, *, pinned: bool) -> bool:
-        """Queue the load of a model that is not here; returns whether to advertise the model."""
+        """Queue the load of a model unless it is here; return whether the model must be advertised."""
         with self._condition:
             resident = self._residents.get(checkpoint_id)
             if resident is None or resident.status == "failed":
@@ -185,11 +185,11 @@ class ResidentModels:
             if resident.status == "unloading":
                 resident.reload_requested = True
                 return False
-            # A load was requested although the model is here: Redis has lost its advertisement, so it is repeated.
+            # A request for a loaded model means that Redis has lost its advertisement; advertise it again.
             return not resident.paused
 
     def request_unload(self, checkpoint_id: str) -> Resident | None:
-        """Order a model to go; returns it if its unload begins now."""
+        """Order the unload of a model; return the model if its unload begins now."""
         with self._condition:
             resident = self._residents.get(checkpoint_id)
             if resident is None or resident.status == "failed":
@@ -201,11 +201,11 @@ class ResidentModels:
             if resident.status == "unloading":
                 resident.reload_requested = False
                 return None
-            self._begin_unload(resident, "it was asked to go")
+            self._begin_unload(resident, "an unload was requested")
             return resident
 
     def set_pinned(self, checkpoint_id: str, pinned: bool) -> bool:
-        """Keep a model until it is ordered to go, or no longer; False if it is not here."""
+        """Pin or unpin a model, which keeps it until an order to unload; False if the model isn't here."""
         with self._condition:
             resident = self._residents.get(checkpoint_id)
             if resident is None:
@@ -216,7 +216,7 @@ class ResidentModels:
             return True
 
     def expire(self) -> Expired:
-        """Begin the unload of idle models, and the removal of failed loads; once a second."""
+        """Begin the unload of idle models, and the removal of failed loads; called once a second."""
         now = time.monotonic()
         expired = Expired([], [])
         with self._condition:
@@ -232,13 +232,13 @@ class ResidentModels:
     # --- loads
 
     def next_to_load(self) -> Resident | None:
-        """Wait for a model that is to be loaded; None: the worker stops."""
+        """Wait for the next model to load; None: the worker is stopping."""
         with self._condition:
             self._condition.wait_for(lambda: self._to_load or self._closing)
             return None if self._closing else self._to_load.popleft()
 
     def report_progress(self, resident: Resident, share: float, stage: str = "") -> None:
-        """Record how far a load is."""
+        """Record the progress of a load."""
         with self._condition:
             resident.progress, resident.stage = min(max(share, 0.0), 1.0), stage
 
@@ -246,10 +246,10 @@ class ResidentModels:
         """Wait until a model fits, and reserve its memory.
 
         Args:
-            deadline: Monotonic time until which models in the way may take to go.
+            deadline: Monotonic time until which other models may take to be unloaded.
 
         Returns:
-            A model that has to be unloaded first; None: the memory is reserved.
+            A model that must be unloaded first; None: the memory is reserved.
 
         Raises:
             ModelLoadFailed: The model can't fit, or the deadline has passed.
@@ -291,7 +291,7 @@ class ResidentModels:
     def mark_ready(
         self, resident: Resident, plan: LoadPlan, engine: Engine, *, memory_bytes: int, load_s: float
     ) -> tuple[list[ActiveRequest], bool]:
-        """Record a finished load; returns the requests to start, and whether the model has to go again at once."""
+        """Record a finished load; return the requests to start, and whether the model must be unloaded at once."""
         with self._condition:
             resident.plan, resident.engine, resident.memory_bytes = plan, engine, memory_bytes
             resident.status, resident.progress, resident.stage = "ready", 1.0, ""
@@ -303,12 +303,12 @@ class ResidentModels:
                 self._enter_engine(request)
             if resident.unload_requested:
                 resident.pinned = False
-                self._begin_unload(resident, "it was asked to go while it was loading")
+                self._begin_unload(resident, "an unload was requested during its load")
             self._condition.notify_all()
             return requests, resident.unload_requested
 
     def mark_failed(self, resident: Resident, error: BlazrError) -> list[ActiveRequest]:
-        """Record the error of a load, and free its memory; returns the requests that have to end with the error."""
+        """Record the error of a load, and free its memory; return the requests that must end with the error."""
         with self._condition:
             resident.status, resident.error, resident.failed_at = "failed", error, time.monotonic()
             resident.memory_bytes = 0
@@ -318,7 +318,7 @@ class ResidentModels:
     # --- unloads
 
     def take_engine(self, resident: Resident) -> Engine | None:
-        """Wait until the requests of an unloading model have ended, and take its engine; None: the worker stops."""
+        """Wait for the end of an unloading model's requests, and take its engine; None: the worker is stopping."""
         with self._condition:
             self._condition.wait_for(lambda: not resident.num_in_engine or self._closing)
             if self._closing:
@@ -327,13 +327,13 @@ class ResidentModels:
             return engine
 
     def remove(self, resident: Resident, *, has_messages: bool) -> bool:
-        """Forget an unloading model whose engine is gone; load it again if it is wanted.
+        """Remove an unloading model without an engine; queue its load again if it is needed.
 
         Args:
-            has_messages: Messages still wait in its queue.
+            has_messages: Whether messages wait in the model's queue.
 
         Returns:
-            Whether it is loaded again, so that it has to be advertised.
+            Whether the model is loaded again and must be advertised.
         """
         checkpoint_id = resident.checkpoint_id
         with self._condition:
@@ -355,7 +355,7 @@ class ResidentModels:
     # --- state
 
     def describe(self) -> tuple[ResidentModel, ...]:
-        """Return the models as people see them."""
+        """Return the models in the form of the heartbeat."""
         with self._condition:
             found = [(item.describe(), item.engine) for item in self._residents.values() if not item.has_failed]
         return tuple(
@@ -381,17 +381,17 @@ class ResidentModels:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that models take, and memory that is reserved for loads."""
+        """Bytes that models take or that are reserved for loads."""
         with self._condition:
             return sum(item.memory_bytes for item in self._residents.values())
 
     def engines(self) -> list[Engine]:
-        """Return the engines of the models that are ready, or that still have requests."""
+        """Return the engines of all models that have one."""
         with self._condition:
             return [item.engine for item in self._residents.values() if item.engine is not None]
 
     def drain(self, timeout_s: float) -> Drained:
-        """Take nothing new, wait until the engines' requests have ended, and forget the other requests."""
+        """Refuse new requests, wait for the end of the engines' requests, and remove all other requests."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
             self._closing = True
@@ -431,15 +431,15 @@ class ResidentModels:
         self._condition.notify_all()
 
     def _apply_back_pressure(self, resident: Resident) -> None:
-        """Keep as many waiting requests here as bridge a second, and leave the others to other workers.
+        """Pause a model's queue while this worker holds enough requests, so that other workers take the rest.
 
-        Kombu's blocking read takes up to a second to notice a queue that is consumed again. Jobs and lines of batches
-        don't count: they give way in the engine, and must not keep interactive requests out of it.
+        The worker keeps some waiting requests, because kombu's blocking read takes up to a second to notice a resumed
+        queue. Jobs and lines of batches don't count, because the engine preempts them for interactive requests.
         """
         if resident.plan is None or resident.status != "ready":
             return
         pause_at, resume_at = 2 * resident.plan.max_num_seqs, resident.plan.max_num_seqs * 3 // 2
-        # With the lock held, or two threads could carry out their orders in the wrong order.
+        # Called under the lock, so that two threads can't queue their orders in the wrong order.
         if not resident.paused and resident.num_interactive >= pause_at:
             resident.paused = True
             self._presence.pause(resident.checkpoint_id)
@@ -453,10 +453,10 @@ class ResidentModels:
         self._condition.notify_all()
 
     def _begin_unload(self, resident: Resident, reason: str) -> None:
-        """Let a ready model take no new requests; the caller has to unload it."""
+        """Mark a ready model as unloading, without new requests; the caller must unload it."""
         resident.status = "unloading"
         resident_s = round(time.monotonic() - resident.ready_at, 3)
         self._departures.append(
             Departure(resident.checkpoint_id, reason, resident.memory_bytes, resident_s, time.time())
         )
-        logger.info("%s is going to be unloaded: %s", resident.name, reason)
+        logger.info("%s will be unloaded: %s", resident.name, reason)

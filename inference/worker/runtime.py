@@ -1,4 +1,4 @@
-"""Put the parts of one worker process together, start and stop them in order, take control orders."""
+"""Build, start and stop the parts of one worker process, and carry out control orders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXIT_ENGINE_DEAD = 70
 
 
 class Background(Protocol):
-    """Threads that work in this process beside the engines, such as the job runner."""
+    """Threads of this process besides the engines, such as the job runner."""
 
     def wake(self) -> None:
         """Look for work now."""
@@ -46,9 +46,9 @@ class WorkerConfig:
     """Settings of a worker process.
 
     Attributes:
-        device: ``cpu`` or ``cuda:N``; shown to people.
+        device: ``cpu`` or ``cuda:N``; shown to users.
         budget_bytes: Memory for models.
-        max_active: The most requests that Celery hands over.
+        max_active: Maximum requests that Celery delivers at once.
         visibility_timeout_s, drain_grace_s: Seconds.
         preload: Checkpoint ids to load at the start and keep.
         min_residence_s: See ``ModelManager``.
@@ -68,12 +68,12 @@ class WorkerConfig:
 
 
 class WorkerRuntime:
-    """Everything of a worker but Celery.
+    """All parts of a worker except Celery.
 
     Args:
-        plan: How to load a checkpoint (see ``ModelManager``).
-        config: See there.
-        start_background: Called after the start with the manager; what it returns is stopped first.
+        plan: Returns the load plan of a checkpoint (see ``ModelManager``).
+        config: Settings of the worker.
+        start_background: Called after the start with the manager; returns the part that is stopped first, or None.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class WorkerRuntime:
     # --- start and stop
 
     def start(self) -> None:
-        """Start the parts that Celery's consumer needs, and give the messages of dead workers back first.
+        """Return the messages of dead workers to their queues, and start the parts that Celery's consumer needs.
 
-        Those messages then come with the consumer's first read.
+        The consumer's first read then includes the returned messages.
         """
         release_worker(self._client, self.config.worker_id)  # an earlier process under the same name
         release_dead_workers(self._client)
@@ -146,7 +146,7 @@ class WorkerRuntime:
         self.leases.start()
 
     def attach(self, consumer: Any) -> None:
-        """Advertise the worker and begin the loads of the settings; Celery consumes now."""
+        """Start the loads of the settings, the heartbeat and the background; Celery's consumer is ready."""
         self.queues.attach(consumer)
         for checkpoint_id in self.config.preload:
             self.manager.ensure(checkpoint_id, pinned=True)
@@ -154,7 +154,7 @@ class WorkerRuntime:
         self._background = self._start_background(self.manager)
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Let running requests end within ``grace_s``; the others go back to their queues for the next worker."""
+        """Let running requests end within ``grace_s``, and return the others to their queues."""
         if self._stopped:
             return
         self._stopped = self._draining = True
@@ -198,7 +198,7 @@ class WorkerRuntime:
             self._background.wake()
 
     def _on_engine_dead(self, error: EngineDead) -> None:
-        """End the process: its device or allocator can't be trusted. The next process resumes the requests."""
+        """End the process, whose device or allocator may be corrupt; the next process resumes the requests."""
         logger.critical("the engine died: %s", error.message)
         threading.Thread(target=self._exit, name="exit", daemon=True).start()
 
@@ -212,7 +212,7 @@ class WorkerRuntime:
 
 
 def connect(redis_url: str) -> redis.Redis:
-    """Return a client whose replies have to come within ten seconds; blocking reads take up to five."""
+    """Return a client with a socket timeout of ten seconds; blocking reads take up to five."""
     return redis.Redis.from_url(redis_url, protocol=2, socket_timeout=10, socket_connect_timeout=2)
 
 

@@ -62,7 +62,7 @@ async def test_poison_is_given_up_after_two_lost_workers(hub, worker, client):
     client.hset(redis_keys.attempt("r"), mapping={"n": 2, "suspects": 2})
     subscription = Collected(hub, "r")
     w.deliver(message("r"), redelivered=True)
-    assert "given up: 3 workers" in error(await collect(subscription)).message
+    assert "failed: 3 workers" in error(await collect(subscription)).message
     wait_until(lambda: w.acked == ["r"])
 
 

@@ -214,7 +214,7 @@ def test_orders_and_keep_alive_do_not_wait_for_the_residence(bench):
     wait_until(lambda: b.manager.tick() or "a" not in b.statuses())
     b.manager.unload("b")
     wait_until(lambda: not b.statuses())
-    assert [item.reason for item in b.manager.departures] == ["it was not used for 0 s", "it was asked to go"]
+    assert [item.reason for item in b.manager.departures] == ["it was not used for 0 s", "an unload was requested"]
 
 
 def test_the_last_request_decides_how_long_the_model_stays(bench):

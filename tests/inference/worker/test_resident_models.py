@@ -139,7 +139,7 @@ def test_order_to_go_counts_while_the_model_loads():
     _, has_to_go = models.mark_ready(resident, plan(), Engine(FakeLLM(), FakeLoop()), memory_bytes=10, load_s=0.0)
     assert has_to_go
     assert (resident.status, resident.pinned) == ("unloading", False)
-    assert [item.reason for item in models.departures] == ["it was asked to go while it was loading"]
+    assert [item.reason for item in models.departures] == ["an unload was requested during its load"]
 
 
 def test_requests_for_an_unloading_model_are_its_successors():
