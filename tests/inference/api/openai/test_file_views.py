@@ -129,36 +129,3 @@ def test_tenants_do_not_see_each_other(http, settings):
     assert http.get("/v1/files", headers=others).json()["data"] == []
     body = {"input_file_id": made["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
     error_of(http.post("/v1/batches", json=body, headers=others), 404)
-
-
-def test_only_callers_who_may_call_may_send_large_bodies(settings):
-    """Strangers get the ordinary limit: the door is before the disk."""
-    import asyncio
-
-    from blazr_site.body_limit import BodyLimit
-
-    seen: list[int] = []
-
-    async def app(scope, receive, send):
-        seen.append(len((await receive())["body"]))
-
-    sent: list[Any] = []
-
-    async def call() -> None:
-        limit = BodyLimit(app, 10, larger={"/v1/files": 100})
-        scope = {"type": "http", "path": "/v1/files", "headers": [(b"content-length", b"50")]}
-
-        async def receive():
-            return {"type": "http.request", "body": b"x" * 50}
-
-        async def send(message):
-            sent.append(message)
-
-        await limit(scope, receive, send)
-
-    asyncio.run(call())
-    assert seen == [50]
-    settings.BLAZR_API_KEY_REQUIRED = True
-    asyncio.run(call())
-    assert seen == [50]
-    assert sent[0]["status"] == 413
