@@ -195,9 +195,16 @@ def imports() -> Iterator[str]:
     if len(found) > MAX_FUNCTION_IMPORTS:
         yield f"{len(found)} first-party imports inside functions, at most {MAX_FUNCTION_IMPORTS}"
     for module, line in found:
-        lines = module.source.splitlines()
-        if not re.search(r"#.*(torch|triton|Django)", "\n".join(lines[max(0, line - 3) : line])):
+        if not has_reason(module.source.splitlines(), line):
             yield f"{module.path}:{line}: import inside a function without a comment that names torch, triton or Django"
+
+
+def has_reason(lines: list[str], line: int) -> bool:
+    """Whether a comment beside the import in ``line``, or above its block of imports, gives an allowed reason."""
+    start = line - 1
+    while start > 0 and re.match(r"\s*(#|from |import )", lines[start - 1]):
+        start -= 1
+    return re.search(r"#.*(torch|triton|Django)", "\n".join(lines[start:line])) is not None
 
 
 CHECKS = (tests_at_their_modules, sizes, folders, imports)

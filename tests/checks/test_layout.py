@@ -82,6 +82,18 @@ def test_imports_of_nested_functions_count_once_and_those_of_others_not_at_all()
     assert function_imports(module(source)) == [9, 13]
 
 
+def test_one_comment_gives_the_reason_of_a_block_of_imports():
+    lines = """
+    # Serializers need Django, which isn't set up when this module is imported.
+    from inference.a import a
+    from inference.b import b
+
+    from inference.c import c
+    from inference.d import d  # imports torch
+    """.splitlines()
+    assert [layout.has_reason(lines, line) for line in (3, 4, 6, 7)] == [True, True, False, True]
+
+
 def test_a_kernel_may_be_longer_than_a_function():
     source = """
     @triton.jit
