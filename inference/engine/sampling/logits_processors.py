@@ -1,7 +1,7 @@
-"""Logits processors: what changes logits before a token is chosen, one class each, batch-wise.
+"""Define the logits processors, which change the logits of a batch before tokens are chosen.
 
-A processor gets the logits of all sampled rows and changes them in place. It touches only the entries that its
-requests name, so its cost follows the number of such entries and not the vocabulary.
+A processor gets the logits of all sampled rows and changes them in place. A processor changes only the entries that its
+requests name, so that its cost depends on the number of these entries and not on the vocabulary.
 
 Shape letters: n rows, V vocabulary, e entries.
 """
@@ -24,34 +24,34 @@ _LEAST_REPETITION_PENALTY = 1e-6
 
 
 class LogitsProcessor(Protocol):
-    """Contract of the classes below."""
+    """Interface of logits processors."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Change (n, V) float32 ``logits`` in place; row i belongs to ``rows[i]``. Every row stands for itself."""
+        """Change (n, V) float32 ``logits`` in place; row i belongs to ``rows[i]``; rows are independent."""
         ...
 
 
 class InvalidTokens:
-    """Masks the ids that the vocabulary lacks.
+    """Mask the ids without a token in the vocabulary.
 
     Args:
-        token_ids: Those ids.
+        token_ids: Ids to mask.
     """
 
     def __init__(self, token_ids: Sequence[int], device: torch.device) -> None:
         self.token_ids = torch.tensor(list(token_ids), dtype=torch.int64, device=device)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """All rows alike."""
+        """Mask the ids in all rows."""
         if self.token_ids.numel():
             logits.index_fill_(1, self.token_ids, -math.inf)
 
 
 class MinTokens:
-    """Masks the ids that end a sequence until it has ``min_tokens`` output tokens, unless nothing else may follow."""
+    """Mask stop ids until a sequence has ``min_tokens`` output tokens, unless its grammar allows no other token."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Only rows that are below their minimum."""
+        """Mask the stop ids of rows below their minimum."""
         chosen = [
             (at, row.stop_ids)
             for at, row in enumerate(rows)
@@ -62,10 +62,10 @@ class MinTokens:
 
 
 class LogitBias:
-    """Adds each request's biases."""
+    """Add each request's ``logit_bias``."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Only rows with ``logit_bias``."""
+        """Add the biases of rows with ``logit_bias``."""
         chosen = [(at, row) for at, row in enumerate(rows) if len(row.bias_ids)]
         if chosen:
             places = entries([(at, row.bias_ids) for at, row in chosen], logits.device)
@@ -74,14 +74,14 @@ class LogitBias:
 
 
 class Penalties:
-    """Repetition (over prompt and output), frequency and presence (over the output) penalties.
+    """Apply repetition (over prompt and output), frequency and presence (over the output) penalties.
 
     Source: vLLM's definitions, https://docs.vllm.ai/en/latest/api/vllm/sampling_params/; presence and frequency as
-    OpenAI has them, https://platform.openai.com/docs/api-reference/chat/create.
+    in OpenAI's API, https://platform.openai.com/docs/api-reference/chat/create.
     """
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Only rows with a penalty."""
+        """Apply the penalties of rows with a penalty."""
         chosen = [(at, row, row.counts) for at, row in enumerate(rows) if row.counts is not None]
         if not chosen:
             return
