@@ -143,9 +143,9 @@ class PromptTooLong(InvalidRequest):
     def of_chars(cls, max_model_len: int, num_chars: int, *, noun: str = "prompt") -> Self:
         """The error for a text with more characters than so many tokens can encode; it isn't tokenised at all."""
         return cls(
-            f"This model's maximum context length is {max_model_len} tokens. However, your {noun} has {num_chars} "
-            f"characters, which is more than {max_model_len} tokens can encode. Please reduce the length of the "
-            f"{noun}.",
+            f"This model's maximum context length is {max_model_len} tokens. However, your {noun} resulted in "
+            f"{num_chars} characters, which is more than {max_model_len} tokens can encode. Please reduce the length "
+            f"of the {noun}.",
             param=noun,
         )
 

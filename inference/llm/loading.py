@@ -23,10 +23,6 @@ from inference.values.tokenizer_spec import TokenizerSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_CHARS_PER_TOKEN = 32
-"""A rendered conversation of more characters per token of context can't fit it."""
-
-
 SMALL_WEIGHTS_BYTES = 100 << 20
 
 
@@ -86,7 +82,7 @@ def load_template(spec: TokenizerSpec, tokenizer: Tokenizer, max_model_len: int)
         spec.chat_template,
         special_tokens=dict(spec.special_tokens),
         control_tokens=tokenizer.special_tokens,
-        max_chars=MAX_CHARS_PER_TOKEN * max_model_len,
+        max_model_len=max_model_len,
     )
     try:
         template.warm_up()

@@ -26,8 +26,6 @@ Result = TypeVar("Result")
 MAX_LOADED = 4
 NUM_THREADS = 2
 MAX_WAITING = 64
-MAX_CHARS_PER_TOKEN = 32
-"""A rendered conversation with more characters per token of context can't fit into the context."""
 
 
 class ModelText:
@@ -41,7 +39,7 @@ class ModelText:
                 served.tokenizer.chat_template,
                 special_tokens=dict(served.tokenizer.special_tokens),
                 control_tokens=self.tokenizer.special_tokens,
-                max_chars=MAX_CHARS_PER_TOKEN * served.max_model_len,
+                max_model_len=served.max_model_len,
             )
         self._name = served.name
         self._users = 0

@@ -36,8 +36,8 @@ from inference.errors import BlazrError, EngineError, PromptTooLong
         ),
         (
             PromptTooLong.of_chars(8, 90000),
-            "This model's maximum context length is 8 tokens. However, your prompt has 90000 characters, which is more "
-            "than 8 tokens can encode. Please reduce the length of the prompt.",
+            "This model's maximum context length is 8 tokens. However, your prompt resulted in 90000 characters, "
+            "which is more than 8 tokens can encode. Please reduce the length of the prompt.",
             "prompt",
         ),
     ],

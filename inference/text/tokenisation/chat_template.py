@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from inference.errors import InvalidChatTemplate, InvalidRequest, UnsupportedFeature
+from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.text import check_text
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_MESSAGES = 20_000
+MAX_CHARS_PER_TOKEN = 32
+"""A rendered conversation with more characters per token of context can't fit into the context."""
 MAX_DEPTH = 64
 RENDER_CPU_S = 0.5
 RENDER_MEMORY_BYTES = 96 << 20
@@ -35,17 +37,18 @@ class ChatTemplate:
         source: Jinja source.
         special_tokens: ``bos_token`` and so on, as the template may name them.
         control_tokens: Texts that become control tokens when a rendered prompt is encoded.
-        max_chars: Longest rendered prompt.
+        max_model_len: The model's context; a prompt that is rendered has at most ``MAX_CHARS_PER_TOKEN`` times that.
     """
 
     def __init__(
-        self, source: str, *, special_tokens: Mapping[str, str], control_tokens: Iterable[str], max_chars: int
+        self, source: str, *, special_tokens: Mapping[str, str], control_tokens: Iterable[str], max_model_len: int
     ) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
         longest_first = sorted((text for text in control_tokens if text), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        self._max_chars = max_chars
+        self._max_model_len = max_model_len
+        self._max_chars = MAX_CHARS_PER_TOKEN * max_model_len
         self._sandbox = Sandbox(
             "template",
             memory_bytes=RENDER_MEMORY_BYTES,
@@ -71,6 +74,7 @@ class ChatTemplate:
 
         Raises:
             InvalidChatTemplate: The template refuses the messages, is broken, or breaks its limits.
+            PromptTooLong: The messages have more characters than the context can hold.
             InvalidRequest: The messages aren't messages.
             UnsupportedFeature: A content part that isn't text.
         """
@@ -94,7 +98,14 @@ class ChatTemplate:
             if not isinstance(last.get("content"), str):
                 raise InvalidRequest("the last message has no text to continue.", param="messages")
             last["content"] += cut
-        text = self._render({**self._special_tokens, **values, "add_generation_prompt": add_generation_prompt})
+        try:
+            text = self._render({**self._special_tokens, **values, "add_generation_prompt": add_generation_prompt})
+        except InvalidChatTemplate as error:
+            # A template may leave text out, so only a failure shows that the messages were too long for it.
+            num_chars = sum(map(len, _strings(values["messages"])))
+            if num_chars > self._max_chars:
+                raise PromptTooLong.of_chars(self._max_model_len, num_chars, noun="messages") from error
+            raise
         if continue_final_message:
             text, found, _ = text.rpartition(cut)
             if not found:
@@ -122,11 +133,7 @@ class ChatTemplate:
         reply = self._call({"variables": variables, "max_chars": 3 * self._max_chars})
         text: str = reply["text"]
         if len(text) > self._max_chars:
-            raise InvalidChatTemplate(
-                f"the chat template made {len(text):,} characters of the messages, at most {self._max_chars:,} "
-                "can fit the model's context; send less.",
-                param="messages",
-            )
+            raise PromptTooLong.of_chars(self._max_model_len, len(text), noun="messages")
         return check_text(text, "messages")
 
     def _call(self, payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.errors import InvalidChatTemplate, InvalidRequest, UnsupportedFeature
+from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
 from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.templates import DEFAULT_TEMPLATES
 
@@ -27,7 +27,7 @@ CONVERSATION = [
 
 def make(source: str, **options: Any) -> ChatTemplate:
     return ChatTemplate(
-        source, **{"special_tokens": {"bos_token": "<s>"}, "control_tokens": CONTROL, "max_chars": 100_000, **options}
+        source, **{"special_tokens": {"bos_token": "<s>"}, "control_tokens": CONTROL, "max_model_len": 3_000, **options}
     )
 
 
@@ -266,6 +266,22 @@ def test_a_child_can_never_hold_more_than_128_mib() -> None:
 def test_source_of_a_mebibyte_is_refused_unrendered() -> None:
     with pytest.raises(InvalidChatTemplate, match="1048576 characters"):
         render("a" * (1 << 20))
+
+
+@pytest.mark.parametrize("num_chars", [33_000, 400_000])
+def test_messages_longer_than_the_context_are_worded_as_openai_does(num_chars: int) -> None:
+    template = make("{% for message in messages %}{{ message.content }}{% endfor %}", max_model_len=1_000)
+    words = r"This model's maximum context length is 1000 tokens\. However, your messages resulted in 33000 characters"
+    with pytest.raises(PromptTooLong, match=words if num_chars == 33_000 else "context length is 1000 tokens"):
+        template.render([{"role": "user", "content": "x" * num_chars}])
+    assert template.render([{"role": "user", "content": "x"}]) == [("x", True)]
+    template.close()
+
+
+def test_a_template_that_repeats_a_short_message_is_not_a_prompt_that_is_too_long() -> None:
+    source = "{% for i in range(9999) %}{{ messages[0].content }}{% endfor %}"
+    with pytest.raises(InvalidChatTemplate, match="text is longer than"):
+        render(source, [{"role": "user", "content": "x" * 100}])
 
 
 def test_the_next_request_is_served_after_a_kill() -> None:

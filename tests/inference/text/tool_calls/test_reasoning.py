@@ -29,7 +29,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def preparer(tokenizer: Tokenizer) -> Iterator[RequestPreparer]:
-    template = ChatTemplate(TEMPLATE, special_tokens={}, control_tokens=tokenizer.special_tokens, max_chars=10_000)
+    template = ChatTemplate(TEMPLATE, special_tokens={}, control_tokens=tokenizer.special_tokens, max_model_len=400)
     grammars = GrammarCompiler(tokenizer)
     yield RequestPreparer(tokenizer, template, 1000, grammars)
     grammars.close()
