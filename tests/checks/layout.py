@@ -35,9 +35,8 @@ MAX_FUNCTION_IMPORTS = 25
 
 EXCEPTIONS: dict[str, str] = {
     "inference/text/tokenisation/children/huggingface.py": "runs in a child process; test_tokenizer_huggingface.py",
-    "inference/text/tokenisation/children/loop.py": "runs in a child process; test_tokenizer_huggingface.py",
+    "inference/text/tokenisation/children/loop.py": "runs in a child process; each failure is in test_sandbox.py",
     "inference/text/tokenisation/children/template.py": "runs in a child process; test_chat_template.py",
-    "inference/text/tokenisation/sandbox.py": "time, memory and output limits are in test_chat_template.py",
     "inference/text/tool_calls/call_parts.py": "reached through the readers; each format is in test_parser.py",
     "inference/text/tool_calls/call_readers.py": "reached through OutputParser; each format is in test_parser.py",
     "inference/values/messages.py": "types of dictionaries only; nothing to run",

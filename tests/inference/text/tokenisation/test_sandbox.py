@@ -1,0 +1,89 @@
+"""The sandbox: calls come back, limits end the child alone, and the next call has a fresh one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
+
+MEMORY_BYTES = 256 << 20
+
+
+def make_sandbox(source: str) -> Sandbox:
+    """A child that renders one template."""
+    return Sandbox("template", memory_bytes=MEMORY_BYTES, first_call={"source": source})
+
+
+def render(sandbox: Sandbox, cpu_s: float = 5.0, max_reply_bytes: int = 1 << 20, **variables: object) -> str:
+    payload = {"variables": variables, "max_chars": 1 << 24}
+    return sandbox.call(payload, cpu_s=cpu_s, max_reply_bytes=max_reply_bytes)["text"]
+
+
+@pytest.fixture
+def hostile() -> Iterator[Sandbox]:
+    """Echoes, refuses, computes, allocates or writes as much as it is told to."""
+    found = make_sandbox(
+        "{% if refuse %}{{ raise_exception(refuse) }}{% endif %}"
+        "{% if power %}{{ (9 ** power) % 7 }}{% endif %}"
+        "{% if bytes %}{{ ('x' * bytes) | length }}{% endif %}"
+        "{% if chars %}{% for _ in range(1000) %}{{ 'x' * chars }}{% endfor %}{% endif %}{{ text }}"
+    )
+    yield found
+    found.close()
+
+
+def test_calls_share_a_child(hostile):
+    assert render(hostile, text="Hé\n") == "Hé\n"
+    child = hostile._child
+    assert render(hostile, text="again") == "again"
+    assert hostile._child is child
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("time", {"power": 99_999_999, "cpu_s": 0.2}),
+        ("memory", {"bytes": 4 << 30}),
+        ("output", {"chars": 100, "max_reply_bytes": 1000}),
+        ("refused", {"refuse": "roles must alternate"}),
+    ],
+)
+def test_a_broken_limit_fails_one_call_only(hostile, kind, values):
+    with pytest.raises(SandboxFailure) as failure:
+        render(hostile, **values)
+    assert failure.value.kind == kind
+    assert failure.value.reason() == {
+        "time": "it takes too long",
+        "memory": "it needs too much memory",
+        "output": "its output is too large",
+        "refused": "roles must alternate",
+    }[kind]  # fmt: skip
+    assert render(hostile, text="next") == "next"
+
+
+def test_a_child_that_was_killed_is_started_again(hostile):
+    render(hostile, text="a")
+    hostile._child.process.kill()
+    hostile._child.process.wait(10)
+    assert render(hostile, text="b") == "b"
+
+
+def test_a_refused_first_call_is_remembered():
+    sandbox = make_sandbox("{% if %}")
+    for _ in range(2):
+        with pytest.raises(SandboxFailure) as failure:
+            render(sandbox)
+        assert failure.value.kind == "refused"
+        assert sandbox._child is None
+
+
+def test_a_closed_sandbox_takes_no_calls(hostile):
+    render(hostile, text="a")
+    process = hostile._child.process
+    hostile.close()
+    assert process.poll() is not None
+    with pytest.raises(SandboxFailure) as failure:
+        render(hostile, text="b")
+    assert failure.value.kind == "crash"
