@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
+from typing import Any
 
 from blazr_site.process_environment import process_options
 from blazr_site.settings import read
 
-BLAZR_DEVICE: str = read.text(
-    "BLAZR_DEVICE", "auto", help="cpu, cuda:N, or auto: the first CUDA device if there is one. blazr serve: a list."
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+
+
+def _devices(value: Any) -> str:
+    if not isinstance(value, str) or not all(
+        _DEVICE.fullmatch(part.strip()) for part in value.split(",") if part.strip()
+    ):
+        raise read.Wrong("auto, cpu, cuda or cuda:N, or several with commas between")
+    return value
+
+
+BLAZR_DEVICE: str = (
+    read.custom(
+        "BLAZR_DEVICE",
+        _devices,
+        kind="text",
+        default="auto",
+        help="cpu, cuda:N, or auto: the first CUDA device if there is one. blazr serve: a list.",
+    )
+    or "auto"
 )
 BLAZR_NATIVE: str = read.text(
     "BLAZR_NATIVE",

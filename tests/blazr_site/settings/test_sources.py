@@ -101,6 +101,8 @@ def settings_with(tmp_path: Path, toml: str, code: str = "") -> subprocess.Compl
         ("port = 70000", "port is 70000, it must be a whole number from 0 to 65535."),
         ("no_auth = 3", "no_auth is 3, it must be true or false."),
         ("allowed_hosts = [1]", "allowed_hosts is [1], it must be a list of strings."),
+        ("device = 'tpu'", "device is 'tpu', it must be auto, cpu, cuda or cuda:N, or several with commas between."),
+        ("device = 'cuda:0,cpu:1'", "device is 'cuda:0,cpu:1', it must be auto, cpu, cuda or cuda:N"),
         ("quant = 'int3'", "quant is 'int3', it must be one of none, int8, int4."),
         ("prefix_cache = {slots = 1}", "it must be on, off, or on,snapshots=BYTES,host=BYTES."),
         ("key_limits = {rpm = 0}", "it must be rpm=N with N a whole number from 1 to 1000000000."),
