@@ -100,6 +100,8 @@ def first_error(detail: Any) -> InvalidRequest:
     text = str(detail)
     if code == "required":
         return InvalidRequest(f"{param} is required.", param=param)
+    if param is None:
+        return InvalidSamplingParams(text)
     message = (
         f"{param} {text[:1].lower()}{text[1:]}" if text.startswith(("must", "has", "message ")) else f"{param}: {text}"
     )

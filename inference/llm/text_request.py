@@ -258,7 +258,8 @@ class RequestPreparer:
         else:
             found = self._read_messages(prompt)
         if not found.token_ids:
-            raise InvalidRequest("the prompt is empty; give at least one token.", param=given[0])
+            param = "messages" if "messages" in prompt else "prompt"
+            raise InvalidRequest("the prompt is empty; give at least one token.", param=param)
         return found
 
     def _read_text(self, prompt: PromptMessage) -> Prompt:

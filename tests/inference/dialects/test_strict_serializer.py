@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.dialects.openai.requests import plan_from_body
+from inference.dialects.strict_serializer import first_error
 from inference.errors import InvalidRequest
 from tests.inference.dialects.openai.test_requests import BOOLEANS, CHAT, INTEGERS, NUMBERS, refused
 
@@ -13,6 +14,12 @@ from tests.inference.dialects.openai.test_requests import BOOLEANS, CHAT, INTEGE
 def test_a_body_must_be_an_object(body):
     with pytest.raises(InvalidRequest):
         plan_from_body("chat", body)
+
+
+def test_an_error_of_no_field_names_none():
+    error = first_error({"non_field_errors": ["Invalid data. Expected a dictionary, but got list."]})
+    assert error.message == "Invalid data. Expected a dictionary, but got list."
+    assert error.param is None
 
 
 def test_missing_fields():

@@ -124,6 +124,20 @@ def test_checkpoint_without_a_tokenizer_serves_token_ids(checkpoint: Checkpoint)
     llm.close()
 
 
+def test_an_empty_prompt_is_refused_by_the_name_of_its_field(checkpoint: Checkpoint) -> None:
+    spec = TokenizerSpec.from_dict(checkpoint.tokenizer.to_dict() | {"chat_template": "{{ bos_token[:0] }}"})
+    llm = LLM.load(checkpoint.spec, spec, checkpoint.files, OPTIONS)
+    prompts = {
+        "prompt": {"text": "", "add_special_tokens": False},
+        "messages": {"messages": [{"role": "user", "content": "hi"}]},
+    }
+    for param, prompt in prompts.items():
+        with pytest.raises(InvalidRequest, match="the prompt is empty") as refused:
+            llm.prepare(message(prompt=prompt))
+        assert refused.value.param == param
+    llm.close()
+
+
 @pytest.mark.parametrize(
     ("template", "error", "words"),
     [(None, UnsupportedFeature, "no chat template"), ("{% if %}", InvalidChatTemplate, "chat template failed")],
