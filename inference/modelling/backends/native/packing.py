@@ -75,7 +75,7 @@ class NativePacked:
         Returns:
             (n,) int64 its position, the first among equals, and (n,) float32 its value; 0 and NaN if one is NaN.
         """
-        places, values = torch.ops.blazr.packed_greatest.default(
+        places, values = torch.ops.blazr.packed_argmax.default(
             hidden, self.data, self.scales, bias, self.format, self.outputs, self.group, masked
         )
         return places, values

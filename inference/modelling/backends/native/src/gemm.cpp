@@ -248,22 +248,22 @@ at::Tensor packed_linear(
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor> packed_greatest(
+std::tuple<at::Tensor, at::Tensor> packed_argmax(
     const at::Tensor& input, const at::Tensor& data, const std::optional<at::Tensor>& scales,
     const std::optional<at::Tensor>& bias, int64_t format, int64_t outputs, int64_t group,
     const std::optional<at::Tensor>& masked) {
-  TORCH_CHECK(input.dim() == 2 && input.size(1) > 0, "packed_greatest: (n, K) rows are needed");
+  TORCH_CHECK(input.dim() == 2 && input.size(1) > 0, "packed_argmax: (n, K) rows are needed");
   const at::Tensor x = input.contiguous();
   const int64_t inputs = x.size(1), rows = x.size(0);
   const Matrix w = packed_matrix(data, scales, format, outputs, inputs, group);
-  check_bias(bias, x, outputs, "packed_greatest");
+  check_bias(bias, x, outputs, "packed_argmax");
   if (masked.has_value()) {
     TORCH_CHECK(
         masked->numel() == w.blocks() && masked->is_contiguous() && masked->scalar_type() == at::kInt,
-        "packed_greatest: an int32 number for each 32 outputs is needed");
+        "packed_argmax: an int32 number for each 32 outputs is needed");
   }
   std::vector<Greatest> best(rows);
-  with_format_and_rows(format, x.scalar_type(), "packed_greatest", [&](auto f, auto* type) {
+  with_format_and_rows(format, x.scalar_type(), "packed_argmax", [&](auto f, auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* b = bias.has_value() ? bias->const_data_ptr<T>() : nullptr;
     const int32_t* bits = masked.has_value() ? masked->const_data_ptr<int32_t>() : nullptr;
@@ -333,7 +333,7 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
       "packed_linear(Tensor x, Tensor data, Tensor? scales, Tensor? bias, int format, int outputs, int group, "
       "bool wide=False) -> Tensor");
   library.def(
-      "packed_greatest(Tensor x, Tensor data, Tensor? scales, Tensor? bias, int format, int outputs, int group, "
+      "packed_argmax(Tensor x, Tensor data, Tensor? scales, Tensor? bias, int format, int outputs, int group, "
       "Tensor? masked=None) -> (Tensor, Tensor)");
   library.def(
       "packed_rows(Tensor data, Tensor? scales, Tensor ids, int format, int outputs, int inputs, int group, "
@@ -342,7 +342,7 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) {
   library.impl("packed_linear", packed_linear);
-  library.impl("packed_greatest", packed_greatest);
+  library.impl("packed_argmax", packed_argmax);
   library.impl("packed_rows", packed_rows);
 }
 

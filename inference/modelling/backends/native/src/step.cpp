@@ -13,33 +13,35 @@ namespace {
 
 // What a step of decodes reads: token ids (D), positions (D), the new tokens' slots (D), the slots of all tokens of
 // each context, one sequence after the other in the longest one's length L (D · L), 0 beyond its end, and the (D, 4)
-// table of `PagedSequences`. `tables`: (seats, W) int32; `seats`: (D) int64. A block size of 0: nothing is paged, all
-// slots are 0.
+// table of `PagedSequences`. `tables`: (request_indices, W) int32; `request_indices`: (D) int64. A block size of 0:
+// nothing is paged, all slots are 0.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> decode_inputs(
-    const at::Tensor& tables, const at::Tensor& seats, at::IntArrayRef token_ids, at::IntArrayRef positions,
+    const at::Tensor& tables, const at::Tensor& request_indices, at::IntArrayRef token_ids, at::IntArrayRef positions,
     int64_t block_size) {
-  const int64_t count = seats.numel();
+  const int64_t count = request_indices.numel();
   TORCH_CHECK(
       tables.dim() == 2 && tables.scalar_type() == at::kInt && tables.is_contiguous(),
       "decode_inputs: (S, W) int32 needed");
   TORCH_CHECK(
-      seats.scalar_type() == at::kLong && seats.is_contiguous() && static_cast<int64_t>(token_ids.size()) == count &&
-          static_cast<int64_t>(positions.size()) == count,
-      "decode_inputs: a token and a position for each seat needed");
+      request_indices.scalar_type() == at::kLong && request_indices.is_contiguous() &&
+          static_cast<int64_t>(token_ids.size()) == count && static_cast<int64_t>(positions.size()) == count,
+      "decode_inputs: a token and a position for each request_index needed");
   const int64_t width = tables.size(1);
   const int64_t longest = count ? *std::max_element(positions.begin(), positions.end()) + 1 : 0;
   const bool is_paged = block_size > 0;
   TORCH_CHECK(!is_paged || longest <= width * block_size, "decode_inputs: tables too short");
-  const auto options = seats.options();
+  const auto options = request_indices.options();
   at::Tensor ids = at::empty({count}, options), places = at::empty({count}, options),
              mapping = at::empty({count}, options);
   at::Tensor slots = at::empty({is_paged ? count * longest : 0}, options), table = at::empty({count, 4}, options);
   const int32_t* blocks = tables.const_data_ptr<int32_t>();
-  const int64_t* seat = seats.const_data_ptr<int64_t>();
+  const int64_t* request_index = request_indices.const_data_ptr<int64_t>();
   int64_t *id = ids.data_ptr<int64_t>(), *place = places.data_ptr<int64_t>(), *new_slot = mapping.data_ptr<int64_t>();
   int64_t *slot = slots.data_ptr<int64_t>(), *entry = table.data_ptr<int64_t>();
   for (int64_t row = 0; row < count; ++row) {
-    TORCH_CHECK(seat[row] >= 0 && seat[row] < tables.size(0) && positions[row] >= 0, "decode_inputs: no such seat");
+    TORCH_CHECK(
+        request_index[row] >= 0 && request_index[row] < tables.size(0) && positions[row] >= 0,
+        "decode_inputs: no such request index");
     id[row] = token_ids[row];
     place[row] = positions[row];
     new_slot[row] = 0;
@@ -47,7 +49,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> decode_in
     const int64_t sequence[4] = {row, 1, length, begin};
     std::copy_n(sequence, 4, entry + 4 * row);
     if (!is_paged) continue;
-    const int32_t* block = blocks + seat[row] * width;
+    const int32_t* block = blocks + request_index[row] * width;
     for (int64_t at = 0; at < length; at += block_size) {
       const int64_t first = *block++ * block_size, end = std::min(block_size, length - at);
       for (int64_t i = 0; i < end; ++i) slot[begin + at + i] = first + i;
@@ -108,7 +110,7 @@ std::tuple<at::Tensor, at::Tensor> row_maxima(const at::Tensor& rows) {
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
   library.def(
-      "decode_inputs(Tensor tables, Tensor seats, int[] token_ids, int[] positions, int block_size) -> "
+      "decode_inputs(Tensor tables, Tensor request_indices, int[] token_ids, int[] positions, int block_size) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("row_maxima(Tensor rows) -> (Tensor, Tensor)");
 }
