@@ -51,10 +51,12 @@ test-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu tests/inference
 	@$(BIN)/python -m pytest -c tests/gpu/pytest.ini -p no:django -p no:randomly tests/gpu
 
-lint: $(VENV)/.installed-dev  ## ruff, the layout of modules and tests, lengths of C++ functions
+lint: $(VENV)/.installed-dev  ## ruff, and the rules of kernels, layout, names and documents
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/python -m tests.checks.kernels
 	@$(BIN)/python -m tests.checks.layout
+	@$(BIN)/python -m tests.checks.names
+	@$(BIN)/python -m tests.checks.documents
 
 format: $(VENV)/.installed-dev  ## ruff, fixing
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -23,7 +23,9 @@ def test_decode_inputs(data, block_size: int, count: int) -> None:
     assert places.tolist() == positions
     assert table.tolist() == [[row, 1, position + 1, row * longest] for row, position in enumerate(positions)]
     for row, (request_index, position) in enumerate(zip(request_indices, positions, strict=True)):
-        expected = [int(tables[request_index, at // block_size]) * block_size + at % block_size for at in range(position + 1)]
+        expected = [
+            int(tables[request_index, at // block_size]) * block_size + at % block_size for at in range(position + 1)
+        ]
         assert slots.view(count, longest)[row].tolist() == expected + [0] * (longest - len(expected))
         assert slot_mapping[row] == expected[-1]
 
