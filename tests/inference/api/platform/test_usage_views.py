@@ -81,7 +81,7 @@ def test_contents_of_streams_are_in_the_log_only_when_it_is_switched_on(http, se
         usage_writer().flush()
         record = UsageRecord.objects.latest("created_at")
         assert ("Hi" in record.prompt) is is_on
-        assert ("Hello, world" in record.answer) is is_on
+        assert ("Hello, world" in record.output) is is_on
         assert record.queue_s + record.engine_s == pytest.approx(record.duration_s)
 
 
