@@ -57,9 +57,11 @@ async def call(
 
 
 def assert_refused(sent: list[dict[str, Any]], limit: int = LIMIT) -> None:
-    start, body = sent
+    start, body, end = sent
     assert start["status"] == 413
     assert (b"connection", b"close") in start["headers"]
+    assert (b"content-length", b"%d" % len(body["body"])) in start["headers"]  # whole before the connection closes
+    assert end == {"type": "http.response.body", "body": b""}
     assert f"more than {limit} bytes" in orjson.loads(body["body"])["error"]["message"]
 
 
@@ -81,6 +83,26 @@ async def test_a_declared_length_over_the_limit_is_refused_unread(length):
 async def test_a_body_that_grows_over_the_limit_is_cut():
     app = App()
     assert_refused(await call(app, b"x" * 6, b"x" * 5, b"x"))
+    assert app.bodies == []
+
+
+async def test_the_rest_of_a_refused_body_is_dropped_for_a_moment(monkeypatch):
+    monkeypatch.setattr(body_limit, "LINGER_S", 0.05)
+    app = App()
+    async with asyncio.timeout(10):
+        assert_refused(await call(app, b"x", b"", length=b"11"))  # the whole body comes
+        waits_for_ever = asyncio.Event()
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return await waits_for_ever.wait()
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/", "headers": [(b"content-length", b"11")]}
+        await BodyLimit(app, LIMIT)(scope, receive, send)
+    assert_refused(sent)
     assert app.bodies == []
 
 
