@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inference.serving.served_models import max_model_len
 from inference.values.principal import principal_current
@@ -14,9 +14,6 @@ from inference.values.states import WorkerState
 from models_registry.aliases import aliases_of
 from models_registry.models import Checkpoint
 from models_registry.selectors import checkpoint_get
-
-if TYPE_CHECKING:
-    from models_registry.models import Checkpoint
 
 _FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 """Ollama reports a far year for models without an expiry."""

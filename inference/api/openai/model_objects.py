@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
@@ -12,9 +12,6 @@ from inference.values.principal import principal_current
 from models_registry.aliases import aliases_of
 from models_registry.models import Checkpoint
 from models_registry.selectors import checkpoint_list
-
-if TYPE_CHECKING:
-    from models_registry.models import Checkpoint
 
 
 async def model_objects() -> list[dict[str, Any]]:

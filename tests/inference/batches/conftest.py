@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.batches import runner
-from inference.jobs import hints
-from tests.inference.batches.fakes import EchoManager
+from tests.inference.batches.fakes import EchoManager, end_waits
 from tests.inference.rows import make_checkpoint
 
 
@@ -17,10 +15,7 @@ def own_store(settings, tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    """Turns are taken by hand, without a thread: everything that is due happens at once."""
-    for name in ("POLL_S", "FLUSH_S", "HEARTBEAT_S", "RETRY_DELAY_S"):
-        monkeypatch.setattr(runner, name, 0.0)
-    monkeypatch.setattr(hints, "wake_workers", lambda: None)
+    end_waits(monkeypatch)
 
 
 @pytest.fixture

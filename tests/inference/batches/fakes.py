@@ -14,9 +14,17 @@ from inference.batches.services import batch_create
 from inference.errors import BlazrError, GenerationFailed
 from inference.files.services import file_create
 from inference.files.store import FileWriter
+from inference.jobs import hints
 from inference.models import Batch, StoredFile
 from inference.values.principal import LOCAL, Principal
 from inference.values.states import ResidentModel
+
+
+def end_waits(monkeypatch) -> None:
+    """Turns are taken by hand, without a thread: everything that is due happens at once."""
+    for name in ("POLL_S", "FLUSH_S", "HEARTBEAT_S", "RETRY_DELAY_S"):
+        monkeypatch.setattr(runner, name, 0.0)
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
 
 
 class EchoManager:

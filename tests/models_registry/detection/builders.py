@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
+from inference.modelling.layer_specs import NormSpec
+from inference.modelling.spec import ModelSpec
+from inference.values.tokenizer_spec import TokenizerSpec
+from models_registry.detection.directory import resolve
 from models_registry.detection.inspection import Inspection
+from models_registry.detection.vocabulary import choose_tokenizer
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -278,3 +284,24 @@ def llama_shapes() -> Shapes:
 
 def fact(found: Inspection, name: str) -> Any:
     return next(item for item in found.facts if item.name == name)
+
+
+def choose(
+    directory: Path,
+    rows: int,
+    *,
+    config: dict[str, Any] | None = None,
+    overrides: dict[str, Any] | None = None,
+    format_: str = "oxidizr",
+) -> tuple[TokenizerSpec, Facts]:
+    """The tokenizer of a checkpoint with an embedding of ``rows`` rows, and the facts found on the way."""
+    directory.mkdir(exist_ok=True)
+    (directory / "model.safetensors").touch()
+    spec = ModelSpec(format_, "oxidizr", 8, rows, 64, (), NormSpec())  # type: ignore[arg-type]
+    facts = Facts(overrides or {})
+    return choose_tokenizer(resolve(directory), spec, CheckpointConfig(config or {}), facts), facts
+
+
+def confidence(facts: Facts) -> Confidence:
+    """How sure the choice of the vocabulary is."""
+    return next(fact.confidence for fact in facts.facts if fact.name == "vocabulary")

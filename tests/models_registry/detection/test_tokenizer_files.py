@@ -8,33 +8,7 @@ from typing import Any
 import pytest
 
 from inference.errors import CheckpointError, CorruptCheckpoint
-from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
-from inference.modelling.layer_specs import NormSpec
-from inference.modelling.spec import ModelSpec
-from inference.values.tokenizer_spec import TokenizerSpec
-from models_registry.detection.directory import resolve
-from models_registry.detection.vocabulary import choose_tokenizer
-from tests.models_registry.detection.builders import write_json
-
-
-def choose(
-    directory: Path,
-    rows: int,
-    *,
-    config: dict[str, Any] | None = None,
-    overrides: dict[str, Any] | None = None,
-    format_: str = "oxidizr",
-) -> tuple[TokenizerSpec, Facts]:
-    directory.mkdir(exist_ok=True)
-    (directory / "model.safetensors").touch()
-    spec = ModelSpec(format_, "oxidizr", 8, rows, 64, (), NormSpec())  # type: ignore[arg-type]
-    facts = Facts(overrides or {})
-    return choose_tokenizer(resolve(directory), spec, CheckpointConfig(config or {}), facts), facts
-
-
-def confidence(facts: Facts) -> Confidence:
-    return next(fact.confidence for fact in facts.facts if fact.name == "vocabulary")
-
+from tests.models_registry.detection.builders import choose, write_json
 
 HF_TOKENIZER: dict[str, Any] = {
     "added_tokens": [

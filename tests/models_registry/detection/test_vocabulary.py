@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import Any
 
 import jinja2.sandbox
 import pytest
 import splintr
 
 from inference.errors import InvalidRequest, UnsupportedFormat
-from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
-from inference.modelling.layer_specs import NormSpec
-from inference.modelling.spec import ModelSpec
+from inference.modelling.families.config import Confidence
 from inference.text.tokenisation.children.template import make_environment
 from inference.values.output_format import tool_format_of, uses_tools
-from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
-from models_registry.detection.directory import resolve
-from models_registry.detection.vocabulary import BUILTIN, OXIDIZR_TEMPLATE, choose_tokenizer
-from tests.models_registry.detection.builders import write_json
-
-
-def choose(
-    directory: Path,
-    rows: int,
-    *,
-    config: dict[str, Any] | None = None,
-    overrides: dict[str, Any] | None = None,
-    format_: str = "oxidizr",
-) -> tuple[TokenizerSpec, Facts]:
-    directory.mkdir(exist_ok=True)
-    (directory / "model.safetensors").touch()
-    spec = ModelSpec(format_, "oxidizr", 8, rows, 64, (), NormSpec())  # type: ignore[arg-type]
-    facts = Facts(overrides or {})
-    return choose_tokenizer(resolve(directory), spec, CheckpointConfig(config or {}), facts), facts
-
-
-def confidence(facts: Facts) -> Confidence:
-    return next(fact.confidence for fact in facts.facts if fact.name == "vocabulary")
+from inference.values.tokenizer_spec import VOCABULARIES
+from models_registry.detection.vocabulary import BUILTIN, OXIDIZR_TEMPLATE
+from tests.models_registry.detection.builders import choose, confidence, write_json
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)

@@ -12,14 +12,13 @@ import pytest
 from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
-from inference.batches import runner, schedules, upkeep
+from inference.batches import schedules, upkeep
 from inference.batches.services import batch_get
-from inference.jobs import hints
 from inference.models import Batch, BatchSchedule
 from inference.values.limits import KeyLimits
 from inference.values.principal import LOCAL
 from tests.inference.api.openai.test_views import matches
-from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, store_file, work
+from tests.inference.batches.fakes import EchoManager, end_waits, line, make_batch, make_runner, store_file, work
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +28,7 @@ def own_store(settings, tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    for name in ("POLL_S", "FLUSH_S", "HEARTBEAT_S", "RETRY_DELAY_S"):
-        monkeypatch.setattr(runner, name, 0.0)
-    monkeypatch.setattr(hints, "wake_workers", lambda: None)
+    end_waits(monkeypatch)
 
 
 @pytest.fixture
