@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS := --disable-pip-version-check --progress-bar on
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-gpu lint format types imports demo native native-if-missing bench soak clean
+.PHONY: help serve test test-fast test-gpu lint lock format types imports demo native native-if-missing bench soak faults clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,20 +19,24 @@ define make_environment
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -q -U 'pip>=25'
 endef
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# All but torch has hashes: its builds for the CPU and for CUDA versions come from several indices. The first command
+# installs what has hashes, the second one torch, which constraints.txt pins.
+$(VENV)/.installed: pyproject.toml requirements.lock constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes, most of it torch)"
 	$(make_environment)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e . | grep -v "already satisfied" || true
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt --no-build-isolation -e . | grep -v "already satisfied" || true
 	@$(BIN)/python -c 'import django, torch, splintr'
 	@$(BIN)/python -m inference.modelling.backends.native.build
 	@touch $@
 
 # At once with the libraries themselves, which takes half as long as one after the other. Compiling all modules takes
 # longer than compiling those that are imported, when they are.
-$(VENV)/.installed-dev: pyproject.toml constraints.txt
+$(VENV)/.installed-dev: pyproject.toml requirements-dev.lock constraints.txt
 	@echo "Setting up $(VENV) with the test and lint tools (once; a few minutes, most of it torch)"
 	$(make_environment)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -q --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -q --no-compile --no-deps --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -q --no-compile -c constraints.txt --no-build-isolation -e '.[dev]'
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import django, torch, splintr'
 	@$(BIN)/python -m inference.modelling.backends.native.build
 	@touch $(VENV)/.installed $@
@@ -51,8 +55,10 @@ test-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu tests/inference
 	@$(BIN)/python -m pytest -c tests/gpu/pytest.ini -p no:django -p no:randomly tests/gpu
 
-lint: $(VENV)/.installed-dev  ## ruff, and the rules of kernels, layout, names and documents
+lint: $(VENV)/.installed-dev  ## ruff, bandit, and the rules of kernels, layout, names, documents and constructs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/bandit -q -ll -r inference models_registry blazr_site manage.py
+	@$(BIN)/python -m tests.checks.constructs
 	@$(BIN)/python -m tests.checks.kernels
 	@$(BIN)/python -m tests.checks.layout
 	@$(BIN)/python -m tests.checks.names
@@ -60,6 +66,18 @@ lint: $(VENV)/.installed-dev  ## ruff, and the rules of kernels, layout, names a
 
 format: $(VENV)/.installed-dev  ## ruff, fixing
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+# uv writes the hashes of all platforms' files, and keeps the versions that are pinned unless ARGS says otherwise.
+# setuptools builds the packages; the others are torch's own requirements.
+lock: $(VENV)/.installed-dev  ## pin all packages but torch with their hashes (network); ARGS=--upgrade
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -q uv
+	@printf "torch ; sys_platform == 'none'\ntriton ; sys_platform == 'none'\n" > $(VENV)/without-torch.txt
+	@for extra in "" dev; do \
+		printf '%s\n' filelock fsspec jinja2 mpmath networkx setuptools sympy typing-extensions | \
+		$(BIN)/uv pip compile pyproject.toml - $${extra:+--extra $$extra} --override $(VENV)/without-torch.txt \
+			--no-emit-package torch --no-emit-package triton --universal --python-version 3.11 --generate-hashes \
+			--no-header --no-annotate -q --default-index https://pypi.org/simple $(ARGS) \
+			-o requirements$${extra:+-$$extra}.lock || exit 1; done
 
 types: $(VENV)/.installed-dev  ## mypy
 	@$(BIN)/mypy inference models_registry blazr_site
@@ -82,6 +100,10 @@ bench: $(VENV)/.installed-dev  ## ours and the peers in turns, beside the target
 soak: $(VENV)/.installed-dev  ## 200,000 requests that nobody has sent before, to a real server; ARGS="--minutes 10"
 	@$(BIN)/python -m inference.modelling.backends.native.build --quiet
 	@$(BIN)/python -m bench.soak $(ARGS)
+
+faults: $(VENV)/.installed-dev  ## 1,000 jobs under 200 random faults, 10 seeds (hours); ARGS="--jobs 150 --kills 25 --seed 3"
+	@$(BIN)/python -m inference.modelling.backends.native.build --quiet
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 clean:  ## remove the environment and caches; keeps data/
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -41,7 +41,7 @@ from bench.weights import SHAPES, LlamaShape, make_llama
 from blazr_site.embedded_redis import server_command, wait_until_ready
 
 START_TIMEOUT_S = 90.0
-_KINDS = (("uvicorn", "web"), ("celery\0-q\0-A\0blazr_site.celery\0worker", "worker"), ("-server", "redis"))
+_KINDS = (("blazr_site.web", "web"), ("celery\0-q\0-A\0blazr_site.celery\0worker", "worker"), ("-server", "redis"))
 
 
 @dataclass(frozen=True, slots=True)

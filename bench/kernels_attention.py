@@ -25,7 +25,7 @@ import torch
 
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.forms import FORMS
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layer_specs import AttentionSpec, MLASpec, NormSpec, RopeSpec
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.mla import MultiHeadLatentAttention
@@ -90,28 +90,23 @@ def make_batch(decodes: int, context: int, chunk: tuple[int, int] | None) -> tup
     lengths = [context] * decodes if chunk is None else [sum(chunk)]
     blocks = [-(-length // BLOCK) for length in lengths]
     order = 1 + torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(1))
-    slots = [
-        (own.unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[:length]
-        for own, length in zip(order.split(blocks), lengths, strict=True)
-    ]
     prefills: tuple[PrefillChunk, ...] = ()
     if chunk is None:
-        rows, positions = decodes, torch.full((decodes,), context - 1)
-        mapping = torch.stack([own[-1] for own in slots])
+        rows, positions, first_rows = decodes, torch.full((decodes,), context - 1), torch.arange(decodes + 1)
     else:
         rows, before = chunk
-        positions, mapping = torch.arange(before, before + rows), slots[0][before:]
-        prefills = (PrefillChunk(0, rows, before, 0, 1, slots[0]),)
+        positions, first_rows = torch.arange(before, before + rows), torch.tensor([0, rows])
+        prefills = (PrefillChunk(0, rows, before, 0, 1),)
+    starts = torch.arange(len(lengths)) * blocks[0]
+    contexts = AttentionMetadata(order.int(), starts, torch.tensor(lengths), first_rows, BLOCK)
     batch = ForwardBatch(
         input_ids=torch.zeros(rows, dtype=torch.int64),
         positions=positions,
-        slot_mapping=mapping,
+        slot_mapping=order[starts + positions // BLOCK] * BLOCK + positions % BLOCK,
         state_slots=torch.arange(1, len(lengths) + 1),
         num_decodes=0 if chunk else decodes,
         prefills=prefills,
-        decode_kv_slots=None if chunk else torch.stack(slots),
-        decode_context_lens=None if chunk else torch.full((decodes,), context),
-        max_decode_context=0 if chunk else context,
+        attention=contexts,
     )
     return batch, (sum(blocks) + 1) * BLOCK
 

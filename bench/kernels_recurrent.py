@@ -57,7 +57,7 @@ def make_batch(lengths: list[int]) -> ForwardBatch:
     decodes, row, chunks = sum(length == 1 for length in lengths), 0, []
     for index, length in enumerate(lengths):
         if index >= decodes:
-            chunks.append(PrefillChunk(row, row + length, 0, index, index + 1, torch.empty(0, dtype=torch.int64)))
+            chunks.append(PrefillChunk(row, row + length, 0, index, index + 1))
         row += length
     zeros = torch.zeros(row, dtype=torch.int64)
     slots = torch.arange(1, len(lengths) + 1)

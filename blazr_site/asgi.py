@@ -26,13 +26,13 @@ from django.core.asgi import get_asgi_application
 from django.urls import get_resolver, path
 
 from blazr_site.bare_handler import BareHandler
+from blazr_site.body_budget import BodyBudget
 from blazr_site.body_limit import BodyLimit
 from blazr_site.origin import SameOrigin
 from inference.consumers import StreamConsumer
 from inference.host.machine import freeze_objects
 from inference.records.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
 from inference.transport.hub import get_hub
-from models_registry.upload_rules import CHUNK_BYTES
 
 API_PREFIXES = ("/v1/", "/api/generate", "/api/chat", "/api/embed", "/api/tags", "/api/ps", "/api/show", "/api/version")
 API_PATHS = frozenset(
@@ -99,16 +99,14 @@ class Lifespan:
                 return
 
 
-# Pages also receive pieces of uploads, which need a larger limit.
-_PAGE_LIMIT = max(settings.BLAZR_MAX_BODY_BYTES, CHUNK_BYTES + (1 << 20))
-_FORM_BYTES = 1 << 16
-_LARGER = {"/v1/files": max(settings.BLAZR_MAX_BODY_BYTES, settings.BLAZR_MAX_FILE_BYTES + _FORM_BYTES)}
+_max_bytes = settings.BLAZR_MAX_BODY_BYTES
+_budget = BodyBudget(total_bytes=8 * _max_bytes, caller_bytes=4 * _max_bytes)
 
 application = ProtocolTypeRouter(
     {
         "http": Http(
-            BodyLimit(cast("Any", BareHandler()), settings.BLAZR_MAX_BODY_BYTES, larger=_LARGER),
-            BodyLimit(cast("Any", get_asgi_application()), _PAGE_LIMIT),
+            BodyLimit(cast("Any", BareHandler()), _budget, max_bytes=_max_bytes),
+            BodyLimit(cast("Any", get_asgi_application()), _budget, max_bytes=_max_bytes),
         ),
         "websocket": SameOrigin(AuthMiddlewareStack(URLRouter([path("v1/stream", StreamConsumer.as_asgi())]))),
         "lifespan": Lifespan(),

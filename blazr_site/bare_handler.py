@@ -10,73 +10,54 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
-from io import BytesIO
+from io import SEEK_END, BytesIO
 from typing import Any, cast
 
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from asgiref.sync import sync_to_async
 from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
-from django.core.handlers.exception import convert_exception_to_response
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
-from django.dispatch import receiver
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, set_script_prefix
 
+from blazr_site.request_thread import has_connections
+from blazr_site.routes import find_route
 from inference.api.event_stream import EventStream
+from inference.api.exception_handler import error_response, page_not_found
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-_connections: ContextVar[list[str] | None] = ContextVar("connections", default=None)
-"""Aliases of the database connections that this request has opened; shared with the request's thread."""
-
-
-@receiver(connection_created)
-def _record_connection(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
-    opened = _connections.get()
-    if opened is not None:
-        opened.append(connection.alias)
-
-
 class BareHandler(ASGIHandler):
-    """Serves requests without middleware and, unless a view needs one, without a thread."""
+    """Serves requests without middleware and, unless a view needs one, without a thread.
+
+    Runs within ``request_thread``.
+    """
 
     def load_middleware(self, is_async: bool = False) -> None:
-        """Set up as Django does without middleware, because each synchronous middleware costs a thread hop."""
-        self._fixed_routes: dict[str, ResolverMatch] = {}
-        self._view_middleware: list[Any] = []
-        self._template_response_middleware: list[Any] = []
-        self._exception_middleware: list[Any] = []
-        self._middleware_chain = convert_exception_to_response(
-            self._get_response_async  # type: ignore[attr-defined]
-        )
+        """Load none, because each synchronous middleware costs a thread hop."""
+
+    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
+        """Resolve the path and call its view; ``ApiView`` turns its own exceptions into responses."""
+        try:
+            found = self.resolve_request(request)
+            response: HttpResponseBase = await found.func(request, *found.args, **found.kwargs)
+        except Http404 as error:
+            return page_not_found(request, error)
+        except Exception as error:
+            return error_response(error)
+        return response
 
     def resolve_request(self, request: HttpRequest) -> ResolverMatch:
-        """Resolve a path as Django does, with a cache for routes without parameters, which are few."""
-        found = self._fixed_routes.get(request.path_info)
-        if found is None:
-            found = super().resolve_request(request)
-            if request.path_info == f"/{found.route}":
-                self._fixed_routes[request.path_info] = found
-        request.resolver_match = found
+        """Resolve the request's path."""
+        request.resolver_match = found = find_route(request.path_info)
         return found
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        # Code that must not share a thread with other requests (the database's) gets one of this request's own, which
-        # starts with its first use and ends with the context.
-        async with ThreadSensitiveContext():
-            await self._serve(scope, receive, send)
-
-    async def _serve(self, scope: Any, receive: Receive, send: Send) -> None:
-        connections: list[str] = []
-        _connections.set(connections)
         try:
             body = await self.read_body(receive)
         except RequestAborted:
@@ -87,13 +68,15 @@ class BareHandler(ASGIHandler):
         try:
             with _UntilDisconnect(receive):
                 if request is not None:
+                    request.META.setdefault("CONTENT_LENGTH", str(body.seek(0, SEEK_END)))  # chunked, so undeclared
+                    body.seek(0)
                     response = await self.run_get_response(request)
                 if response is not None:
                     await self._send_until_cancelled(response, send)
         finally:
             finish = self._finish_without_response if response is None else response.close
             # Both send Django's signal request_finished, which closes the database connections of its thread.
-            if connections:
+            if has_connections():
                 await sync_to_async(finish)()
             else:
                 finish()

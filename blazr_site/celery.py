@@ -7,6 +7,7 @@ import warnings
 from celery import Celery
 from celery.platforms import SecurityWarning
 
+from blazr_site.broker import Broker
 from blazr_site.process_environment import use_settings
 
 use_settings()
@@ -14,6 +15,6 @@ use_settings()
 # As root, Celery warns of pickled messages; settings.celery accepts only JSON.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
-app = Celery("blazr")
+app = Celery("blazr", amqp=Broker)
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["inference", "models_registry"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from blazr_site.settings import read
+from blazr_site.settings.storage import readable_secrets
+from inference.host.confinement import confinement
 
 
 @register
@@ -27,14 +30,21 @@ def data_directory(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
                 id="blazr.E001",
             )
         ]
-    found: list[CheckMessage] = []
-    for name in ("secret_key", "admin_password", "api_key"):
-        secret = directory / name
-        if secret.exists() and secret.stat().st_mode & 0o077:
-            found.append(
-                Error(f"{str(secret)!r} can be read by other users.", hint=f"chmod 600 {secret}", id="blazr.E002")
-            )
-    return found
+    return [
+        Error(
+            f"{str(path)!r} can be read by other users of this machine.",
+            hint=f"Run: chmod go-rwx {shlex.quote(str(path))}",
+            id="blazr.E002",
+        )
+        for path in readable_secrets(directory)
+    ]
+
+
+@register
+def confinement_of_children(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Warn if the kernel can't deny the network and files to the child processes that read checkpoints."""
+    hint = "Use Linux 6.7 or newer with Landlock, or serve only checkpoints that you trust."
+    return [Warning(gap, hint=hint, id="blazr.W003") for gap in confinement().gaps]
 
 
 @register

@@ -16,8 +16,11 @@ from typing import BinaryIO
 
 MAX_LOG_BYTES = 20 << 20
 LINE_LIMIT = 1 << 20
-BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-STABLE_AFTER_S = 60.0
+FIRST_PAUSE_S = 0.2
+MAX_PAUSE_S = 30.0
+STABLE_AFTER_S = 5.0
+"""A process that ran this long is started again after the first pause; a quicker end doubles the pause."""
+EXIT_NOT_STARTED = 127
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -29,21 +32,23 @@ class Program:
     Attributes:
         name: Prefix of the log lines, and name of the log file.
         grace_s: Seconds from SIGTERM to SIGKILL.
-        restart: Whether the process is restarted when it ends by itself.
+        descriptors: Open file descriptors that the process inherits, under the same numbers.
+        is_quiet: Whether its output goes to the log only.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     grace_s: float
-    restart: bool = True
+    descriptors: Sequence[int] = ()
+    is_quiet: bool = False
 
 
 class Child:
     """Keeps one program running.
 
     Args:
-        report: Shows one line of the process's output.
+        report: Shows one line: of the process's output, or of its end and restart.
         on_exit: Called with the exit code each time the process ends by itself, before a restart.
     """
 
@@ -57,14 +62,13 @@ class Child:
     ) -> None:
         self.program = program
         self.num_starts = 0
-        self.ended = asyncio.Event()
         self.exit_code: int | None = None
         self._log_path = log_dir / f"{program.name}.log"
         self._report = report
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -77,7 +81,7 @@ class Child:
 
     async def stop(self) -> None:
         """Send SIGTERM, wait the grace time, then send SIGKILL to the whole session."""
-        self._stopping = True
+        self._stopping.set()
         self._signal(signal.SIGTERM)
         if self._task is None:
             return
@@ -90,7 +94,7 @@ class Child:
 
     def kill(self) -> None:
         """Send SIGKILL at once."""
-        self._stopping = True
+        self._stopping.set()
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -103,26 +107,22 @@ class Child:
                 os.kill(self.pid, number)
 
     async def _keep_running(self) -> None:
-        failures = 0
-        while not self._stopping:
+        num_quick = 0
+        while not self._stopping.is_set():
             started = time.monotonic()
-            self.exit_code = await self._run_once()
-            if self._is_stopping():
-                break
+            try:
+                self.exit_code = await self._run_once()
+            except OSError as error:  # such as no memory for a process at the moment
+                self._report(self.program.name, f"could not be started ({error})")
+                self.exit_code = EXIT_NOT_STARTED
+            if self._stopping.is_set():
+                return
             self._on_exit(self.exit_code)
-            if not self.program.restart:
-                break
-            failures = 0 if time.monotonic() - started > STABLE_AFTER_S else failures + 1
-            # The first restart comes at once: a worker that died has requests waiting.
-            pause_s = 0.0 if failures <= 1 else BACK_OFF_S[min(failures - 2, len(BACK_OFF_S) - 1)]
+            num_quick = num_quick + 1 if time.monotonic() - started < STABLE_AFTER_S else 1
+            pause_s = min(FIRST_PAUSE_S * 2 ** (num_quick - 1), MAX_PAUSE_S)
             self._report(self.program.name, f"ended with {_words(self.exit_code)}, starts again in {pause_s:g} s")
-            deadline = time.monotonic() + pause_s
-            while not self._stopping and time.monotonic() < deadline:
-                await asyncio.sleep(0.1)
-        self.ended.set()
-
-    def _is_stopping(self) -> bool:
-        return self._stopping
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
 
     async def _run_once(self) -> int:
         self.num_starts += 1
@@ -134,9 +134,10 @@ class Child:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=_die_with_parent,
+            pass_fds=tuple(self.program.descriptors),
             limit=LINE_LIMIT,
         )
-        if self._is_stopping():  # since the start began
+        if self._stopping.is_set():  # since the start began
             self._signal(signal.SIGTERM)
         await self._copy_output(process)
         return await process.wait()
@@ -158,7 +159,8 @@ class Child:
                     log.close()
                     self._log_path.replace(self._log_path.with_suffix(".log.1"))
                     log = stack.enter_context(self._open_log())
-                self._report(self.program.name, line.decode(errors="replace").rstrip("\n"))
+                if not self.program.is_quiet:
+                    self._report(self.program.name, line.decode(errors="replace").rstrip("\n"))
 
     def _open_log(self) -> BinaryIO:
         return self._log_path.open("ab")

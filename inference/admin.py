@@ -141,7 +141,7 @@ class ApiKeyAdmin(_ApiKeyAdmin):
         """Nothing was added when the key was refused."""
         return super().log_addition(request, obj, message) if obj.pk is not None else None
 
-    @admin.action(description="Revoke the selected keys")
+    @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
         """End keys for good."""
         for row in queryset:
@@ -260,12 +260,16 @@ class BatchScheduleAdmin(_ReadOnly, _ScheduleAdmin):
     exclude = ("request",)
     actions = ("enable", "disable")
 
-    @admin.action(description="Enable the selected schedules")
+    def has_switch_permission(self, request: HttpRequest) -> bool:
+        """Whether the account may switch schedules; their other members are read only."""
+        return request.user.has_perm("inference.change_batchschedule")
+
+    @admin.action(description="Enable the selected schedules", permissions=["switch"])
     def enable(self, request: HttpRequest, queryset: QuerySet[BatchSchedule]) -> None:
         """Let them run again."""
         queryset.update(is_enabled=True)
 
-    @admin.action(description="Disable the selected schedules")
+    @admin.action(description="Disable the selected schedules", permissions=["switch"])
     def disable(self, request: HttpRequest, queryset: QuerySet[BatchSchedule]) -> None:
         """Make no batches until they are enabled."""
         queryset.update(is_enabled=False)

@@ -47,6 +47,7 @@ from inference.errors import (
     RequestTooLarge,
     UnsupportedFeature,
 )
+from inference.host.client_json import read_by_size, read_json
 from inference.host.coroutines import run_in_background
 from inference.serving.generation import Generation, generation_start
 from inference.values.messages import GenerationEvent
@@ -90,12 +91,13 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             return
         request_id: str | None = None
         try:
-            frame = self._frame(text_data, bytes_data)
+            raw = text_data.encode() if text_data is not None else bytes_data or b""
+            frame = await self._frame(raw)
             kind, request_id = frame.get("type"), self._client_id(frame)
             if kind in ("completion", "chat"):
                 self.principal = await self._caller_now(self.principal)
                 self.principal.check_scope("GET", self.scope["path"])
-                self._start(frame, kind, request_id)
+                self._start(frame, kind, request_id, len(raw))
             elif kind == "cancel":
                 self._cancel(request_id)
             elif kind == "ping":
@@ -124,14 +126,10 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             raise NotAuthenticated("The API key of this connection was revoked, or has expired.")
         return found
 
-    def _frame(self, text_data: str | None, bytes_data: bytes | None) -> dict[str, Any]:
-        raw = text_data if text_data is not None else bytes_data or b""
+    async def _frame(self, raw: bytes) -> dict[str, Any]:
         if len(raw) > settings.BLAZR_MAX_BODY_BYTES:
             raise RequestTooLarge(f"A frame has more than {settings.BLAZR_MAX_BODY_BYTES} bytes, the server's limit.")
-        try:
-            frame = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequest(f"The frame isn't valid JSON: {error}.") from None
+        frame = await read_json(raw, lambda value: value)
         if not isinstance(frame, dict):
             raise InvalidRequest("A frame must be a JSON object.")
         for name in frame:
@@ -146,7 +144,7 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             raise InvalidRequest(f"id must be a string of 1 to {MAX_ID_CHARS} characters.", param="id")
         return value
 
-    def _start(self, frame: dict[str, Any], kind: Any, client_id: str | None) -> None:
+    def _start(self, frame: dict[str, Any], kind: Any, client_id: str | None, num_bytes: int) -> None:
         if client_id is None:
             self._num_started += 1
             client_id = f"request-{self._num_started}"
@@ -162,7 +160,7 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             raise InvalidRequest("request must be an object: the body of the HTTP endpoint.", param="request")
         if body.get("stream") is False:
             raise UnsupportedFeature("stream: false is not for WebSockets; leave it out.", param="stream")
-        self._running[client_id] = run_in_background(self._run(client_id, kind, {**body, "stream": True}))
+        self._running[client_id] = run_in_background(self._run(client_id, kind, {**body, "stream": True}, num_bytes))
 
     def _cancel(self, client_id: str | None) -> None:
         if client_id is None:
@@ -172,14 +170,14 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if task is not None:
             task.cancel()
 
-    async def _run(self, client_id: str, kind: Any, body: dict[str, Any]) -> None:
+    async def _run(self, client_id: str, kind: Any, body: dict[str, Any], num_bytes: int) -> None:
         """One request from its frame to its last frame."""
         assert self.principal is not None
         principal_set(self.principal)
         started = time.monotonic()
         generation: Generation | None = None
         try:
-            plan = plan_from_body(kind, body)
+            plan = await read_by_size(num_bytes, lambda: plan_from_body(kind, body))
             generation = await generation_start(plan=plan, principal=self.principal)
             accepted = {
                 "type": "accepted",

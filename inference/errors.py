@@ -24,6 +24,7 @@ Standard library only: every layer may import this module.
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, ClassVar, Self
 
 
@@ -336,6 +337,18 @@ class StorageFull(BlazrError):
 
     code = "insufficient_storage"
     http_status = 507
+
+
+# A client's value can have half a million parts, so only its first ones are written.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 3, 15, 15, 15
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 240
+
+
+def shown(value: object) -> str:
+    """Return ``value`` for an error message: short, on one line, in a time that doesn't grow with the value."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _classes() -> dict[str, type[BlazrError]]:

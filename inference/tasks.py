@@ -51,5 +51,5 @@ def sweep_request_log() -> None:
 
 @shared_task(name=redis_keys.WEBHOOKS_TASK, ignore_result=True)  # type: ignore[untyped-decorator]
 def deliver_webhooks() -> None:
-    """Send the webhook messages that are due; run by beat."""
-    webhooks.deliver_due()
+    """Send the webhook messages that are due, in threads of their own; run by beat."""
+    webhooks.start_delivery()

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from django.contrib import admin
 
 from models_registry.models import AliasRevision, Checkpoint, CheckpointOverride, ModelAlias, Upload, UploadFile
+from models_registry.sign_in import SignInForm
+
+admin.site.login_form = SignInForm
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

@@ -41,34 +41,25 @@ _SERVED_SUFFIXES = (".safetensors", ".safetensors.index.json", ".tiktoken")
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """State of a pull; counts include only the files that serving needs.
+    """State of a pull.
 
     Attributes:
         file: The file that is being downloaded; empty at the end.
         sha256: The file's digest, if the hub has one (large files).
-        file_done_bytes, file_bytes: Downloaded bytes and size of the file.
+        done_bytes, total_bytes: Downloaded bytes and size of the file.
     """
 
     file: str
-    done_bytes: int
-    total_bytes: int
-    done_files: int
-    total_files: int
     sha256: str = ""
-    file_done_bytes: int = 0
-    file_bytes: int = 0
+    done_bytes: int = 0
+    total_bytes: int = 0
 
 
 ProgressCallback = Callable[[PullProgress], None]
 
 
-def is_repo_id(text: str) -> bool:
-    """Whether ``text`` can be a hub id (``ORG/NAME``) and is no path on this disk."""
-    return is_hub_id(text) and not Path(text).expanduser().exists()
-
-
 def is_hub_id(text: str) -> bool:
-    """Whether ``text`` can be a hub id (``ORG/NAME``), without a look at the disk."""
+    """Whether ``text`` can be a hub id (``ORG/NAME``)."""
     return "/" in text and _REPO_ID.match(text) is not None
 
 
@@ -170,17 +161,12 @@ def _download(
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    total, finished, place = sum(item.size_bytes for item in files), 0, Path()
-    for number, item in enumerate(files):
+    place = Path()
+    for item in files:
 
-        def report(count: int, *, item: _RemoteFile = item, number: int = number, before: int = finished) -> None:
+        def report(count: int, *, item: _RemoteFile = item) -> None:
             if progress is not None:
-                here = min(count, item.size_bytes)
-                progress(
-                    PullProgress(
-                        item.name, before + here, total, number, len(files), item.sha256, here, item.size_bytes
-                    )
-                )
+                progress(PullProgress(item.name, item.sha256, min(count, item.size_bytes), item.size_bytes))
 
         report(0)
         try:
@@ -197,10 +183,9 @@ def _download(
         except OSError as error:
             raise Unavailable(f"{item.name} of {repo_id} could not be fetched: {_first_line(error)}") from error
         report(item.size_bytes)  # also for a file from the cache
-        finished += item.size_bytes
         place = Path(file).parent
     if progress is not None:
-        progress(PullProgress("", total, total, len(files), len(files)))
+        progress(PullProgress(""))
     return place
 
 

@@ -28,7 +28,7 @@ class Reporter:
     def __call__(self, progress: PullProgress) -> None:
         """Write the progress; the start and the end of each file are always written."""
         now = time.monotonic()
-        is_boundary = progress.file != self._file or progress.file_done_bytes == progress.file_bytes
+        is_boundary = progress.file != self._file or progress.done_bytes == progress.total_bytes
         if is_boundary or now - self._reported_at >= REPORT_EVERY_S:
             self._file, self._reported_at = progress.file, now
             _write_line({"progress": asdict(progress)})

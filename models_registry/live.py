@@ -50,6 +50,7 @@ class Live:
                 "device": worker.device,
                 "heartbeat_age_s": max(0.0, now - worker.heartbeat_at),
                 "step_age_s": worker.step_age_s,
+                "is_late": worker.is_late,
                 "memory_used_bytes": worker.memory_used_bytes,
                 "memory_budget_bytes": worker.memory_budget_bytes,
                 "num_active": worker.num_active,

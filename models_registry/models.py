@@ -69,6 +69,7 @@ class Checkpoint(models.Model):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["served_model_name"]
+        permissions: ClassVar[list[Any]] = [("load_checkpoint", "Can load and unload checkpoint")]
 
     def __str__(self) -> str:
         return self.served_model_name
@@ -135,6 +136,23 @@ class AliasRevision(models.Model):
 
     def __str__(self) -> str:
         return f"{self.alias_id}@{self.number}"
+
+
+class SignInAttempt(models.Model):
+    """An attempt to sign in, until it succeeds or is too old to count; see ``sign_in``."""
+
+    name = models.CharField(max_length=64, help_text="SHA-256 of the user name.")
+    address = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        indexes: ClassVar[list[Any]] = [
+            models.Index(fields=["name"], name="sign_in_by_name"),
+            models.Index(fields=["address"], name="sign_in_by_address"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.address} at {self.created_at}"
 
 
 class Upload(models.Model):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from inference.errors import InvalidRequest
+from inference.errors import shown as value_shown
 from inference.values.output_format import REASONING_FORMATS, TOOL_FORMATS
 from inference.values.speculative_options import SpeculativeOptions
 
@@ -166,17 +167,28 @@ def _checked(setting: Setting, value: Any) -> str | int | float | dict[str, Any]
     if setting.kind == "choice":
         if value not in setting.choices:
             raise InvalidRequest(
-                f"{name} is {str(value)[:60]!r}; it must be one of {', '.join(setting.choices)}.", param=name
+                f"{name} is {_quoted(value)}; it must be one of {', '.join(setting.choices)}.", param=name
             )
         return str(value)
     number = value
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-        raise InvalidRequest(f"{name} is {str(value)[:60]!r}; it must be a number.", param=name)
+        raise InvalidRequest(f"{name} is {_quoted(value)}; it must be a number.", param=name)
     if setting.kind == "integer" and not isinstance(number, int):
-        raise InvalidRequest(f"{name} is {str(value)[:60]!r}; it must be an integer.", param=name)
+        raise InvalidRequest(f"{name} is {_quoted(value)}; it must be an integer.", param=name)
     if number != setting.also and not setting.low <= number <= setting.high:
-        extra = "" if setting.also is None else f" (or {setting.also:g})"
+        extra = "" if setting.also is None else f" (or {_plain(setting.also)})"
         raise InvalidRequest(
-            f"{name} is {str(value)[:60]}; it must be from {setting.low:g} to {setting.high:g}{extra}.", param=name
+            f"{name} is {_quoted(value)}; it must be from {_plain(setting.low)} to {_plain(setting.high)}{extra}.",
+            param=name,
         )
     return number
+
+
+def _quoted(value: Any) -> str:
+    """Return a wrong value for a message, as JSON and TOML write switches."""
+    return str(value).lower() if isinstance(value, bool) else value_shown(value)
+
+
+def _plain(number: float) -> str:
+    """Return a limit without an exponent: 16777216, not 1.67772e+07."""
+    return str(int(number)) if number == int(number) else str(number)

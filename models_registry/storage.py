@@ -145,6 +145,23 @@ def upload_lock(upload_id: uuid.UUID | str) -> Iterator[bool]:
         os.close(descriptor)
 
 
+@contextmanager
+def part_lock(upload_id: uuid.UUID, number: int) -> Iterator[int | None]:
+    """Lock one file of an upload for writing; yields its descriptor, or None at once if another request holds it."""
+    path = part_path(upload_id, number)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _blobs_lock() -> AbstractContextManager[None]:
     return kernel_lock(blobs_dir() / ".lock")
 

@@ -1,7 +1,7 @@
 """Receive checkpoints from browsers: declare, send, check and register, or refuse with a reason.
 
     upload_create   checks names and sizes, then the free space of the disk
-    upload_receive  stores pieces in order, at the offset that the server names, so that uploads can be resumed
+    upload_receive  stores pieces in order, one at a time, at the offset that the server names; uploads can be resumed
     upload_finish   hashes, publishes, inspects in a killable child, registers
     storage_sweep   ends silent uploads and removes files of killed processes
 
@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import close_old_connections, connection, transaction
-from django.db.models import F, Sum
+from django.db.models import Sum
 from django.utils import timezone
 
 from inference.errors import (
@@ -106,46 +106,27 @@ def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[b
 
     Raises:
         NotFound: No such upload or file.
-        Conflict: Another offset is expected, or the upload has ended.
+        Conflict: Another offset is expected, another piece is being stored, or the upload has ended.
         RequestTooLarge: The piece is over the limit, or goes beyond the declared size.
         StorageFull: The disk is full; the upload is ended and its files are removed.
         CorruptCheckpoint: The first piece is no head of a safetensors file; the upload is ended likewise.
     """
-    file = UploadFile.objects.select_related("upload").filter(upload_id=upload_id, number=number).first()
-    if file is None:
-        raise NotFound(f"there is no file {number} in the upload {upload_id}.", param="file")
-    if file.upload.state != Upload.State.RECEIVING:
-        raise Conflict(f"the upload is {file.upload.state}: {file.upload.reason or 'it takes no more bytes'}.")
-    if offset != file.received_bytes:
-        raise Conflict(
-            f"{file.name} has {file.received_bytes} bytes here, the piece begins at {offset}; "
-            f"go on at {file.received_bytes}.",
-            param="offset",
-        )
-    piece = _read_piece(body, file)
-    try:
-        if offset == 0 and file.name.endswith(".safetensors"):
-            _check_head(file, piece)
-        with storage.full_disk_as_error():
-            _write_piece(file, offset, piece)
-    except (StorageFull, CorruptCheckpoint) as error:
-        # The files are removed first, because on a full disk the database needs their space.
-        storage.remove_upload_files(upload_id)
-        _end(file.upload, Upload.State.REFUSED, error.message)
-        raise
-    with transaction.atomic():
-        taken = UploadFile.objects.filter(pk=file.pk, received_bytes=offset).update(
-            received_bytes=F("received_bytes") + len(piece)
-        )
-        alive = Upload.objects.filter(pk=upload_id, state=Upload.State.RECEIVING).update(active_at=timezone.now())
-    if not alive:
-        # The upload ended while the piece arrived, and the write may have created its directory again.
-        storage.remove_upload_files(upload_id)
-        raise Conflict("the upload has ended; begin a new one.")
-    if not taken:
-        raise Conflict(f"{file.name} received another piece at {offset} at the same time; ask for the offset again.")
-    file.received_bytes = offset + len(piece)
-    return file
+    file = _expected_file(upload_id, number, offset)
+    piece = _read_piece(body, file)  # outside of the lock, because a client may be slow
+    with storage.part_lock(upload_id, number) as descriptor:
+        if descriptor is None:
+            raise Conflict(
+                f"another piece of {file.name} is being stored; ask for the offset and go on from there.",
+                param="offset",
+            )
+        try:
+            file = _expected_file(upload_id, number, offset)  # another piece may have come while this one arrived
+            return _store_piece(file, descriptor, piece)
+        except (Conflict, NotFound):
+            # The upload may have ended while the piece arrived, and the lock has created its directory again.
+            if not Upload.objects.filter(pk=upload_id, state__in=_OPEN).exists():
+                storage.remove_upload_files(upload_id)
+            raise
 
 
 def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspector | None = None) -> Upload:
@@ -258,6 +239,51 @@ def _check_free_bytes(total: int) -> None:
         )
 
 
+def _expected_file(upload_id: uuid.UUID, number: int, offset: int) -> UploadFile:
+    """Return the file whose next piece begins at ``offset``.
+
+    Raises:
+        NotFound: No such upload or file.
+        Conflict: Another offset is expected, or the upload has ended.
+    """
+    file = UploadFile.objects.select_related("upload").filter(upload_id=upload_id, number=number).first()
+    if file is None:
+        raise NotFound(f"there is no file {number} in the upload {upload_id}.", param="file")
+    if file.upload.state != Upload.State.RECEIVING:
+        raise Conflict(f"the upload is {file.upload.state}: {file.upload.reason or 'it takes no more bytes'}.")
+    if offset != file.received_bytes:
+        raise Conflict(
+            f"{file.name} has {file.received_bytes} bytes here, the piece begins at {offset}; "
+            f"go on at {file.received_bytes}.",
+            param="offset",
+        )
+    return file
+
+
+def _store_piece(file: UploadFile, descriptor: int, piece: bytes) -> UploadFile:
+    """Write the next piece and count its bytes; the caller holds ``storage.part_lock``.
+
+    A process that is killed between the two leaves bytes that the row doesn't count; the next piece overwrites them.
+    """
+    offset = file.received_bytes
+    try:
+        if offset == 0 and file.name.endswith(".safetensors"):
+            _check_head(file, piece)
+        with storage.full_disk_as_error():
+            _write_piece(descriptor, offset, piece)
+    except (StorageFull, CorruptCheckpoint) as error:
+        # The files are removed first, because on a full disk the database needs their space.
+        storage.remove_upload_files(file.upload_id)
+        _end(file.upload, Upload.State.REFUSED, error.message)
+        raise
+    with transaction.atomic():
+        if not Upload.objects.filter(pk=file.upload_id, state=Upload.State.RECEIVING).update(active_at=timezone.now()):
+            raise Conflict("the upload has ended; begin a new one.")
+        UploadFile.objects.filter(pk=file.pk).update(received_bytes=offset + len(piece))
+    file.received_bytes = offset + len(piece)
+    return file
+
+
 def _read_piece(body: IO[bytes], file: UploadFile) -> bytes:
     num_left = min(CHUNK_BYTES, file.size_bytes - file.received_bytes)
     parts, length = [], 0
@@ -285,17 +311,12 @@ def _check_head(file: UploadFile, piece: bytes) -> None:
         )
 
 
-def _write_piece(file: UploadFile, offset: int, piece: bytes) -> None:
-    path = storage.part_path(file.upload_id, file.number)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        view, position = memoryview(piece), offset
-        while view:
-            written = os.pwrite(descriptor, view, position)
-            view, position = view[written:], position + written
-    finally:
-        os.close(descriptor)
+def _write_piece(descriptor: int, offset: int, piece: bytes) -> None:
+    view, position = memoryview(piece), offset
+    while view:
+        written = os.pwrite(descriptor, view, position)
+        view, position = view[written:], position + written
+    os.fdatasync(descriptor)  # before the row counts the bytes, which a loss of power must not undo
 
 
 # --- checking ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Serve the pages of the site, for staff with a session.
+"""Serve the pages of the site, for staff with a session and the permission that each page names.
 
 Each page hands its first state to its script, which polls the API for the next ones. Both come from the same selectors
 and serializers, so that they agree.
@@ -10,9 +10,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.contrib.admin.forms import AdminAuthenticationForm
-from django.contrib.auth.decorators import user_passes_test
-from django.contrib.auth.views import LoginView, LogoutView
+from django.contrib.auth.views import LoginView, LogoutView, redirect_to_login
+from django.core.exceptions import PermissionDenied
 from django.http import Http404
 from django.shortcuts import render
 from django.utils.decorators import method_decorator
@@ -23,18 +22,18 @@ from inference.errors import UnknownModel
 from models_registry import selectors, upload_rules
 from models_registry.api.views import checkpoint_detail, overview
 from models_registry.settings_schema import MODEL_SETTINGS, shown
+from models_registry.sign_in import SignInForm
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
-
-_staff_required = user_passes_test(lambda user: user.is_active and getattr(user, "is_staff", False))
+    from django.http.response import HttpResponseBase
 
 
 class SignInView(LoginView):
     """Signs staff in; the form refuses other accounts."""
 
     template_name = "registry/login.html"
-    authentication_form = AdminAuthenticationForm
+    authentication_form = SignInForm
     redirect_authenticated_user = False
 
 
@@ -42,18 +41,29 @@ class SignOutView(LogoutView):
     """Signs out; POST only."""
 
 
-@method_decorator([_staff_required, ensure_csrf_cookie], name="dispatch")
+@method_decorator(ensure_csrf_cookie, name="dispatch")
 class StaffPage(View):
     """Base of all pages for signed-in staff.
 
     Attributes:
         template_name: The page.
         section: The active entry of the navigation.
+        permission_required: The permission that the account needs for the page.
     """
 
     template_name = ""
     section = ""
     http_method_names = ("get", "head")
+    permission_required = ""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Ask for a sign-in, or refuse accounts without the permission, or serve the page."""
+        user = request.user
+        if not (user.is_active and getattr(user, "is_staff", False)):
+            return redirect_to_login(request.get_full_path())
+        if not user.has_perm(self.permission_required):
+            raise PermissionDenied
+        return super().dispatch(request, *args, **kwargs)
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         """Render the page."""
@@ -69,6 +79,7 @@ class DashboardPage(StaffPage):
 
     template_name = "registry/dashboard.html"
     section = "dashboard"
+    permission_required = "models_registry.view_checkpoint"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the overview, as the API does."""
@@ -80,6 +91,7 @@ class ModelsPage(StaffPage):
 
     template_name = "registry/models.html"
     section = "models"
+    permission_required = "models_registry.view_checkpoint"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the overview, whose largest part is the list."""
@@ -91,6 +103,7 @@ class UploadPage(StaffPage):
 
     template_name = "registry/upload.html"
     section = "models"
+    permission_required = "models_registry.add_upload"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the limits and kinds of files, so that the page can refuse a file at once."""
@@ -108,6 +121,7 @@ class ModelPage(StaffPage):
 
     template_name = "registry/model.html"
     section = "models"
+    permission_required = "models_registry.view_checkpoint"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the description, the facts that can be set, and the settings."""
@@ -134,6 +148,7 @@ class PlaygroundPage(StaffPage):
 
     template_name = "registry/playground.html"
     section = "playground"
+    permission_required = "inference.scope_generate"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the models and their abilities; the database reads them out of the JSON column."""
@@ -154,6 +169,7 @@ class JobsPage(StaffPage):
 
     template_name = "registry/jobs.html"
     section = "jobs"
+    permission_required = "inference.scope_files"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the model names for the submit form."""

@@ -19,7 +19,7 @@ from blazr_site.supervisor import POOL
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 OURS = ("migrate", "web", "worker", "beat")
-GIVEN = {"BLAZR_SECRET_KEY": "x" * 50, "POSTGRES_PASSWORD": "secret"}
+GIVEN = {"BLAZR_SECRET_KEY": "x" * 50, "POSTGRES_PASSWORD": "secret", "REDIS_PASSWORD": "hidden"}
 
 
 def _expand(value: str) -> str:
@@ -60,7 +60,7 @@ def test_the_settings_accept_every_value(service):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
-        "django.db.backends.postgresql", "postgres", "redis://redis:6379/0", "True", "True",
+        "django.db.backends.postgresql", "postgres", "redis://:hidden@redis:6379/0", "True", "True",
     ]  # fmt: skip
 
 
@@ -73,7 +73,8 @@ def test_addresses_name_services_of_the_file():
 def test_nothing_secret_has_a_default_and_only_the_web_port_is_open():
     text = (ROOT / "docker-compose.yml").read_text()
     assert all(
-        rest.startswith(":?") for rest in re.findall(r"\$\{(?:BLAZR_SECRET_KEY|POSTGRES_PASSWORD)([^}]*)\}", text)
+        rest.startswith(":?")
+        for rest in re.findall(r"\$\{(?:BLAZR_SECRET_KEY|POSTGRES_PASSWORD|REDIS_PASSWORD)([^}]*)\}", text)
     )
     assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["web"]
 
@@ -81,10 +82,24 @@ def test_nothing_secret_has_a_default_and_only_the_web_port_is_open():
 def test_processes_are_started_as_the_supervisor_starts_them():
     assert _environment("worker")["CELERY_CUSTOM_WORKER_POOL"] == POOL
     source = (ROOT / "blazr_site" / "supervisor.py").read_text()
-    for service in ("web", "worker", "beat"):
+    assert COMPOSE["services"]["web"]["command"] == ["python", "-m", "blazr_site.web"]
+    assert '"-m", "blazr_site.web"' in source
+    for service in ("worker", "beat"):
         for argument in COMPOSE["services"][service]["command"]:
             if argument.startswith("--"):
                 assert f'"{argument}"' in source, f"the supervisor doesn't pass {argument} to {service}"
+
+
+def test_redis_has_a_password_that_its_clients_know():
+    redis = COMPOSE["services"]["redis"]
+    assert '--requirepass "$$REDISCLI_AUTH"' in redis["command"][-1]
+    assert _expand(redis["environment"]["REDISCLI_AUTH"]) == urlsplit(_environment("web")["REDIS_URL"]).password
+
+
+def test_images_can_be_pinned_by_digest():
+    text = (ROOT / "docker-compose.yml").read_text() + (ROOT / "Dockerfile").read_text()
+    for name in ("PYTHON_IMAGE", "REDIS_IMAGE", "POSTGRES_IMAGE"):
+        assert f"${{{name}" in text
 
 
 def test_the_grace_times_leave_room_for_the_drain():

@@ -21,7 +21,7 @@ START_TIMEOUT_S = 180.0
 CACHE_BYTES = 32 << 20
 """Memory for the states of a model: little, so that it is full long before the middle of a phase."""
 MAX_MODEL_LEN = 1024
-NAMES = {"uvicorn": "web", "celery\0-q\0-A\0blazr_site.celery\0worker": "worker"}
+NAMES = {"blazr_site.web": "web", "celery\0-q\0-A\0blazr_site.celery\0worker": "worker"}
 """The processes that are watched, by a mark in their command line."""
 HYBRID = ROOT / "inference" / "demo" / "checkpoint"
 

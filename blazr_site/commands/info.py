@@ -14,6 +14,7 @@ from rich.text import Text
 
 from blazr_site.commands.loading import inspect_model
 from blazr_site.commands.tables import output_console, table
+from inference.host.confinement import confinement
 from inference.host.units import format_bytes, format_count
 from models_registry.detection.describe import describe
 
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     _print_sizes(console, description)
     _print_layers(console, description["layers"])
     _print_facts(console, description["facts"])
-    for warning in description["warnings"]:
+    for warning in (*description["warnings"], *confinement().gaps):
         console.print(Text("note: ", style="yellow").append(warning, style="default"))
     return 0
 

@@ -70,7 +70,7 @@ def _tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[list[
     finally:
         tokenizer.close()
     stderr.print("[yellow]note:[/] no tokenizer is known: random tokens are read, their perplexity means nothing")
-    draws = random.Random(0)
+    draws = random.Random(0)  # noqa: S311 - the same tokens each time, no secret
     return [draws.choice(usable) for _ in range(most)], "random tokens"
 
 

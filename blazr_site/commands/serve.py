@@ -17,12 +17,14 @@ from django.db import connection, connections
 from rich.console import Console
 
 from blazr_site.commands.models import resolve_model
+from blazr_site.listeners import open_listeners
 from blazr_site.settings.models import ConfiguredModel
 from blazr_site.settings.storage import write_secret_once
-from blazr_site.supervisor import Site, check_port, device_list, run_site
+from blazr_site.supervisor import Site, device_list, run_site
 from inference.access.api_keys import api_key_create, key_prefix
 from inference.demo.paths import PREBUILT_DIRECTORY, SERVED_MODEL_NAME
 from inference.errors import Conflict
+from inference.host.confinement import confinement
 from inference.host.units import format_bytes, format_count
 from inference.models import ApiKey
 from inference.values.principal import SCOPES
@@ -59,8 +61,10 @@ def _only_one(data_dir: Path) -> Iterator[None]:
 
 def _serve() -> int:
     console = Console(highlight=False)
-    port = check_port(settings.BLAZR_HOST, settings.BLAZR_PORT)
+    listeners = open_listeners(settings.BLAZR_HOST, settings.BLAZR_PORT)
     console.print("[bold]blazr[/bold]")
+    for gap in confinement().gaps:
+        console.print(f"  [yellow]note:[/yellow] {gap}", soft_wrap=True)
     _migrate(console)
     storage_sweep()  # removes the files of interrupted uploads
     models = _register(settings.BLAZR_MODELS, console)
@@ -70,7 +74,7 @@ def _serve() -> int:
     connections.close_all()
     site = Site(
         host=settings.BLAZR_HOST,
-        port=port,
+        port=listeners[0].getsockname()[1],
         data_dir=settings.BLAZR_DATA_DIR,
         log_dir=settings.BLAZR_LOG_DIR,
         runtime_dir=settings.BLAZR_RUNTIME_DIR,
@@ -79,7 +83,7 @@ def _serve() -> int:
         devices=device_list(settings.BLAZR_DEVICE),
         preload={model.checkpoint_id: model.name for model in models if model.preload},
         drain_grace_s=settings.BLAZR_DRAIN_GRACE_S,
-        max_body_bytes=settings.BLAZR_MAX_BODY_BYTES,
+        listeners=listeners,
     )
     return run_site(site, console, lambda: _welcome(console, site.url, models, password, key))
 

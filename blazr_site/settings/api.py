@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
+from django.core.exceptions import ImproperlyConfigured
 
 from blazr_site.settings import read
+from inference.host.addresses import is_loopback
 
 BLAZR_HOST: str = read.text("BLAZR_HOST", "127.0.0.1", help="Address that the web server is bound to.")
 BLAZR_PORT = read.required_integer("BLAZR_PORT", 8080, low=0, high=65535, help="Port of the web server; 0: a free one.")
-BLAZR_NO_AUTH = read.flag("BLAZR_NO_AUTH", False, help="Serve the API without keys even beyond loopback.")
+BLAZR_NO_AUTH = read.flag(
+    "BLAZR_NO_AUTH", False, help="Serve the API without keys even beyond loopback; needs BLAZR_ALLOWED_HOSTS there."
+)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-BLAZR_API_KEY_REQUIRED = not is_loopback(BLAZR_HOST) and not BLAZR_NO_AUTH
 BLAZR_MAX_BODY_BYTES: int = read.required_size_bytes(
-    "BLAZR_MAX_BODY_BYTES", 32 << 20, low=1 << 10, help="Largest body of an API request."
+    "BLAZR_MAX_BODY_BYTES", 16 << 20, low=1 << 10, help="Largest body of an API request."
 )
 
 _LOCAL_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
@@ -34,6 +26,16 @@ ALLOWED_HOSTS = read.texts(
     help="Host names that the site answers to. Default: loopback's names, or all when bound to anything else.",
 )
 BLAZR_HTTPS = read.flag("BLAZR_HTTPS", False, help="Reached over HTTPS through a proxy: secure cookies, HSTS.")
+# A proxy may stand before a server that is bound to loopback; HTTPS and names beyond loopback reveal it. Forwarded
+# requests and other machines need a key in any case (inference.access.authentication).
+_IS_FOR_THIS_MACHINE = is_loopback(BLAZR_HOST) and not BLAZR_HTTPS and all(map(is_loopback, ALLOWED_HOSTS))
+BLAZR_API_KEY_REQUIRED = not _IS_FOR_THIS_MACHINE and not BLAZR_NO_AUTH
+if BLAZR_NO_AUTH and "*" in ALLOWED_HOSTS:
+    raise ImproperlyConfigured(
+        f"BLAZR_NO_AUTH (--no-auth) on the address {BLAZR_HOST} needs BLAZR_ALLOWED_HOSTS, the names under which the "
+        "server is reached: any web page could otherwise use the server through its visitors' browsers (DNS "
+        "rebinding). Set BLAZR_ALLOWED_HOSTS=name,192.168.1.10, or leave --no-auth out."
+    )
 # Pages of this site's names may post, even if the proxy doesn't forward the Host header.
 CSRF_TRUSTED_ORIGINS = [
     f"https://{'*' if name.startswith('.') else ''}{name}" for name in ALLOWED_HOSTS if BLAZR_HTTPS and name != "*"
@@ -46,6 +48,8 @@ if BLAZR_HTTPS:
     SECURE_HSTS_SECONDS = 31_536_000
     SECURE_HSTS_INCLUDE_SUBDOMAINS = True
     SECURE_SSL_REDIRECT = True
+# The preload list of browsers takes a whole domain and can hardly be left again: its owner decides, not this server.
+SILENCED_SYSTEM_CHECKS = ["security.W021"]
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"
 DATA_UPLOAD_MAX_MEMORY_SIZE = BLAZR_MAX_BODY_BYTES

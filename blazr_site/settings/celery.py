@@ -1,13 +1,10 @@
-"""Settings of Celery: late acks, with a short visibility timeout that workers keep extending."""
+"""Settings of Celery: late acks, and leases that workers keep (``inference.worker.lease``)."""
 
 from __future__ import annotations
 
-from blazr_site.settings.redis import _URLS, BLAZR_REDIS_EMBEDDED, BLAZR_REDIS_TIMEOUT_S
+from blazr_site.settings.redis import _URLS, BLAZR_REDIS_TIMEOUT_S
 from blazr_site.settings.storage import BLAZR_DATA_DIR
 
-# Seconds after which another worker gets the requests of a killed one. A live worker renews every third of that time;
-# over a network, a pause of some seconds must not look like a death.
-BLAZR_VISIBILITY_TIMEOUT_S = 10 if BLAZR_REDIS_EMBEDDED else 30
 # Seconds for running requests to finish at shutdown; requests that still run are requeued.
 BLAZR_DRAIN_GRACE_S = 30
 # Most requests that one worker holds, over all models; the others stay in Redis for other workers.
@@ -15,13 +12,13 @@ BLAZR_WORKER_ADMISSION = 1024
 
 CELERY_BROKER_URL = _URLS.celery
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    # kombu's default redelivers a killed worker's messages after an hour, this after seconds. Without the lease
-    # thread of inference.worker.lease a short timeout would redeliver every long generation for ever.
-    "visibility_timeout": BLAZR_VISIBILITY_TIMEOUT_S,
+    # Seconds, by the clocks of the machines, after which kombu redelivers a message that a worker took and did not
+    # record before it was killed. inference.worker.lease keeps kombu from redelivering recorded messages.
+    "visibility_timeout": 10,
     "unacked_restore_interval": 2,
     "unacked_restore_throttle": 1,
     "unacked_mutex_expire": 5,
-    "priority_steps": [0],
+    "priority_steps": [0, 3],  # requests and deferred requests; see inference.transport.open_requests
     "socket_keepalive": True,
     "socket_connect_timeout": BLAZR_REDIS_TIMEOUT_S,
     "health_check_interval": 15,

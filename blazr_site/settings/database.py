@@ -8,7 +8,7 @@ import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
 from blazr_site.settings import read
-from blazr_site.settings.storage import BLAZR_DATA_DIR
+from blazr_site.settings.storage import BLAZR_DATA_DIR, DATABASE_FILE
 
 # A deferred transaction that turns from reading to writing ignores the busy timeout and fails with "database is
 # locked", so transactions start as IMMEDIATE.
@@ -20,22 +20,22 @@ SQLITE_OPTIONS = {
 _ENGINES = ("django.db.backends.sqlite3", "django.db.backends.postgresql")
 
 
-def database_config(url: str | None) -> dict[str, Any]:
-    """Return Django's connection settings for a database URL; None: the embedded SQLite file.
+def database_config(url: str | None, place: str = "DATABASE_URL") -> dict[str, Any]:
+    """Return Django's connection settings for a database URL; None: the embedded SQLite file. Errors name ``place``.
 
     Raises:
         ImproperlyConfigured: The URL can't be read, or names a database that isn't supported.
     """
     if url is None:
-        url = f"sqlite:///{BLAZR_DATA_DIR / 'db.sqlite3'}"
+        url = f"sqlite:///{BLAZR_DATA_DIR / DATABASE_FILE}"
     expected = "a URL such as postgres://user:password@host:5432/name or sqlite:////path/db.sqlite3"
     scheme = url.split(":", 1)[0]
     try:
         config: dict[str, Any] = dict(dj_database_url.parse(url))
     except Exception as error:  # the parser raises its own, ValueError and KeyError
-        raise ImproperlyConfigured(f"DATABASE_URL (scheme {scheme!r}) can't be read, it must be {expected}.") from error
+        raise ImproperlyConfigured(f"{place} (scheme {scheme!r}) can't be read, it must be {expected}.") from error
     if config.get("ENGINE") not in _ENGINES:
-        raise ImproperlyConfigured(f"DATABASE_URL has the scheme {scheme!r}, it must be {expected}.")
+        raise ImproperlyConfigured(f"{place} has the scheme {scheme!r}, it must be {expected}.")
     if config["ENGINE"] == _ENGINES[0]:
         config["OPTIONS"] = {**config.get("OPTIONS", {}), **SQLITE_OPTIONS}
         return config
@@ -53,7 +53,8 @@ DATABASES = {
     "default": database_config(
         read.text(
             "DATABASE_URL", help="PostgreSQL (or SQLite) URL. Default: SQLite in the data directory.", is_secret=True
-        )
+        ),
+        read.place_of("DATABASE_URL"),
     )
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

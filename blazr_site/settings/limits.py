@@ -19,17 +19,17 @@ BLAZR_KEY_TPM = former_integer("BLAZR_KEY_TPM", _KEY_LIMITS.get("tpm"), low=1)
 BLAZR_KEY_CONCURRENT = former_integer("BLAZR_KEY_CONCURRENT", _KEY_LIMITS.get("concurrent"), low=1)
 BLAZR_KEY_LINES = former_integer("BLAZR_KEY_LINES", _KEY_LIMITS.get("lines"), low=1)
 
-_DAYS = read.required_integer(
+BLAZR_RETENTION_DAYS: int = read.required_integer(
     "BLAZR_RETENTION_DAYS",
     30,
     low=0,
     high=36_500,
-    help="Days after which files of the API (unless stored with a time of their own), stored responses and the "
-    "request log are deleted; 0: never.",
+    help="Days after which files of the API (unless stored with a time of their own), finished jobs, stored responses "
+    "and the request log are deleted; 0: never.",
 )
-BLAZR_FILE_EXPIRE_DAYS: int = former_integer("BLAZR_FILE_EXPIRE_DAYS", _DAYS, low=0)
-BLAZR_RESPONSE_RETENTION_DAYS: int = former_integer("BLAZR_RESPONSE_RETENTION_DAYS", _DAYS, low=1)
-BLAZR_REQUEST_LOG_DAYS: int = former_integer("BLAZR_REQUEST_LOG_DAYS", _DAYS, low=1)
+BLAZR_FILE_EXPIRE_DAYS: int = former_integer("BLAZR_FILE_EXPIRE_DAYS", BLAZR_RETENTION_DAYS, low=0)
+BLAZR_RESPONSE_RETENTION_DAYS: int = former_integer("BLAZR_RESPONSE_RETENTION_DAYS", BLAZR_RETENTION_DAYS, low=1)
+BLAZR_REQUEST_LOG_DAYS: int = former_integer("BLAZR_REQUEST_LOG_DAYS", BLAZR_RETENTION_DAYS, low=1)
 
 
 def _request_logging(value: Any) -> str:

@@ -30,7 +30,10 @@ LOGGING: dict[str, Any] = {
         },
         "json": {"()": "blazr_site.log_lines.JsonFormatter"},
     },
-    "filters": {"unexpected": {"()": "blazr_site.log_lines.UnexpectedResponses"}},
+    "filters": {
+        "unexpected": {"()": "blazr_site.log_lines.UnexpectedResponses"},
+        "broker": {"()": "blazr_site.log_lines.BrokerOutage"},
+    },
     "handlers": {
         "stderr": {"class": "logging.StreamHandler", "formatter": "json" if BLAZR_LOG_FORMAT == "json" else "line"}
     },
@@ -40,6 +43,11 @@ LOGGING: dict[str, Any] = {
         "django.request": {"level": "ERROR", "filters": ["unexpected"]},
         "django.security.DisallowedHost": {"level": "CRITICAL"},
         "celery": {"level": "WARNING"},
+        # The filter needs the records of success to know the end of an outage.
+        "celery.worker.consumer.consumer": {"filters": ["broker"]},
+        "celery.worker.consumer.connection": {"level": "INFO", "filters": ["broker"]},
+        "celery.beat": {"level": "DEBUG", "filters": ["broker"]},
+        "py.warnings": {"filters": ["broker"]},
         "kombu": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
     },

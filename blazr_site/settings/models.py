@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,38 @@ def models_of_file(file: sources.ConfigFile) -> list[ConfiguredModel]:
     """Read the tables ``[[models]]``.
 
     Raises:
-        ImproperlyConfigured: A table is wrong; names its number, key, value and the allowed values.
+        ImproperlyConfigured: A table is wrong; names its number, key, value and the allowed values. Or two tables
+            have the same model or name.
     """
     tables = file.values.get("models", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ImproperlyConfigured(f"{file.path}: models must be tables, each under a line [[models]].")
-    return [_model(table, f"{file.path}: models[{number}]", file.path) for number, table in enumerate(tables)]
+    models = [_model(table, f"{file.path}: models[{number}]", file.path) for number, table in enumerate(tables)]
+    _check_distinct(models, f"{file.path}: models")
+    return models
+
+
+def _check_distinct(models: Sequence[ConfiguredModel], place: str) -> None:
+    """Refuse a model that is configured twice, and a name that two models or aliases have."""
+    paths: dict[str, int] = {}
+    names: dict[str, int] = {}
+    for number, model in enumerate(models):
+        path = Path(model.model).expanduser()
+        first = paths.setdefault(str(path.resolve()) if path.exists() else model.model, number)
+        if first != number:
+            raise ImproperlyConfigured(
+                f"{place}[{number}].model is {read.shorten(model.model)}, the model of {place}[{first}] too. Keep one "
+                "of the tables, and give it the other name under aliases."
+            )
+        for name in (model.name, *model.aliases):
+            if name is None:
+                continue
+            if name in names:
+                raise ImproperlyConfigured(
+                    f"{place}[{number}] has the name or alias {read.shorten(name)}, which {place}[{names[name]}] has "
+                    "already. Choose another one."
+                )
+            names[name] = number
 
 
 def _model(table: Mapping[str, Any], place: str, path: Path | None) -> ConfiguredModel:

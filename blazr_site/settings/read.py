@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,12 +251,18 @@ def warnings() -> list[tuple[str, str]]:
 
 
 def check_file() -> None:
-    """Refuse unknown keys of ``blazr.toml``.
+    """Refuse unknown keys of ``blazr.toml``, and secrets in a file that others can read.
 
     Raises:
         ImproperlyConfigured: Names the nearest known key, or the advice for a retired one.
     """
     file = sources.config_file()
+    secret = sorted(variable.key for variable in KNOWN.values() if variable.is_secret and variable.key in file.values)
+    if file.path is not None and secret and file.path.stat().st_mode & 0o077:
+        raise ImproperlyConfigured(
+            f"{file.path} has {', '.join(secret)}, and other users of this machine can read it. Run: chmod go-rwx "
+            f"{shlex.quote(str(file.path))}"
+        )
     keys = {variable.key for variable in KNOWN.values()} | OTHER_KEYS
     retired = {sources.toml_key(name): old for name, old in RETIRED.items()}
     for key in file.values:
@@ -265,6 +272,12 @@ def check_file() -> None:
         if key in retired:
             raise ImproperlyConfigured(f"{file.path}: {key} is retired. {retired[key].advice}")
         raise ImproperlyConfigured(f"{file.path}: {key} is unknown." + (f" Did you mean {near[0]}?" if near else ""))
+
+
+def place_of(name: str) -> str:
+    """Return where the value of a variable was set: option, variable, or file and key; unset: the variable."""
+    found = sources.find(name)
+    return name if found is None else found.place
 
 
 def _read(variable: Variable, parse: Callable[[Any], T]) -> T | None:

@@ -30,8 +30,8 @@ class RedisUrls:
     channels: str  # channels-redis: as redis-py
 
 
-def redis_urls(url: str) -> RedisUrls:
-    """Derive the three notations from any one of them.
+def redis_urls(url: str, place: str = "REDIS_URL") -> RedisUrls:
+    """Derive the three notations from any one of them; errors name ``place``.
 
     Raises:
         ImproperlyConfigured: The scheme is unknown or a part is missing.
@@ -41,12 +41,12 @@ def redis_urls(url: str) -> RedisUrls:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ImproperlyConfigured(f"REDIS_URL can't be read, it must look like {expected}.") from None
+        raise ImproperlyConfigured(f"{place} can't be read, it must look like {expected}.") from None
     query = parse_qs(parts.query)
     if parts.scheme in ("redis", "rediss"):
         database = parts.path.strip("/") or "0"
         if not parts.hostname or not database.isdigit():
-            raise ImproperlyConfigured(f"REDIS_URL needs a host and a database number, such as {expected}.")
+            raise ImproperlyConfigured(f"{place} needs a host and a database number, such as {expected}.")
         login = parts.netloc.rpartition("@")[0]
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         same = f"{parts.scheme}://{login + '@' if login else ''}{host}:{port or 6379}/{database}"
@@ -57,12 +57,12 @@ def redis_urls(url: str) -> RedisUrls:
         path = unquote(parts.path)
         database = (query.get("db") or query.get("virtual_host") or ["0"])[0]
         if not path.startswith("/") or not database.isdigit():
-            raise ImproperlyConfigured(f"REDIS_URL needs an absolute socket path, such as {expected}.")
+            raise ImproperlyConfigured(f"{place} needs an absolute socket path, such as {expected}.")
         login = parts.netloc.rpartition("@")[0]
         login = login + "@" if login else ""
         client = f"unix://{login}{quote(path)}?db={database}"
         return RedisUrls(client, f"redis+socket://{login}{quote(path)}?virtual_host={database}", client)
-    raise ImproperlyConfigured(f"REDIS_URL has the scheme {parts.scheme!r}, it must look like {expected}.")
+    raise ImproperlyConfigured(f"{place} has the scheme {parts.scheme!r}, it must look like {expected}.")
 
 
 def runtime_dir(data_dir: Path) -> Path:
@@ -70,7 +70,7 @@ def runtime_dir(data_dir: Path) -> Path:
     tag = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:10]
     base = sources.runtime_base()
     if len(os.fsencode(base)) > _MAX_SOCKET_PATH_BYTES - 40:
-        base = Path("/tmp")
+        base = sources.SHORT_BASE
     return base / f"blazr-{os.getuid()}-{tag}"
 
 
@@ -80,7 +80,7 @@ _GIVEN_URL = read.text(
     "REDIS_URL", help="Redis (>= 6.2) of the cluster. Default: embedded, on a private unix socket.", is_secret=True
 )
 BLAZR_REDIS_EMBEDDED = _GIVEN_URL is None
-_URLS = redis_urls(_GIVEN_URL or f"unix://{BLAZR_EMBEDDED_REDIS_SOCKET}?db=0")
+_URLS = redis_urls(_GIVEN_URL or f"unix://{BLAZR_EMBEDDED_REDIS_SOCKET}?db=0", read.place_of("REDIS_URL"))
 BLAZR_REDIS_URL = _URLS.client
 # Timeout of one reply of Redis: far longer than a busy server needs, and short enough for a waiting client.
 BLAZR_REDIS_TIMEOUT_S = 2.0

@@ -19,6 +19,9 @@ from blazr_site.process_environment import process_options
 
 FILE_NAME = "blazr.toml"
 DATA_DIR, DEFAULT_DATA_DIR = "BLAZR_DATA_DIR", "data"
+# The directory that is made in it is checked to be private (embedded_redis.make_runtime_dir).
+SHORT_BASE = Path("/tmp")  # noqa: S108  # nosec B108
+"""Directory for sockets where the user has none, or a path that is too long for one."""
 _OTHER_KEYS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "traces_endpoint"}
 """Keys of variables whose names other programs define."""
 
@@ -79,7 +82,8 @@ def environment_names(prefix: str = "BLAZR_") -> list[str]:
 
 def runtime_base() -> Path:
     """Return the user's directory for sockets."""
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+    found = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(found) if found else SHORT_BASE
 
 
 @lru_cache(maxsize=1)
@@ -108,8 +112,8 @@ def read_file(path: Path) -> ConfigFile:
     """
     path = path.expanduser().absolute()
     try:
-        with path.open("rb") as file:
-            return ConfigFile(path, tomllib.load(file))
+        # Editors on Windows write a byte order mark, which tomllib refuses.
+        return ConfigFile(path, tomllib.loads(path.read_bytes().decode("utf-8-sig")))
     except OSError as error:
         raise ImproperlyConfigured(f"{path} can't be read: {error.strerror}.") from error
     except RecursionError:

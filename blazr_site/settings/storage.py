@@ -6,8 +6,10 @@ Reading settings creates no files. ``prepare_data_dir`` creates them, and the en
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shlex
 import sys
 from pathlib import Path
 
@@ -40,7 +42,11 @@ BLAZR_MAX_FILE_BYTES: int = read.required_size_bytes(
     "BLAZR_MAX_FILE_BYTES", 200 << 20, low=1 << 10, help="Largest file that POST /v1/files takes."
 )
 
-SECRET_KEY_FILE = "secret_key"
+SECRET_KEY_FILE = "secret_key"  # noqa: S105 - a file's name
+DATABASE_FILE = "db.sqlite3"
+_SECRET_FILES = (SECRET_KEY_FILE, "admin_password", "api_key")
+_PRIVATE_FILES = (DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm", "redis")
+"""Files whose own mode matters only where other users can enter the data directory."""
 
 
 def prepare_data_dir() -> Path:
@@ -50,23 +56,45 @@ def prepare_data_dir() -> Path:
         The data directory.
 
     Raises:
-        ImproperlyConfigured: It can't be made or written.
+        ImproperlyConfigured: It can't be made or written, or other users can read its secrets.
     """
     places = (BLAZR_BLOBS_DIR, BLAZR_CHECKPOINTS_DIR, BLAZR_UPLOADS_DIR, BLAZR_FILES_DIR, BLAZR_LOG_DIR)
     try:
         for directory in (BLAZR_DATA_DIR, *places):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_secret_once(BLAZR_DATA_DIR / SECRET_KEY_FILE, secrets.token_urlsafe(50))
+        _create_database_file()
     except OSError as error:
         raise ImproperlyConfigured(
             f"the data directory {BLAZR_DATA_DIR} can't be written: {error.filename}: {error.strerror}; "
             "choose another --data-dir."
         ) from error
+    readable = readable_secrets(BLAZR_DATA_DIR)
+    if readable:
+        paths = " ".join(map(shlex.quote, map(str, readable)))
+        raise ImproperlyConfigured(
+            f"Other users of this machine can read secrets of the data directory. Run: chmod go-rwx {paths}"
+        )
     # Importing this module has read the whole settings package, before the key was there. Django copies the values
     # later, at its first access.
     settings_module = sys.modules["blazr_site.settings"]
     settings_module.SECRET_KEY = _secret_key()  # type: ignore[attr-defined]
     return BLAZR_DATA_DIR
+
+
+def readable_secrets(data_dir: Path) -> list[Path]:
+    """Return the files and directories with secrets that other users of the machine can read."""
+    is_open = data_dir.exists() and data_dir.stat().st_mode & 0o011
+    paths = [data_dir / name for name in (*_SECRET_FILES, *(_PRIVATE_FILES if is_open else ()))]
+    return [path for path in paths if path.exists() and path.stat().st_mode & 0o077]
+
+
+def _create_database_file() -> None:
+    """Create the embedded database's file for its owner only; SQLite gives its other files the same mode."""
+    database = sys.modules["blazr_site.settings"].DATABASES["default"]
+    if database["NAME"] == str(BLAZR_DATA_DIR / DATABASE_FILE):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(BLAZR_DATA_DIR / DATABASE_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def write_secret_once(path: Path, value: str) -> bool:

@@ -2,10 +2,11 @@
 
     admission = await admit(principal, tokens=estimate)     429 when a limit is reached
     …
-    admission.settle(tokens=used)                           once, however the request ended; returns at once
+    admission.release(tokens=used)                          once, however the request ended; returns at once
 
-``generation_start`` calls both for all generations. Other endpoints that compute use ``admitted``. A caller without
-limits causes no call to Redis.
+``generation_start`` calls both for all generations. Other endpoints use ``admitted`` or, for work that depends on a
+text, ``text_admitted``; the base view admits a POST that admits nothing by itself. A caller without limits causes no
+call to Redis.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from collections.abc import AsyncIterator, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
+import orjson
+
 from inference.access.limit_store import RENEW_S, Count, count_request, release_request, renew_leases
 from inference.errors import BlazrError, RateLimitExceeded
 from inference.host.coroutines import PerLoop
+from inference.host.outage import Outage
 from inference.records import metrics
-from inference.values.limits import UNLIMITED, KeyLimits, budget, budget_headers
+from inference.values.limits import BYTES_PER_TOKEN, UNLIMITED, KeyLimits, budget, budget_headers
 from inference.values.principal import Principal
 
 logger = logging.getLogger(__name__)
@@ -110,6 +114,25 @@ async def admitted(principal: Principal, *, tokens: int) -> AsyncIterator[Admiss
         admission.release(tokens=tokens)
 
 
+@contextlib.asynccontextmanager
+async def text_admitted(principal: Principal, body: Any) -> AsyncIterator[None]:
+    """Admit work on the texts of a request's body, which costs as many tokens as the body is long."""
+    tokens = 0 if principal.limits.tokens is None else -(-len(orjson.dumps(body)) // BYTES_PER_TOKEN)
+    async with admitted(principal, tokens=tokens):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def submission_admitted(principal: Principal, *, tokens: int) -> AsyncIterator[None]:
+    """Admit a submission of work that runs later: one request, and its tokens up to a minute's worth.
+
+    Jobs and batches may have more tokens than a minute's; the limit of lines applies to them as well.
+    """
+    limit = principal.limits.tokens
+    async with admitted(principal, tokens=tokens if limit is None else min(tokens, limit)):
+        yield
+
+
 def headers_reset() -> None:
     """Clear the headers of an earlier request in this context."""
     _headers.set(None)
@@ -155,6 +178,7 @@ class _LeaseKeeper:
         self._held: dict[str, str] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._outage = Outage(logger, "the limits of API keys")
 
     def hold(self, tenant: str, lease: str) -> None:
         """Renew this lease from now on."""
@@ -186,7 +210,9 @@ class _LeaseKeeper:
                 was_admitted=was_admitted,
             )
         except BlazrError as error:
-            logger.warning("a request of %s could not be released: %s", admission.tenant, error.message)
+            self._outage.failed(error)
+        else:
+            self._outage.succeeded()
 
     async def _renew(self) -> None:
         try:
@@ -197,7 +223,9 @@ class _LeaseKeeper:
                 try:
                     await renew_leases([(tenant, lease) for lease, tenant in self._held.items()])
                 except BlazrError as error:
-                    logger.warning("leases of open requests could not be renewed: %s", error.message)
+                    self._outage.failed(error)
+                else:
+                    self._outage.succeeded()
         finally:
             self._renewing = None
 

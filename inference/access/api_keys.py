@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.utils import timezone
 
+from inference.access.accounts import principal_of_user
 from inference.errors import InvalidRequest, NotAuthenticated, NotFound
 from inference.models import ApiKey
 from inference.values.limits import MAX_LIMIT, KeyLimits
-from inference.values.principal import DEFAULT_SCOPES, KEY_MARK, SCOPES, Principal
+from inference.values.principal import DEFAULT_SCOPES, KEY_MARK, LOCAL, SCOPES, UNAUTHENTICATED, Principal
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -225,11 +227,16 @@ def principal_of_tenant(tenant: str) -> Principal:
     """Return the caller of a stored ``tenant``, for work without a request.
 
     Raises:
-        NotAuthenticated: The tenant's key was revoked, or has expired.
+        NotAuthenticated: The tenant's key was revoked or has expired, or its account is inactive.
     """
     kind, _, number = tenant.partition(":")
-    if kind != "key":
-        return Principal("user" if kind == "user" else "local", tenant, tenant)
+    if kind == "local":
+        return UNAUTHENTICATED if settings.BLAZR_NO_AUTH else LOCAL
+    if kind == "user":
+        found = principal_of_user(get_user_model().objects.filter(pk=int(number)).first())
+        if found is None:
+            raise NotAuthenticated("The account that submitted this is inactive, or no staff account any more.")
+        return found
     row = ApiKey.objects.filter(pk=int(number), revoked_at=None).first() if number.isdigit() else None
     if row is None or (row.expires_at is not None and row.expires_at <= timezone.now()):
         raise NotAuthenticated("The API key that asked for this was revoked or has expired.")

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
 
+from inference.access.accounts import principal_of_user
 from inference.access.api_keys import principal_of_key
 from inference.errors import InvalidRequest, NotAuthenticated, PermissionRefused
-from inference.values.principal import LOCAL, Principal
+from inference.host.addresses import is_loopback
+from inference.values.principal import LOCAL, UNAUTHENTICATED, Principal
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
 
-def key_required() -> bool:
-    """Whether callers need a key; decided by the address that the server is bound to."""
-    return bool(settings.BLAZR_API_KEY_REQUIRED)
+_FORWARDED = frozenset(
+    {"forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip"}
+)
+"""Headers of proxies, besides ``X-Forwarded-*`` and ``X-Original-*``."""
 
 
-async def principal_from_headers(authorization: str | None) -> Principal | None:
+def requires_key(headers: Iterable[str], peer: str | None) -> bool:
+    """Whether a caller needs a key.
+
+    A caller needs none on a connection from this machine that no proxy has forwarded, if the server is set up for this
+    machine alone. ``BLAZR_NO_AUTH`` turns keys off.
+
+    Args:
+        headers: Names of the request's headers, in lower case.
+        peer: Address of the other end of the connection; None: unknown.
+    """
+    if settings.BLAZR_NO_AUTH:
+        return False
+    return bool(settings.BLAZR_API_KEY_REQUIRED) or not _is_from_here(headers, peer)
+
+
+def _is_from_here(headers: Iterable[str], peer: str | None) -> bool:
+    if peer is None or not is_loopback(peer):
+        return False
+    return not any(name in _FORWARDED or name.startswith(("x-forwarded-", "x-original-")) for name in headers)
+
+
+def _header_names(request: HttpRequest) -> list[str]:
+    return [name[5:].lower().replace("_", "-") for name in request.META if name.startswith("HTTP_")]
+
+
+async def _principal(authorization: str | None, headers: Iterable[str], peer: str | None) -> Principal | None:
     """Return the caller that an Authorization header names; None: the header is missing, and a key is required.
 
     Where no key is required a wrong one is no error, as most clients always send one.
@@ -29,16 +57,30 @@ async def principal_from_headers(authorization: str | None) -> Principal | None:
     Raises:
         NotAuthenticated: A key is required and missing, wrong, expired or revoked.
     """
-    required = key_required()
     principal = await principal_of_key(authorization) if authorization else None
     if principal is not None:
         return principal
-    if not required:
-        return LOCAL
+    if not requires_key(headers, peer):
+        return LOCAL if _is_from_here(headers, peer) else UNAUTHENTICATED
     if not authorization:
         return None
     raise NotAuthenticated(
         "The API key is wrong, expired or revoked; make one on the admin pages or with blazr key create."
+    )
+
+
+async def principal_of_connection(scope: Mapping[str, Any]) -> Principal | None:
+    """Return the caller of an ASGI connection by its headers; None: a key is missing.
+
+    Raises:
+        NotAuthenticated: A key is required, and this one is wrong, expired or revoked.
+    """
+    headers = dict(scope.get("headers", ()))
+    authorization, client = headers.get(b"authorization"), scope.get("client")
+    return await _principal(
+        authorization.decode("latin1") if authorization else None,
+        [name.decode("latin1") for name in headers],
+        client[0] if client else None,
     )
 
 
@@ -55,14 +97,14 @@ async def principal_authenticate(request: HttpRequest, *, session_allowed: bool 
         PermissionRefused: A page of another site sent the request.
         InvalidRequest: The Host header is not one of this site's names.
     """
-    principal = await principal_from_headers(_authorization(request))
+    principal = await _principal(_authorization(request), _header_names(request), request.META.get("REMOTE_ADDR"))
     if principal is not None and principal.kind == "key":
         return principal
     if session_allowed:
-        user = await _staff_user(request)
-        if user is not None:
+        account = await _account(request)
+        if account is not None:
             await _check_csrf(request)
-            return Principal("user", f"user:{user.pk}", user.get_username())
+            return account
     if principal is None:
         raise NotAuthenticated("An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
     _check_origin(request)
@@ -77,12 +119,9 @@ def _authorization(request: HttpRequest) -> str | None:
     return found
 
 
-async def _staff_user(request: HttpRequest) -> Any:
+async def _account(request: HttpRequest) -> Principal | None:
     get_user = getattr(request, "auser", None)
-    if get_user is None:
-        return None
-    user = await get_user()
-    return user if user.is_authenticated and user.is_active and user.is_staff else None
+    return None if get_user is None else await sync_to_async(principal_of_user)(await get_user())
 
 
 async def _check_csrf(request: HttpRequest) -> None:
@@ -119,9 +158,8 @@ def _check_origin(request: HttpRequest) -> None:
 async def principal_of_websocket(scope: Mapping[str, Any]) -> Principal | None:
     """Return the caller of a WebSocket, by a key in the headers or a staff member's session; None: refuse it."""
     headers = dict(scope.get("headers", []))
-    authorization = headers.get(b"authorization")
     try:
-        principal = await principal_from_headers(authorization.decode("latin1") if authorization else None)
+        principal = await principal_of_connection(scope)
     except NotAuthenticated:
         return None
     if principal is not None and principal.kind == "key":
@@ -129,9 +167,9 @@ async def principal_of_websocket(scope: Mapping[str, Any]) -> Principal | None:
     user = scope.get("user")
     if user is not None:
         # Channels' lazy user reads the session's row on the first access.
-        is_staff = await sync_to_async(lambda: bool(user.is_authenticated and user.is_active and user.is_staff))()
-        if is_staff:
-            return Principal("user", f"user:{user.pk}", user.get_username())
+        account = await sync_to_async(principal_of_user)(user)
+        if account is not None:
+            return account
     # A WebSocket has no preflight, so a page of another site could open one to a server that requires no key.
     origin, host = headers.get(b"origin"), headers.get(b"host")
     if origin is not None and origin.partition(b"://")[2] != host:

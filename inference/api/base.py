@@ -7,10 +7,9 @@ negotiation: it checks method and caller, and calls the handler.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import orjson
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -19,13 +18,16 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from inference.access.admission import headers_current, headers_reset
+from inference.access.admission import admitted, headers_current, headers_reset
 from inference.access.authentication import principal_authenticate
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType, error_response
 from inference.api.idempotent import META_KEY, respond_once
 from inference.errors import InvalidRequest, NotAuthenticated, RequestTooLarge
+from inference.host.client_json import read_by_size, read_json
 from inference.records.tracing import is_tracing, route_set
 from inference.values.principal import LOCAL, Principal, principal_set
+
+T = TypeVar("T")
 
 
 class ApiKeyAuthentication(BaseAuthentication):
@@ -53,12 +55,15 @@ class ApiView(APIView):
     Attributes:
         public: Callable without a key.
         session_allowed: Callable with the session of a staff member too.
+        admits_itself: The handler of POST counts against the caller's limits by itself (as ``generation_start`` does),
+            or must not, because it ends work. Otherwise each POST counts as a request.
     """
 
     authentication_classes = (ApiKeyAuthentication,)
     permission_classes = ()
     public: ClassVar[bool] = False
     session_allowed: ClassVar[bool] = False
+    admits_itself: ClassVar[bool] = False
     principal: Principal = LOCAL
 
     async def dispatch(  # type: ignore[override]
@@ -83,9 +88,9 @@ class ApiView(APIView):
                 self.principal.check_scope(request.method or "", request.path)
                 principal_set(self.principal)
             if request.method == "POST" and META_KEY in request.META and not self.public:
-                response = await respond_once(request, self.principal, lambda: handler(request, *args, **kwargs))
+                response = await respond_once(request, self.principal, lambda: self._handle(handler, request))
             else:
-                response = await handler(request, *args, **kwargs)
+                response = await self._handle(handler, request)
         except Exception as error:
             response = self.error_response(error)
             if isinstance(error, MethodNotAllowed):
@@ -93,6 +98,12 @@ class ApiView(APIView):
         for name, value in headers_current().items():
             response[name] = value
         return response
+
+    async def _handle(self, handler: Callable[..., Any], request: HttpRequest) -> Any:
+        if request.method != "POST" or self.public or self.admits_itself:
+            return await handler(request, *self.args, **self.kwargs)
+        async with admitted(self.principal, tokens=0):
+            return await handler(request, *self.args, **self.kwargs)
 
     def error_response(self, error: Exception) -> HttpResponse:
         """Return the response for an exception; views of other APIs override this with their shapes."""
@@ -109,16 +120,19 @@ def json_response(payload: Any, *, status: int = 200, headers: dict[str, str] | 
     return HttpResponse(orjson.dumps(payload), status=status, content_type="application/json", headers=headers)
 
 
-async def json_body(request: HttpRequest) -> Any:
-    """Return the JSON value of a request's body, parsed strictly.
+async def json_body(request: HttpRequest, read: Callable[[Any], T]) -> T:
+    """Return what ``read`` makes of the JSON value of a request's body, parsed strictly.
 
-    Unlike the standard library, orjson refuses NaN, numbers beyond a double, lone surrogates, encodings other than
-    UTF-8, and more than 1024 levels.
+    The body is released. A large one is parsed and read in a thread (``read_json``).
+
+    Args:
+        request: Django's request.
+        read: Validates the value, in any thread; must not use the database or the event loop.
 
     Raises:
         UnsupportedMediaType: The type isn't JSON; web pages may send other types without a preflight.
-        RequestTooLarge: The body exceeds ``BLAZR_MAX_BODY_BYTES``.
-        InvalidRequest: The body isn't JSON.
+        RequestTooLarge: The body exceeds ``BLAZR_MAX_BODY_BYTES``, or has too many values.
+        InvalidRequest: The body isn't JSON, or ``read`` refuses it.
     """
     if request.content_type != "application/json":
         raise UnsupportedMediaType(
@@ -130,16 +144,20 @@ async def json_body(request: HttpRequest) -> Any:
     # Django keeps a large body on disk, so it is read in a thread.
     stream = request  # HttpRequest reads like a file
     limit = settings.BLAZR_MAX_BODY_BYTES
-    if int(request.META.get("CONTENT_LENGTH") or 0) > (1 << 20):
-        body = await sync_to_async(stream.read)(limit + 1)
-    else:
-        body = stream.read(limit + 1)
+    body = await read_by_size(_declared_bytes(request), lambda: stream.read(limit + 1))
+    request.close()
     if len(body) > limit:
         raise RequestTooLarge(f"The request body has more than {limit} bytes, the limit of this server.")
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The request body isn't valid JSON: {error}.") from None
+    return await read_json(body, read)
+
+
+async def read_further(request: HttpRequest, read: Callable[[], T]) -> T:
+    """Run ``read``, which continues what ``json_body`` began, where ``json_body`` read a body of this size."""
+    return await read_by_size(_declared_bytes(request), read)
+
+
+def _declared_bytes(request: HttpRequest) -> int:
+    return int(request.META.get("CONTENT_LENGTH") or 0)
 
 
 def number_parameter(request: HttpRequest, name: str, default: int, low: int, high: int) -> int:

@@ -49,6 +49,13 @@ class UnsupportedMediaType(InvalidRequest):
     http_status = 415
 
 
+class RequestTimeout(InvalidRequest):
+    """The request arrived too slowly."""
+
+    code = "request_timeout"
+    http_status = 408
+
+
 def as_blazr_error(error: BaseException) -> BlazrError:
     """Return the error to show to a client; an unknown exception is logged here."""
     if isinstance(error, BlazrError):

@@ -17,8 +17,9 @@ from django.db.models import Count
 from django.utils import timezone
 
 from inference.batches import policy
-from inference.batches.lines import MAX_ATTEMPTS, SUSPECTS_TOGETHER, ClaimedLine, has_suspects, lines_claim
+from inference.batches.lines import SUSPECTS_TOGETHER, ClaimedLine, has_suspects, lines_claim
 from inference.batches.services import OPEN_BATCHES, open_batches
+from inference.jobs.claims import MAX_ATTEMPTS
 from inference.models import Batch, BatchLine, BatchState, LineState
 from inference.values.states import ResidentModel
 

@@ -1,4 +1,4 @@
-"""Define the worker's thread that validates, ends and sweeps batches, and runs schedules."""
+"""Define the worker's thread that validates, ends and sweeps batches, files and finished jobs, and runs schedules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from inference.batches.schedules import DUE_SCHEDULES, schedules_run
 from inference.batches.services import OPEN_BATCHES
 from inference.batches.upkeep import batches_sweep, batches_turn
 from inference.files.services import files_sweep
+from inference.jobs.sweep import finished_jobs_sweep
 from inference.jobs.turn_thread import TurnThread
 
 POLL_S = 1.0
@@ -42,3 +43,4 @@ class BatchKeeper(TurnThread):
             self._cleaned_at = time.monotonic()
             batches_sweep()
             files_sweep()
+            finished_jobs_sweep()

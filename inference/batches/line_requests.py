@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import orjson
 
-from inference.dialects.chat_bridge import renamed
+from inference.dialects.chat_bridge import translate_error
 from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
 from inference.dialects.openai.requests import plan_from_body
 from inference.dialects.responses.lines import response_request
@@ -151,13 +151,13 @@ class LineRequest:
         try:
             return replace(self, plan=resolve(self.plan))
         except BlazrError as error:
-            raise self.worded(error) from None
+            raise self.translate_error(error) from None
 
-    def worded(self, error: BlazrError) -> BlazrError:
+    def translate_error(self, error: BlazrError) -> BlazrError:
         """Return ``error`` with the field name of the client's API."""
         if self.response is None:
             return error
-        return renamed(error, CHAT_NAMES)
+        return translate_error(error, CHAT_NAMES)
 
 
 def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineRequest:
@@ -201,7 +201,7 @@ def refusal_line(*, line_id: str, custom_id: str, request_id: str, error: BlazrE
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": response, "error": None}).decode()
 
 
-def unanswered_line(*, line_id: str, custom_id: str, code: str, message: str) -> str:
+def unrun_line(*, line_id: str, custom_id: str, code: str, message: str) -> str:
     """Return a line of the error file for a request that has no response."""
     error = {"code": code, "message": message}
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": None, "error": error}).decode()

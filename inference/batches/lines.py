@@ -21,11 +21,10 @@ from django.db.models.functions import Now
 from inference.batches.line_requests import line_id, refusal_line
 from inference.batches.results import ID_BATCH, result_without_response, results_write, rows_locked
 from inference.errors import GenerationFailed
+from inference.jobs.claims import LEASE_S, MAX_ATTEMPTS
 from inference.jobs.row_watch import RowWatch
 from inference.models import Batch, BatchLine, BatchResult, BatchState, LineState
 
-LEASE_S = 10.0
-MAX_ATTEMPTS = 3
 SUSPECTS_TOGETHER = 8
 """Lines that ran when a worker died run again in groups of this size, and the last time alone."""
 

@@ -122,7 +122,7 @@ def _start(engine: Engine, line: InputLine, resolve: Callable[[GenerationPlan], 
     try:
         return _add(engine, line, request.resolved(resolve))
     except BlazrError as error:
-        raise request.worded(error) from None
+        raise request.translate_error(error) from None
 
 
 def _add(engine: Engine, line: InputLine, request: LineRequest) -> _Running:
@@ -171,7 +171,7 @@ def _take(
         for name in item.open_parts:
             running.pop(name, None)
             engine.abort(name)
-        return _refused(item.line, item.request.worded(item.error))
+        return _refused(item.line, item.request.translate_error(item.error))
     if item.open_parts:
         return None
     name = _line_id(item.line)

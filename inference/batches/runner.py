@@ -9,6 +9,7 @@ workers fails without other lines.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,12 +20,11 @@ from typing import Protocol, TypeVar
 import orjson
 from django.db import DatabaseError, InterfaceError
 
+from inference.access.api_keys import principal_of_tenant
 from inference.batches import claiming
 from inference.batches.claiming import LineClaimer
-from inference.batches.line_requests import LineRequest, line_request, refusal_line, unanswered_line
+from inference.batches.line_requests import LineRequest, line_request, refusal_line, unrun_line
 from inference.batches.lines import (
-    LEASE_S,
-    MAX_ATTEMPTS,
     ClaimedLine,
     FinishedLine,
     lines_abandon,
@@ -33,14 +33,30 @@ from inference.batches.lines import (
     lines_release,
 )
 from inference.batches.outcomes import ended_line
-from inference.batches.unrun_lines import unanswered
-from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, Unavailable
+from inference.batches.unrun_lines import unrun_error
+from inference.errors import (
+    BlazrError,
+    EngineDead,
+    EngineError,
+    GenerationFailed,
+    PermissionRefused,
+    Unavailable,
+)
 from inference.jobs import claim_runner
-from inference.jobs.claim_runner import ClaimRunner, counts_as_attempt
+from inference.jobs.claim_runner import (
+    HEARTBEAT_S,
+    HINTED_HEARTBEAT_S,
+    POLL_S,
+    RETRY_DELAY_S,
+    ClaimRunner,
+    counts_as_attempt,
+)
+from inference.jobs.claims import MAX_ATTEMPTS
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import JOB_PRIORITY
+from inference.values.principal import UNAUTHENTICATED
 from inference.values.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -48,15 +64,10 @@ Item = TypeVar("Item")
 
 WINDOW = 128
 """Lines that a worker holds at once: twice the requests that an engine computes together by default."""
-POLL_S = 1.0
 FLUSH_S = 0.2
 FLUSH_LINES = 64
 FLUSH_BYTES = 8 << 20
 """Limit in bytes besides that in lines, because results with vectors are large."""
-HEARTBEAT_S = LEASE_S / 4
-HINTED_HEARTBEAT_S = 0.2
-HUNG_AFTER_S = 60.0
-RETRY_DELAY_S = 5.0
 WEB_ID = "batches"
 
 
@@ -143,7 +154,7 @@ class BatchRunner(ClaimRunner):
         if (self._look_now and num_free * 4 >= self._window) or now - self._claimed_at >= POLL_S:
             self._look_now = False
             self._claimed_at = now
-            if not self._unstarted:
+            if not self._unstarted and not self._manager.runs_alone:
                 is_empty = not self._running and not len(self._outbox)
                 self._unstarted += self._claimer.claim(num_free, is_empty=is_empty)
             self._start()
@@ -176,7 +187,7 @@ class BatchRunner(ClaimRunner):
 
     def _complete_line(self, item: _Running) -> None:
         """Choose the outcome of a line whose last request has ended: a result, another attempt or a refusal."""
-        line, error = item.line, item.outcome and item.request.worded(item.outcome)
+        line, error = item.line, item.outcome and item.request.translate_error(item.outcome)
         if error is None:
             payload, is_error = ended_line(
                 item.request,
@@ -187,8 +198,8 @@ class BatchRunner(ClaimRunner):
             )
             self._finish(item, payload, is_error=is_error)
         elif item.is_cancelled:
-            code, message = unanswered(line.batch.ending)
-            payload = unanswered_line(line_id=line.line_id, custom_id=line.custom_id, code=code, message=message)
+            code, message = unrun_error(line.batch.ending)
+            payload = unrun_line(line_id=line.line_id, custom_id=line.custom_id, code=code, message=message)
             self._finish(item, payload, is_error=True)
         elif isinstance(error, Unavailable | EngineError | EngineDead):
             if counts_as_attempt(error):
@@ -257,9 +268,6 @@ class BatchRunner(ClaimRunner):
         if not self._running and not len(self._outbox):
             self._beat_at = now
             return
-        if self._manager.step_age_s() > HUNG_AFTER_S:
-            logger.error("an engine hangs: the leases of the lines are left to lapse")
-            return
         self._beat_at = now
         beat = lines_heartbeat(owner=self._owner)
         for claim, item in list(self._running.items()):
@@ -302,6 +310,7 @@ class BatchRunner(ClaimRunner):
                 request = line_request(
                     line.batch.endpoint, orjson.loads(line.body), key=f"{line.batch.batch_id}:{line.number}"
                 )
+                self._check_options(line, request)
                 model = request.plan.model
                 if model not in served:
                     served[model] = served_model_read(model)
@@ -316,6 +325,15 @@ class BatchRunner(ClaimRunner):
                     line, GenerationFailed("The request could not be started because of an internal error.")
                 )
             self._unstarted.popleft()
+
+    def _check_options(self, line: ClaimedLine, request: LineRequest) -> None:
+        """Refuse options that need a scope which the batch's caller lacks; reads the caller only if there are any."""
+        priority, keep_alive_s = request.plan.priority, request.plan.keep_alive_s
+        try:
+            UNAUTHENTICATED.check_options(priority=priority, keep_alive_s=keep_alive_s)
+        except PermissionRefused:
+            caller = principal_of_tenant(line.batch.tenant)
+            caller.check_options(priority=priority, keep_alive_s=keep_alive_s)
 
     def _submit(self, line: ClaimedLine, request: LineRequest) -> None:
         plan = replace(request.plan, priority=request.plan.priority + line.batch.priority + JOB_PRIORITY)
@@ -335,8 +353,11 @@ class BatchRunner(ClaimRunner):
                     checkpoint_id=line.checkpoint_id,
                     deadline=line.batch.expires_at.timestamp(),
                     tenant=tenant if tenant.startswith("key:") else "",
+                    owner=tenant,
                     attempt=line.fence - 1,
                 )
+                if line.attempt >= MAX_ATTEMPTS:
+                    message["alone_tokens"] = sys.maxsize  # to its end, because it starts from its beginning
                 self._manager.submit(message, self._on_events)
         except Exception:
             self._drop(item)

@@ -68,9 +68,11 @@ def schedule_create(*, values: Mapping[str, Any], principal: Principal) -> Batch
     Raises:
         InvalidRequest: A member is wrong.
         NotFound: The file doesn't exist.
+        PermissionRefused: The caller may not set this priority.
         QueueFull: The caller has too many schedules.
     """
     request = {name: value for name, value in values.items() if name != "cron"}
+    principal.check_options(priority=request.get("priority", 0), keep_alive_s=None)
     now = timezone.now()
     first = next_run(values["cron"], now)
     window_seconds(request["completion_window"])

@@ -55,8 +55,10 @@ def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id
     Raises:
         InvalidRequest: A member is wrong.
         NotFound: The file doesn't exist.
+        PermissionRefused: The caller may not set this priority.
         QueueFull: The caller has too many unfinished batches.
     """
+    principal.check_options(priority=values.get("priority", 0), keep_alive_s=None)
     window_s = window_seconds(values["completion_window"])
     metadata = values.get("metadata")
     if metadata is not None:

@@ -9,7 +9,7 @@ import orjson
 from django.db import transaction
 from django.db.models import QuerySet
 
-from inference.batches.line_requests import line_id, refusal_line, unanswered_line
+from inference.batches.line_requests import line_id, refusal_line, unrun_line
 from inference.batches.results import ID_BATCH, result_without_response, results_write, rows_locked
 from inference.errors import BlazrError, InvalidRequest, PermissionRefused, UnknownModel
 from inference.models import Batch, BatchLine, BatchState, LineState
@@ -20,12 +20,12 @@ NO_CHECKPOINT, NOT_ALLOWED = UUID(int=0), UUID(int=1)
 
 def fail_queued(batch: Batch) -> int:
     """End the waiting lines of a batch that is ending; returns their number."""
-    code, message = unanswered(batch.ending)
+    code, message = unrun_error(batch.ending)
     waiting = BatchLine.objects.filter(batch=batch, state=LineState.QUEUED).defer("body")
 
     def payload(row: BatchLine) -> str:
         name = line_id(batch.batch_id, row.number)
-        return unanswered_line(line_id=name, custom_id=row.custom_id, code=code, message=message)
+        return unrun_line(line_id=name, custom_id=row.custom_id, code=code, message=message)
 
     return _fail(waiting, payload)
 
@@ -54,7 +54,7 @@ def fail_unservable(batch: Batch) -> int:
     return _fail(waiting, payload)
 
 
-def unanswered(ending: str) -> tuple[str, str]:
+def unrun_error(ending: str) -> tuple[str, str]:
     """Return (code, message) of requests that never ran because their batch ended."""
     if ending == BatchState.EXPIRED:
         return "batch_expired", "This request could not be executed before the completion window expired."

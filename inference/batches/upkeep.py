@@ -17,7 +17,7 @@ from inference.access.api_keys import void_tenants
 from inference.batches.batch_claims import FenceLost, batch_claim
 from inference.batches.ending import batch_finalise
 from inference.batches.line_requests import LineError, errors_text
-from inference.batches.unrun_lines import fail_queued, unanswered
+from inference.batches.unrun_lines import fail_queued, unrun_error
 from inference.batches.validation import batch_validate
 from inference.jobs import hints
 from inference.models import TERMINAL_BATCH_STATES, Batch, BatchLine, BatchState, LineState
@@ -72,7 +72,7 @@ def _end_due() -> int:
     done = _begin_end(open_ones.filter(expires_at__lte=Now()), BatchState.EXPIRED)
     tenants = void_tenants(open_ones.order_by().values_list("tenant", flat=True).distinct())
     if tenants:
-        code, message = unanswered(BatchState.FAILED)
+        code, message = unrun_error(BatchState.FAILED)
         reason = errors_text([LineError(code, message, None)])
         done += _begin_end(open_ones.filter(tenant__in=tenants), BatchState.FAILED, errors=reason)
     if done:

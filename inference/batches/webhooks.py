@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 
 import orjson
 from django.conf import settings
+from django.db import DatabaseError, connections
 from django.utils import timezone
 
 from inference.errors import InvalidRequest, UnsupportedFeature
@@ -43,8 +44,11 @@ TIMEOUT_S = 10.0
 TOTAL_S = 20.0
 TRYING_S = 60.0
 """Lease of a sender in seconds; after a sender's death, another one sends the message."""
-SECRET_MARK = "whsec_"
+NUM_SENDERS = 2
+"""Threads of a worker that send messages at the same time."""
+SECRET_MARK = "whsec_"  # noqa: S105 - the beginning of every secret
 _PORTS = {"https": 443, "http": 80}
+_senders = threading.BoundedSemaphore(NUM_SENDERS)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -141,6 +145,28 @@ def signature(secret: str, message_id: str, timestamp: int, payload: str) -> str
     """Return the header ``webhook-signature``."""
     signed = f"{message_id}.{timestamp}.{payload}".encode()
     return "v1," + base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
+
+
+def start_delivery() -> bool:
+    """Send the due messages in a thread, because a slow receiver must not keep a thread of the worker's tasks.
+
+    Returns:
+        False: ``NUM_SENDERS`` threads are sending already.
+    """
+    if not _senders.acquire(blocking=False):
+        return False
+    threading.Thread(target=_send_due, name="webhooks", daemon=True).start()
+    return True
+
+
+def _send_due() -> None:
+    try:
+        deliver_due()
+    except DatabaseError as error:
+        logger.warning("webhooks can't be sent at the moment: %s", error)
+    finally:
+        connections.close_all()
+        _senders.release()
 
 
 def deliver_due(*, limit: int = 20) -> int:

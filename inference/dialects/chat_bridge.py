@@ -34,10 +34,10 @@ def chat_plan(body: Mapping[str, Any], names: Names) -> GenerationPlan:
     try:
         return replace(plan_from_body("chat", dict(body)), stream=True)
     except BlazrError as error:
-        raise renamed(error, names) from None
+        raise translate_error(error, names) from None
 
 
-def renamed(error: BlazrError, names: Names) -> BlazrError:
+def translate_error(error: BlazrError, names: Names) -> BlazrError:
     """Return ``error`` with the other API's field name, in ``param`` and in the message."""
     param = error.param
     if param is None:

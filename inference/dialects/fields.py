@@ -12,22 +12,21 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from inference.errors import shown
 from inference.values import sampling_params as limits
 
 MAX_PROMPTS = 1024
 MAX_INPUTS = 2048
 MAX_TOKEN_ID = 1 << 31
 MAX_KEEP_ALIVE_S = 31_536_000
+MAX_DURATION_CHARS = 64
+_FIRST_FLOAT = 1 << 63
+"""orjson reads larger integers as floats, which are out of range rather than of the wrong type."""
+_IDS_PER_STEP = 1 << 14
 
 _DURATION = re.compile(r"([+-]?)((\d{1,9}(?:\.\d{1,9})?)|(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h))+)")
 _PART = re.compile(r"([\d.]+)(ms|s|m|h)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def shown(value: object) -> str:
-    """Return ``value`` for an error message: short, on one line."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def check_range(field: serializers.IntegerField | serializers.FloatField, value: float) -> None:
@@ -57,6 +56,8 @@ class StrictIntegerField(_CheckedRange, serializers.IntegerField):
     """A JSON integer; 7.0 and "7" are refused."""
 
     def to_internal_value(self, data: Any) -> int:
+        if type(data) is float and data.is_integer() and abs(data) >= _FIRST_FLOAT:
+            check_range(self, data)
         if type(data) is not int:
             raise serializers.ValidationError(f"must be an integer, got {shown(data)}.")
         check_range(self, data)
@@ -103,6 +104,21 @@ class StrictCharField(serializers.CharField):
         return super().run_validation(data)
 
 
+class StrictListField(serializers.ListField):
+    """A JSON list; its length is checked before its items, as DRF keeps an error for every wrong one."""
+
+    def __init__(self, *, max_length: int, **kwargs: Any) -> None:
+        super().__init__(max_length=max_length, **kwargs)
+
+    def to_internal_value(self, data: Any) -> list[Any]:
+        if not isinstance(data, list):
+            raise serializers.ValidationError(f"must be a list, got {shown(data)}.")
+        if self.max_length is not None and len(data) > self.max_length:
+            raise serializers.ValidationError(f"has {len(data)} items, at most {self.max_length} are allowed.")
+        items: list[Any] = super().to_internal_value(data)
+        return items
+
+
 @extend_schema_field(
     {
         "oneOf": [
@@ -133,13 +149,16 @@ class StopField(serializers.Field[Any, Any, Any, Any]):
 def checked_token_ids(data: list[Any]) -> list[int]:
     """Return ``data`` if it is a list of possible token ids; the model's vocabulary is checked later.
 
-    Lists can be long, so two passes run at C speed instead of a field call per id.
+    Lists can be long, so passes run at C speed instead of a field call per id, in steps between which other threads
+    continue.
     """
-    if not all(map(int.__instancecheck__, data)) or bool in set(map(type, data)):
-        raise serializers.ValidationError("must hold integers only: a list of token ids.")
-    if data and (min(data) < 0 or max(data) >= MAX_TOKEN_ID):
-        wrong = next(item for item in data if not 0 <= item < MAX_TOKEN_ID)
-        raise serializers.ValidationError(f"has the token id {shown(wrong)}, which no vocabulary has.")
+    for start in range(0, len(data), _IDS_PER_STEP):
+        ids = data[start : start + _IDS_PER_STEP]
+        if set(map(type, ids)) != {int}:
+            raise serializers.ValidationError("must hold integers only: a list of token ids.")
+        if min(ids) < 0 or max(ids) >= MAX_TOKEN_ID:
+            wrong = next(item for item in ids if not 0 <= item < MAX_TOKEN_ID)
+            raise serializers.ValidationError(f"has the token id {shown(wrong)}, which no vocabulary has.")
     return data
 
 
@@ -259,7 +278,7 @@ class KeepAliveField(serializers.Field[Any, Any, Any, Any]):
 
 def _duration_s(text: str) -> float | None:
     """Return the seconds of a Go duration (``1h30m``, ``-1m``, ``300ms``) or of a bare number of seconds."""
-    found = _DURATION.fullmatch(text.strip())
+    found = None if len(text) > MAX_DURATION_CHARS else _DURATION.fullmatch(text.strip())
     if found is None:
         return None
     body = found[2]

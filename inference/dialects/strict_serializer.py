@@ -102,7 +102,8 @@ def first_error(detail: Any) -> InvalidRequest:
         return InvalidRequest(f"{param} is required.", param=param)
     if param is None:
         return InvalidSamplingParams(text)
-    message = (
-        f"{param} {text[:1].lower()}{text[1:]}" if text.startswith(("must", "has", "message ")) else f"{param}: {text}"
-    )
+    if text.startswith(("must", "has", "is ", "message ")):
+        message = f"{param} {text[:1].lower()}{text[1:]}"
+    else:
+        message = f"{param}: {text}"
     return InvalidSamplingParams(message, param=param)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.errors import InvalidRequest, OutOfCacheBlocks
+from inference.host.units import format_bytes
 from inference.modelling.layer_specs import DTYPE_BYTES, Dtype
 from inference.modelling.spec import ModelSpec
 
@@ -97,7 +98,6 @@ class StatePlan:
         block_size: Tokens in one block.
         block_bytes: Bytes of one block, all layers.
         slot_bytes: Bytes of one slot, all layers.
-        budget_bytes: The budget.
         max_model_len: Maximum tokens of one sequence.
         num_snapshot_slots, num_spare_slots: For ``EngineConfig``.
     """
@@ -107,7 +107,6 @@ class StatePlan:
     block_size: int
     block_bytes: int
     slot_bytes: int
-    budget_bytes: int
     max_model_len: int
     num_snapshot_slots: int = 0
     num_spare_slots: int = 0
@@ -122,34 +121,6 @@ class StatePlan:
     def snapshot_bytes(self) -> int:
         """Bytes that snapshots of the prefix cache take."""
         return self.num_snapshot_slots * self.slot_bytes
-
-    @property
-    def max_cached_tokens(self) -> int | None:
-        """Number of tokens that fit into the blocks; None: the model has no paged state."""
-        return (self.num_blocks - 1) * self.block_size if self.block_bytes else None
-
-    @property
-    def max_running(self) -> int:
-        """Number of requests that have a slot at the same time."""
-        return self.num_state_slots - 1
-
-    def describe(self) -> str:
-        """Return a sentence for the log."""
-        parts = []
-        if self.block_bytes:
-            parts.append(
-                f"{self.max_cached_tokens:,} tokens of paged state in {self.num_blocks - 1:,} blocks of "
-                f"{self.block_size} ({_bytes(self.num_blocks * self.block_bytes)})"
-            )
-        if self.slot_bytes:
-            parts.append(f"{self.max_running} state slots ({_bytes(self.num_state_slots * self.slot_bytes)})")
-        if self.num_spare_slots:
-            parts.append(
-                f"{self.num_spare_slots} spare slots for speculation ({_bytes(self.num_spare_slots * self.slot_bytes)})"
-            )
-        if self.num_snapshot_slots:
-            parts.append(f"{self.num_snapshot_slots} snapshots of the prefix cache ({_bytes(self.snapshot_bytes)})")
-        return " and ".join(parts) if parts else "no state"
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -211,7 +182,6 @@ def plan_state_budget(
         block_size=block_size,
         block_bytes=block_bytes,
         slot_bytes=slot_bytes,
-        budget_bytes=budget_bytes,
         max_model_len=max_model_len,
         num_snapshot_slots=snapshots,
         num_spare_slots=spare_slots,
@@ -233,20 +203,11 @@ def _divide(spare: int, block_bytes: int, slot_bytes: int, most_blocks: int, mos
 
 def _too_small(needed: int, budget: int, block_bytes: int, fixed: int, block_size: int, max_model_len: int) -> str:
     message = (
-        f"one sequence of {max_model_len:,} tokens needs {needed:,} bytes ({_bytes(needed)}) of state, the budget is "
-        f"{budget:,} ({_bytes(budget)}); raise the budget"
+        f"one sequence of {max_model_len:,} tokens needs {needed:,} bytes ({format_bytes(needed)}) of state, "
+        f"the budget is {budget:,} ({format_bytes(budget)}); raise the budget"
     )
     block_budget = budget - fixed
     longest = (block_budget // block_bytes - 1) * block_size if block_bytes else 0
     if longest > 0:
         return f"{message} or lower max_model_len to {longest:,}."
     return f"{message}."
-
-
-def _bytes(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"

@@ -2,13 +2,13 @@
 
 The engine is independent of text, HTTP and the database. One thread owns an engine (``loop``). A step is four calls:
 schedule, forward, sample, update. Every accepted request gets exactly one output with a ``finish_reason``, also after
-errors.
+errors, unless the engine ends with ``EngineDead``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
@@ -24,11 +24,11 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.stats import PrefixCacheStats
 from inference.engine.request import EngineOutput, EngineRequest, FinishReason
 from inference.engine.request_checks import RequestChecks
-from inference.engine.running_request import Request, RequestStatus
+from inference.engine.running_request import Request
 from inference.engine.sampling.sampler import Sampler, SamplerOutput, argmax_output
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from inference.engine.speculation.acceptance import count_accepted, states_along
+from inference.engine.speculation.acceptance import states_along
 from inference.engine.speculation.setup import Speculation, make_speculator
 from inference.engine.speculation.speculator import Speculator
 from inference.engine.speculation.stats import SpeculationStats
@@ -75,9 +75,6 @@ class Engine:
         config: Sizes and limits.
         disk: Disk tier of the prefix cache; closed with the engine.
         speculation: Speculative decoding; None: off.
-
-    Attributes:
-        final_outputs: After ``EngineDead``, the last output of every unfinished request.
     """
 
     def __init__(
@@ -90,32 +87,26 @@ class Engine:
         speculation: Speculation | None = None,
     ) -> None:
         self.config = config
-        self.final_outputs: list[EngineOutput] = []
         self._vocab_size = spec.vocab_size
         self._device = torch.device(config.device)
+        self._checks = RequestChecks(spec, config)
         self._states = StateManager(spec, config)
-        self._checks = RequestChecks(spec.vocab_size, self._states)
-        self._scheduler = Scheduler(config, self._states)
-        self._fetching: dict[Request, Future[Fetched]] = {}
         self._speculator: Speculator | None = None
         with on_device(self._device):
             self._runner = ModelRunner(network, spec, config, self._states)
             access = StateAccess(spec, self._runner.layer_states, config.block_size)
             self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
-            self._states.prefix_cache = self._prefix_cache
             if speculation is not None:
                 self._speculator = make_speculator(speculation, config, self._states, access)
             self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
+        self._scheduler = Scheduler(config, self._states, self._prefix_cache)
         self._requests: dict[str, Request] = {}
+        self._fetching: dict[Request, Future[Fetched]] = {}
         self._pending: list[EngineOutput] = []
-        self._num_constrained = 0
         self._arrivals = 0
         self._num_memory_errors = 0
-        self._num_steps = 0
-        self._num_computed_tokens = 0
-        self._num_prompt_tokens = 0
-        self._num_generated_tokens = 0
-        self._num_failed = 0
+        self.step_tokens = 0
+        self._counts: Counter[str] = Counter()
         self._dead: EngineDead | None = None
 
     # --- requests ------------------------------------------------------------------------------
@@ -125,9 +116,7 @@ class Engine:
 
         Raises:
             Conflict: A request with this id is in flight.
-            InvalidTokenIds: The prompt is empty, or the model doesn't have an id.
-            InvalidSamplingParams: The engine can't follow the parameters.
-            PromptTooLong: Prompt and ``max_tokens`` exceed ``max_model_len``.
+            InvalidRequest: See ``RequestChecks.check``.
             OutOfCacheBlocks: The request needs more state than the engine has.
             EngineDead: The engine has ended.
         """
@@ -142,7 +131,7 @@ class Engine:
         request = Request(
             source=source,
             arrival=self._arrivals,
-            max_tokens=max_tokens,
+            max_length=len(source.prompt_token_ids) + max_tokens,
             stop_token_ids=stop_token_ids,
             token_ids=[*source.prompt_token_ids, *source.prior_output_token_ids],
             sampling=SamplingState(
@@ -158,9 +147,8 @@ class Engine:
         # The request needs no sampled token: an earlier attempt reached the end, or max_tokens is 0.
         request.known_ending = request.ending()
         self._arrivals += 1
-        self._num_prompt_tokens += request.num_prompt_tokens
+        self._counts["prompt_tokens"] += request.num_prompt_tokens
         self._requests[request.request_id] = request
-        self._num_constrained += source.constraint is not None
         self._queue(request)
         if request.known_ending is not None and request.prompt_logprobs is None and request.pooler is None:
             self._finish(request, request.known_ending)
@@ -179,7 +167,7 @@ class Engine:
 
     def close(self) -> None:
         """Write the pending files of the prefix cache and release the engine's threads."""
-        self._sampler.close()
+        self._sampler.masks.close()
         self._prefix_cache.close()
 
     def flush(self) -> None:
@@ -200,7 +188,7 @@ class Engine:
             One output for each request with new tokens, a result or an end.
 
         Raises:
-            EngineDead: The step failed; ``final_outputs`` has an output for every request.
+            EngineDead: The step failed, and no further step is possible.
         """
         if self._dead is not None:
             raise self._dead
@@ -208,12 +196,17 @@ class Engine:
             with on_device(self._device):
                 self._step()
         except Exception as error:
-            raise self._die(error) from error
+            logger.exception("the step failed; the engine ends")
+            self._dead = EngineDead(f"the engine failed ({type(error).__name__}); the worker restarts.")
+            self._requests.clear()
+            self._pending.clear()
+            raise self._dead from error
         outputs, self._pending = self._pending, []
         return outputs
 
     def _step(self) -> None:
         step = self._schedule()
+        self.step_tokens = sum(item.num_tokens for item in step.scheduled)
         if not step.scheduled:
             return
         try:
@@ -235,14 +228,14 @@ class Engine:
             num_waiting=len(self._scheduler.waiting),
             num_blocks_used=states.kv.pool.num_used,
             num_blocks_total=states.kv.pool.num_blocks - 1,
-            num_state_slots_used=states.slots.num_used,
-            num_state_slots_total=states.slots.num_slots - 1,
+            num_state_slots_used=states.num_slots - 1 - len(states.free_slots),
+            num_state_slots_total=states.num_slots - 1,
             num_preemptions=self._scheduler.num_preemptions,
-            num_steps=self._num_steps,
-            num_computed_tokens=self._num_computed_tokens,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_generated_tokens=self._num_generated_tokens,
-            num_failed=self._num_failed,
+            num_steps=self._counts["steps"],
+            num_computed_tokens=self._counts["computed_tokens"],
+            num_prompt_tokens=self._counts["prompt_tokens"],
+            num_generated_tokens=self._counts["generated_tokens"],
+            num_failed=self._counts["failed"],
             state_bytes=self._runner.state_bytes,
             prefix_cache=self._prefix_cache.stats(),
             speculation=None if self._speculator is None else self._speculator.stats(),
@@ -271,24 +264,19 @@ class Engine:
         self._prefix_cache.poll()
         if self._fetching:
             self._take_fetched()
-        speculator = self._speculator
-        if speculator is None:
+        if self._speculator is None:
             step = self._scheduler.schedule()
         else:
-            step = self._scheduler.schedule(speculator.propose(self._scheduler.running))
-            speculator.begin(step)
-        if self._num_constrained:
-            self._sampler.begin([item.request.sampling for item in step.scheduled if item.num_sampled])
+            step = self._scheduler.schedule(self._speculator.propose(self._scheduler.running))
+            self._speculator.begin(step)
+        self._sampler.masks.begin([item.request.sampling for item in step.scheduled if item.num_sampled])
         return step
 
     def _sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> SamplerOutput:
         """Sample ``num_sampled`` tokens for each request of the step, in its order."""
-        rows: Sequence[int] = range(len(step.scheduled))
-        states = [item.request.sampling for item in step.scheduled if item.num_sampled]
-        if not len(states) == len(rows) == step.num_decodes:  # some requests don't just decode
-            rows, states = self._rows_to_sample(step, hidden)
-            if not rows:
-                return SamplerOutput([], {}, {})
+        rows, states = self._rows_to_sample(step, hidden)
+        if not rows:
+            return SamplerOutput([], {}, {})
         if all(state.is_plain for state in states):
             argmax = self._runner.argmax_of(hidden, rows)
             if argmax is not None:
@@ -329,63 +317,37 @@ class Engine:
 
     def _update(self, step: SchedulerOutput, sampled: SamplerOutput) -> None:
         """Append the sampled tokens, record the computed tokens, and report or finish the requests."""
-        self._num_steps += 1
         self._num_memory_errors = 0
         self._scheduler.token_budget = min(2 * self._scheduler.token_budget, self.config.max_num_batched_tokens)
-        self._update_requests(step, sampled)
-        if self._num_constrained:
-            # Compute the next step's masks while the cores are idle before the forward pass.
-            self._sampler.begin([request.sampling for request in self._scheduler.running])
+        row = 0
+        for item in step.scheduled:
+            self._update_request(item, sampled, row)
+            row += item.num_sampled
+        self._counts["steps"] += 1
+        self._counts["computed_tokens"] += self.step_tokens
+        # Compute the next step's masks while the cores are idle before the forward pass.
+        self._sampler.masks.begin([request.sampling for request in self._scheduler.running])
         if self._speculator is not None:
             self._speculator.end()
-
-    def _update_requests(self, step: SchedulerOutput, sampled: SamplerOutput) -> None:
-        token_ids, stride, row = sampled.token_ids, self._states.cache_stride, 0
-        num_tokens_of_step = num_decodes = 0
-        is_plain = not (self._speculator or self._num_constrained or sampled.errors or sampled.logprobs)
-        for item in step.scheduled:
-            request, num_tokens, num_computed, num_sampled, _ = item
-            if is_plain and num_computed and num_tokens == num_sampled:
-                # The fast path of a plain decode, the most frequent case.
-                token_id, num_computed = token_ids[row], num_computed + 1
-                request.token_ids.append(token_id)
-                request.sampling.append(token_id)
-                request.num_computed_tokens = num_computed
-                if num_computed % stride == 0:
-                    self._advance(request)
-                if token_id in request.stop_token_ids or len(request.token_ids) >= request.max_length:
-                    reason = request.ending()
-                    assert reason is not None
-                    self._finish(request, reason, [token_id])
-                else:
-                    self._report(request, [token_id])
-                num_decodes += 1
-            else:
-                self._update_request(item, sampled, row)
-            row += num_sampled
-            num_tokens_of_step += num_tokens
-        self._num_computed_tokens += num_tokens_of_step
-        self._num_generated_tokens += num_decodes
 
     def _update_request(self, item: ScheduledRequest, sampled: SamplerOutput, row: int) -> None:
         """Update one request with its sampled rows, which begin at ``row``."""
         request = item.request
         new_token_ids = self._append_verified(item, sampled, row)
+        self._counts["generated_tokens"] += len(new_token_ids)
         if self._speculator is None:
             request.num_computed_tokens = item.stop
         else:
             # Each token but the last was an accepted draft token, so its state is computed.
             num_verified = max(0, len(new_token_ids) - 1)
             self._speculator.advance(item, item.stop - len(item.draft_token_ids) + num_verified)
-        reason = None
-        if request.error is not None:
-            reason = FinishReason.ERROR
-        else:
-            self._advance(request)
-            if new_token_ids:
-                reason = request.ending()
-            elif item.reaches_end:
-                reason = request.known_ending
+        reason: FinishReason | None = FinishReason.ERROR
+        if request.error is None:
+            state, cached = request.state, request.cached
+            assert state is not None and cached is not None
+            num_computed = request.num_computed_tokens
+            self._prefix_cache.advance(cached, state.index, state.slot, request.token_ids, num_computed)
+            reason = request.ending() if new_token_ids or item.reaches_end else None
         if reason is not None:
             output = self._finish(request, reason, new_token_ids)
         elif new_token_ids:
@@ -393,26 +355,16 @@ class Engine:
         if new_token_ids and row in sampled.logprobs:
             output.logprobs = [sampled.logprobs[row + number] for number in range(len(new_token_ids))]
 
-    def _advance(self, request: Request) -> None:
-        """Report the computed tokens to the prefix cache."""
-        assert request.state is not None
-        self._states.advance(request.state, request.token_ids, request.num_computed_tokens)
-
     def _append_verified(self, item: ScheduledRequest, sampled: SamplerOutput, row: int) -> list[int]:
-        """Append and return the verified tokens, up to the end of the request; set ``request.error`` on an error.
+        """Append and return sampled tokens, up to the first that isn't its row's draft token or ends the request.
 
-        Args:
-            item: The request's share of the step.
-            sampled: Samples of the whole step.
-            row: First row of the request in ``sampled``.
+        Set ``request.error`` at a row with an error.
         """
         request = item.request
         new_token_ids: list[int] = []
         if request.error is not None or not item.num_sampled:
-            return []
-        for number in range(row, row + 1 + count_accepted(item.draft_token_ids, sampled, row)):
-            if new_token_ids and request.ending() is not None:
-                break
+            return new_token_ids
+        for number, draft_token_id in enumerate((*item.draft_token_ids, None), row):
             if number in sampled.errors:
                 request.error = sampled.errors[number]
                 break
@@ -420,13 +372,13 @@ class Engine:
             request.token_ids.append(token_id)
             request.sampling.append(token_id)
             new_token_ids.append(token_id)
-        self._num_generated_tokens += len(new_token_ids)
+            if token_id != draft_token_id or request.ending() is not None:
+                break
         return new_token_ids
 
     def _finish(self, request: Request, reason: FinishReason, new_token_ids: list[int] | None = None) -> EngineOutput:
         """Free a request and queue its last output."""
-        if self._fetching.pop(request, None) is not None:
-            request.status = RequestStatus.FINISHED
+        self._fetching.pop(request, None)
         pooled = None
         if request.pooler is not None and reason is FinishReason.LENGTH:
             try:
@@ -435,8 +387,7 @@ class Engine:
                 reason, request.error = FinishReason.ERROR, error
         self._scheduler.finish(request, is_sound=request.error is None)
         del self._requests[request.request_id]
-        self._num_constrained -= request.sampling.constraint is not None
-        self._num_failed += reason is FinishReason.ERROR
+        self._counts["failed"] += reason is FinishReason.ERROR
         output = self._report(request, [] if new_token_ids is None else new_token_ids)
         output.finish_reason = reason
         output.error = request.error
@@ -481,15 +432,3 @@ class Engine:
                 "the server ran out of memory while computing this request; try a shorter one."
             )
             self._finish(worst, FinishReason.ERROR)
-
-    def _die(self, error: Exception) -> EngineDead:
-        logger.exception("the step failed; the engine ends")
-        self._dead = EngineDead(f"the engine failed ({type(error).__name__}); the worker restarts.")
-        # Don't use the scheduler: its state may be the cause of the failure.
-        failed = [
-            EngineOutput(request_id, finish_reason=FinishReason.ERROR, error=self._dead)
-            for request_id in self._requests
-        ]
-        self.final_outputs, self._pending = self._pending + failed, []
-        self._requests.clear()
-        return self._dead

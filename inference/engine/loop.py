@@ -42,6 +42,11 @@ class LoopOwner(Protocol[ItemT_contra, EventT]):
         """Whether ``step`` has work."""
         ...
 
+    @property
+    def step_tokens(self) -> int:
+        """Tokens in the step that runs now, or in the last one; read by any thread."""
+        ...
+
 
 class EngineLoop(Generic[ItemT, EventT]):
     """Run ``owner`` in a thread of its own.
@@ -55,6 +60,10 @@ class EngineLoop(Generic[ItemT, EventT]):
         on_dead: Called with the error that ended the loop. Unfinished requests get no events; their messages go back
             to the queue.
         name: Name of the thread.
+
+    Attributes:
+        is_busy: Whether the owner has work, so that ``last_step_at`` must advance.
+        last_step_at: ``time.monotonic()`` of the end of the last step, or of the last work that reached an idle loop.
     """
 
     def __init__(
@@ -72,12 +81,15 @@ class EngineLoop(Generic[ItemT, EventT]):
         self._on_dead = on_dead
         self._condition = threading.Condition()
         self._submitted: deque[ItemT] = deque()
-        self._aborted: deque[str] = deque()
-        self._draining = False
-        self._stopping = False
-        self._ended = False
-        self._busy = False
-        self._last_step_at = time.monotonic()
+        self._aborted: list[str] = []
+        self._is_draining = False
+        self._is_stopping = False
+        self._has_ended = False
+        self.is_busy = False
+        self.last_step_at = time.monotonic()
+        self._num_steps = 0
+        self._is_stepping = False
+        self._longest_token_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     # --- any thread ----------------------------------------------------------------------------
@@ -93,8 +105,8 @@ class EngineLoop(Generic[ItemT, EventT]):
             Unavailable: The loop is stopping or has ended.
         """
         with self._condition:
-            if self._draining or self._stopping or self._ended:
-                raise Unavailable("the engine is stopping; try again shortly.", retry_after_s=1)
+            if self._is_draining or self._has_ended:
+                raise _stopping()
             self._submitted.append(item)
             self._condition.notify()
 
@@ -117,18 +129,18 @@ class EngineLoop(Generic[ItemT, EventT]):
         """
         deadline = time.monotonic() + timeout_s
         with self._condition:
-            self._draining = True
-            self._stopping = self._stopping or not drain
+            self._is_draining = True
+            self._is_stopping = self._is_stopping or not drain
             self._condition.notify()
         if not self._thread.is_alive() or threading.current_thread() is self._thread:
-            return not self._busy
+            return not self.is_busy
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             with self._condition:
-                self._stopping = True
+                self._is_stopping = True
                 self._condition.notify()
             self._thread.join(max(1.0, deadline - time.monotonic()))
-        return not self._thread.is_alive() and not self._busy
+        return not self._thread.is_alive() and not self.is_busy
 
     @property
     def is_alive(self) -> bool:
@@ -136,62 +148,76 @@ class EngineLoop(Generic[ItemT, EventT]):
         return self._thread.is_alive()
 
     @property
-    def is_busy(self) -> bool:
-        """Whether the owner has work, so that ``last_step_at`` must advance."""
-        return self._busy
+    def step_number(self) -> int | None:
+        """Number of the step that runs now; None: no step runs."""
+        return self._num_steps if self._is_stepping else None
 
     @property
-    def last_step_at(self) -> float:
-        """``time.monotonic()`` of the end of the last step, or of the last work that reached an idle loop."""
-        return self._last_step_at
+    def step_tokens(self) -> int:
+        """Tokens in the step that runs now, or in the last one."""
+        return self._owner.step_tokens
+
+    @property
+    def longest_token_s(self) -> float:
+        """Seconds per token of the slowest step that has ended, the first one aside; 0: none has."""
+        return self._longest_token_s
 
     # --- the loop's thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while self._read_inbox():
-                events = self._owner.step()
-                self._last_step_at = time.monotonic()
-                self._busy = self._owner.has_unfinished()
+                events = self._step()
+                self.is_busy = self._owner.has_unfinished()
                 if events:
-                    self._publish(events)
+                    self._call(self._on_events, events)
         except EngineDead as error:
-            self._die(error)
+            self._call(self._on_dead, error)
         except BaseException as error:  # also a Rust panic, which is no Exception: no request may wait for ever
             logger.exception("the engine loop failed")
-            self._die(EngineDead(f"the engine failed: {type(error).__name__}; the worker restarts."))
+            self._call(self._on_dead, EngineDead(f"the engine failed: {type(error).__name__}; the worker restarts."))
         finally:
-            self._end()
+            with self._condition:
+                self._has_ended = True
+            for item in self._submitted:
+                self._call(self._on_refused, item, _stopping())
+
+    def _step(self) -> list[EventT]:
+        started = time.monotonic()
+        self._num_steps += 1
+        self._is_stepping = True
+        try:
+            events = self._owner.step()
+        finally:
+            self._is_stepping = False
+        self.last_step_at = time.monotonic()
+        if self._num_steps > 1 and self._owner.step_tokens:  # a first step may compile kernels
+            token_s = (self.last_step_at - started) / self._owner.step_tokens
+            self._longest_token_s = max(self._longest_token_s, token_s)
+        return events
 
     def _read_inbox(self) -> bool:
         """Wait for work and pass it to the owner; return False when the loop has to end."""
         while True:
             with self._condition:
-                while not (self._submitted or self._aborted or self._busy or self._draining):
+                while not (self._submitted or self._aborted or self.is_busy or self._is_draining):
                     release_compute_threads()  # other models' loops need the processors
                     self._condition.wait()
-                if self._stopping:
+                if self._is_stopping:
                     return False
-                submitted, self._submitted = self._submitted, deque()
-                aborted, self._aborted = self._aborted, deque()
-                draining = self._draining
-            if not self._busy:
-                self._last_step_at = time.monotonic()
-            while submitted:
-                item = submitted.popleft()
-                try:
-                    self._add(item)
-                except BaseException:
-                    with self._condition:
-                        self._submitted.extendleft(reversed(submitted))
-                        self._submitted.appendleft(item)
-                    raise
+                aborted, self._aborted = self._aborted, []
+                is_draining = self._is_draining
+            if not self.is_busy:
+                self.last_step_at = time.monotonic()
+            while self._submitted:
+                self._add(self._submitted[0])
+                self._submitted.popleft()  # not before, so that no item is lost when the owner fails
             for request_id in aborted:
                 self._owner.abort(request_id)
-            self._busy = self._owner.has_unfinished()
-            if self._busy:
+            self.is_busy = self._owner.has_unfinished()
+            if self.is_busy:
                 return True
-            if draining:
+            if is_draining:
                 return False
 
     def _add(self, item: ItemT) -> None:
@@ -200,32 +226,19 @@ class EngineLoop(Generic[ItemT, EventT]):
         except EngineDead:
             raise
         except BlazrError as error:
-            self._refuse(item, error)
+            self._call(self._on_refused, item, error)
         except Exception:
             logger.exception("a request could not be added")
-            self._refuse(item, GenerationFailed("the request could not be started because of an internal error."))
+            failure = GenerationFailed("the request could not be started because of an internal error.")
+            self._call(self._on_refused, item, failure)
 
-    def _publish(self, events: list[EventT]) -> None:
+    def _call(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call a callback; its exceptions don't end the loop."""
         try:
-            self._on_events(events)
+            callback(*arguments)
         except Exception:
-            logger.exception("%d events could not be passed on", len(events))
+            logger.exception("a callback of the engine loop failed")
 
-    def _refuse(self, item: ItemT, error: BlazrError) -> None:
-        try:
-            self._on_refused(item, error)
-        except Exception:
-            logger.exception("a refusal could not be reported")
 
-    def _die(self, error: EngineDead) -> None:
-        try:
-            self._on_dead(error)
-        except Exception:
-            logger.exception("the end of the engine could not be reported")
-
-    def _end(self) -> None:
-        with self._condition:
-            self._ended = True
-            left, self._submitted = self._submitted, deque()
-        for item in left:
-            self._refuse(item, Unavailable("the engine is stopping; try again shortly.", retry_after_s=1))
+def _stopping() -> Unavailable:
+    return Unavailable("the engine is stopping; try again shortly.", retry_after_s=1)

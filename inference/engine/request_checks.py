@@ -6,22 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from inference.engine.config import EngineConfig, blocks_for
 from inference.engine.request import EngineRequest
-from inference.engine.state_manager import StateManager
-from inference.errors import InvalidRequest, InvalidSamplingParams, InvalidTokenIds, PromptTooLong
+from inference.errors import InvalidRequest, InvalidSamplingParams, InvalidTokenIds, OutOfCacheBlocks, PromptTooLong
+from inference.modelling.spec import ModelSpec
 
 
 class RequestChecks:
     """Check requests against one model and one engine.
 
     Args:
-        vocab_size: Token ids of the model are 0 to ``vocab_size - 1``.
-        states: State manager, which limits the length of a sequence.
+        spec: Specification of the model.
+        config: Sizes of the engine.
     """
 
-    def __init__(self, vocab_size: int, states: StateManager) -> None:
-        self._vocab_size = vocab_size
-        self._states = states
+    def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
+        self._vocab_size = spec.vocab_size
+        self._max_model_len = config.max_model_len
+        self._block_size = config.block_size
+        self._num_blocks = config.num_blocks - 1 if spec.state_bytes_per_token() else None
 
     def check(self, source: EngineRequest) -> int:
         """Check a request.
@@ -71,14 +74,15 @@ class RequestChecks:
         self._check_token_ids("logit_bias", tuple(params.logit_bias))
 
     def _check_length(self, source: EngineRequest) -> int:
-        num_prompt, limit = len(source.prompt_token_ids), self._states.config.max_model_len
-        requested = source.params.max_tokens
-        capacity = limit - num_prompt
+        num_prompt, requested = len(source.prompt_token_ids), source.params.max_tokens
+        capacity = self._max_model_len - num_prompt
         if (1 if requested is None else requested) > capacity:
-            raise PromptTooLong.of(limit, num_prompt, requested)
+            raise PromptTooLong.of(self._max_model_len, num_prompt, requested)
         max_tokens = requested
         if max_tokens is None:
-            max_tokens = min(capacity, max(1, self._states.max_sequence_tokens - num_prompt))
+            max_tokens = capacity
+            if self._num_blocks is not None:  # the state of the last token is never computed
+                max_tokens = min(capacity, max(1, self._num_blocks * self._block_size + 1 - num_prompt))
         if source.params.min_tokens > max_tokens:
             raise InvalidSamplingParams(
                 f"min_tokens is {source.params.min_tokens:,}, only {max_tokens:,} fit behind the prompt; lower it.",
@@ -89,6 +93,15 @@ class RequestChecks:
                 f"{len(source.prior_output_token_ids):,} tokens were delivered before, max_tokens is {max_tokens:,}.",
                 param="prior_output_token_ids",
             )
-        # The state of the last token is never computed.
-        self._states.check_fits(max(num_prompt, num_prompt + max_tokens - 1))
+        self._check_blocks(num_prompt + max(0, max_tokens - 1))
         return max_tokens
+
+    def _check_blocks(self, num_tokens: int) -> None:
+        """Raise an error unless a sequence with ``num_tokens`` computed tokens fits when it runs alone."""
+        needed, total = blocks_for(num_tokens, self._block_size), self._num_blocks
+        if total is not None and needed > total:
+            raise OutOfCacheBlocks(
+                f"prompt and max_tokens need {needed:,} blocks of state, the server has {total:,} "
+                f"({total * self._block_size:,} tokens); shorten the prompt or lower max_tokens.",
+                param="max_tokens",
+            )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from inference.engine.pooling import Pooler
+from inference.engine.prefix_cache.cache import CachedSequence
 from inference.engine.prefix_cache.lookup import Fetched
 from inference.engine.request import EngineRequest, FinishReason, TokenLogprobs
 from inference.engine.sampling.sampling_state import SamplingState
@@ -28,7 +29,7 @@ class Request:
     Attributes:
         source: The request as the caller gave it.
         arrival: Position in the order of arrival.
-        max_tokens: Maximum output tokens, those of earlier attempts included.
+        max_length: Maximum tokens of prompt and output, the output of earlier attempts included.
         stop_token_ids: All ids that end the request, end-of-sequence included.
         token_ids: Ids of prompt and output.
         sampling: State of the sampler.
@@ -39,21 +40,17 @@ class Request:
         known_ending: Reason to end after the prompt, without a sampled token; None: tokens are sampled.
         error: Error with which the request ends after this step.
         prompt_logprobs: Entries so far, for prompt positions from 1; None if not requested, or already reported.
-        pooler: Pooler of the prompt's rows; None: the request generates tokens.
         namespace: The request's root in the prefix cache.
+        cached: The sequence's position in the prefix cache, while the request is running.
         fetched: State that was read from disk for the request.
         num_cached_tokens: Prompt tokens found in the prefix cache at the first admission; None before.
         cache_miss_reason: Why no more tokens were found (a ``MissReason``).
-        rank: Order of scheduling: (priority, arrival), lower first.
-        request_id: Id of ``source``.
-        num_prompt_tokens: Tokens of the prompt, without output of an earlier attempt.
-        max_length: Maximum tokens of prompt and output.
-        reads_prompt_rows: The prompt's hidden rows are needed, for log-probabilities or a pooled vector.
+        pooler: Pooler of the prompt's rows; None: the request generates tokens.
     """
 
     source: EngineRequest
     arrival: int
-    max_tokens: int
+    max_length: int
     stop_token_ids: frozenset[int]
     token_ids: list[int]
     sampling: SamplingState
@@ -65,31 +62,32 @@ class Request:
     error: BlazrError | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     namespace: bytes = b""
+    cached: CachedSequence | None = None
     fetched: Fetched | None = None
     num_cached_tokens: int | None = None
     cache_miss_reason: str | None = None
     pooler: Pooler | None = field(init=False, default=None)
-    rank: tuple[int, int] = field(init=False)
-    num_prompt_tokens: int = field(init=False)
-    max_length: int = field(init=False)
-    request_id: str = field(init=False)
-    reads_prompt_rows: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.request_id = self.source.request_id
-        self.num_prompt_tokens = len(self.source.prompt_token_ids)
-        self.max_length = self.num_prompt_tokens + self.max_tokens
-        self.rank = (self.source.priority, self.arrival)
         if self.source.params.prompt_logprobs is not None:
             self.prompt_logprobs = []
         if self.source.pooling is not None:
             self.pooler = Pooler(self.source.pooling, self.num_prompt_tokens)
-        self.reads_prompt_rows = self.prompt_logprobs is not None or self.pooler is not None
 
     @property
-    def can_read_cache(self) -> bool:
-        """Whether the prefix cache can replace the prompt's first rows, because their hidden rows aren't needed."""
-        return self.prompt_logprobs is None and (self.pooler is None or self.pooler.can_skip_rows)
+    def request_id(self) -> str:
+        """Id of ``source``."""
+        return self.source.request_id
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Order of scheduling: (priority, arrival), lower first."""
+        return self.source.priority, self.arrival
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, without output of an earlier attempt."""
+        return len(self.source.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -106,16 +104,26 @@ class Request:
         """Whether only the last token, and the tokens to replay, are left to compute."""
         return 0 < self.num_computed_tokens == len(self.token_ids) - 1 - self.num_to_replay
 
-    def ending(self) -> FinishReason | None:
-        """Return the reason to end after the present last token; None: the request continues."""
-        length, sampling = len(self.token_ids), self.sampling
-        if length > self.num_prompt_tokens and (
-            self.token_ids[-1] in self.stop_token_ids or (sampling.constraint is not None and sampling.is_complete)
-        ):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if length >= self.max_length else None
+    @property
+    def reads_prompt_rows(self) -> bool:
+        """Whether the prompt's hidden rows are needed, for log-probabilities or a pooled vector."""
+        return self.prompt_logprobs is not None or self.pooler is not None
+
+    @property
+    def can_read_cache(self) -> bool:
+        """Whether the prefix cache can replace the prompt's first rows, because their hidden rows aren't needed."""
+        return self.prompt_logprobs is None and (self.pooler is None or self.pooler.can_skip_rows)
 
     @property
     def has_all_prompt_logprobs(self) -> bool:
         """Whether ``prompt_logprobs`` is complete."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) == self.num_prompt_tokens - 1
+
+    def ending(self) -> FinishReason | None:
+        """Return the reason to end after the present last token; None: the request continues."""
+        constraint = self.sampling.constraint
+        if self.num_output_tokens > 0 and (
+            self.token_ids[-1] in self.stop_token_ids or (constraint is not None and constraint.is_finished)
+        ):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_length else None

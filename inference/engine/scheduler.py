@@ -13,15 +13,16 @@ is then preempted: it frees its state and is recomputed later. The best-ranked r
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import merge
 from operator import attrgetter
 from typing import NamedTuple
 
 from inference.engine.config import EngineConfig
+from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.lookup import Match
 from inference.engine.running_request import Request, RequestStatus
-from inference.engine.state_manager import StateManager
+from inference.engine.state_manager import SequenceState, StateManager
 
 _rank = attrgetter("rank")
 _NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
@@ -80,6 +81,7 @@ class Scheduler:
     Args:
         config: Budgets.
         states: Blocks, slots and request indices.
+        cache: The prefix cache.
 
     Attributes:
         waiting, running: Requests, sorted by rank.
@@ -87,13 +89,14 @@ class Scheduler:
         token_budget: Maximum tokens of the next step; lowered for some steps when memory runs out.
     """
 
-    def __init__(self, config: EngineConfig, states: StateManager) -> None:
-        self.states = states
+    def __init__(self, config: EngineConfig, states: StateManager, cache: PrefixCache) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.token_budget = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
+        self._states = states
+        self._cache = cache
 
     def add(self, request: Request) -> None:
         """Put a request into the queue."""
@@ -107,7 +110,7 @@ class Scheduler:
         """
         if request.status is RequestStatus.RUNNING:
             self._release(request, is_sound=is_sound)
-        elif request.status is RequestStatus.WAITING:
+        elif request in self.waiting:  # otherwise its prefix is still read from disk
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
 
@@ -120,7 +123,7 @@ class Scheduler:
         self._release(request, is_state_valid=is_state_valid)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = request.num_to_replay = 0
-        insort(self.waiting, request, key=_rank)
+        self.add(request)
         self.num_preemptions += 1
 
     def schedule(self, drafts: Mapping[Request, Sequence[int]] = _NO_DRAFTS) -> SchedulerOutput:
@@ -129,62 +132,42 @@ class Scheduler:
         Args:
             drafts: Draft tokens to verify within the free capacity; no request is preempted for them.
         """
-        scheduled, num_decoding, left = self._schedule_decodes()
-        has_prefills = bool(self.waiting) or num_decoding < len(self.running)
-        if not (drafts or has_prefills) and left + len(scheduled) == self.token_budget:
-            return SchedulerOutput(scheduled, len(scheduled))  # one token for each request: the most frequent case
-        if drafts:
-            self._add_drafts(scheduled, drafts)
-        if has_prefills:
-            self._schedule_prefills(scheduled)
-        decodes = [item for item in scheduled if item.num_tokens == 1 and item.num_computed_tokens]
-        num_decodes = len(decodes)
-        if num_decodes < len(scheduled):
-            decodes += [item for item in scheduled if not item.is_decode]
-        return SchedulerOutput(decodes, num_decodes)
+        scheduled = self._schedule_decodes()
+        self._add_drafts(scheduled, drafts)
+        self._schedule_prefills(scheduled)
+        scheduled.sort(key=lambda item: not item.is_decode)
+        return SchedulerOutput(scheduled, sum(item.is_decode for item in scheduled))
 
-    def _schedule_decodes(self) -> tuple[list[ScheduledRequest], int, int]:
-        """Give each running request that decodes its token, by rank.
-
-        Returns:
-            The shares, the number of decoding requests (with or without a share), and the rest of the token budget.
-        """
+    def _schedule_decodes(self) -> list[ScheduledRequest]:
+        """Give each running request that decodes its token, by rank."""
         scheduled: list[ScheduledRequest] = []
-        left, num_decoding, capacities = self.token_budget, 0, self.states.capacities
+        left = self.token_budget
         # Only requests after the current one are preempted, from the end of the list.
         for number, request in enumerate(self.running):
-            computed = request.num_computed_tokens
-            if not 0 < computed == len(request.token_ids) - 1 - request.num_to_replay:
-                continue
-            num_decoding += 1
             if left == 0:
+                break
+            if not request.is_decoding:
                 continue
             count = 1
             if request.num_to_replay:
                 # Reserve one token for each decode behind before tokens are replayed here.
                 num_behind = sum(other.is_decoding for other in self.running[number + 1 :])
                 count = min(request.num_uncomputed_tokens, max(1, left - num_behind))
-            state = request.state
-            assert state is not None
-            if computed + count > capacities[state.index] and not self._grow(request, count):
-                continue
-            left -= count
-            if count == 1 and not request.num_to_replay and request.known_ending is None:
-                scheduled.append(ScheduledRequest(request, 1, computed, 1))
-            else:
+            if self._grow(request, count):
                 scheduled.append(scheduled_request(request, count))
-        return scheduled, num_decoding, left
+                left -= count
+        return scheduled
 
     def _add_drafts(self, scheduled: list[ScheduledRequest], drafts: Mapping[Request, Sequence[int]]) -> None:
         """Add draft tokens to scheduled requests, within the token budget and the free blocks."""
-        left = self.token_budget - sum(item.num_tokens for item in scheduled)
+        left = self._budget_left(scheduled)
         for at, item in enumerate(scheduled):
             request, num_tokens = item.request, item.num_tokens
             accepted = tuple(drafts.get(request, ())[:left])
             if not accepted or num_tokens != request.num_uncomputed_tokens:
                 continue
             assert request.state is not None
-            if self.states.extend(request.state, item.stop + len(accepted)):
+            if self._states.extend(request.state, item.stop + len(accepted)):
                 scheduled[at] = scheduled_request(request, num_tokens + len(accepted), accepted)
                 left -= len(accepted)
 
@@ -194,28 +177,26 @@ class Scheduler:
         Running prefills and the queue compete by rank, so that the long prompt of a running batch job doesn't delay
         an interactive request.
         """
+        prefilling = [request for request in self.running if not request.is_decoding]
+        queued = self.waiting[: self._max_num_seqs]
         is_open = True
-        for request, was_running in self._prefilling():
-            left = self.token_budget - sum(item.num_tokens for item in scheduled)
+        for request in merge(prefilling, queued, key=_rank):
+            left = self._budget_left(scheduled)
             if left == 0:
                 break
-            if not was_running:
+            if request in queued:
                 # No request overtakes the head of the queue, or a long prompt would wait for ever.
                 is_open = is_open and self._admit(request, scheduled)
             if request.status is RequestStatus.RUNNING:
                 scheduled.append(scheduled_request(request, self._chunk(request, left)))
 
-    def _prefilling(self) -> Iterator[tuple[Request, bool]]:
-        """Yield the requests with a prompt to compute by rank, each with whether it is running."""
-        running = [(request.rank, request, True) for request in self.running if not request.is_decoding]
-        queued = [(request.rank, request, False) for request in self.waiting[: self._max_num_seqs]]
-        for _, request, was_running in merge(running, queued, key=lambda entry: entry[0]):
-            yield request, was_running
+    def _budget_left(self, scheduled: Sequence[ScheduledRequest]) -> int:
+        return self.token_budget - sum(item.num_tokens for item in scheduled)
 
     def _grow(self, request: Request, count: int) -> bool:
         """Allocate state for ``count`` more tokens; False if only better-ranked requests could free state."""
         assert request.state is not None
-        while not self.states.extend(request.state, request.num_computed_tokens + count):
+        while not self._states.extend(request.state, request.num_computed_tokens + count):
             victim = self.running[-1]
             if victim is request:
                 # The request keeps its blocks until another block is free, or until it is preempted.
@@ -227,18 +208,12 @@ class Scheduler:
         """Start a request if its state fits, if needed after preempting requests of worse priority."""
         if self.waiting[0] is not request:
             return False
-        num_tokens = len(request.token_ids)
-        victims = [other for other in self.running if other.source.priority > request.source.priority]
-        # Reserve a block for each running request, or they would soon preempt the new one.
-        reserve = len(self.running)
         match = self._find(request)
-        if not self.states.can_admit(num_tokens, reserve_blocks=reserve, match=match):
-            held = [other.state for other in victims if other.state is not None]
-            if not self.states.could_admit(
-                num_tokens, reserve_blocks=reserve - len(victims), without=held, match=match
-            ):
+        if not self._has_capacity(request, match):
+            victims = [other for other in self.running if other.source.priority > request.source.priority]
+            if not self._has_capacity(request, match, without=victims):
                 return False
-            while not self.states.can_admit(num_tokens, reserve_blocks=len(self.running), match=match):
+            while not self._has_capacity(request, match):
                 if not victims:
                     return False
                 victim = victims.pop()
@@ -247,47 +222,58 @@ class Scheduler:
                 # The victim's state has entered the prefix cache and may have evicted other state.
                 match = self._find(request)
         self.waiting.pop(0)
-        request.state = self.states.admit(
-            num_tokens,
-            match=match,
-            namespace=request.namespace,
-            tokens=request.token_ids,
-            fetched=request.fetched,
+        self._start(request, match)
+        return True
+
+    def _find(self, request: Request) -> Match:
+        return self._cache.find(
+            request.namespace, request.token_ids, fetched=request.fetched, can_read=request.can_read_cache
         )
+
+    def _has_capacity(self, request: Request, match: Match, without: Sequence[Request] = ()) -> bool:
+        """Whether a waiting request could start with its cached prefix, ``without`` some running requests."""
+        # Reserve a block for each running request, or they would soon preempt the new one.
+        num_running = len(self.running) - len(without)
+        return self._states.can_admit(
+            len(request.token_ids),
+            reserve_blocks=num_running - self._cache.num_shared_in_use(match),
+            without=[other.state for other in without if other.state is not None],
+            shared_blocks=self._cache.blocks_of(match),
+        )
+
+    def _start(self, request: Request, match: Match) -> None:
+        """Allocate a request's state and fill in its cached prefix."""
+        state = request.state = self._states.allocate()
+        tokens = request.token_ids
+        request.cached = self._cache.begin(match, request.namespace, state.index, state.slot, tokens, request.fetched)
+        extended = self._states.extend(state, len(tokens))
+        assert extended
         request.fetched = None
         request.num_computed_tokens = match.num_tokens
         if request.num_cached_tokens is None:
             # After a preemption a request finds its own state, which isn't counted.
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
             request.cache_miss_reason = None if match.reason is None else match.reason.value
-            self.states.record_found(request.num_cached_tokens, match)
+            self._cache.record_found(request.num_cached_tokens, match.reason)
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_rank)
-        return True
-
-    def _find(self, request: Request) -> Match:
-        return self.states.find(
-            request.namespace,
-            request.token_ids,
-            fetched=request.fetched,
-            can_read=request.can_read_cache,
-        )
 
     def _chunk(self, request: Request, budget: int) -> int:
         """Return the number of tokens of a prefill to compute in this step."""
-        assert request.state is not None
+        assert request.cached is not None
         start, length = request.num_computed_tokens, len(request.token_ids)
-        stop = min(length, start + budget)
-        return self.states.chunk_stop(request.state, start, stop, length) - start
+        return self._cache.chunk_stop(request.cached, start, min(length, start + budget), length) - start
 
     def _release(self, request: Request, *, is_state_valid: bool = True, is_sound: bool = True) -> None:
-        assert request.state is not None
+        """Free a running request's state; the prefix cache keeps the computed state until its memory is needed."""
+        state, cached = request.state, request.cached
+        assert state is not None and cached is not None
         self.running.remove(request)
-        self.states.release(
-            request.state,
-            tokens=request.token_ids,
-            num_computed=request.num_computed_tokens,
-            is_state_valid=is_state_valid,
-            is_sound=is_sound,
-        )
-        request.state = None
+        slot = state.slot
+        if is_sound:
+            tokens, num_computed = request.token_ids, request.num_computed_tokens
+            slot = self._cache.end(cached, state.index, slot, tokens, num_computed, is_state_valid=is_state_valid)
+        else:
+            self._cache.forget(cached, state.index)
+        self._states.release(SequenceState(state.index, slot))
+        request.state = request.cached = None

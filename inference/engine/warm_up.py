@@ -8,11 +8,12 @@ them afterwards. A lack of memory then fails the load instead of a request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from inference.engine.config import EngineConfig
-from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.spec import ModelSpec
 
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
@@ -33,7 +34,7 @@ def warm_up(
     """Run steps of every kind.
 
     Args:
-        forward: The network's forward pass; its decodes read ``ForwardBatch.decode_tables``.
+        forward: The network's forward pass.
         compute_logits: The network's head.
         spec: The network's specification.
         states: States of the network's layers; the scratch slots are zero afterwards.
@@ -59,31 +60,32 @@ def scratch_batch(
     """Return a batch that uses scratch slots only.
 
     Args:
-        num_decodes: Number of decodes; their context is empty.
+        num_decodes: Number of decodes; their context is one token.
         chunks: Tokens and context of each chunk.
         block_size: Tokens in one block.
         device: Device of the network.
     """
-    positions = [torch.zeros(num_decodes, dtype=torch.int64, device=device)]
-    prefills, row = [], num_decodes
+    zeros = partial(torch.zeros, dtype=torch.int64, device=device)
+    positions, first_rows, lengths, prefills = [zeros(num_decodes)], list(range(num_decodes + 1)), [1] * num_decodes, []
     for number, (count, context) in enumerate(chunks, num_decodes):
         positions.append(torch.arange(context, context + count, device=device))
-        kv_slots = torch.zeros(context + count, dtype=torch.int64, device=device)
-        prefills.append(PrefillChunk(row, row + count, context, number, 0, kv_slots))
-        row += count
-    rows = torch.zeros(row, dtype=torch.int64, device=device)
-    tables = None
-    if num_decodes:
-        nothing = rows[:num_decodes]
-        tables = DecodeTables(torch.zeros(1, dtype=torch.int32, device=device), nothing, nothing, block_size)
+        prefills.append(PrefillChunk(first_rows[-1], first_rows[-1] + count, context, number, 0))
+        first_rows.append(prefills[-1].stop)
+        lengths.append(prefills[-1].length)
     places = torch.cat(positions)
     return ForwardBatch(
-        input_ids=rows,
+        input_ids=zeros(len(places)),
         positions=places,
-        slot_mapping=rows,
-        state_slots=torch.zeros(num_decodes + len(chunks), dtype=torch.int64, device=device),
+        slot_mapping=zeros(len(places)),
+        state_slots=zeros(len(lengths)),
         num_decodes=num_decodes,
         prefills=tuple(prefills),
+        attention=AttentionMetadata(
+            blocks=zeros(-(-max(lengths) // block_size), dtype=torch.int32),
+            starts=zeros(len(lengths)),
+            lengths=torch.tensor(lengths, device=device),
+            first_rows=torch.tensor(first_rows, device=device),
+            block_size=block_size,
+        ),
         rope_lengths=places + 1,
-        decode_tables=tables,
     )

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet, Sum
 from django.utils import timezone
 
-from inference.errors import InvalidRequest, NotFound, QueueFull
+from inference.errors import InvalidRequest, NotFound, QueueFull, RequestTooLarge, StorageFull
 from inference.files import store as file_store
-from inference.models import StoredFile
+from inference.models import Batch, BatchState, StoredFile
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
@@ -27,6 +27,9 @@ MIN_EXPIRY_S = 3600
 MAX_EXPIRY_S = 30 * 24 * 3600
 """OpenAI's limits of expires_after.seconds."""
 MAX_FILES_PER_TENANT = 10_000
+MAX_BYTES_PER_TENANT = 16 << 30
+MAX_BYTES = 128 << 30
+"""Bytes of all files of a tenant, and of the server. Outputs of batches count, and are stored also above the limits."""
 
 
 def file_create(
@@ -43,23 +46,43 @@ def file_create(
 
     Raises:
         QueueFull: The tenant has too many files.
-        StorageFull: The disk is full.
+        RequestTooLarge: The tenant's files would have too many bytes.
+        StorageFull: The files of all tenants would have too many bytes, or the disk is full.
     """
     try:
-        if StoredFile.objects.filter(tenant=tenant).count() >= MAX_FILES_PER_TENANT:
-            raise QueueFull(
-                f"{MAX_FILES_PER_TENANT} files are stored already; delete some first.", param="file", retry_after_s=60
-            )
-        with file_store.store_lock():
+        with file_store.store_lock():  # so that simultaneous uploads see each other's rows
+            _check_quotas(tenant, writer.size_bytes)
             return file_store_row(writer=writer, filename=filename, purpose=purpose, tenant=tenant, expires_s=expires_s)
     finally:
         writer.discard()
 
 
+def _check_quotas(tenant: str, size_bytes: int) -> None:
+    own = StoredFile.objects.filter(tenant=tenant).aggregate(number=Count("pk"), size=Sum("size_bytes"))
+    if own["number"] >= MAX_FILES_PER_TENANT:
+        raise QueueFull(
+            f"{MAX_FILES_PER_TENANT} files are stored already; delete some first.", param="file", retry_after_s=60
+        )
+    used = own["size"] or 0
+    if used + size_bytes > MAX_BYTES_PER_TENANT:
+        raise RequestTooLarge(
+            f"The file has {size_bytes:,} bytes and your stored files have {used:,}; the limit is "
+            f"{MAX_BYTES_PER_TENANT:,} bytes for all of them. Delete files first (DELETE /v1/files/{{id}}).",
+            param="file",
+        )
+    used = StoredFile.objects.aggregate(size=Sum("size_bytes"))["size"] or 0
+    if used + size_bytes > MAX_BYTES:
+        raise StorageFull(
+            f"The file has {size_bytes:,} bytes and the server's files have {used:,}; the limit is {MAX_BYTES:,} "
+            "bytes for all callers. Delete files that are no longer needed, or try again when some have expired.",
+            param="file",
+        )
+
+
 def file_store_row(
     *, writer: file_store.FileWriter, filename: str, purpose: str, tenant: str, expires_s: int | None
 ) -> StoredFile:
-    """``file_create`` without the limit, for callers that hold ``store_lock``, taken before any transaction."""
+    """``file_create`` without the limits, for callers that hold ``store_lock``, taken before any transaction."""
     now = timezone.now()
     seconds = expires_s if expires_s is not None else int(settings.BLAZR_FILE_EXPIRE_DAYS) * 86_400
     return StoredFile.objects.create(
@@ -121,8 +144,13 @@ def file_delete(*, file_id: str, principal: Principal) -> str:
 
 
 def files_sweep() -> int:
-    """Delete expired files and return their number. Several processes may run this at once."""
-    keys = list(StoredFile.objects.filter(expires_at__lte=timezone.now()).values_list("pk", flat=True)[:1000])
+    """Delete expired files, and return their number. Several processes may run this at once.
+
+    The input of a batch that is being validated is deleted later.
+    """
+    validated = Batch.objects.filter(state=BatchState.VALIDATING, ended_at=None).values("input_file_id")
+    expired = StoredFile.objects.filter(expires_at__lte=timezone.now()).exclude(file_id__in=validated)
+    keys = list(expired.values_list("pk", flat=True)[:1000])
     file_store.sweep_strays()
     return _remove(StoredFile.objects.filter(pk__in=keys)) if keys else 0
 

@@ -8,9 +8,19 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Protocol
 
 from inference.errors import BlazrError, ModelLoadFailed, OutOfCacheBlocks, Unavailable
+from inference.jobs.claims import LEASE_S
 from inference.jobs.turn_thread import TurnThread
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.states import ResidentModel
+
+POLL_S = 1.0
+"""Seconds between looks for new rows when no hint comes."""
+HEARTBEAT_S = LEASE_S / 4
+"""Seconds between renewals of the leases, also while an engine hangs: ``worker.step_watch`` ends the process then."""
+HINTED_HEARTBEAT_S = 0.2
+"""Fewest seconds between heartbeats that hints bring forward: cancels take effect soon, many hints cost little."""
+RETRY_DELAY_S = 5.0
+"""Seconds before another attempt at a row whose error names none."""
 
 
 class Manager(Protocol):
@@ -28,8 +38,9 @@ class Manager(Protocol):
         """Return the models that are here."""
         ...
 
-    def step_age_s(self) -> float:
-        """Return the seconds since the last step of the slowest engine that has work."""
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a request runs alone in the engines, or waits to."""
         ...
 
 

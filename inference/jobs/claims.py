@@ -14,6 +14,7 @@ All functions are synchronous and use the database: call them off the event loop
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,18 +22,22 @@ from typing import Any
 
 import orjson
 from django.db import connection, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from inference.errors import BlazrError
+from inference.errors import BlazrError, GenerationFailed
 from inference.jobs.selectors import unkept_chunks
+from inference.jobs.sharing import share_places
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
+from inference.records.job_usage import jobs_charge
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 
 LEASE_S = 10.0
 """A worker without a heartbeat for so long has lost its jobs; heartbeats come four times as often."""
 MAX_ATTEMPTS = 3
+MAX_TENANTS = 32
+"""Tenants that share the places of one claim; a later claim begins with the next ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,14 @@ class ClaimedJob:
     keep_events: bool = False
 
     @property
+    def reach(self) -> int:
+        """Most tokens that an earlier attempt has stored."""
+        made: Counter[int] = Counter()
+        for event in (event for chunk in self.chunks for event in chunk):
+            made[event["attempt"]] += len(event.get("token_ids", ()))
+        return max(made.values(), default=0)
+
+    @property
     def request_id(self) -> str:
         """The engine's id of this attempt; an older attempt that still runs has another id."""
         return f"job-{self.job_id.hex}-{self.fence}"
@@ -85,7 +98,7 @@ def jobs_claim(
     suspects: bool = False,
     lease_s: float = LEASE_S,
 ) -> list[ClaimedJob]:
-    """Claim up to ``limit`` queued jobs, best priority first, then in order of arrival.
+    """Claim up to ``limit`` queued jobs: best priority first, then tenants in turns, then in order of arrival.
 
     Args:
         owner: The worker's id.
@@ -103,9 +116,7 @@ def jobs_claim(
             candidates = candidates.filter(checkpoint_id__in=list(checkpoint_ids))
         if min_age_s > 0:
             candidates = candidates.filter(created_at__lte=seconds_from_now(-min_age_s))
-        if connection.features.has_select_for_update_skip_locked:
-            candidates = candidates.select_for_update(skip_locked=True)
-        keys = list(candidates.order_by("priority", "id").values_list("pk", flat=True)[:limit])
+        keys = _shared_keys(candidates, limit)
         if not keys:
             return []
         # The state is checked again: without row locks (SQLite) this makes the claim exclusive.
@@ -122,8 +133,49 @@ def jobs_claim(
         return [_claimed(row) for row in rows.prefetch_related("chunks")]
 
 
-# A job that ran at two crashes in a row without progress may be their cause. Its last attempt is alone in the engine,
-# so that a third crash hits no other job.
+def _shared_keys(candidates: QuerySet[GenerationJob], limit: int) -> list[int]:
+    """Choose and lock up to ``limit`` of the jobs, divided between their tenants."""
+    if connection.features.has_select_for_update_skip_locked:
+        candidates = candidates.select_for_update(skip_locked=True)
+    candidates = candidates.order_by("priority", "id")
+    tenants = _tenant_pages.next_page()
+    running = GenerationJob.objects.filter(state=JobState.RUNNING).order_by().values_list("tenant")
+    waiting = {
+        tenant: list(candidates.filter(tenant=tenant).values_list("priority", "pk")[:limit]) for tenant in tenants
+    }
+    return share_places(waiting, dict(running.annotate(number=Count("pk")).values_list("tenant", "number")), limit)
+
+
+class _TenantPages:
+    """Tenants with queued jobs, a page after the other; one index entry is read for each tenant.
+
+    ``DISTINCT`` would read the entries of all queued jobs.
+    """
+
+    def __init__(self) -> None:
+        self._after = ""
+
+    def next_page(self) -> list[str]:
+        """Return the next up to ``MAX_TENANTS`` tenants; behind the last one comes the first one again."""
+        queued = GenerationJob.objects.filter(state=JobState.QUEUED).order_by("tenant").values_list("tenant", flat=True)
+        after = self._after
+        tenants: list[str] = []
+        while len(tenants) < MAX_TENANTS:
+            tenant = queued.filter(tenant__gt=after).first()
+            if tenant is None:
+                break
+            tenants.append(tenant)
+            after = tenant
+        is_last = len(tenants) < MAX_TENANTS
+        is_first, self._after = not self._after, "" if is_last else after
+        return tenants if tenants or is_first else self.next_page()
+
+
+_tenant_pages = _TenantPages()
+
+
+# A job that ran at two crashes, and did not get further in the second attempt, may be their cause. Its last attempt is
+# alone in the engine, so that a third crash hits no other job.
 _SUSPECT = Q(attempts__gte=MAX_ATTEMPTS - 1)
 
 
@@ -201,6 +253,7 @@ class NewChunk:
         number: One more than the last stored chunk's, from 0, over all attempts.
         events: The engine's events since the last chunk.
         prompt_tokens, completion_tokens: Totals so far, all attempts.
+        clears_crashes: Earlier crashes count no longer (``inference.transport.crash_record``).
     """
 
     key: int
@@ -209,6 +262,7 @@ class NewChunk:
     events: Sequence[GenerationEvent]
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    clears_crashes: bool = False
 
 
 def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[tuple[int, int]]:
@@ -230,7 +284,7 @@ def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[
                     completion_tokens=chunk.completion_tokens,
                     prompt_tokens=chunk.prompt_tokens,
                     lease_until=seconds_from_now(lease_s),
-                    attempts=1,  # it makes progress, so earlier failures no longer count
+                    **({"attempts": 1} if chunk.clears_crashes else {}),
                 )
             )
             if changed:
@@ -269,12 +323,14 @@ def job_finish(
     """
     if state not in TERMINAL_JOB_STATES:
         raise ValueError(f"{state} is not a final state")
+    body = b"" if result is None else orjson.dumps(result)
     with transaction.atomic():
         changed = _held(key, fence).update(
             state=state,
             lease_until=None,
             owner="",
-            result="" if result is None else orjson.dumps(result).decode(),
+            result=body.decode(),
+            size_bytes=F("size_bytes") + len(body),
             error="" if error is None else orjson.dumps(error.to_dict()).decode(),
             completion_tokens=completion_tokens,
             prompt_tokens=prompt_tokens,
@@ -309,6 +365,8 @@ def job_release(
             failed = _held(key, fence).filter(attempts__gte=MAX_ATTEMPTS)
             if failed.update(state=JobState.FAILED, lease_until=None, owner="", error=reason, finished_at=Now()):
                 unkept_chunks().filter(job_id=key).delete()
+                outcome = GenerationFailed.code if error is None else error.code
+                jobs_charge(GenerationJob.objects.filter(pk=key), outcome=outcome)
                 return True
         return bool(
             _held(key, fence).update(

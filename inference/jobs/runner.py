@@ -16,9 +16,16 @@ from django.db import transaction
 
 from inference.dialects.openai.outputs.formats import output_formatter
 from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
-from inference.jobs.claim_runner import ClaimRunner, Manager, counts_as_attempt
+from inference.jobs.claim_runner import (
+    HEARTBEAT_S,
+    HINTED_HEARTBEAT_S,
+    POLL_S,
+    RETRY_DELAY_S,
+    ClaimRunner,
+    Manager,
+    counts_as_attempt,
+)
 from inference.jobs.claims import (
-    LEASE_S,
     MAX_ATTEMPTS,
     ClaimedJob,
     NewChunk,
@@ -31,8 +38,10 @@ from inference.jobs.claims import (
 )
 from inference.jobs.sweep import OPEN_JOBS, jobs_abandon, jobs_sweep
 from inference.models import JobState
+from inference.records.job_usage import job_usage_id
 from inference.records.request_log import logged_contents
 from inference.records.usage import Usage, usage_now, usage_store
+from inference.transport.crash_record import tokens_alone
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import JOB_PRIORITY
@@ -41,19 +50,12 @@ logger = logging.getLogger(__name__)
 
 WINDOW = 16
 """Jobs that a worker holds at once."""
-POLL_S = 1.0
 FLUSH_TOKENS = 16
 FLUSH_S = 0.25
-HEARTBEAT_S = LEASE_S / 4
-HINTED_HEARTBEAT_S = 0.2
-"""Fewest seconds between heartbeats that hints bring forward: cancels take effect soon, many hints cost little."""
 SWEEP_S = 2.0
 DEADLINE_S = 24 * 3600.0
 MIN_AGE_ELSEWHERE_S = 1.0
 """Jobs of a model that is not resident here wait so long for a worker that has it."""
-HUNG_AFTER_S = 60.0
-"""No heartbeat while an engine with work has not stepped for so long, so that other workers get its jobs."""
-RETRY_DELAY_S = 5.0
 WEB_ID = "jobs"
 
 
@@ -64,6 +66,7 @@ class _RunningJob:
     job: ClaimedJob
     builder: OutputBuilder
     num_chunks: int
+    tokens_made: int = 0
     pending: list[GenerationEvent] = field(default_factory=list)
     pending_tokens: int = 0
     flushed_at: float = 0.0
@@ -95,7 +98,9 @@ class _RunningJob:
             if not self.job.keep_events:
                 return
         self.pending.append(event)
-        self.pending_tokens += len(event.get("token_ids", ()))
+        num_tokens = len(event.get("token_ids", ()))
+        self.pending_tokens += num_tokens
+        self.tokens_made += num_tokens
 
     def is_due(self, now: float) -> bool:
         """Whether the pending events should be stored now."""
@@ -110,6 +115,7 @@ class _RunningJob:
             events=tuple(self.pending),
             prompt_tokens=self.builder.prompt_tokens,
             completion_tokens=self.builder.completion_tokens,
+            clears_crashes=self.tokens_made >= tokens_alone(self.job.reach),
         )
 
 
@@ -231,9 +237,6 @@ class JobRunner(ClaimRunner):
         )
 
     def _heartbeat(self, now: float) -> None:
-        if self._manager.step_age_s() > HUNG_AFTER_S:
-            logger.error("an engine hangs: the leases of the jobs are left to lapse")
-            return
         self._beat_at = now
         beat = jobs_heartbeat(owner=self._owner, held=[item.claim for item in self._running.values()])
         for item in list(self._running.values()):
@@ -250,7 +253,7 @@ class JobRunner(ClaimRunner):
 
     def _claim(self) -> None:
         num_free = self._window - len(self._running)
-        if num_free <= 0 or any(item.job.attempt >= MAX_ATTEMPTS for item in self._running.values()):
+        if num_free <= 0 or self._manager.runs_alone:
             return
         if not OPEN_JOBS.exists():
             return
@@ -286,6 +289,8 @@ class JobRunner(ClaimRunner):
             attempt=job.fence - 1,
             delivered=builder.delivered(0) if job.chunks else None,
         )
+        if job.attempt >= MAX_ATTEMPTS:
+            message["alone_tokens"] = tokens_alone(job.reach)
         try:
             self._manager.submit(message, self._on_events)
         except Exception:
@@ -310,7 +315,7 @@ def _usage(item: _RunningJob) -> Usage:
     times = next((prompt.usage for prompt in builder.prompts if prompt.usage is not None), None)
     duration_s, queue_s = (times.get("duration_s", 0.0), times.get("queue_s", 0.0)) if times else (0.0, 0.0)
     return Usage(
-        request_id=f"job-{job.job_id.hex}",
+        request_id=job_usage_id(job.job_id),
         tenant=job.tenant,
         endpoint="job",
         model=job.model,

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from inference.values.principal import Principal
 
 
+MAX_COUNTED = 10_000
+
+
 def jobs_of(principal: Principal) -> JobQuerySet:
     """Return the jobs that ``principal`` may see; each read for a caller starts here."""
     rows = GenerationJob.objects.all()
@@ -80,6 +83,17 @@ def job_counts(*, principal: Principal, batch_label: str | None = None) -> dict[
     counts = rows.count_by_state()
     counts["completion_tokens"] = rows.aggregate(total=Sum("completion_tokens"))["total"] or 0
     return counts
+
+
+def open_job_counts() -> dict[str, int]:
+    """Return the number of queued and of running jobs, each at most ``MAX_COUNTED``.
+
+    For frequent calls: the indexes of open jobs answer it, however many finished jobs are stored.
+    """
+    return {
+        str(state): GenerationJob.objects.filter(state=state).order_by()[:MAX_COUNTED].count()
+        for state in (JobState.QUEUED, JobState.RUNNING)
+    }
 
 
 def job_result(row: GenerationJob) -> dict[str, Any]:

@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import orjson
+from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import Sum
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference.access.line_limits import lines_reserved
-from inference.errors import BlazrError, Conflict, InvalidRequest, RequestTooLarge, UnsupportedFeature
+from inference.errors import BlazrError, Conflict, InvalidRequest, RequestTooLarge, StorageFull, UnsupportedFeature
 from inference.jobs import hints
 from inference.jobs.selectors import job_get, num_open, unkept_chunks
 from inference.models import GenerationJob, JobState
+from inference.records.job_usage import jobs_charge
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.plan import GenerationPlan
 from inference.values.served_model import ServedModel
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 MAX_JOBS_PER_SUBMIT = 50_000
 MAX_PLAN_BYTES = 4 << 20
 INSERT_BATCH = 500
+MAX_BYTES_PER_TENANT = 16 << 30
+MAX_BYTES = 64 << 30
+"""Bytes of the plans and results of all stored jobs of a tenant, and of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
     Raises:
         InvalidRequest: A request is wrong; the message says which.
         UnknownModel: A model doesn't exist.
+        StorageFull: The stored jobs would have too many bytes.
         Conflict: An idempotency key came before with another request.
     """
     if not requests:
@@ -90,6 +97,22 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
                 return _store(rows, principal)
 
 
+def _check_bytes(tenant: str, size_bytes: int) -> None:
+    limits = (
+        (GenerationJob.objects.filter(tenant=tenant), MAX_BYTES_PER_TENANT, "your stored jobs"),
+        (GenerationJob.objects.all(), MAX_BYTES, "the stored jobs of all callers"),
+    )
+    for rows, limit, whose in limits:
+        used = rows.order_by().aggregate(size=Sum("size_bytes"))["size"] or 0
+        if used + size_bytes > limit:
+            raise StorageFull(
+                f"The jobs have {size_bytes:,} bytes and {whose} have {used:,}; the limit is {limit:,} bytes. "
+                f"Finished jobs are deleted after {settings.BLAZR_RETENTION_DAYS} days (BLAZR_RETENTION_DAYS); "
+                "submit fewer, or send the requests without jobs.",
+                param="jobs",
+            )
+
+
 def _new_row(
     number: int,
     request: JobRequest,
@@ -107,6 +130,7 @@ def _new_row(
             raise UnsupportedFeature(
                 f"a job takes one prompt, this one has {len(plan.prompts)}; submit a list of jobs.", param="prompt"
             )
+        principal.check_options(priority=plan.priority, keep_alive_s=plan.keep_alive_s)
         if plan.model not in models:
             models[plan.model] = served_model_read(plan.model)
         resolved = plan_for_model(plan, models[plan.model])
@@ -130,6 +154,7 @@ def _new_row(
         model=plan.model,
         checkpoint_id=uuid.UUID(models[plan.model].checkpoint_id),
         plan=stored.decode(),
+        size_bytes=len(stored),
         priority=plan.priority,
         keep_events=request.keep_events,
         created_at=timezone.now(),
@@ -164,6 +189,7 @@ def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[Generati
         else:
             stored.append(earlier)
     if new:
+        _check_bytes(principal.tenant, sum(row.size_bytes for row in new))
         GenerationJob.objects.bulk_create(new, batch_size=INSERT_BATCH)
         transaction.on_commit(hints.wake_workers, robust=True)
     return stored
@@ -182,6 +208,7 @@ def job_cancel(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJo
         same = GenerationJob.objects.filter(pk=row.pk)
         if same.filter(state=JobState.QUEUED).update(state=JobState.CANCELLED, finished_at=Now()):
             unkept_chunks().filter(job=row).delete()
+            jobs_charge(same, outcome="cancelled")  # for an earlier attempt
         else:
             # Running, or claimed just now: the worker sees the flag at its next heartbeat.
             same.filter(state=JobState.RUNNING).update(cancel_requested=True)

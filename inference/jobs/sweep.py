@@ -1,22 +1,28 @@
-"""Requeue, fail or cancel the jobs whose worker or API key is gone."""
+"""Requeue, fail or cancel the jobs whose worker or API key is gone, and delete jobs that ended long ago."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import orjson
-from django.db import transaction
-from django.db.models import Q
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from inference.access.api_keys import void_tenants
-from inference.errors import GenerationFailed
+from inference.errors import BlazrError, GenerationFailed
 from inference.jobs import hints
 from inference.jobs.claims import MAX_ATTEMPTS, seconds_from_now
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import open_jobs, unkept_chunks
-from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState
+from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
+from inference.records.job_usage import jobs_charge
 
+END_BATCH = 500
+"""Jobs that one transaction ends or deletes."""
 OPEN_JOBS = RowWatch(open_jobs)
 """Whether any job is queued or running."""
 
@@ -51,20 +57,55 @@ def jobs_sweep() -> SweepReport:
         f"The worker died {MAX_ATTEMPTS} times while it ran this job; the job was given up. "
         "If it fails again when submitted anew, its prompt or model breaks the engine."
     )
-    ended = {"lease_until": None, "owner": "", "finished_at": Now()}
+    cancelled = _end(Q(lapsed | Q(state=JobState.QUEUED), cancel_requested=True), JobState.CANCELLED)
+    failed = _end(Q(lapsed, attempts__gte=MAX_ATTEMPTS), JobState.FAILED, crash)
     with transaction.atomic():
-        cancelled = GenerationJob.objects.filter(lapsed | Q(state=JobState.QUEUED), cancel_requested=True).update(
-            state=JobState.CANCELLED, **ended
+        requeued = GenerationJob.objects.filter(lapsed, attempts__lt=MAX_ATTEMPTS, cancel_requested=False).update(
+            state=JobState.QUEUED, lease_until=None, owner=""
         )
-        failed = GenerationJob.objects.filter(lapsed, attempts__gte=MAX_ATTEMPTS).update(
-            state=JobState.FAILED, error=orjson.dumps(crash.to_dict()).decode(), **ended
-        )
-        requeued = GenerationJob.objects.filter(lapsed).update(state=JobState.QUEUED, lease_until=None, owner="")
-        if cancelled or failed:
-            unkept_chunks().filter(job__state__in=TERMINAL_JOB_STATES).delete()
         if requeued:
             transaction.on_commit(hints.wake_workers, robust=True)
     return SweepReport(requeued, failed, cancelled)
+
+
+def _end(ended: Q, state: JobState, error: BlazrError | None = None) -> int:
+    """End jobs, and charge them for the tokens that they have stored; return their number."""
+    reason = {} if error is None else {"error": orjson.dumps(error.to_dict()).decode()}
+    rows = GenerationJob.objects.filter(ended).order_by("pk").defer("plan", "result")
+    if connection.features.has_select_for_update_skip_locked:
+        rows = rows.select_for_update(skip_locked=True)
+    done = 0
+    while True:
+        with transaction.atomic():
+            found = list(rows[:END_BATCH])
+            keys = [row.pk for row in found]
+            GenerationJob.objects.filter(pk__in=keys).update(
+                state=state, lease_until=None, owner="", finished_at=Now(), **reason
+            )
+            unkept_chunks().filter(job_id__in=keys).delete()
+            jobs_charge(found, outcome="cancelled" if error is None else error.code)
+        done += len(found)
+        if len(found) < END_BATCH:
+            return done
+
+
+def finished_jobs_sweep() -> int:
+    """Delete jobs that ended more than ``BLAZR_RETENTION_DAYS`` ago (0: none); return the number of deleted jobs.
+
+    A job of a stored response is deleted with its response, which is built from the job's events.
+    """
+    if not settings.BLAZR_RETENTION_DAYS:
+        return 0
+    before = timezone.now() - timedelta(days=settings.BLAZR_RETENTION_DAYS)
+    responses = StoredResponse.objects.filter(job=OuterRef("pk"))
+    old = GenerationJob.objects.filter(~Exists(responses), state__in=TERMINAL_JOB_STATES, finished_at__lt=before)
+    removed = 0
+    while True:
+        keys = list(old.order_by("finished_at").values_list("pk", flat=True)[:END_BATCH])
+        GenerationJob.objects.filter(pk__in=keys).delete()
+        removed += len(keys)
+        if len(keys) < END_BATCH:
+            return removed
 
 
 def _cancel_jobs_of_void_keys() -> None:

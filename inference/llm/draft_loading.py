@@ -60,10 +60,10 @@ def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: SpeculativeOptions
         draft.spec,
         dtype=dtype,
         budget_bytes=max(least, int(STATES_SHARE * plan.total_bytes)),
-        max_num_seqs=options.max_requests,
+        max_num_seqs=options.max_num_seqs,
         max_model_len=length,
         block_size=plan.block_size,
-        max_spare_slots=options.max_requests,
+        max_spare_slots=options.max_num_seqs,
     )
 
 
@@ -127,7 +127,7 @@ def load_draft(
     )
     pack_weights(network)
     own_plan = plan_draft(draft, dtype, options.speculative, plan)
-    num_seqs = min(options.speculative.max_requests, own_plan.max_running)
+    num_seqs = min(options.speculative.max_num_seqs, own_plan.num_state_slots - 1)
     if own_plan.slot_bytes:
         num_seqs = min(num_seqs, own_plan.num_spare_slots)
     invalid = {*tokenizer.invalid_token_ids, *range(tokenizer.vocab_size, draft.spec.vocab_size)}

@@ -225,6 +225,11 @@ class LLM:
             events += self._accept(output)
         return events
 
+    @property
+    def step_tokens(self) -> int:
+        """Tokens in the step that runs now, or in the last one."""
+        return 0 if self._engine is None else self._engine.step_tokens
+
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to compute or to say."""
         return bool(self._events) or self._running_engine().has_unfinished()

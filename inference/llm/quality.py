@@ -5,6 +5,7 @@ Both networks are in memory and read the same windows of tokens; no Django, no e
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from inference.errors import InvalidRequest
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
-from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, PrefillChunk
 from inference.modelling.layer_specs import Dtype
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.network import HybridForCausalLM
@@ -84,14 +85,20 @@ class WindowRunner:
         """(n, h) of a window."""
         count = len(tokens)
         positions = torch.arange(count, device=self._device)
-        slots = positions + BLOCK_SIZE  # the first block is scratch
         batch = ForwardBatch(
             input_ids=torch.tensor(tokens, device=self._device),
             positions=positions,
-            slot_mapping=slots,
+            slot_mapping=positions + BLOCK_SIZE,  # the first block is scratch
             state_slots=torch.ones(1, dtype=torch.int64, device=self._device),
             num_decodes=0,
-            prefills=(PrefillChunk(0, count, 0, 0, 1, slots),),
+            prefills=(PrefillChunk(0, count, 0, 0, 1),),
+            attention=AttentionMetadata(
+                blocks=torch.arange(1, 2 + count // BLOCK_SIZE, dtype=torch.int32, device=self._device),
+                starts=torch.zeros(1, dtype=torch.int64, device=self._device),
+                lengths=torch.tensor([count], device=self._device),
+                first_rows=torch.tensor([0, count], device=self._device),
+                block_size=BLOCK_SIZE,
+            ),
         )
         hidden: torch.Tensor = self.network(batch, self._states)
         return hidden
@@ -144,7 +151,9 @@ def measure_quality(
                 results.append(plain.quality("none", network_bytes(reference.network)))
             if quant != "none":
                 results.append(found.quality(quant, network_bytes(runner.network)))
-            del runner  # before the next one is loaded
+            # Layers with faster forms refer to themselves, so that only the collector frees them.
+            del runner
+            gc.collect()
     return results
 
 

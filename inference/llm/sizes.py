@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,7 +39,7 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
     length = options.max_model_len or spec.max_position_embeddings
     token_bytes, sequence_bytes = spec.state_bytes_per_token(dtype), spec.state_bytes_per_sequence(dtype)
     max_snapshots, snapshot_share = _max_snapshots(options, sequence_bytes)
-    max_spare_slots = options.speculative.max_requests if options.speculative is not None else 0
+    max_spare_slots = options.speculative.max_num_seqs if options.speculative is not None else 0
     budget = options.cache_bytes
     if budget is None:
         blocks = options.max_num_seqs * -(-length // options.block_size) + 1
@@ -73,23 +72,6 @@ def _max_snapshots(options: LLMOptions, slot_bytes: int) -> tuple[int, float]:
     if options.snapshot_bytes is not None:
         return options.snapshot_bytes // slot_bytes, 1.0
     return min(MAX_SNAPSHOTS, SNAPSHOT_BYTES // slot_bytes), SNAPSHOT_SHARE
-
-
-def with_fixed_states(spec: ModelSpec, options: LLMOptions) -> LLMOptions:
-    """The options with context and states' memory as they come out now.
-
-    Free memory changes between the plan of a load and the load; with these options both agree.
-
-    Raises:
-        OutOfCacheBlocks: As ``plan_states``.
-    """
-    plan = plan_states(spec, options)
-    return replace(
-        options,
-        max_model_len=plan.max_model_len,
-        cache_bytes=max(plan.total_bytes, 1),
-        snapshot_bytes=plan.snapshot_bytes,
-    )
 
 
 def needed_bytes(spec: ModelSpec, options: LLMOptions, draft: DraftCheckpoint | None = None) -> int:

@@ -264,9 +264,9 @@ class RequestPreparer:
 
     def _read_text(self, prompt: PromptMessage) -> Prompt:
         text = prompt["text"]
-        longest = self._tokenizer.longest_token_bytes
-        if isinstance(text, str) and longest is not None and len(text) > longest * self._max_model_len:
-            raise PromptTooLong.of_chars(self._max_model_len, len(text))
+        if not prompt.get("truncate"):
+            parts = [part for part in (text, prompt.get("suffix")) if isinstance(part, str)]
+            self._tokenizer.check_length(parts, self._max_model_len, "prompt")
         if "suffix" in prompt:
             return self._read_infill(prompt)
         token_ids = self._tokenizer.encode(
@@ -321,6 +321,7 @@ class RequestPreparer:
             continue_final_message=continued,
             template_kwargs=prompt.get("template_kwargs"),
         )
+        self._tokenizer.check_length([text for text, _ in pieces], self._max_model_len, "messages")
         # Templates write the beginning-of-sequence token themselves.
         token_ids = self._tokenizer.encode_pieces(pieces)
         return Prompt(tuple(token_ids), "".join(text for text, _ in pieces))

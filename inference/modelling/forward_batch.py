@@ -3,11 +3,11 @@
 One pass computes T tokens of B sequences, prefill chunks and decodes together. Tokens lie flat, one
 row each; the sequences that decode (exactly one token, with earlier tokens computed) come first, so
 row i is sequence i for i < ``num_decodes``; the prefill chunks follow, each a run of rows. Built by
-the model runner once per step; the layers share the masks that are made here.
+the model runner once per step; the layers share what they derive from it.
 
-States: per-token state (keys, values, latents) of token position p lives at physical slot
-``block_table[p // block_size] * block_size + p % block_size`` of each layer's paged tensors, whose
-first axis is the slot; per-sequence state lives at ``state_slots[i]`` of each layer's slot tensors.
+States: per-token state (keys, values, latents) of a token lies at its physical slot (``AttentionMetadata``) of each
+layer's paged tensors, whose first axis is the slot; per-sequence state lies at ``state_slots[i]`` of each layer's slot
+tensors.
 
 Slot 0 of both kinds is scratch: padding reads and writes go there, no sequence owns it.
 """
@@ -32,10 +32,8 @@ class PrefillChunk:
         start, stop: Its rows in the batch; ``stop - start`` tokens.
         context_len: Tokens of the sequence computed before this chunk; 0: the recurrent state starts
             at zero, whatever the slot holds.
-        sequence: Index of the sequence in ``state_slots``.
+        sequence: Index of the sequence in ``state_slots`` and in the attention metadata.
         state_slot: ``state_slots[sequence]`` as a Python number.
-        kv_slots: (context_len + stop - start,) int64, physical slots of all tokens up to the chunk's
-            end. Empty when the model has no paged state.
     """
 
     start: int
@@ -43,38 +41,73 @@ class PrefillChunk:
     context_len: int
     sequence: int
     state_slot: int
-    kv_slots: torch.Tensor
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence up to the chunk's end."""
+        return self.context_len + self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTables:
-    """The block tables of the decoding sequences, for kernels that read blocks in place.
+class AttentionMetadata:
+    """Which cached tokens each sequence attends to: all up to the row's own.
+
+    The token at position p of sequence i lies at the physical slot
+    ``blocks[starts[i] + p // block_size] * block_size + p % block_size``. Kernels compute it where they read; layers
+    in PyTorch index by ``slots``.
 
     Attributes:
-        blocks: (n,) int32 block numbers, those of a sequence one after the other.
-        starts: (num_decodes,) int64, where each sequence's blocks begin in ``blocks``.
-        lengths: (num_decodes,) int64, tokens of each context, the new one included; 0 in a padding row.
-        block_size: Tokens in one block.
+        blocks: (n,) int32 block numbers, those of a sequence one after the other; empty if nothing is paged.
+        starts: (B,) int64, where each sequence's blocks begin in ``blocks``.
+        lengths: (B,) int64, tokens of each sequence up to the step's last, the new ones included; 0 in a padding row.
+        first_rows: (B + 1,) int64, the first row of each sequence in the batch, and the number of rows.
+        block_size: Tokens in one block; 0 if nothing is paged.
     """
 
     blocks: torch.Tensor
     starts: torch.Tensor
     lengths: torch.Tensor
+    first_rows: torch.Tensor
     block_size: int
+    _slots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, init=False)
+
+    def part(self, first: int, stop: int) -> AttentionMetadata:
+        """The sequences from ``first`` to ``stop``, with rows from 0."""
+        if (first, stop) == (0, len(self.starts)):
+            return self
+        rows = self.first_rows[first : stop + 1]
+        return AttentionMetadata(
+            self.blocks, self.starts[first:stop], self.lengths[first:stop], rows - rows[0], self.block_size
+        )
+
+    def slots(self, first: int, stop: int, longest: int | None = None) -> torch.Tensor:
+        """The physical slots of some sequences' tokens, made once a step.
+
+        Beyond a sequence's end the slot is 0, which holds finite values: a freed block may hold NaN of a failed
+        request, and a masked weight of 0 times NaN is NaN.
+
+        Args:
+            first, stop: The sequences.
+            longest: L, tokens of the longest of them; None: read from ``lengths``, which waits for a device.
+
+        Returns:
+            (stop - first, L) int64.
+        """
+        found = self._slots.get((first, stop))
+        if found is None:
+            starts, lengths = self.starts[first:stop, None], self.lengths[first:stop, None]
+            longest = int(lengths.max()) if longest is None else longest
+            size, columns = self.block_size, torch.arange(longest, device=starts.device)
+            places = starts + columns[: -(-longest // size)]
+            numbers = self.blocks[places.clamp_(max=len(self.blocks) - 1)].long()
+            padded = (numbers.unsqueeze(2) * size + columns[:size]).flatten(1)[:, :longest]
+            found = self._slots[first, stop] = padded.masked_fill(columns >= lengths, 0)
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class PagedSequences:
-    """Which cached tokens each row may see, in the one form that native attention takes for every kind of step.
-
-    Attributes:
-        slots: (N,) int64, physical slots of the sequences' tokens, one sequence after the other.
-        table: (B, 4) int64, for each sequence its first row, its number of rows, its tokens up to the last of them,
-            and where its slots begin; in row order, without gaps.
-    """
-
-    slots: torch.Tensor
-    table: torch.Tensor
+_NOTHING = torch.zeros(0, dtype=torch.int64)
+UNPAGED = AttentionMetadata(_NOTHING.int(), _NOTHING, _NOTHING, _NOTHING, 0)
+"""The metadata of a step in which no layer attends to cached tokens."""
 
 
 @dataclass(slots=True)
@@ -88,16 +121,10 @@ class ForwardBatch:
         state_slots: (B,) int64, state slot of each sequence, decodes first.
         num_decodes: Number of leading rows that are decodes.
         prefills: The chunks after them, in row order.
-        decode_kv_slots: (num_decodes, L) int64, physical slots of positions 0 … context-1 of each decoding
-            sequence, the new token included, padded with 0 to the longest; None without decodes.
-        decode_context_lens: (num_decodes,) int64, valid columns of each row of ``decode_kv_slots``.
-        max_decode_context: L, as a Python number.
+        attention: Where the cached tokens of each sequence are.
         rope_lengths: (T,) int64, only read by rotary embeddings whose frequencies depend on the sequence's
             length (``RopeSpec.depends_on_length``): for each row the number of tokens that its sequence had when
             its computation (re)started, or the row's position + 1 if that is more. None: position + 1.
-        native_decodes: The same contexts as native attention takes them; made from them by the first layer that asks.
-        decode_tables: The same contexts by block, on devices whose kernels read blocks in place; then the three
-            fields before may be None, None and 0.
         shared: Values that layers derive from the batch once and share for the rest of the step (masks, cosines
             and sines), under keys of the deriving module.
     """
@@ -108,15 +135,9 @@ class ForwardBatch:
     state_slots: torch.Tensor
     num_decodes: int
     prefills: tuple[PrefillChunk, ...]
-    decode_kv_slots: torch.Tensor | None = None
-    decode_context_lens: torch.Tensor | None = None
-    max_decode_context: int = 0
+    attention: AttentionMetadata = UNPAGED
     rope_lengths: torch.Tensor | None = None
-    native_decodes: PagedSequences | None = None
-    decode_tables: DecodeTables | None = None
     shared: dict[Hashable, Any] = field(default_factory=dict)
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
-    _sequences: PagedSequences | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -127,49 +148,3 @@ class ForwardBatch:
     def decode_state_slots(self) -> torch.Tensor:
         """(num_decodes,) state slots of the decoding sequences."""
         return self.state_slots[: self.num_decodes]
-
-    def decode_sequences(self) -> PagedSequences:
-        """The decoding sequences alone; made by the first layer that asks."""
-        if self.native_decodes is None:
-            assert self.decode_kv_slots is not None and self.decode_context_lens is not None
-            table = torch.ones(self.num_decodes, 4, dtype=torch.int64)
-            torch.arange(self.num_decodes, out=table[:, 0])
-            table[:, 2] = self.decode_context_lens
-            torch.mul(table[:, 0], self.max_decode_context, out=table[:, 3])
-            self.native_decodes = PagedSequences(self.decode_kv_slots.reshape(-1), table)
-        return self.native_decodes
-
-    def paged_sequences(self) -> PagedSequences:
-        """Decodes and chunks as one list; made by the first layer that asks."""
-        if not self.prefills:
-            return self.decode_sequences()
-        if self._sequences is None:
-            slots, tables, begin, rows = [], [], 0, []
-            if self.num_decodes:
-                decodes = self.decode_sequences()
-                slots, tables, begin = [decodes.slots], [decodes.table], decodes.slots.shape[0]
-            for chunk in self.prefills:
-                count = chunk.stop - chunk.start
-                rows.append((chunk.start, count, chunk.context_len + count, begin))
-                slots.append(chunk.kv_slots)
-                begin += chunk.context_len + count
-            tables.append(torch.tensor(rows, dtype=torch.int64))
-            self._sequences = PagedSequences(torch.cat(slots), torch.cat(tables))
-        return self._sequences
-
-    def decode_mask(self, sliding_window: int | None) -> torch.Tensor:
-        """(num_decodes, L) bool: which columns of ``decode_kv_slots`` the new token may see.
-
-        Args:
-            sliding_window: Number of visible positions, the new token's own included; None: all.
-        """
-        mask = self._masks.get(sliding_window)
-        if mask is None:
-            assert self.decode_context_lens is not None
-            columns = torch.arange(self.max_decode_context, device=self.input_ids.device)
-            lens = self.decode_context_lens.unsqueeze(1)
-            mask = columns < lens
-            if sliding_window is not None:
-                mask &= columns >= lens - sliding_window
-            self._masks[sliding_window] = mask
-        return mask

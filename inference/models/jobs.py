@@ -61,6 +61,9 @@ class GenerationJob(models.Model):
 
     prompt_tokens = models.PositiveIntegerField(default=0)
     completion_tokens = models.PositiveIntegerField(default=0, help_text="Progress while it runs.")
+    size_bytes = models.PositiveBigIntegerField(
+        default=0, help_text="Of the plan, and of the result once it is stored."
+    )
     num_chunks = models.PositiveIntegerField(default=0)
     keep_events = models.BooleanField(default=False, help_text="The chunks stay after the end.")
     result = models.TextField(blank=True, default="", help_text="The answer, JSON.")
@@ -87,8 +90,13 @@ class GenerationJob(models.Model):
         ]
         indexes: ClassVar[list[Any]] = [
             models.Index(fields=["priority", "id"], name="job_claim_order", condition=Q(state=JobState.QUEUED)),
+            models.Index(
+                fields=["tenant", "priority", "id"], name="job_claim_by_tenant", condition=Q(state=JobState.QUEUED)
+            ),
             models.Index(fields=["lease_until"], name="job_leases", condition=Q(state=JobState.RUNNING)),
             models.Index(fields=["tenant", "-id"], name="job_by_tenant"),
+            models.Index(fields=["tenant", "size_bytes"], name="job_bytes_by_tenant"),
+            models.Index(fields=["finished_at"], name="job_by_end", condition=Q(finished_at__isnull=False)),
             models.Index(fields=["batch_label"], name="job_by_label"),
         ]
 

@@ -6,13 +6,13 @@ prompt may hold, and nothing here searches inside it.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from inference.values.principal import DEFAULT_SCOPES
+from inference.values.principal import DEFAULT_SCOPES, SCOPES
 
 _EMPTY = "Empty: the server's default for all keys."
 
@@ -43,6 +43,9 @@ class ApiKey(models.Model):
     class Meta:
         ordering: ClassVar[list[str]] = ["-created_at"]
         verbose_name = "API key"
+        permissions: ClassVar[list[Any]] = [
+            (f"scope_{name}", f"Can use the scope {name} with a session") for name in SCOPES
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"

@@ -139,6 +139,7 @@ def _families(
         for checkpoint_id, state in models.items():
             family.add_metric([names.get(checkpoint_id, checkpoint_id)], read_model(state))
         yield family
+    yield _preparations_family(workers, names)
     yield from _prefix_cache_families(workers, names)
     yield from _speculation_families(workers, names)
     jobs_family = GaugeMetricFamily("blazr_jobs", "Queued generations, by state.", labels=["state"])
@@ -229,6 +230,21 @@ def _speculation_families(workers: Mapping[str, WorkerState], names: Mapping[str
             buckets = [(str(float(length)), total) for length, total in enumerate(totals)]
             lengths.add_metric(where, [*buckets, ("+Inf", totals[-1])], sum_value=stats["num_accepted"])
     yield from (proposed, accepted, lengths)
+
+
+def _preparations_family(workers: Mapping[str, WorkerState], names: Mapping[str, str]) -> Metric:
+    """Return the gauge of requests on their way into an engine."""
+    family = GaugeMetricFamily(
+        "blazr_preparations",
+        "Requests before their start in an engine: waiting for a place or a thread, or running (tokenised now).",
+        labels=["model", "worker", "state"],
+    )
+    for worker_id, worker in workers.items():
+        for model in worker.models:
+            where = names.get(model.checkpoint_id, model.checkpoint_id), worker_id
+            family.add_metric([*where, "waiting"], model.num_unprepared)
+            family.add_metric([*where, "running"], model.num_preparing)
+    return family
 
 
 class _Snapshot:

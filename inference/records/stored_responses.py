@@ -14,11 +14,12 @@ from typing import Any
 import orjson
 from django.conf import settings
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from inference.errors import NotFound
-from inference.models import GenerationJob, StoredResponse
+from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
+from inference.records.job_usage import jobs_charge
 from inference.values.principal import Principal
 
 Item = dict[str, Any]
@@ -84,13 +85,14 @@ def response_delete(*, response_id: str, principal: Principal) -> None:
 
 
 def responses_sweep() -> int:
-    """Delete responses older than ``BLAZR_RETENTION_DAYS`` (0: none); return the number of deleted rows."""
+    """Delete responses without an open job, older than ``BLAZR_RETENTION_DAYS`` (0: none); return their number."""
     if not settings.BLAZR_RESPONSE_RETENTION_DAYS:
         return 0
     limit = timezone.now() - timedelta(days=settings.BLAZR_RESPONSE_RETENTION_DAYS)
+    open_jobs = GenerationJob.objects.filter(pk=OuterRef("job"), state__in=(JobState.QUEUED, JobState.RUNNING))
     deleted = 0
     while True:
-        old = StoredResponse.objects.filter(created_at__lt=limit).order_by("created_at")
+        old = StoredResponse.objects.filter(~Exists(open_jobs), created_at__lt=limit).order_by("created_at")
         rows = list(old.only("pk", "job_id")[:SWEEP_BATCH])
         if not rows:
             return deleted
@@ -101,4 +103,7 @@ def responses_sweep() -> int:
 def _delete(rows: Sequence[StoredResponse]) -> None:
     with transaction.atomic():
         StoredResponse.objects.filter(pk__in=[row.pk for row in rows]).delete()
-        GenerationJob.objects.filter(pk__in=[row.job_id for row in rows if row.job_id is not None]).delete()
+        jobs = GenerationJob.objects.filter(pk__in=[row.job_id for row in rows if row.job_id is not None])
+        unfinished = jobs.exclude(state__in=TERMINAL_JOB_STATES).order_by("pk")
+        jobs_charge(unfinished.select_for_update(), outcome="cancelled")
+        jobs.delete()

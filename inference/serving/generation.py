@@ -354,8 +354,8 @@ async def _cancel(request_id: str) -> None:
         async with asyncio.timeout(CANCEL_TIMEOUT_S):
             await cancel_generation(request_id)
     except (BlazrError, TimeoutError):
-        # The worker then stops at the request's deadline.
-        logger.warning("the cancellation of %s could not be sent", request_id)
+        # The worker then stops at the request's deadline. While Redis is away, the hub has said so once.
+        logger.debug("the cancellation of %s could not be sent", request_id)
 
 
 async def generation_start(
@@ -374,15 +374,21 @@ async def generation_start(
     Raises:
         UnknownModel: No model is served under this name.
         InvalidRequest: The model can't serve the request, or the worker refused the prompt.
-        PermissionRefused: The key doesn't allow this model.
+        PermissionRefused: The key doesn't allow this model, priority or keep_alive.
         RateLimitExceeded: A limit of the key is reached.
         Unavailable: The queue is full, or the model was not ready in time.
     """
+    principal.check_options(priority=plan.priority, keep_alive_s=plan.keep_alive_s)
     served = await served_model_get(name=plan.model)
     plan = plan_for_model(plan, served)
-    if plan.params.grammar is not None:
-        await grammar_checks().check(plan.params.grammar)
     admission = await admit(principal, tokens=estimate_tokens(plan))
+    if plan.params.grammar is not None:
+        # After the limits of the key: a refused request must cost no compilation.
+        try:
+            await grammar_checks().check(plan.params.grammar)
+        except BaseException:
+            admission.release(tokens=0)
+            raise
     generation = Generation(plan.with_seed(), principal, served, api_name or _API_NAMES[plan.endpoint], admission)
     if principal.key_id is not None:
         key_watch().add(generation, principal.key_id)

@@ -5,41 +5,37 @@ The worker checks grammars again, because it also gets requests from jobs. Both 
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-
-from inference.errors import QueueFull
+from inference.host.fair_threads import FairThreads
 from inference.text.grammars.checker import GrammarChecker, GrammarLimits
 from inference.values.grammar import Grammar
+from inference.values.principal import principal_current
 
 MAX_WAITING = 64
+MAX_WAITING_EACH = 16
+"""Most grammars that wait: of all callers, and of one."""
+WAIT_S = 10.0
 
 
 class GrammarChecks:
-    """Run a ``GrammarChecker`` in a thread, which waits for the checker's child process."""
+    """Run a ``GrammarChecker`` in a thread, which waits for the checker's child process; callers take turns."""
 
     def __init__(self, limits: GrammarLimits) -> None:
         self._checker = GrammarChecker(limits)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._num_waiting = 0
+        self._threads = FairThreads(
+            1, "grammars", max_waiting=MAX_WAITING, max_waiting_each=MAX_WAITING_EACH, timeout_s=WAIT_S
+        )
 
     async def check(self, grammar: Grammar) -> None:
         """Raise an error unless the grammar can be compiled.
 
         Raises:
             InvalidSamplingParams: The grammar is invalid, not supported, or over a limit.
-            QueueFull: Too many grammars wait.
+            QueueFull: Too many grammars wait, or this one has waited for too long.
         """
         if self._checker.knows(grammar):
             self._checker.check(grammar)
-            return
-        if self._num_waiting >= MAX_WAITING:
-            raise QueueFull("Too many grammars wait to be compiled; try again in a moment.", retry_after_s=1)
-        self._num_waiting += 1
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._checker.check, grammar)
-        finally:
-            self._num_waiting -= 1
+        else:
+            await self._threads.run(principal_current().tenant, lambda: self._checker.check(grammar))
 
 
 _checks: GrammarChecks | None = None

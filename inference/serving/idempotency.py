@@ -22,6 +22,12 @@ KEPT_S = 86_400
 """Seconds that a response is kept for requests with the same key: a day, as in other APIs."""
 MAX_BYTES = 1 << 20
 """Size of the largest response that is kept, because Redis holds it in memory for a day."""
+MAX_TENANT_BYTES = 32 << 20
+MAX_TOTAL_BYTES = 128 << 20
+"""Bytes of kept responses of one tenant, and of all: an eighth of the memory of the embedded Redis."""
+ENTRY_BYTES = 512
+EXPIRED_AT_ONCE = 100
+"""What the key, the headers and the entry of a kept response take, roughly."""
 
 _CLAIM = """
 local found = redis.call('HMGET', KEYS[1], 'digest', 'status', 'headers', 'body')
@@ -39,10 +45,35 @@ return {'done', found[2], found[3], found[4] or false}
 _FINISH = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 if ARGV[2] == 'renew' then return redis.call('EXPIRE', KEYS[1], ARGV[3]) end
-if ARGV[2] == 'release' then return redis.call('DEL', KEYS[1]) end
-redis.call('HSET', KEYS[1], 'status', ARGV[4], 'headers', ARGV[5])
-if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'body', ARGV[7]) end
-return redis.call('EXPIRE', KEYS[1], ARGV[3])
+return redis.call('DEL', KEYS[1])
+"""
+
+# A body that would be over a limit of bytes isn't kept; only the fact that the request has ended is.
+# KEYS: the request, entries of kept bodies, totals. ARGV: owner, seconds, status, headers, body or '', its size with
+# ENTRY_BYTES or 0, tenant, limits of the tenant and of all.
+_STORE = f"""
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+local size, tenant = tonumber(ARGV[6]), ARGV[7]
+local now = tonumber(redis.call('TIME')[1])
+local function total(field) return tonumber(redis.call('HGET', KEYS[3], field) or 0) end
+local function add(owner, number)
+  for _, field in ipairs({{'all', 'of:' .. owner}}) do
+    if redis.call('HINCRBY', KEYS[3], field, number) <= 0 then redis.call('HDEL', KEYS[3], field) end
+  end
+end
+for _, entry in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, {EXPIRED_AT_ONCE})) do
+  local bytes, owner = string.match(entry, '^(%d+) %S+ (.*)$')
+  add(owner, -tonumber(bytes))
+  redis.call('ZREM', KEYS[2], entry)
+end
+redis.call('HSET', KEYS[1], 'status', ARGV[3], 'headers', ARGV[4])
+local has_room = total('of:' .. tenant) + size <= tonumber(ARGV[8]) and total('all') + size <= tonumber(ARGV[9])
+if size > 0 and has_room then
+  redis.call('HSET', KEYS[1], 'body', ARGV[5])
+  local entry = string.format('%d', size) .. ' ' .. KEYS[1] .. ' ' .. tenant
+  if redis.call('ZADD', KEYS[2], now + tonumber(ARGV[2]), entry) == 1 then add(tenant, size) end
+end
+return redis.call('EXPIRE', KEYS[1], ARGV[2])
 """
 
 
@@ -65,6 +96,7 @@ class Claim:
     """The lease on an idempotency key, held by the process that runs the request."""
 
     key: str
+    tenant: str
     owner: str = field(default_factory=lambda: secrets.token_hex(8))
 
     async def renew(self) -> bool:
@@ -76,21 +108,29 @@ class Claim:
         await self._finish("release", 0)
 
     async def store(self, response: KeptResponse) -> None:
-        """Keep the response for ``KEPT_S``; keep no body if it is larger than ``MAX_BYTES`` or secret."""
+        """Keep the response for ``KEPT_S``; keep no body if it is secret or over a limit of bytes."""
         is_kept = len(response.body) <= MAX_BYTES and not response.is_secret
-        body = response.body if is_kept else b""
-        await self._finish(
-            "store",
-            KEPT_S,
-            str(response.status),
-            orjson.dumps(response.headers),
-            "1" if is_kept else "0",
-            body,
-        )
-
-    async def _finish(self, action: str, expire_s: int, *rest: str | bytes) -> int:
         async with redis_client() as client:
-            return int(await client.eval(_FINISH, 1, self.key, self.owner, action, expire_s, *rest))
+            await client.eval(
+                _STORE,
+                3,
+                self.key,
+                redis_keys.IDEMPOTENCY_KEPT,
+                redis_keys.IDEMPOTENCY_TOTALS,
+                self.owner,
+                KEPT_S,
+                str(response.status),
+                orjson.dumps(response.headers),
+                response.body if is_kept else b"",
+                len(response.body) + ENTRY_BYTES if is_kept else 0,
+                self.tenant,
+                MAX_TENANT_BYTES,
+                MAX_TOTAL_BYTES,
+            )
+
+    async def _finish(self, action: str, expire_s: int) -> int:
+        async with redis_client() as client:
+            return int(await client.eval(_FINISH, 1, self.key, self.owner, action, expire_s))
 
 
 async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | KeptResponse:
@@ -107,7 +147,7 @@ async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | Ke
         Conflict: The request has ended, and its response was not kept.
         Unavailable: Redis can't be reached.
     """
-    claim = Claim(redis_keys.idempotency(tenant, hashlib.sha256(key.encode()).hexdigest()))
+    claim = Claim(redis_keys.idempotency(tenant, hashlib.sha256(key.encode()).hexdigest()), tenant)
     async with redis_client() as client:
         verdict, *rest = await client.eval(_CLAIM, 1, claim.key, digest, claim.owner, LEASE_S)
     if verdict == b"new":
@@ -126,8 +166,10 @@ async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | Ke
     status, headers, body = rest
     if body is None:
         raise Conflict(
-            f"{shown} was used before, and the response isn't kept: it had a secret, or more than "
-            f"{MAX_BYTES} bytes. The request was not run again.",
+            f"{shown} was used before, and the response isn't kept: it had a secret or more than {MAX_BYTES:,} "
+            f"bytes, or the kept responses had {MAX_TENANT_BYTES:,} bytes of this caller, or {MAX_TOTAL_BYTES:,} "
+            "of all. "
+            "The request was not run again; choose a new key to run it.",
             param="Idempotency-Key",
         )
     return KeptResponse(int(status), orjson.loads(headers), body)

@@ -5,20 +5,20 @@ Threads run them. The workers tokenise the prompts of generations.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from inference.errors import QueueFull, UnsupportedFeature
+from inference.errors import UnsupportedFeature
+from inference.host.fair_threads import FairThreads
 from inference.serving.served_models import plan_for_model, served_model_get
 from inference.text.tokenisation.chat_template import ChatTemplate, Piece
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.messages import PromptMessage
 from inference.values.plan import GenerationPlan
+from inference.values.principal import principal_current
 from inference.values.served_model import ServedModel
 
 Result = TypeVar("Result")
@@ -26,6 +26,9 @@ Result = TypeVar("Result")
 MAX_LOADED = 4
 NUM_THREADS = 2
 MAX_WAITING = 64
+MAX_WAITING_EACH = 32
+"""Most calls that wait for a thread: of all callers, and of one."""
+WAIT_S = 20.0
 
 
 class ModelText:
@@ -106,23 +109,18 @@ class TokenizerCache:
         self._loaded: OrderedDict[tuple[str, str], ModelText] = OrderedDict()
         self._lock = threading.Lock()
         self._load_lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
-        self._num_waiting = 0
+        self._threads = FairThreads(
+            NUM_THREADS, "texts", max_waiting=MAX_WAITING, max_waiting_each=MAX_WAITING_EACH, timeout_s=WAIT_S
+        )
 
     async def run(self, served: ServedModel, work: Callable[[ModelText], Result]) -> Result:
-        """Run ``work`` with the model's tokenizer in a thread.
+        """Run ``work`` with the model's tokenizer in a thread; callers take turns.
 
         Raises:
-            QueueFull: ``MAX_WAITING`` calls wait already.
+            QueueFull: Too many calls wait, or this one has waited for too long.
             CheckpointError: The tokenizer can't be loaded.
         """
-        if self._num_waiting >= MAX_WAITING:
-            raise QueueFull("Too many tokenizer requests are waiting; try again in a moment.", retry_after_s=1)
-        self._num_waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._work, served, work)
-        finally:
-            self._num_waiting -= 1
+        return await self._threads.run(principal_current().tenant, lambda: self._work(served, work))
 
     def _work(self, served: ServedModel, work: Callable[[ModelText], Result]) -> Result:
         with self._borrowed(served) as text:

@@ -13,7 +13,7 @@ import redis as sync_redis
 import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from inference.errors import Unavailable
 
@@ -84,4 +84,9 @@ def redis_client_sync() -> Iterator[sync_redis.Redis]:
 
 def unavailable_on_redis_error(error: BaseException) -> Unavailable:
     """Return the ``Unavailable`` to raise for a Redis error."""
+    if isinstance(error, OutOfMemoryError):
+        return Unavailable(
+            "The message broker has reached its memory limit (maxmemory); try again, or give Redis more memory.",
+            retry_after_s=5,
+        )
     return Unavailable(f"The message broker can't be reached ({type(error).__name__}); try again.", retry_after_s=2)

@@ -12,6 +12,7 @@ import redis
 import redis as sync_redis
 from redis.exceptions import RedisError
 
+from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
 
@@ -76,11 +77,13 @@ class ControlReader:
 
     def _run(self) -> None:
         pause = threading.Event()
+        outage = Outage(logger, "orders to this worker")
         while not self._stopping:
             try:
                 reply: Any = self._client.xread({redis_keys.CONTROL_STREAM: self._last_id}, count=256, block=BLOCK_MS)
+                outage.succeeded()
             except (RedisError, OSError) as error:
-                logger.warning("the control stream can't be read (%s), trying again", error)
+                outage.failed(error)
                 pause.wait(0.3)
                 continue
             for _, entries in reply or ():
@@ -126,12 +129,6 @@ def hint_jobs_sync() -> None:
     """Wake the workers for queued jobs; without this hint the workers poll once a second."""
     with redis_client_sync() as client:
         _add_control(client, "jobs", "new")
-
-
-def cancel_generation_sync(request_id: str) -> None:
-    """``cancel_generation`` for synchronous code."""
-    with redis_client_sync() as client:
-        _add_control(client, "cancel", request_id)
 
 
 async def send_control(action: str, subject: str) -> None:

@@ -30,9 +30,12 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from inference.errors import Unavailable
+from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
 from inference.transport.control import cancel_generation
+from inference.transport.lost_messages import lost_candidates, queued_tags
 from inference.transport.queue import request_load
+from inference.transport.redis_time import redis_now
 from inference.transport.subscription import PublishedMessage, Subscription
 from inference.values.messages import GenerationEvent
 
@@ -43,26 +46,11 @@ READ_BLOCK_MS = 5000
 READ_TIMEOUT_S = READ_BLOCK_MS / 1000 + 5
 CONNECT_TIMEOUT_S = 2.0
 DEADLINE_GRACE_S = 5.0
-WORKER_LOST_TIMEOUT_S = 20
-"""Seconds that a request waits while no worker is alive; a restarted worker needs a few of them."""
+WORKER_LOST_TIMEOUT_S = 60
+"""Seconds that a request waits while no worker is alive. A worker needs a few of them to start, many more on a busy
+machine, and may be lost again before it has come back."""
 MISSED_BEFORE_LOST = 2
 """Consecutive heartbeats that must miss a message before the message is published again."""
-
-
-# Which of the delivery tags are in the queue.
-_QUEUED = (
-    redis_keys.LUA_TAG_OF
-    + """
-local present = {}
-for _, item in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
-  local tag = tag_of(item)
-  if tag then present[tag] = 1 end
-end
-local reply = {}
-for index, tag in ipairs(ARGV) do reply[index] = present[tag] or 0 end
-return reply
-"""
-)
 
 
 class StreamHub:
@@ -182,12 +170,14 @@ class StreamHub:
         assert self._client is not None
         key = redis_keys.out(self.web_id)
         pause_s = 0.05
+        outage = Outage(logger, "the events of requests")
         while not self._closing:
             try:
                 reply: Any = await self._client.xread({key: self._last_id}, count=512, block=READ_BLOCK_MS)
                 pause_s = 0.05
+                outage.succeeded()
             except Exception as error:  # any error: all requests of this process depend on this loop
-                logger.warning("reading events failed (%r), trying again", error)
+                outage.failed(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
                 continue
@@ -232,12 +222,14 @@ class StreamHub:
     async def _send_heartbeats(self) -> None:
         assert self._client is not None
         assert self._started is not None
+        outage = Outage(logger, "the heartbeat of the web process")
         while not self._closing:
             try:
                 async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
                     await self._send_heartbeat()
+                outage.succeeded()
             except Exception as error:  # as in _read
-                logger.warning("the heartbeat failed (%r)", error)
+                outage.failed(error)
                 self._worker_seen_at = time.monotonic()  # workers may be alive
             if not self._started.done():
                 self._started.set_result(None)
@@ -246,7 +238,7 @@ class StreamHub:
 
     async def _send_heartbeat(self) -> None:
         assert self._client is not None
-        now = time.time()
+        now = await redis_now(self._client)
         waiting = {
             subscription.checkpoint_id
             for subscription in self._subscriptions.values()
@@ -282,19 +274,29 @@ class StreamHub:
         for _, message in old:
             pipe.hexists(redis_keys.UNACKED, message.tag)
         held = await pipe.execute()
-        by_queue: dict[str, list[tuple[Subscription, PublishedMessage]]] = {}
+        by_model: dict[str, list[tuple[Subscription, PublishedMessage]]] = {}
         for (subscription, message), is_held in zip(old, held, strict=True):
-            subscription.num_missed = 0 if is_held else subscription.num_missed
-            if not is_held:
-                by_queue.setdefault(message.queue, []).append((subscription, message))
-        for queue, items in by_queue.items():
-            reply: Any = await self._client.eval(_QUEUED, 1, queue, *(message.tag for _, message in items))
-            for (subscription, message), is_queued in zip(items, reply, strict=True):
-                subscription.num_missed = 0 if is_queued else subscription.num_missed + 1
-                if subscription.num_missed >= MISSED_BEFORE_LOST and not subscription.is_ended:
-                    logger.warning("the message of %s was lost and is published again", subscription.request_id)
-                    subscription.num_missed = 0
-                    await self._client.lpush(queue, redis_keys.as_redelivered(message.envelope))
+            if is_held or subscription.checkpoint_id is None:
+                subscription.num_missed = 0
+            else:
+                by_model.setdefault(subscription.checkpoint_id, []).append((subscription, message))
+        for checkpoint_id, items in by_model.items():
+            suspects = await lost_candidates(self._client, checkpoint_id, [item.request_id for item, _ in items])
+            for subscription, _ in items:
+                subscription.num_missed = subscription.num_missed + 1 if subscription.request_id in suspects else 0
+            missed = [item for item in items if item[0].num_missed >= MISSED_BEFORE_LOST]
+            if missed:
+                await self._publish_again(checkpoint_id, missed)
+
+    async def _publish_again(self, checkpoint_id: str, missed: list[tuple[Subscription, PublishedMessage]]) -> None:
+        """Publish those of the messages again that are in no queue."""
+        assert self._client is not None
+        queued = await queued_tags(self._client, checkpoint_id, {message.tag for _, message in missed})
+        for subscription, message in missed:
+            subscription.num_missed = 0
+            if message.tag not in queued and not subscription.is_ended:
+                logger.warning("the message of %s was lost and is published again", subscription.request_id)
+                await self._client.lpush(message.queue, redis_keys.as_redelivered(message.envelope))
 
     def _expire_waiting(self) -> None:
         now = time.time()

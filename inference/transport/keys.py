@@ -1,7 +1,11 @@
-"""Names and encodings of everything that web processes and workers share in Redis.
+r"""Names and encodings of everything that web processes and workers share in Redis.
 
     m.<checkpoint>            list      Celery queue of one model; consumed by workers that hold the model
+    m.<checkpoint>\x06\x163   list      Celery queue of the model's deferred messages: read when the other one is empty
     blazr:flight:<checkpoint> zset      request ids of the model, queued or running; score: deadline
+    blazr:open_requests       zset      request ids of all models, queued or running; score: deadline
+    blazr:open_details        hash      size, delivery tag, model and caller of each of these requests
+    blazr:open_totals         hash      sums of these requests: numbers and bytes, by model and caller
     blazr:holders:<checkpoint> zset     workers that hold (or load) the model; score: valid until
     blazr:load_requested:<checkpoint> string  a load was requested in the last seconds
     blazr:failures            hash      last load error per checkpoint as JSON, for users
@@ -9,15 +13,18 @@
     blazr:web:<web>           string    heartbeat of a web process
     blazr:w:<worker>          hash      heartbeat of a worker
     blazr:workers             zset      worker names; score: last heartbeat
-    blazr:tags:<worker>       set       delivery tags that a worker holds unacknowledged
+    blazr:tags:<worker>       hash      delivery tags that a worker holds unacknowledged, and their request ids
+    blazr:alone:<worker>      string    the request that runs alone in a worker
+    blazr:fenced:<worker>     string    peers have declared the worker dead and have taken its messages
     blazr:ctl                 stream    cancel, unload, pin, unpin, query, jobs: read by every worker
     blazr:replies:<query>     list      replies of the workers to a query, as JSON
-    blazr:attempt:<request>   hash      n: deliveries after the first; suspects: deliveries after a crash
+    blazr:attempt:<request>   hash      n: deliveries after the first; the others: see ``crash_record``
     blazr:resume:<request>:<attempt> list  reply of a web process: the tokens that the request's client has
     blazr:limit:<tenant>      hash      token buckets of a tenant's limits: requests, tokens; at: the last refill
     blazr:open:<tenant>       zset      a tenant's open requests; score: end of their leases
     blazr:idem:<tenant>:<key> hash      a request under an idempotency key: its digest, its owner, then its response
-    blazr:lines:<tenant>      zset      a tenant's submissions of lines, number:lines; score: end of their leases
+    blazr:idem-kept           zset      bytes, key and tenant of each kept response; score: end of its time
+    blazr:idem-totals         hash      bytes of kept responses: of each tenant, and of all
 
 Standard library and msgpack only.
 """
@@ -36,9 +43,15 @@ WORKERS = f"{PREFIX}workers"
 FAILURES = f"{PREFIX}failures"
 UNACKED = "unacked"  # kombu's own, with its defaults
 UNACKED_INDEX = "unacked_index"
+OPEN_REQUESTS = f"{PREFIX}open_requests"
+OPEN_DETAILS = f"{PREFIX}open_details"
+OPEN_TOTALS = f"{PREFIX}open_totals"
 
 MODEL_QUEUES = "m."
 """Prefix of the names of the models' queues."""
+
+DEFERRED = "\x06\x163"
+"""End of the name of a queue of deferred messages: kombu's for priority 3, which workers read after priority 0."""
 
 LUA_TAG_OF = """
 local pattern = '"delivery_tag": ?"([^"]+)"'
@@ -59,6 +72,9 @@ REPLIES_EXPIRE_S = 30
 ATTEMPT_EXPIRE_S = 24 * 3600
 RESUME_EXPIRE_S = 60
 
+IDEMPOTENCY_KEPT = f"{PREFIX}idem-kept"
+IDEMPOTENCY_TOTALS = f"{PREFIX}idem-totals"
+
 GENERATE_TASK = "inference.generate"
 LOAD_TASK = "inference.load_model"
 SWEEP_TASK = "inference.sweep_jobs"
@@ -71,6 +87,16 @@ DEFAULT_QUEUE = "default"
 def model_queue(checkpoint_id: str) -> str:
     """Return the Celery queue of one model."""
     return f"{MODEL_QUEUES}{checkpoint_id}"
+
+
+def deferred_queue(checkpoint_id: str) -> str:
+    """Return the Celery queue of one model's deferred messages."""
+    return f"{model_queue(checkpoint_id)}{DEFERRED}"
+
+
+def model_queues(checkpoint_id: str) -> tuple[str, str]:
+    """Return both queues of one model."""
+    return model_queue(checkpoint_id), deferred_queue(checkpoint_id)
 
 
 def flight(checkpoint_id: str) -> str:
@@ -108,6 +134,16 @@ def tags(worker_id: str) -> str:
     return f"{PREFIX}tags:{worker_id}"
 
 
+def alone(worker_id: str) -> str:
+    """Return the key of the request that runs alone in a worker."""
+    return f"{PREFIX}alone:{worker_id}"
+
+
+def fenced(worker_id: str) -> str:
+    """Return the key of the mark that a worker was declared dead."""
+    return f"{PREFIX}fenced:{worker_id}"
+
+
 def replies(query_id: str) -> str:
     """Return the key of the workers' replies to a query."""
     return f"{PREFIX}replies:{query_id}"
@@ -131,11 +167,6 @@ def limit_open(tenant: str) -> str:
 def idempotency(tenant: str, key_digest: str) -> str:
     """Return the key of a request under an idempotency key."""
     return f"{PREFIX}idem:{tenant}:{key_digest}"
-
-
-def limit_lines(tenant: str) -> str:
-    """Return the key of a tenant's submissions of lines."""
-    return f"{PREFIX}lines:{tenant}"
 
 
 def resume(request_id: str, attempt_number: int) -> str:

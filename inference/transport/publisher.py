@@ -20,8 +20,10 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
+from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
 from inference.transport.deltas import is_urgent, join_deltas
+from inference.transport.open_requests import release_messages
 from inference.values.messages import GenerationEvent
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class EventPublisher:
         self._flushed_at = -math.inf
         self._sending = False
         self._stopping = False
+        self._outage = Outage(logger, "the events of this worker")
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
@@ -164,10 +167,11 @@ class EventPublisher:
         while not self._stopping:
             try:
                 self._send_once(batch)
+                self._outage.succeeded()
                 break
             except (RedisError, OSError) as error:
                 # Redis may have executed a pipeline whose reply was lost; readers drop repeated events by index.
-                logger.warning("events could not be sent (%s), trying again", error)
+                self._outage.failed(error)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
         for item in batch.acknowledgements:
@@ -195,7 +199,7 @@ def _acknowledge(pipe: Any, acknowledgements: Sequence[Acknowledgement]) -> None
     for item in acknowledgements:
         requests.setdefault(item.checkpoint_id, []).append(item.request_id)
     for checkpoint_id, request_ids in requests.items():
-        pipe.zrem(redis_keys.flight(checkpoint_id), *request_ids)
+        release_messages(pipe, checkpoint_id, request_ids)
     if tags := [tag for item in acknowledgements for tag in item.tags]:
         pipe.zrem(redis_keys.UNACKED_INDEX, *tags)
         pipe.hdel(redis_keys.UNACKED, *tags)

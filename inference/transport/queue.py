@@ -18,30 +18,12 @@ import orjson
 from celery import current_app
 from django.conf import settings
 
-from inference.errors import QueueFull
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
+from inference.transport.open_requests import NewMessage, admit_message
+from inference.transport.redis_time import redis_now
 from inference.transport.subscription import PublishedMessage, Subscription
 from inference.values.messages import GenerateMessage
-
-# One script admits the request, pushes its message and counts the model's workers, so that no command comes between.
-# A request that is open already was pushed by a call whose reply was lost.
-# ARGV: now, limit, deadline, request id, message.
-_PUBLISH = """
-local open = 0
-local admitted = 1
-if not redis.call('ZSCORE', KEYS[1], ARGV[4]) then
-  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
-  open = redis.call('ZCARD', KEYS[1])
-  if open >= tonumber(ARGV[2]) then
-    admitted = 0
-  else
-    redis.call('ZADD', KEYS[1], ARGV[3], ARGV[4])
-    redis.call('LPUSH', KEYS[2], ARGV[5])
-  end
-end
-return {admitted, open, redis.call('ZCOUNT', KEYS[3], ARGV[1], '+inf')}
-"""
 
 _REQUEST_LOAD = """
 if redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then redis.call('LPUSH', KEYS[2], ARGV[2]) end
@@ -52,34 +34,28 @@ async def publish_generation(message: GenerateMessage, subscription: Subscriptio
     """Queue a request for the workers of its model; request a load if no worker holds the model.
 
     Args:
-        message: The request.
+        message: The request; its deadline is of this machine's clock, and is sent as one of Redis's clock.
         subscription: The request's registered subscription; this function sets its model, deadline and message.
 
     Raises:
-        QueueFull: The limit of open requests of the model is reached.
-        Unavailable: Redis can't be reached.
+        QueueFull: A limit of the model's or the caller's open requests is reached.
+        RequestTooLarge: The message alone exceeds the caller's bytes.
+        Unavailable: Redis can't be reached, or has no memory for the message.
     """
     checkpoint_id, request_id = message["model"], message["request_id"]
-    queue, tag = redis_keys.model_queue(checkpoint_id), str(uuid.uuid4())
-    envelope = task_envelope(redis_keys.GENERATE_TASK, (message,), task_id=request_id, queue=queue, delivery_tag=tag)
     if subscription is not None:
         subscription.checkpoint_id, subscription.deadline = checkpoint_id, message["deadline"]
-    keys = redis_keys.flight(checkpoint_id), queue, redis_keys.holders(checkpoint_id)
-    arguments = (
-        repr(time.time()), settings.BLAZR_MAX_IN_FLIGHT, repr(message["deadline"]), request_id, envelope
-    )  # fmt: skip
-    admitted, num_open, num_holders = await redis_repeatable(
-        lambda client: client.eval(_PUBLISH, len(keys), *keys, *arguments)
+    left_s = message["deadline"] - time.time()
+    message = {**message, "deadline": left_s + await redis_repeatable(redis_now)}
+    queue, tag = redis_keys.model_queue(checkpoint_id), str(uuid.uuid4())
+    envelope = task_envelope(redis_keys.GENERATE_TASK, (message,), task_id=request_id, queue=queue, delivery_tag=tag)
+    admitted = NewMessage(request_id, checkpoint_id, message.get("owner", ""), left_s, tag=tag, envelope=envelope)
+    is_held = await redis_repeatable(
+        lambda client: admit_message(client, admitted, max_requests=settings.BLAZR_MAX_IN_FLIGHT)
     )
-    if not admitted:
-        raise QueueFull(
-            f"{num_open} requests of this model are queued or running, the limit is {settings.BLAZR_MAX_IN_FLIGHT}; "
-            "try again later.",
-            retry_after_s=2,
-        )
     if subscription is not None:
         subscription.published = PublishedMessage(queue, tag, envelope)
-    if not num_holders:
+    if not is_held:
         await request_load(checkpoint_id)
 
 

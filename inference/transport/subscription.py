@@ -68,11 +68,6 @@ class Subscription:
         """Whether no further event is passed on."""
         return self._is_ended
 
-    @property
-    def num_delivered(self) -> int:
-        """Number of output tokens passed on so far, over all choices."""
-        return sum(len(tokens) for tokens in self._delivered.values())
-
     def delivered(self) -> list[list[int]]:
         """Return the token ids passed on so far, per choice."""
         return [list(self._delivered.get(choice, ())) for choice in range(max(self._delivered, default=-1) + 1)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
+from inference.transport.redis_time import redis_now, redis_now_sync
 from inference.values.states import ModelState, WorkerState, merge_models
 
 
@@ -17,7 +17,8 @@ async def worker_states() -> dict[str, WorkerState]:
     """Return the live workers by name."""
 
     async def read(client: Any) -> Sequence[bytes | None]:
-        names = await client.zrangebyscore(redis_keys.WORKERS, _oldest_heartbeat(), "+inf")
+        oldest = await redis_now(client) - redis_keys.HEARTBEAT_EXPIRE_S
+        names = await client.zrangebyscore(redis_keys.WORKERS, oldest, "+inf")
         return await client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
 
     return _parse_workers(await redis_repeatable(read))
@@ -32,16 +33,19 @@ async def model_states() -> dict[str, ModelState]:
         pipe = client.pipeline(transaction=False)
         pipe.hgetall(redis_keys.FAILURES)
         for checkpoint_id in ordered:
-            pipe.llen(redis_keys.model_queue(checkpoint_id))
-        return await pipe.execute()
+            for queue in redis_keys.model_queues(checkpoint_id):
+                pipe.llen(queue)
+        return await redis_now(client), await pipe.execute()
 
-    return _with_failures(merged, ordered, await redis_repeatable(read))
+    now, replies = await redis_repeatable(read)
+    return _with_failures(merged, ordered, replies, now)
 
 
 def worker_states_sync() -> dict[str, WorkerState]:
     """``worker_states`` for synchronous code."""
     with redis_client_sync() as client:
-        names: Any = client.zrangebyscore(redis_keys.WORKERS, _oldest_heartbeat(), "+inf")
+        oldest = redis_now_sync(client) - redis_keys.HEARTBEAT_EXPIRE_S
+        names: Any = client.zrangebyscore(redis_keys.WORKERS, oldest, "+inf")
         payloads: Any = client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
     return _parse_workers(payloads)
 
@@ -54,13 +58,11 @@ def model_states_sync() -> dict[str, ModelState]:
         pipe = client.pipeline(transaction=False)
         pipe.hgetall(redis_keys.FAILURES)
         for checkpoint_id in ordered:
-            pipe.llen(redis_keys.model_queue(checkpoint_id))
+            for queue in redis_keys.model_queues(checkpoint_id):
+                pipe.llen(queue)
         replies = pipe.execute()
-    return _with_failures(merged, ordered, replies)
-
-
-def _oldest_heartbeat() -> float:
-    return time.time() - redis_keys.HEARTBEAT_EXPIRE_S
+        now = redis_now_sync(client)
+    return _with_failures(merged, ordered, replies, now)
 
 
 def _parse_workers(payloads: Sequence[bytes | None]) -> dict[str, WorkerState]:
@@ -69,12 +71,13 @@ def _parse_workers(payloads: Sequence[bytes | None]) -> dict[str, WorkerState]:
 
 
 def _with_failures(
-    merged: dict[str, ModelState], ordered: Sequence[str], replies: Sequence[Any]
+    merged: dict[str, ModelState], ordered: Sequence[str], replies: Sequence[Any], now: float
 ) -> dict[str, ModelState]:
-    states = {key: replace(merged[key], num_queued=int(num)) for key, num in zip(ordered, replies[1:], strict=True)}
+    lengths = zip(ordered, replies[1::2], replies[2::2], strict=True)
+    states = {key: replace(merged[key], num_queued=int(num) + int(deferred)) for key, num, deferred in lengths}
     failures: Mapping[bytes, bytes] = replies[0]
     for key, payload in failures.items():
         checkpoint_id, failure = key.decode(), json.loads(payload)
-        if checkpoint_id not in states and failure["at"] > time.time() - redis_keys.FAILED_EXPIRE_S:
+        if checkpoint_id not in states and failure["at"] > now - redis_keys.FAILED_EXPIRE_S:
             states[checkpoint_id] = ModelState(checkpoint_id, status="failed", error=failure["error"])
     return states

@@ -20,7 +20,7 @@ MAX_LIMIT = 10**9
 
 BYTES_PER_TOKEN = 4
 UNSTATED_OUTPUT_TOKENS = 256
-"""Expected answer of a request that doesn't limit it; the difference is settled at its end."""
+"""Expected output of a request without ``max_tokens``; the tokens that were used replace it at the end."""
 DEFAULT_COMPLETION_TOKENS = 16
 
 
@@ -92,13 +92,18 @@ def budget_headers(requests: Budget | None, tokens: Budget | None) -> dict[str, 
 
 def estimate_tokens(plan: GenerationPlan) -> int:
     """Tokens that a request is expected to use, without a tokenizer: four bytes of text to a token."""
-    prompts = sum(_prompt_tokens(prompt) for prompt in plan.prompts)
+    prompts = estimate_prompt_tokens(plan)
     if plan.endpoint == "embedding":
         return prompts
     reply = plan.params.max_tokens
     if reply is None:
         reply = DEFAULT_COMPLETION_TOKENS if plan.endpoint == "completion" else UNSTATED_OUTPUT_TOKENS
     return prompts + plan.num_choices * reply
+
+
+def estimate_prompt_tokens(plan: GenerationPlan) -> int:
+    """Tokens that the prompts of a request are expected to have."""
+    return sum(_prompt_tokens(prompt) for prompt in plan.prompts)
 
 
 def _prompt_tokens(prompt: PromptMessage) -> int:

@@ -49,11 +49,12 @@ class GenerateMessage(TypedDict):
     prompt: PromptMessage
     params: dict[str, Any]
     priority: int
-    deadline: float  # Unix time after which nobody waits
+    deadline: float  # Unix time by Redis's clock, after which nobody waits
     echo: NotRequired[bool]
     return_prompt_token_ids: NotRequired[bool]
     cache_salt: NotRequired[str]
     delivered: NotRequired[list[list[int]]]
+    alone_tokens: NotRequired[int]  # it runs alone in its worker until it has made so many new tokens, or ends
     visible_tokens: NotRequired[list[str]]  # control tokens whose text is kept
     reasoning_tags: NotRequired[list[str]]  # begin and end of a thinking section
     owner: NotRequired[str]  # the caller's tenant, for lists of running requests

@@ -180,14 +180,3 @@ class GenerationPlan:
 def _wrapped(seed: int) -> int:
     """``seed`` brought back into the signed 64-bit range that SamplingParams takes."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def prompt_size(prompt: PromptMessage) -> dict[str, Any]:
-    """What is known of a prompt's length without a tokenizer, for logs: never its text."""
-    if "inputs" in prompt:
-        return {"inputs": len(prompt["inputs"])}
-    if "token_ids" in prompt:
-        return {"token_ids": len(prompt["token_ids"])}
-    if "messages" in prompt:
-        return {"messages": len(prompt["messages"])}
-    return {"chars": len(prompt.get("text", ""))}

@@ -18,17 +18,24 @@ KEY_MARK = "blazr"
 """What an API key begins with."""
 _KEY_IN_TEXT = re.compile(rf"\b({KEY_MARK}_[0-9A-Za-z]{{12}})_[0-9A-Za-z]{{8,}}")
 
-Scope = Literal["generate", "models", "files", "admin"]
+Scope = Literal["generate", "models", "files", "lifecycle", "priority", "metrics", "admin"]
 SCOPES: dict[str, str] = {
     "generate": "completions, chat, responses, embeddings, tokens: whatever a model computes",
     "models": "list models and look at them",
     "files": "files, batches and jobs",
-    "admin": "everything, also other keys' usage and jobs; load, unload, change models",
+    "lifecycle": "load, unload and pin models, also by keep_alive",
+    "priority": "a priority below 0, which goes ahead of other requests",
+    "metrics": "read /metrics",
+    "admin": "everything, also keys, other keys' usage and jobs, names and removal of models",
 }
 DEFAULT_SCOPES = ("generate", "models", "files")
-"""What a key may do that was made without naming scopes, or before there were any."""
+"""What a key may do that was made without naming scopes. Its requests load a model that isn't resident."""
+
+MIN_KEEP_ALIVE_S, MAX_KEEP_ALIVE_S = 300.0, 3600.0
+"""``keep_alive`` of callers without the scope ``lifecycle``: less unloads a model that others use, more pins it."""
 
 # The longest beginning of the path decides; (method or *, beginning of the path, scope; None: any key).
+_LIFECYCLE_PATH = re.compile(r"/v1/models/[^/]+/(load|unload|pin)")
 _RULES: tuple[tuple[str, str, Scope | None], ...] = (
     ("*", "/", "generate"),
     ("GET", "/v1/models", "models"),
@@ -42,6 +49,7 @@ _RULES: tuple[tuple[str, str, Scope | None], ...] = (
     ("*", "/api/batches", "files"),
     ("*", "/v1/usage", None),
     ("*", "/v1/keys", "admin"),
+    ("GET", "/metrics", "metrics"),
     ("GET", "/api/tags", "models"),
     ("GET", "/api/ps", "models"),
     ("GET", "/api/version", None),
@@ -59,7 +67,7 @@ class Principal:
     """A caller.
 
     Attributes:
-        kind: ``local``: no key was needed; ``key``: an API key; ``user``: a staff member's session.
+        kind: ``local``: no key was needed; ``key``: an API key; ``user``: an account's session.
         tenant: Owns jobs and keeps prefix caches apart; ``local`` for everybody who needs no key.
         name: For people and logs.
         key_id: Primary key of the ApiKey row.
@@ -78,28 +86,56 @@ class Principal:
 
     @property
     def sees_everything(self) -> bool:
-        """Operators (on loopback, signed in as staff, or with an admin key) see all jobs; a key sees its own."""
-        return self.kind != "key" or "admin" in self.scopes
+        """Whether it sees the jobs, files, requests and usage of all callers."""
+        return "admin" in self.scopes
 
     @property
     def cache_tenant(self) -> str:
         """What keeps this caller's cached prefixes apart; empty for callers who may share."""
         return self.tenant if self.kind == "key" else ""
 
+    def has_scope(self, scope: Scope) -> bool:
+        """Whether the caller has a scope; ``admin`` includes all others."""
+        return scope in self.scopes or "admin" in self.scopes
+
     def check_scope(self, method: str, path: str) -> None:
-        """Refuse a request that the key's scopes don't cover.
+        """Refuse a request that the caller's scopes don't cover.
 
         Raises:
             PermissionRefused: Names the scope that is missing.
         """
-        if self.sees_everything:
-            return
         needed = scope_of(method, path)
-        if needed is not None and needed not in self.scopes:
+        if needed is not None and not self.has_scope(needed):
+            raise PermissionRefused(f"{method} {path[:200]} {self._missing(needed)}")
+
+    def check_options(self, *, priority: int, keep_alive_s: float | None) -> None:
+        """Refuse options of a request that affect the requests of others.
+
+        Raises:
+            PermissionRefused: Names the option, and the scope that is missing.
+        """
+        if priority < 0 and not self.has_scope("priority"):
             raise PermissionRefused(
-                f"{method} {path[:200]} needs an API key with the scope {needed!r}; this one has "
-                f"{', '.join(sorted(self.scopes)) or 'none'}."
+                f"priority is {priority}, which {self._missing('priority')} Use 0 or more.", param="priority"
             )
+        if keep_alive_s is None or MIN_KEEP_ALIVE_S <= keep_alive_s <= MAX_KEEP_ALIVE_S:
+            return
+        if not self.has_scope("lifecycle"):
+            raise PermissionRefused(
+                f"keep_alive is {keep_alive_s:g} seconds, which {self._missing('lifecycle')} Leave it out, or use "
+                f"{MIN_KEEP_ALIVE_S:g} to {MAX_KEEP_ALIVE_S:g} seconds.",
+                param="keep_alive",
+            )
+
+    def _missing(self, scope: Scope) -> str:
+        if self.kind == "user":
+            return f"needs an account with the scope {scope!r}; ask for another role."
+        if self.kind == "local":
+            further = " --scope generate" if scope in ("lifecycle", "priority") else ""
+            command = f"blazr key create NAME --scope {scope}{further}"
+            return f"needs an API key with the scope {scope!r}; make one with {command}."
+        own = ", ".join(sorted(self.scopes)) or "none"
+        return f"needs an API key with the scope {scope!r}; this one has {own}."
 
     def check_model(self, name: str) -> None:
         """Refuse a model that the key isn't for, whether or not there is such a model.
@@ -119,7 +155,10 @@ def without_keys(text: str) -> str:
     return _KEY_IN_TEXT.sub(r"\1_…", text) if KEY_MARK in text else text
 
 
-LOCAL = Principal("local", "local", "local")
+LOCAL = Principal("local", "local", "local", scopes=frozenset(SCOPES) - {"admin"})
+"""A caller on this machine who needs no key."""
+UNAUTHENTICATED = Principal("local", "local", "local")
+"""A caller from elsewhere on a server that was told to require no keys."""
 
 _current: ContextVar[Principal] = ContextVar("principal", default=LOCAL)
 
@@ -136,6 +175,8 @@ def principal_current() -> Principal:
 
 def scope_of(method: str, path: str) -> Scope | None:
     """The scope that a request needs; None: a key of any scope will do."""
+    if method == "POST" and _LIFECYCLE_PATH.fullmatch(path):
+        return "lifecycle"
     best: tuple[int, int, Scope | None] = (-1, -1, "generate")
     for expected, beginning, scope in _RULES:
         if expected not in ("*", "GET" if method == "HEAD" else method):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from inference.errors import InvalidSamplingParams
+from inference.errors import InvalidSamplingParams, shown
 from inference.values.grammar import Grammar
 
 MAX_GRAMMAR_AFTER_CHARS = 256
@@ -127,7 +127,7 @@ class SamplingParams:
     def _check_collections(self) -> None:
         if not isinstance(self.stop, tuple) or not all(isinstance(item, str) for item in self.stop):
             raise InvalidSamplingParams(
-                f"stop must be a string or a list of strings, got {_show(self.stop)}.", param="stop"
+                f"stop must be a string or a list of strings, got {shown(self.stop)}.", param="stop"
             )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidSamplingParams(
@@ -157,7 +157,7 @@ class SamplingParams:
     def _check_dry_sequence_breakers(self) -> None:
         name, texts = "dry_sequence_breakers", self.dry_sequence_breakers
         if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
-            raise InvalidSamplingParams(f"{name} must be a list of strings, got {_show(texts)}.", param=name)
+            raise InvalidSamplingParams(f"{name} must be a list of strings, got {shown(texts)}.", param=name)
         if len(texts) > MAX_DRY_BREAKERS:
             raise InvalidSamplingParams(
                 f"{name} has {len(texts)} strings, at most {MAX_DRY_BREAKERS} are allowed.", param=name
@@ -173,20 +173,20 @@ class SamplingParams:
         for name in _TRUNCATIONS:
             if getattr(self, name) != _DEFAULTS[name]:
                 raise InvalidSamplingParams(
-                    f"{name} is {_show(getattr(self, name))}, but mirostat {self.mirostat} chooses by itself which "
+                    f"{name} is {shown(getattr(self, name))}, but mirostat {self.mirostat} chooses by itself which "
                     f"tokens are kept; leave {name} out, or set mirostat to 0.",
                     param=name,
                 )
 
     def _check_grammar(self) -> None:
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise InvalidSamplingParams(f"grammar must be a Grammar, got {_show(self.grammar)}.", param="grammar")
+            raise InvalidSamplingParams(f"grammar must be a Grammar, got {shown(self.grammar)}.", param="grammar")
         if self.grammar_after is None:
             return
         if not isinstance(self.grammar_after, str) or not 1 <= len(self.grammar_after) <= MAX_GRAMMAR_AFTER_CHARS:
             raise InvalidSamplingParams(
                 f"grammar_after must be a string of 1 to {MAX_GRAMMAR_AFTER_CHARS} characters, "
-                f"got {_show(self.grammar_after)}.",
+                f"got {shown(self.grammar_after)}.",
                 param="grammar_after",
             )
         if self.grammar is None:
@@ -253,7 +253,7 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InvalidSamplingParams(f"{name} must be a list, got {_show(value)}.", param=name)
+        raise InvalidSamplingParams(f"{name} must be a list, got {shown(value)}.", param=name)
     return tuple(value)
 
 
@@ -268,40 +268,35 @@ def _as_bias(value: Any) -> dict[int, Any]:
             bias[int(str(key))] = number
         except ValueError:
             raise InvalidSamplingParams(
-                f"logit_bias has the key {_show(key)}, which is not a token id.", param="logit_bias"
+                f"logit_bias has the key {shown(key)}, which is not a token id.", param="logit_bias"
             ) from None
     return bias
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidSamplingParams(f"{name} must be an integer, got {_show(value)}.", param=name)
+        raise InvalidSamplingParams(f"{name} must be an integer, got {shown(value)}.", param=name)
     if not low <= value <= high:
-        raise InvalidSamplingParams(f"{name} is {_show(value)}, it must be from {low} to {high}.", param=name)
+        raise InvalidSamplingParams(f"{name} is {shown(value)}, it must be from {low} to {high}.", param=name)
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidSamplingParams(f"{name} must be a number, got {_show(value)}.", param=name)
+        raise InvalidSamplingParams(f"{name} must be a number, got {shown(value)}.", param=name)
     if (
         (isinstance(value, float) and not math.isfinite(value))
         or not low <= value <= high
         or (low_open and value <= low)
     ):
         border = "above" if low_open else "from"
-        raise InvalidSamplingParams(f"{name} is {_show(value)}, it must be {border} {low:g} to {high:g}.", param=name)
+        raise InvalidSamplingParams(f"{name} is {shown(value)}, it must be {border} {low:g} to {high:g}.", param=name)
 
 
 def _check_switch(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise InvalidSamplingParams(f"{name} must be true or false, got {_show(value)}.", param=name)
+        raise InvalidSamplingParams(f"{name} must be true or false, got {shown(value)}.", param=name)
 
 
 _CHECKS: Mapping[str, Callable[[str, object], None]] = {

@@ -1,6 +1,6 @@
-"""SpeculativeOptions: how a model guesses ahead, checked in one place. Standard library only.
+"""SpeculativeOptions: how tokens are drafted for a model, checked in one place. Standard library only.
 
-Written in three ways: a JSON object (a model's settings), a line (``--speculative``), and this class.
+The options are a JSON object in a model's settings, and a line in ``--speculative``.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from inference.errors import InvalidRequest
 
 METHODS = ("ngram", "draft")
 DEFAULT_NUM_TOKENS = {"ngram": 8, "draft": 4}
-_NUMBERS = {"k": "num_tokens", "max_requests": "max_requests", "min_match": "min_match"}
+_NUMBERS = {"k": "num_tokens", "max_num_seqs": "max_num_seqs", "min_match": "min_match"}
+_FORMER_NAMES = {"max_requests": "max_num_seqs"}
+"""Former names of options, which are still read; stored settings of models may have them."""
 _FORMS = 'it must be "ngram" or "draft:MODEL", followed by ",k=NUMBER" if wanted'
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeOptions:
-    """How to guess the next tokens, which the model then verifies several at a time. The text is the same as without.
+    """How to draft the next tokens, which the model then verifies several at a time. The text doesn't change.
 
     Attributes:
-        method: ``ngram`` looks for an earlier occurrence of the last tokens in the request's own text; ``draft`` asks a
-            smaller model.
-        draft_model: Served name of that model; it needs the same vocabulary.
-        num_tokens: Most tokens to guess at a time, 1 to 64; 0: 8 for ``ngram`` and 4 for ``draft``.
-        max_requests: Most requests of a step that are guessed for, 1 to 256; with recurrent layers each takes the
-            memory of one more state.
-        min_match: Tokens that have to agree for ``ngram`` to guess, 1 to 8.
-        is_adaptive: Measure what it brings, and guess less or not at all where it costs more.
+        method: ``ngram`` drafts the tokens that followed an earlier occurrence of the text's last tokens; ``draft``
+            drafts with a smaller model.
+        draft_model: Served name of the smaller model, which needs the same vocabulary.
+        num_tokens: Maximum draft tokens of a request in a step, 1 to 64; 0: 8 for ``ngram`` and 4 for ``draft``.
+        max_num_seqs: Maximum requests that draft in a step, 1 to 256; with recurrent layers each takes the memory of
+            one more state.
+        min_match: Tokens that must agree for ``ngram`` to draft, 1 to 8.
+        is_adaptive: Measure the speedup, and draft less or not at all without one.
     """
 
     method: Literal["ngram", "draft"]
     draft_model: str = ""
     num_tokens: int = 0
-    max_requests: int = 8
+    max_num_seqs: int = 8
     min_match: int = 2
     is_adaptive: bool = True
 
@@ -48,7 +50,7 @@ class SpeculativeOptions:
         if not isinstance(self.draft_model, str) or bool(self.draft_model) != (self.method == "draft"):
             problem = "needs draft_model" if self.method == "draft" else "takes no draft_model"
             raise InvalidRequest(f"speculative method {self.method} {problem}, a served name.", param="speculative")
-        for name, low, high in (("num_tokens", 0, 64), ("max_requests", 1, 256), ("min_match", 1, 8)):
+        for name, low, high in (("num_tokens", 0, 64), ("max_num_seqs", 1, 256), ("min_match", 1, 8)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise InvalidRequest(
@@ -59,37 +61,38 @@ class SpeculativeOptions:
             raise InvalidRequest("speculative is_adaptive must be true or false.", param="speculative")
 
     @property
-    def most_tokens(self) -> int:
-        """``num_tokens``, or the method's own."""
+    def max_draft_tokens(self) -> int:
+        """``num_tokens``, or the method's default."""
         return self.num_tokens or DEFAULT_NUM_TOKENS[self.method]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form; only the members that differ from their default."""
+        """Return the JSON object: the options that differ from their default."""
         defaults = {item.name: item.default for item in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
     @classmethod
     def from_dict(cls, payload: Any) -> SpeculativeOptions:
-        """Read ``to_dict``'s form.
+        """Read a JSON object.
 
         Raises:
-            InvalidRequest: It isn't an object, a member is unknown, or out of range.
+            InvalidRequest: ``payload`` isn't an object, or an option is unknown or out of range.
         """
         if not isinstance(payload, Mapping) or "method" not in payload:
             raise InvalidRequest(
                 'speculative must be an object with a method, such as {"method": "ngram"}.', param="speculative"
             )
         known = [item.name for item in fields(cls)]
+        payload = {_FORMER_NAMES.get(name, name): value for name, value in payload.items()}
         for name in payload:
             if name not in known:
                 raise InvalidRequest(
                     f"{str(name)[:60]!r} is not an option of speculative; the options are {', '.join(known)}.",
                     param="speculative",
                 )
-        return cls(**cast("dict[str, Any]", dict(payload)))
+        return cls(**cast("dict[str, Any]", payload))
 
     def to_line(self) -> str:
-        """The form that ``parse`` reads."""
+        """Return the line that ``parse`` reads."""
         line = f"draft:{self.draft_model}" if self.method == "draft" else self.method
         given = self.to_dict()
         line += "".join(f",{name}={given[member]}" for name, member in _NUMBERS.items() if member in given)
@@ -97,10 +100,12 @@ class SpeculativeOptions:
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeOptions:
-        """Read ``ngram``, ``ngram,k=6``, ``draft:MODEL,k=4``; ``max_requests=``, ``min_match=``, ``adaptive=off`` too.
+        """Read a line: ``ngram`` or ``draft:MODEL``, then options such as ``,k=6``.
+
+        The options are k (``num_tokens``), max_num_seqs, min_match and adaptive (``on`` or ``off``).
 
         Raises:
-            InvalidRequest: It is something else.
+            InvalidRequest: The line has another form.
         """
         head, *rest = text.split(",")
         method, colon, model = head.partition(":")
@@ -109,6 +114,7 @@ class SpeculativeOptions:
             values["draft_model"] = model.strip()
         for part in rest:
             name, _, value = (word.strip() for word in part.partition("="))
+            name = _FORMER_NAMES.get(name, name)
             if name == "adaptive" and value in ("on", "off"):
                 values["is_adaptive"] = value == "on"
             elif name in _NUMBERS and value.isdecimal() and len(value) < 6 and int(value) > 0:

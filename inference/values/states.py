@@ -30,6 +30,8 @@ class ResidentModel:
         stats: The engine's own counters.
         pinned: It stays until it is asked to go.
         load_s: Seconds that its load took.
+        num_unprepared: Requests that wait for a place in the engine, or for a thread that tokenises their prompts.
+        num_preparing: Requests whose prompts are tokenised now.
     """
 
     checkpoint_id: str
@@ -46,6 +48,8 @@ class ResidentModel:
     stats: Mapping[str, Any] = field(default_factory=dict)
     pinned: bool = False
     load_s: float = 0.0
+    num_unprepared: int = 0
+    num_preparing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class WorkerState:
         heartbeat_at: Unix time (the worker's clock) of the heartbeat.
         step_age_s: Age of the oldest engine's last step while it has work; 0 when idle. A large age means
             that a forward pass hangs.
+        is_late: A step takes longer than steps of this engine may take, so that the worker counts as hung.
         draining: The worker is stopping and takes nothing new.
         departures: The last models that were unloaded, oldest first.
     """
@@ -89,6 +94,7 @@ class WorkerState:
     num_active: int = 0
     max_active: int = 0
     step_age_s: float = 0.0
+    is_late: bool = False
     draining: bool = False
     models: tuple[ResidentModel, ...] = ()
     departures: tuple[Departure, ...] = ()

@@ -51,7 +51,6 @@ def make_runtime() -> WorkerRuntime:
         device=device,
         budget_bytes=settings.BLAZR_MEMORY_BUDGET or default_budget_bytes(device),
         max_active=settings.BLAZR_WORKER_ADMISSION,
-        visibility_timeout_s=settings.BLAZR_VISIBILITY_TIMEOUT_S,
         drain_grace_s=settings.BLAZR_DRAIN_GRACE_S,
         preload=tuple(settings.BLAZR_PRELOAD),
         min_residence_s=MIN_RESIDENCE_S,

@@ -10,28 +10,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import redis
 from redis.exceptions import RedisError
 
-from inference.errors import BlazrError, EngineError, GenerationFailed, Unavailable
+from inference.errors import BlazrError, EngineError, Unavailable
 from inference.records.tracing import is_tracing, worker_trace
-from inference.transport import keys as redis_keys
 from inference.transport.control import CancelledRequests
 from inference.transport.publisher import Acknowledgement, EventPublisher
+from inference.transport.redis_time import redis_now_estimated
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.worker.lease import LeaseKeeper, hand_back
 from inference.worker.model_manager import ModelManager
+from inference.worker.resume import Resumer, Resumption
 
 logger = logging.getLogger(__name__)
-
-MAX_SUSPECT_DELIVERIES = 2
-RESUME_THREADS = 4
-RESUME_TIMEOUT_S = 5
-RESUME_TRIES = 3
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +49,7 @@ class Deliveries:
 
     Args:
         client: Redis client, for attempt counts and queries to web processes.
+        worker_id: The worker's id.
         manager: Runs the requests.
         publisher: Sends events and acknowledgements.
         leases: Renews the leases on the messages.
@@ -63,6 +59,7 @@ class Deliveries:
     def __init__(
         self,
         client: redis.Redis,
+        worker_id: str,
         *,
         manager: ModelManager,
         publisher: EventPublisher,
@@ -70,13 +67,16 @@ class Deliveries:
         cancelled: CancelledRequests,
     ) -> None:
         self._client = client
+        self._worker_id = worker_id
         self._manager = manager
         self._publisher = publisher
         self._leases = leases
         self._cancelled = cancelled
         self._lock = threading.Lock()
         self._deliveries: dict[str, _Delivery] = {}
-        self._resume_threads = ThreadPoolExecutor(RESUME_THREADS, thread_name_prefix="resume")
+        self._is_closed = False
+        self._resumer = Resumer(client)
+        self._resumer.start()
 
     def deliver(
         self,
@@ -88,6 +88,8 @@ class Deliveries:
     ) -> None:
         """Take one message; return quickly, because Celery's event loop waits.
 
+        The request starts once its message is recorded as this worker's, so that every crash counts.
+
         Args:
             tag: Delivery tag of the message. The lease renews the tag; the end of the request acknowledges the tag.
             redelivered: Whether another worker had the message before.
@@ -95,24 +97,27 @@ class Deliveries:
         """
         request_id = message["request_id"]
         with self._lock:
+            if self._is_closed:
+                self._leases.hold(tag, request_id)  # the message goes back with the others
+                return
             running = self._deliveries.get(request_id)
             if running is not None:
                 # An expired lease has caused a second delivery of the message; both deliveries end together.
                 running.acknowledge.append(acknowledge)
                 if tag not in running.tags:
                     running.tags.append(tag)
-                self._leases.hold(tag)
+                self._leases.hold(tag, request_id)
                 return
             delivery = self._deliveries[request_id] = _Delivery(message, [tag], [acknowledge])
-            self._leases.hold(tag)
         if request_id in self._cancelled:
             self._drop(request_id)
-        elif message["deadline"] < time.time():
+        elif message["deadline"] < redis_now_estimated():
             self._fail(delivery, Unavailable("The request waited past its deadline; try again later.", retry_after_s=5))
         elif redelivered:
-            self._resume_threads.submit(self._resume, delivery)
+            self._leases.hold(tag, request_id)
+            self._resumer.resume(message, partial(self._resumed, delivery))
         else:
-            self._submit(delivery)
+            self._leases.hold(tag, request_id, then=partial(self._submit, delivery))
 
     def cancel(self, request_id: str) -> None:
         """End a request early; unknown ids are ignored."""
@@ -130,37 +135,36 @@ class Deliveries:
         with self._lock:
             return [delivery.message["web_id"] for delivery in self._deliveries.values()]
 
-    def hand_back(self, *, suspect: bool) -> None:
-        """Put messages that have not ended back into their queues.
-
-        Args:
-            suspect: Whether the requests may have caused this worker's end, so that the attempt counts as suspect.
-        """
+    def hand_back(self) -> None:
+        """Put messages that have not ended back into their queues; this worker stops."""
         with self._lock:
             unfinished, self._deliveries = self._deliveries, {}
-        if not unfinished:
-            return
         tags = [tag for delivery in unfinished.values() for tag in delivery.tags]
+        if not tags:
+            return
         self._leases.release(tags)
         try:
-            pipe: Any = self._client.pipeline(transaction=False)
-            for request_id in unfinished if not suspect else ():
-                pipe.hincrby(redis_keys.attempt(request_id), "suspects", -1)
-                pipe.expire(redis_keys.attempt(request_id), redis_keys.ATTEMPT_EXPIRE_S)
-            pipe.execute()
-            hand_back(self._client, tags)
-            logger.info("%d requests were returned to their queues", len(unfinished))
+            hand_back(self._client, self._worker_id, tags)
+            logger.info("%d requests were returned to their queues", len(tags))
         except (RedisError, OSError) as error:
             logger.warning("requests could not be handed back (%s); their leases expire", error)
 
+    def close(self) -> None:
+        """Forget all unfinished messages, and start no further ones; this worker has crashed."""
+        with self._lock:
+            self._is_closed = True
+            self._deliveries = {}
+
     def stop(self) -> None:
-        """End the threads that resume requests."""
-        self._resume_threads.shutdown(wait=False, cancel_futures=True)
+        """End the thread that resumes requests."""
+        self._resumer.stop()
 
     # --- the start of a request
 
     def _submit(self, delivery: _Delivery) -> None:
         request_id = delivery.message["request_id"]
+        if self._deliveries.get(request_id) is not delivery:
+            return  # ended or handed back meanwhile
         try:
             self._manager.submit(delivery.message, self._send)
         except Exception:
@@ -171,51 +175,19 @@ class Deliveries:
             # The cancellation came between the check and the submit, when the manager didn't know the request.
             self._manager.cancel(request_id)
 
-    def _resume(self, delivery: _Delivery) -> None:
-        """Continue a redelivered request after the tokens that its client has; runs in a thread."""
-        request_id = delivery.message["request_id"]
-        try:
-            attempt, suspects = self._count_attempt(request_id)
-            delivered = self._delivered_tokens(delivery, attempt)
-        except (RedisError, OSError):
-            logger.exception("request %s could not be resumed", request_id)
-            self._drop(request_id)
-            return
-        if suspects > MAX_SUSPECT_DELIVERIES:
-            reason = f"The request failed: {suspects} workers were lost while they ran it."
-            self._fail(delivery, GenerationFailed(reason))
-        elif delivered is None:
-            self._drop(request_id)
-        else:
-            delivery.message["delivered"] = delivered
-            self._submit(delivery)
-
-    def _count_attempt(self, request_id: str) -> tuple[int, int]:
-        """Count this attempt; return its number, and the number of workers that died while they ran the request."""
-        key = redis_keys.attempt(request_id)
-        pipe: Any = self._client.pipeline(transaction=True)
-        pipe.hincrby(key, "n", 1)
-        pipe.hincrby(key, "suspects", 1)
-        pipe.expire(key, redis_keys.ATTEMPT_EXPIRE_S)
-        attempt, suspects, _ = pipe.execute()
-        return int(attempt), int(suspects)
-
-    def _delivered_tokens(self, delivery: _Delivery, attempt: int) -> list[list[int]] | None:
-        """Query the web process for its client's tokens; None: no client waits for the request any more."""
+    def _resumed(self, delivery: _Delivery, resumption: Resumption) -> None:
+        """Continue a redelivered request after the tokens that its client has."""
         message = delivery.message
-        web_id, request_id = message["web_id"], message["request_id"]
-        message["attempt"] = attempt
-        key = redis_keys.resume(request_id, attempt)
-        for _ in range(RESUME_TRIES):
-            self._client.xadd(redis_keys.out(web_id), redis_keys.pack_resume_question(request_id, attempt))
-            reply: Any = self._client.blpop([key], timeout=RESUME_TIMEOUT_S)
-            if reply is not None:
-                delivered: list[list[int]] | None = redis_keys.unpack(reply[1])
-                return delivered
-            if not self._client.exists(redis_keys.web(web_id)):
-                self._client.delete(redis_keys.out(web_id))
-                return None
-        return None
+        message["attempt"] = resumption.attempt
+        if resumption.error is not None:
+            self._fail(delivery, resumption.error)
+        elif resumption.delivered is None:
+            self._drop(message["request_id"])
+        else:
+            message["delivered"] = resumption.delivered
+            if resumption.alone_tokens is not None:
+                message["alone_tokens"] = resumption.alone_tokens
+            self._leases.hold(delivery.tags[0], message["request_id"], then=partial(self._submit, delivery))
 
     # --- events and the end of a request
 

@@ -11,7 +11,9 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
+from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
+from inference.transport.redis_time import redis_now_sync
 from inference.values.states import WorkerState
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Heartbeat:
             logger.warning("the heartbeat could not be removed (%s); it expires by itself", error)
 
     def _run(self) -> None:
+        outage = Outage(logger, "the heartbeat of this worker")
         while not self._stopping:
             self._changed.clear()
             try:
@@ -83,8 +86,9 @@ class Heartbeat:
                 if time.monotonic() - self._checked_at >= WEB_CHECK_INTERVAL_S:
                     self._checked_at = time.monotonic()
                     self._check_web_processes()
+                outage.succeeded()
             except (RedisError, OSError) as error:
-                logger.warning("the heartbeat failed (%s)", error)
+                outage.failed(error)
             except Exception:
                 logger.exception("the heartbeat failed")
             # The progress of a load wakes this thread often; limit the rate to ten heartbeats a second.
@@ -93,7 +97,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         state = self._describe()
-        now = time.time()
+        now = redis_now_sync(self._client)
         pipe: Any = self._client.pipeline(transaction=True)
         pipe.set(redis_keys.worker(self._worker_id), state.to_json(), ex=redis_keys.HEARTBEAT_EXPIRE_S)
         pipe.zadd(redis_keys.WORKERS, {self._worker_id: now})

@@ -85,6 +85,10 @@ class Presence(Protocol):
         """Record the result of a load, for users."""
         ...
 
+    def run_alone(self, request_id: str) -> None:
+        """Record which request runs alone in this worker; empty: none does."""
+        ...
+
     def changed(self) -> None:
         """Write the next heartbeat soon: the description of the models has changed."""
         ...

@@ -32,7 +32,7 @@ class ModelLoader:
         presence: Advertises the worker's models to other processes.
         plan: Returns the load plan of a checkpoint; raises ``BlazrError`` if the checkpoint can't be loaded.
         make_loop: Creates the engine loop of a loaded model.
-        start: Starts a request whose model is ready now.
+        admit: Starts the requests that can enter their engines.
         fail: Ends a request whose model could not be loaded.
         min_residence_s: See ``ModelManager``.
 
@@ -47,7 +47,7 @@ class ModelLoader:
         *,
         plan: Callable[[str], LoadPlan],
         make_loop: Callable[[Resident, LoadPlan, ServedLLM], EngineLoop[Any, GenerationEvent]],
-        start: Callable[[ActiveRequest], object],
+        admit: Callable[[], object],
         fail: Callable[[ActiveRequest, BlazrError], object],
         min_residence_s: float,
     ) -> None:
@@ -55,7 +55,7 @@ class ModelLoader:
         self._presence = presence
         self._plan = plan
         self._make_loop = make_loop
-        self._start_request = start
+        self._admit = admit
         self._fail_request = fail
         self._min_residence_s = min_residence_s
         self.load_cost_s = 0.0
@@ -113,12 +113,11 @@ class ModelLoader:
         loop.start()
         memory_bytes, load_s = max(llm.total_bytes(), 1), time.monotonic() - started
         self.load_cost_s = max(self.load_cost_s, load_s)
-        requests, must_unload = self._residents.mark_ready(
+        must_unload = self._residents.mark_ready(
             resident, plan, Engine(llm, loop), memory_bytes=memory_bytes, load_s=load_s
         )
         self._presence.load_ended(resident.checkpoint_id, None)
-        for request in requests:
-            self._start_request(request)
+        self._admit()
         logger.info("%s is ready after %.1f s, %s", plan.name, load_s, format_bytes(memory_bytes))
         if must_unload:
             self.unload(resident)

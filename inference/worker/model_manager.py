@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,12 +26,9 @@ from inference.worker.interfaces import LoadPlan, OnEvents, Presence, ServedLLM
 from inference.worker.loader import ModelLoader
 from inference.worker.resident import ActiveRequest, Resident
 from inference.worker.resident_models import ResidentModels
+from inference.worker.start_queue import StartQueue
 
 logger = logging.getLogger(__name__)
-
-PREPARE_THREADS = 4
-FEW_TOKENS = 4096
-"""Most token ids of a prompt that is prepared in the caller's thread, because another thread would take longer."""
 
 
 class ModelManager:
@@ -58,13 +55,13 @@ class ModelManager:
         self._presence = presence
         self._on_dead = on_dead
         self._residents = ResidentModels(presence, budget_bytes=budget_bytes, min_residence_s=min_residence_s)
-        self._prepare_threads = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
+        self._starts = StartQueue(self._prepare)
         self._loader = ModelLoader(
             self._residents,
             presence,
             plan=plan,
             make_loop=self._make_loop,
-            start=self._start,
+            admit=self._admit,
             fail=self._fail,
             min_residence_s=min_residence_s,
         )
@@ -86,8 +83,7 @@ class ModelManager:
         submission = self._residents.add_request(message, on_events)
         if submission.error is not None:
             self._fail(submission.request, submission.error)
-        elif submission.can_start:
-            self._start(submission.request)
+        self._admit()
         if submission.is_new_model:
             self._presence.advertise(message["model"])
             self._presence.changed()
@@ -101,10 +97,6 @@ class ModelManager:
         if engine is not None:
             engine.loop.abort(request_id)
         return self._fail(request, GenerationFailed("The request was cancelled."))
-
-    def is_running(self, request_id: str) -> bool:
-        """Whether the request has not ended here."""
-        return self._residents.find_request(request_id) is not None
 
     @property
     def num_active(self) -> int:
@@ -159,7 +151,11 @@ class ModelManager:
 
     def describe(self) -> tuple[ResidentModel, ...]:
         """Return the models in the form of the heartbeat."""
-        return self._residents.describe()
+        return tuple(self._with_preparations(model) for model in self._residents.describe())
+
+    def _with_preparations(self, model: ResidentModel) -> ResidentModel:
+        waiting, running = self._starts.num_preparations(model.checkpoint_id)
+        return replace(model, num_unprepared=waiting, num_preparing=running)
 
     @property
     def memory_bytes(self) -> int:
@@ -170,11 +166,14 @@ class ModelManager:
         """Return the seconds of the longest load so far, with its evictions; 0: there was no load."""
         return self._loader.load_cost_s
 
+    def loops(self) -> list[EngineLoop[Any, GenerationEvent]]:
+        """Return the loops of all engines."""
+        return [engine.loop for engine in self._residents.engines()]
+
     def step_age_s(self) -> float:
         """Return the seconds since the last step of the slowest busy engine; 0: no engine is busy."""
         now = time.monotonic()
-        loops = [engine.loop for engine in self._residents.engines()]
-        return max((now - loop.last_step_at for loop in loops if loop.is_busy), default=0.0)
+        return max((now - loop.last_step_at for loop in self.loops() if loop.is_busy), default=0.0)
 
     def drain(self, timeout_s: float) -> list[str]:
         """Refuse new requests, wait for running ones to end, and stop the engines.
@@ -188,17 +187,34 @@ class ModelManager:
         for engine in engines:
             engine.loop.stop(drain=False, timeout_s=5)
             engine.llm.close()
-        self._prepare_threads.shutdown(wait=False, cancel_futures=True)
+        self._starts.stop()
         return unfinished
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a request runs alone here, or waits to; no job or line should be claimed then."""
+        return self._residents.runs_alone
 
     # --- a request into its engine
 
+    def _admit(self) -> None:
+        """Start the requests that can enter their engines now."""
+        requests, alone = self._residents.admit()
+        if alone is not None:
+            # Before the start: should this worker crash, only this request counts as the cause.
+            self._presence.run_alone(alone)
+        for request in requests:
+            self._start(request)
+
     def _start(self, request: ActiveRequest) -> None:
-        """Prepare a request and pass it to its engine; in another thread unless the preparation is quick."""
-        if _is_quick(request.message):
-            self._prepare(request)
-        else:
-            self._prepare_threads.submit(self._prepare, request)
+        """Prepare a request and pass it to its engine when it is its turn."""
+        try:
+            self._starts.add(request)
+        except BlazrError as error:
+            self._fail(request, error)
+            return
+        if not self._residents.is_open(request):
+            self._starts.remove(request.request_id)  # the request was cancelled meanwhile
 
     def _prepare(self, request: ActiveRequest) -> None:
         """Tokenise the prompt, then pass the request to its engine."""
@@ -231,7 +247,11 @@ class ModelManager:
     def _pass_on(self, resident: Resident, events: list[GenerationEvent]) -> None:
         """Pass on the events of one step, in one call per callable; runs in the engine's thread."""
         for on_events, group in self._residents.record_events(resident, events).items():
+            for event in group:
+                if event["type"] in ("done", "error"):
+                    self._starts.remove(event["request_id"])
             _call(on_events, group)
+        self._admit()
 
     def _refuse(self, prepared: Any, error: BlazrError) -> None:
         """End a request that the engine refused; runs in the engine's thread."""
@@ -243,6 +263,7 @@ class ModelManager:
         """End a request with an error event, unless it has ended."""
         if not self._residents.close_request(request):
             return False
+        self._starts.remove(request.request_id)
         event: GenerationEvent = {
             "request_id": request.request_id,
             "attempt": request.message["attempt"],
@@ -251,6 +272,7 @@ class ModelManager:
             "error": error.to_dict(),
         }
         _call(request.on_events, [event])
+        self._admit()
         return True
 
 
@@ -259,13 +281,3 @@ def _call(on_events: OnEvents, events: list[GenerationEvent]) -> None:
         on_events(events)
     except Exception:
         logger.exception("%d events could not be passed on", len(events))
-
-
-def _is_quick(message: GenerateMessage) -> bool:
-    params = message["params"]
-    return (
-        0 < len(message["prompt"].get("token_ids", ())) <= FEW_TOKENS
-        and "echo" not in message
-        and params.get("grammar") is None
-        and params.get("n", 1) == 1
-    )

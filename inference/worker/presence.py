@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from redis.exceptions import RedisError
 
 from inference.errors import BlazrError
 from inference.transport import keys as redis_keys
+from inference.transport.redis_time import redis_now_sync
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ class RedisPresence:
 
     def advertise(self, checkpoint_id: str) -> None:
         """Announce the model, then read its queue."""
-        until = time.time() + redis_keys.HOLDER_EXPIRE_S
         try:
+            until = redis_now_sync(self._client) + redis_keys.HOLDER_EXPIRE_S
             pipe: Any = self._client.pipeline(transaction=True)
             pipe.zadd(redis_keys.holders(checkpoint_id), {self._worker_id: until})
             pipe.expire(redis_keys.holders(checkpoint_id), 24 * 3600)
@@ -98,7 +98,7 @@ class RedisPresence:
         self._queues.remove(redis_keys.model_queue(checkpoint_id))
         try:
             self._client.zrem(redis_keys.holders(checkpoint_id), self._worker_id)
-            return bool(self._client.llen(redis_keys.model_queue(checkpoint_id)))
+            return bool(self._client.exists(*redis_keys.model_queues(checkpoint_id)))
         except (RedisError, OSError) as error:
             logger.warning("model %s could not be withdrawn (%s); the mark expires", checkpoint_id, error)
             return False
@@ -117,10 +117,22 @@ class RedisPresence:
             if error is None:
                 self._client.hdel(redis_keys.FAILURES, checkpoint_id)
             else:
-                failure = {"at": time.time(), "worker": self._worker_id, "error": error.to_dict()}
+                at = redis_now_sync(self._client)
+                failure = {"at": at, "worker": self._worker_id, "error": error.to_dict()}
                 self._client.hset(redis_keys.FAILURES, checkpoint_id, json.dumps(failure))
         except (RedisError, OSError) as redis_error:
             logger.warning("the result of a load could not be recorded (%s)", redis_error)
+
+    def run_alone(self, request_id: str) -> None:
+        """Record which request runs alone in this worker; empty: none does."""
+        key = redis_keys.alone(self._worker_id)
+        try:
+            if request_id:
+                self._client.set(key, request_id, ex=redis_keys.ATTEMPT_EXPIRE_S)
+            else:
+                self._client.delete(key)
+        except (RedisError, OSError) as error:
+            logger.warning("the request that runs alone could not be recorded (%s)", error)
 
     def changed(self) -> None:
         """Wake the heartbeat."""

@@ -46,6 +46,11 @@ class ActiveRequest:
         return self.message["request_id"]
 
     @property
+    def alone_tokens(self) -> int | None:
+        """New tokens for which the request must run alone; None: it need not."""
+        return self.message.get("alone_tokens")
+
+    @property
     def is_interactive(self) -> bool:
         """Whether a client waits for the request, rather than a job or a batch."""
         return self.message["priority"] < BACKGROUND_PRIORITY

@@ -18,6 +18,7 @@ from inference.errors import BlazrError, GenerationFailed, ModelLoadFailed
 from inference.host.units import format_bytes
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.states import Departure, ResidentModel
+from inference.worker.entry import Admission, EntryQueue
 from inference.worker.eviction import fit_report, next_eviction_step
 from inference.worker.interfaces import LoadPlan, OnEvents, Presence
 from inference.worker.resident import ActiveRequest, Engine, Resident
@@ -34,13 +35,11 @@ class Submission:
     """The result of ``ResidentModels.add_request``.
 
     Attributes:
-        can_start: Whether the request's model is ready.
         error: Error with which the request must end.
         is_new_model: Whether the load of a new model was queued, and the model must be advertised.
     """
 
     request: ActiveRequest
-    can_start: bool = False
     error: BlazrError | None = None
     is_new_model: bool = False
 
@@ -78,6 +77,9 @@ class ResidentModels:
         self._to_load: deque[Resident] = deque()
         self._departures: deque[Departure] = deque(maxlen=MAX_DEPARTURES)
         self._closing = False
+        self._entry = EntryQueue()
+        self._known_alone: ActiveRequest | None = None
+        self._must_admit = False
 
     # --- requests
 
@@ -103,12 +105,34 @@ class ResidentModels:
             if resident.status == "failed":
                 return Submission(request, error=resident.error)
             if resident.status == "ready":
-                self._enter_engine(request)
-                return Submission(request, can_start=True)
+                self._entry.add(request)
+                self._must_admit = True
+                return Submission(request)
             resident.waiting.append(request)
             if is_new:
                 self._queue_load(resident)
             return Submission(request, is_new_model=is_new)
+
+    def admit(self) -> Admission:
+        """Take the requests that can enter their engines now; call it after each change of the requests."""
+        if not self._must_admit:  # the usual case, without the lock
+            return Admission([], None)
+        with self._condition:
+            requests = self._entry.admit()
+            for request in requests:
+                self._enter_engine(request)
+            self._must_admit = self._entry.is_closed
+            for resident in self._residents.values():
+                self._apply_back_pressure(resident)
+            if self._entry.alone is self._known_alone:
+                return Admission(requests, None)
+            self._known_alone = self._entry.alone
+            return Admission(requests, self._known_alone.request_id if self._known_alone else "")
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a request runs alone, or waits to."""
+        return self._entry.is_closed
 
     def find_request(self, request_id: str) -> ActiveRequest | None:
         """Return the request of this id, if it has not ended."""
@@ -149,6 +173,7 @@ class ResidentModels:
                 request.next_index = event["index"] + 1
                 count = len(event.get("token_ids", ()))
                 request.num_tokens += count
+                self._entry.record_tokens(request)
                 num_tokens += count
                 groups.setdefault(request.on_events, []).append(event)
                 if event["type"] in ("done", "error"):
@@ -290,22 +315,23 @@ class ResidentModels:
 
     def mark_ready(
         self, resident: Resident, plan: LoadPlan, engine: Engine, *, memory_bytes: int, load_s: float
-    ) -> tuple[list[ActiveRequest], bool]:
-        """Record a finished load; return the requests to start, and whether the model must be unloaded at once."""
+    ) -> bool:
+        """Record a finished load, and admit its requests; return whether the model must be unloaded at once."""
         with self._condition:
             resident.plan, resident.engine, resident.memory_bytes = plan, engine, memory_bytes
             resident.status, resident.progress, resident.stage = "ready", 1.0, ""
             resident.last_used = resident.ready_at = time.monotonic()
             resident.load_s = load_s
             resident.pinned |= plan.pinned
-            requests, resident.waiting = resident.waiting, []
-            for request in requests:
-                self._enter_engine(request)
+            for request in resident.waiting:
+                self._entry.add(request)
+            resident.waiting = []
+            self._must_admit = True
             if resident.unload_requested:
                 resident.pinned = False
                 self._begin_unload(resident, "an unload was requested during its load")
             self._condition.notify_all()
-            return requests, resident.unload_requested
+            return resident.unload_requested
 
     def mark_failed(self, resident: Resident, error: BlazrError) -> list[ActiveRequest]:
         """Record the error of a load, and free its memory; return the requests that must end with the error."""
@@ -402,6 +428,7 @@ class ResidentModels:
             )
             unfinished = list(self._requests)
             self._requests.clear()
+            self._entry.clear()
             for resident in self._residents.values():
                 resident.waiting.clear()
             return Drained(unfinished, self.engines())
@@ -422,16 +449,21 @@ class ResidentModels:
         del self._requests[request.request_id]
         resident = request.resident
         if request.in_engine:
+            self._entry.leave(request)
             resident.num_in_engine -= 1
             resident.num_interactive -= request.is_interactive
             self._apply_back_pressure(resident)
         elif request in resident.waiting:
             resident.waiting.remove(request)
+        else:
+            self._entry.discard(request)
         resident.touch()
         self._condition.notify_all()
 
     def _apply_back_pressure(self, resident: Resident) -> None:
         """Pause a model's queue while this worker holds enough requests, so that other workers take the rest.
+
+        The queues of all models are paused while a request runs alone.
 
         The worker keeps some waiting requests, because kombu's blocking read takes up to a second to notice a resumed
         queue. Jobs and lines of batches don't count, because the engine preempts them for interactive requests.
@@ -440,10 +472,11 @@ class ResidentModels:
             return
         pause_at, resume_at = 2 * resident.plan.max_num_seqs, resident.plan.max_num_seqs * 3 // 2
         # Called under the lock, so that two threads can't queue their orders in the wrong order.
-        if not resident.paused and resident.num_interactive >= pause_at:
+        is_closed = self._entry.is_closed
+        if not resident.paused and (is_closed or resident.num_interactive >= pause_at):
             resident.paused = True
             self._presence.pause(resident.checkpoint_id)
-        elif resident.paused and resident.num_interactive <= resume_at:
+        elif resident.paused and not is_closed and resident.num_interactive <= resume_at:
             resident.paused = False
             self._presence.resume(resident.checkpoint_id)
 
@@ -455,6 +488,7 @@ class ResidentModels:
     def _begin_unload(self, resident: Resident, reason: str) -> None:
         """Mark a ready model as unloading, without new requests; the caller must unload it."""
         resident.status = "unloading"
+        resident.waiting += self._entry.take_of(resident)
         resident_s = round(time.monotonic() - resident.ready_at, 3)
         self._departures.append(
             Departure(resident.checkpoint_id, reason, resident.memory_bytes, resident_s, time.time())

@@ -14,6 +14,7 @@ import redis
 
 from inference.errors import EngineDead, EngineError
 from inference.transport.control import CancelledRequests, ControlReader
+from inference.transport.keys import fenced
 from inference.transport.publisher import EventPublisher
 from inference.values.states import WorkerState
 from inference.worker.deliveries import Deliveries
@@ -23,10 +24,12 @@ from inference.worker.lease import LeaseKeeper, release_dead_workers, release_wo
 from inference.worker.model_manager import ModelManager
 from inference.worker.presence import QueueSelector, RedisPresence
 from inference.worker.questions import Questions
+from inference.worker.step_watch import StepWatch
 
 logger = logging.getLogger(__name__)
 
 EXIT_ENGINE_DEAD = 70
+EXIT_FENCED = 71
 
 
 class Background(Protocol):
@@ -49,7 +52,7 @@ class WorkerConfig:
         device: ``cpu`` or ``cuda:N``; shown to users.
         budget_bytes: Memory for models.
         max_active: Maximum requests that Celery delivers at once.
-        visibility_timeout_s, drain_grace_s: Seconds.
+        drain_grace_s: Seconds for running requests to finish at shutdown.
         preload: Checkpoint ids to load at the start and keep.
         min_residence_s: See ``ModelManager``.
         stream_interval_s: See ``EventPublisher``.
@@ -60,7 +63,6 @@ class WorkerConfig:
     device: str
     budget_bytes: int
     max_active: int
-    visibility_timeout_s: float
     drain_grace_s: float
     preload: tuple[str, ...] = ()
     min_residence_s: float = 0.0
@@ -93,9 +95,7 @@ class WorkerRuntime:
         self.cancelled = CancelledRequests()
         self.queues = QueueSelector()
         self.publisher = EventPublisher(connect(config.redis_url), interval_s=config.stream_interval_s)
-        self.leases = LeaseKeeper(
-            connect(config.redis_url), config.worker_id, visibility_timeout_s=config.visibility_timeout_s
-        )
+        self.leases = LeaseKeeper(connect(config.redis_url), config.worker_id, on_fenced=self._on_fenced)
         self.heartbeat = Heartbeat(
             connect(config.redis_url),
             config.worker_id,
@@ -113,11 +113,13 @@ class WorkerRuntime:
         )
         self.deliveries = Deliveries(
             self._client,
+            config.worker_id,
             manager=self.manager,
             publisher=self.publisher,
             leases=self.leases,
             cancelled=self.cancelled,
         )
+        self.step_watch = StepWatch(self.manager.loops, self._on_hung)
         self.questions = Questions(connect(config.redis_url), config.worker_id, self.manager)
         self.control = ControlReader(
             connect(config.redis_url),
@@ -140,10 +142,12 @@ class WorkerRuntime:
         The consumer's first read then includes the returned messages.
         """
         release_worker(self._client, self.config.worker_id)  # an earlier process under the same name
+        self._client.delete(fenced(self.config.worker_id))
         release_dead_workers(self._client)
         self.control.start()
         self.publisher.start()
         self.leases.start()
+        self.step_watch.start()
 
     def attach(self, consumer: Any) -> None:
         """Start the loads of the settings, the heartbeat and the background; Celery's consumer is ready."""
@@ -164,11 +168,12 @@ class WorkerRuntime:
             self._background.stop(timeout_s=max(1.0, min(5.0, deadline - time.monotonic())))
         self.manager.drain(max(0.0, deadline - time.monotonic()))
         self.publisher.flush(5)
-        self.deliveries.hand_back(suspect=False)
+        self.leases.stop()  # before the messages are handed back, which a renewal would undo
+        self.deliveries.hand_back()
         self.publisher.stop()
         self.control.stop()
+        self.step_watch.stop()
         self.questions.stop()
-        self.leases.stop()
         self.heartbeat.stop()
         self.deliveries.stop()
 
@@ -188,6 +193,7 @@ class WorkerRuntime:
             num_active=self.manager.num_active,
             max_active=self.config.max_active,
             step_age_s=round(self.manager.step_age_s(), 3),
+            is_late=self.step_watch.is_late,
             draining=self._draining,
             models=self.manager.describe(),
             departures=self.manager.departures,
@@ -200,12 +206,24 @@ class WorkerRuntime:
     def _on_engine_dead(self, error: EngineDead) -> None:
         """End the process, whose device or allocator may be corrupt; the next process resumes the requests."""
         logger.critical("the engine died: %s", error.message)
+        self.deliveries.close()
         threading.Thread(target=self._exit, name="exit", daemon=True).start()
+
+    def _on_hung(self) -> None:
+        """End the process, whose forward pass hangs; the next process resumes the requests."""
+        self.deliveries.close()
+        threading.Thread(target=self._exit, name="exit", daemon=True).start()
+
+    def _on_fenced(self) -> None:
+        """End the process: it was stopped for so long that other workers have its requests."""
+        logger.critical("this worker was declared dead while it was stopped; its requests run elsewhere")
+        os._exit(EXIT_FENCED)
 
     def _exit(self) -> None:
         try:
             self.publisher.flush(2)
-            self.deliveries.hand_back(suspect=True)
+            self.leases.stop()  # a renewal would undo the release
+            self.leases.record()
             release_worker(self._client, self.config.worker_id)
         finally:
             os._exit(EXIT_ENGINE_DEAD)

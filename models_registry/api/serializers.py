@@ -195,6 +195,7 @@ class WorkerSerializer(serializers.Serializer[Any]):
     device = serializers.CharField(allow_blank=True)
     heartbeat_age_s = serializers.FloatField()
     step_age_s = serializers.FloatField()
+    is_late = serializers.BooleanField(help_text="A step takes longer than steps of this worker's engine may take.")
     memory_used_bytes = serializers.IntegerField()
     memory_budget_bytes = serializers.IntegerField()
     num_active = serializers.IntegerField()

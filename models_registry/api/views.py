@@ -1,4 +1,6 @@
-"""Serve the registry's JSON API, for staff with a session, so unsafe methods need a CSRF token.
+"""Serve the registry's JSON API, for sessions of accounts with the permission of each method.
+
+Unsafe methods need a CSRF token.
 
 A view reads the request, calls a service, and serializes the result. Errors have OpenAI's shape.
 """
@@ -6,8 +8,9 @@ A view reads the request, calls a service, and serializes the result. Errors hav
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, NoReturn, cast
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -19,7 +22,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.views import APIView
 
-from inference.errors import InvalidRequest
+from inference.errors import InvalidRequest, NotAuthenticated
 from inference.models import GenerationJob
 from models_registry import live, selectors, services, uploads
 from models_registry.api import serializers as shapes
@@ -33,11 +36,35 @@ MAX_PAGE = 500
 _CACHED_INSPECTIONS = 8
 
 
+VIEW, CHANGE, DELETE = (f"models_registry.{action}_checkpoint" for action in ("view", "change", "delete"))
+LOAD, UPLOAD = "models_registry.load_checkpoint", "models_registry.add_upload"
+
+
+class HasPermission(IsAdminUser):
+    """Allows staff with the permission that the view names for the method; a method without one is refused."""
+
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        """Whether the session's account may call this method of the view."""
+        needed = cast("StaffView", view).permissions.get(request.method or "")
+        return super().has_permission(request, view) and needed is not None and request.user.has_perm(needed)
+
+
 class StaffView(APIView):
-    """Base of the views; states the default explicitly: a session of a staff member."""
+    """Base of the views.
+
+    Attributes:
+        permissions: The permission that each method needs.
+    """
 
     authentication_classes = (SessionAuthentication,)
-    permission_classes = (IsAdminUser,)
+    permission_classes = (HasPermission,)
+    permissions: ClassVar[Mapping[str, str]] = {}
+
+    def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
+        """Refuse a caller; one that isn't signed in learns that a key doesn't help here."""
+        if not request.user.is_authenticated:
+            raise NotAuthenticated("The registry takes accounts and no API keys; sign in at /login/.")
+        super().permission_denied(request, message, code)
 
 
 def _values(serializer: BaseSerializer[Any]) -> dict[str, Any]:
@@ -68,6 +95,8 @@ def checkpoint_detail(checkpoint: Checkpoint) -> dict[str, Any]:
 class OverviewView(StaffView):
     """The values of the dashboard."""
 
+    permissions = {"GET": VIEW}
+
     @extend_schema(operation_id="registry_overview", responses=shapes.OverviewSerializer, tags=["registry"])
     def get(self, request: Request) -> Response:
         """Return checkpoints with their live state, workers, queued jobs."""
@@ -89,6 +118,8 @@ def overview() -> dict[str, Any]:
 class CheckpointListView(StaffView):
     """All checkpoints."""
 
+    permissions = {"GET": VIEW}
+
     @extend_schema(operation_id="checkpoint_list", responses=shapes.CheckpointSerializer(many=True), tags=["registry"])
     def get(self, request: Request) -> Response:
         """Return all checkpoints by name, with their live state."""
@@ -98,6 +129,8 @@ class CheckpointListView(StaffView):
 
 class CheckpointView(StaffView):
     """One checkpoint."""
+
+    permissions = {"GET": VIEW, "PATCH": CHANGE, "DELETE": DELETE}
 
     @extend_schema(operation_id="checkpoint_retrieve", responses=shapes.CheckpointDetailSerializer, tags=["registry"])
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
@@ -129,6 +162,8 @@ class CheckpointView(StaffView):
 class CheckpointRefreshView(StaffView):
     """Inspect again."""
 
+    permissions = {"POST": CHANGE}
+
     @extend_schema(
         operation_id="checkpoint_refresh", request=None, responses=shapes.CheckpointDetailSerializer, tags=["registry"]
     )
@@ -140,6 +175,8 @@ class CheckpointRefreshView(StaffView):
 
 class CheckpointTensorsView(StaffView):
     """The tensor table; the server searches and pages, because a large model has 100,000 tensors."""
+
+    permissions = {"GET": VIEW}
 
     @extend_schema(
         operation_id="checkpoint_tensors",
@@ -197,6 +234,8 @@ def _page_number(request: Request, name: str, default: int, low: int, high: int)
 class OverrideListView(StaffView):
     """Facts that people set."""
 
+    permissions = {"POST": CHANGE}
+
     @extend_schema(
         operation_id="checkpoint_override_set",
         request=shapes.OverrideSetSerializer,
@@ -218,6 +257,8 @@ class OverrideListView(StaffView):
 class OverrideView(StaffView):
     """One overridden fact."""
 
+    permissions = {"DELETE": CHANGE}
+
     @extend_schema(
         operation_id="checkpoint_override_clear", responses=shapes.CheckpointDetailSerializer, tags=["registry"]
     )
@@ -230,6 +271,8 @@ class OverrideView(StaffView):
 
 class SettingsView(StaffView):
     """A model's settings."""
+
+    permissions = {"PATCH": CHANGE}
 
     @extend_schema(
         operation_id="checkpoint_settings_update",
@@ -248,6 +291,8 @@ class SettingsView(StaffView):
 class FitView(StaffView):
     """Whether a checkpoint fits on the workers."""
 
+    permissions = {"GET": VIEW}
+
     @extend_schema(operation_id="checkpoint_fit", responses=shapes.FitSerializer, tags=["registry"])
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Return weights, states and budget per worker, without loading."""
@@ -256,6 +301,8 @@ class FitView(StaffView):
 
 class LoadView(StaffView):
     """Loads of a checkpoint."""
+
+    permissions = {"POST": LOAD}
 
     @extend_schema(
         operation_id="checkpoint_load", request=None, responses={202: shapes.CheckpointSerializer}, tags=["registry"]
@@ -270,6 +317,8 @@ class LoadView(StaffView):
 class UnloadView(StaffView):
     """Unloads of a checkpoint."""
 
+    permissions = {"POST": LOAD}
+
     @extend_schema(
         operation_id="checkpoint_unload", request=None, responses={202: shapes.CheckpointSerializer}, tags=["registry"]
     )
@@ -282,6 +331,8 @@ class UnloadView(StaffView):
 
 class UploadListView(StaffView):
     """Uploads."""
+
+    permissions = {"POST": UPLOAD}
 
     @extend_schema(
         operation_id="upload_create",
@@ -301,6 +352,8 @@ class UploadListView(StaffView):
 class UploadView(StaffView):
     """One upload."""
 
+    permissions = {"GET": UPLOAD, "DELETE": UPLOAD}
+
     @extend_schema(operation_id="upload_retrieve", responses=shapes.UploadSerializer, tags=["uploads"])
     def get(self, request: Request, upload_id: uuid.UUID) -> Response:
         """Return the state of an upload, and the offset at which each file continues."""
@@ -315,6 +368,7 @@ class UploadView(StaffView):
 class UploadPieceView(StaffView):
     """The bytes of one file; the body is not parsed."""
 
+    permissions = {"PUT": UPLOAD}
     parser_classes = (FileUploadParser,)
 
     @extend_schema(
@@ -336,6 +390,7 @@ class UploadPieceView(StaffView):
 class UploadFinishView(StaffView):
     """The end of an upload."""
 
+    permissions = {"POST": UPLOAD}
     parser_classes = (JSONParser,)
 
     @extend_schema(

@@ -1,12 +1,13 @@
 """Detect the format and ``model_type`` of a checkpoint from tensor names and config.json.
 
-``model_type`` decides what shapes can't tell: the places of norms, ``w + 1``, activations, multipliers. A supported
-type in config.json is used. An unknown or missing type is inferred from the names, with a warning. A type that has
-the names of another one but computes differently is refused.
+``model_type`` decides what shapes can't tell: the places of norms, ``w + 1``, activations, multipliers. Only the types
+in ``FAMILIES`` are read: tensor names of another type may look the same while its arithmetic differs. A missing type
+is inferred from the class in config.json, or from the tensor names with a warning. A person can set the type.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -39,17 +40,11 @@ ARCHITECTURE_NAMES: Mapping[str, str] = {
 }
 """``architectures[0]`` of config.json to ``model_type``."""
 
-DIFFERENT_ARITHMETIC = frozenset(
-    {
-        "arcee", "cohere", "cohere2", "ernie4_5", "exaone", "exaone4", "falcon_h1", "gemma", "gemma3",
-        "gemma3_text", "gemma3n", "gemma4", "glm", "glm4", "glm4_moe", "gpt_neox", "gpt_oss", "granite", "granitemoe",
-        "granitemoeshared", "helium", "hunyuan_v1_dense", "internlm2", "kimi_linear", "lfm2", "llama4", "llama4_text",
-        "minicpm", "minicpm3", "minimax", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phimoe",
-        "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2", "zamba", "zamba2",
-    }
-)  # fmt: skip
-"""Types whose tensors are (or can be) named like another family's while their arithmetic differs. Read as
-that family they would give fluent nonsense, so without a family of their own they are refused."""
+_CLASS_SUFFIXES = ("ForCausalLM", "Model")
+"""Ends of the class names of a text generator; a base model has the same layers."""
+
+_OXIDIZR_NAMES = re.compile(r"layers\.\d+\.(mamba2\.|mamba3\.|moe\.|mamba\.a_log|self_attn\.w_)")
+"""Names that only the oxidizr trainer writes. Its plain attention layers are named like those of a base model."""
 
 _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("nemotron_h", (r"backbone\..*\.mixer\.dt_bias$", r"backbone\..*\.mixer\.(q_proj|up_proj)\."), ()),
@@ -72,14 +67,25 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 """Type, patterns that must occur in the names, patterns that must not; the first that fits is inferred."""
 
 
-def detect_format(names: Iterable[str], facts: Facts) -> Format:
-    """``huggingface`` if any name starts with ``model.`` or ``backbone.``, else ``oxidizr``."""
+def detect_format(names: Iterable[str], config: CheckpointConfig, facts: Facts) -> Format:
+    """Tell oxidizr's checkpoints from those of HuggingFace, whose names start with ``model.`` or ``backbone.``.
+
+    Names without a prefix are oxidizr's, unless config.json (or a person) states the type of another family: a base
+    model that was saved without its head has no prefix either.
+    """
+    names = list(names)
     found = next((name for name in names if name.startswith(("model.", "backbone."))), None)
-    if found is None:
-        facts.add("format", "oxidizr", "no tensor name starts with model. or backbone.")
-        return "oxidizr"
-    facts.add("format", "huggingface", f"tensor names such as {found[:80]}")
-    return "huggingface"
+    override = facts.overrides.get("model_type")
+    stated = config.get("model_type") if override is None else override
+    is_other_family = isinstance(stated, str) and stated in FAMILIES and stated != "oxidizr"
+    if found is not None:
+        facts.add("format", "huggingface", f"tensor names such as {found[:80]}")
+        return "huggingface"
+    if is_other_family and (override is not None or not any(map(_OXIDIZR_NAMES.match, names))):
+        facts.add("format", "huggingface", f"model_type {stated}; the tensor names have no prefix")
+        return "huggingface"
+    facts.add("format", "oxidizr", "no tensor name starts with model. or backbone.")
+    return "oxidizr"
 
 
 def detect_model_type(
@@ -88,12 +94,15 @@ def detect_model_type(
     """Return the family to read the checkpoint with, and whether it was only inferred from the names.
 
     Raises:
-        UnsupportedArchitecture: The type is not supported and can't be inferred, or the names are of no known layers.
+        UnsupportedArchitecture: The stated type or class is not supported, or nothing is stated and the names are of
+            no known layers.
     """
     if "model_type" in facts.overrides:
         return str(facts.add("model_type", None, "")), False
+    names = list(names)
     stated = config.get("model_type")
-    stated = stated if isinstance(stated, str) else None
+    if stated is not None and (not isinstance(stated, str) or stated not in FAMILIES):
+        raise _unsupported(f"model_type {str(stated)[:60]!r} is not supported", str(stated), names, "model_type")
     if format_ == "oxidizr":
         if stated not in (None, "oxidizr"):
             facts.warn(
@@ -102,39 +111,84 @@ def detect_model_type(
             )
         facts.add("model_type", "oxidizr", "tensor names without a prefix")
         return "oxidizr", False
-    if stated in FAMILIES and stated != "oxidizr":
-        facts.add("model_type", stated, "config.json")
-        return str(stated), False
-    if stated in DIFFERENT_ARITHMETIC:
-        raise UnsupportedArchitecture(
-            f"model_type {stated!r} is not supported; supported are {', '.join(sorted(FAMILIES))}.", param="model_type"
-        )
+    if stated == "oxidizr":
+        problem = "config.json says model_type 'oxidizr', but oxidizr's tensor names have no prefix"
+        raise _unsupported(problem, "", names, "model_type")
     architectures = config.get("architectures", default=())
-    first = architectures[0] if isinstance(architectures, list) and architectures else None
-    if stated is None and isinstance(first, str) and first in ARCHITECTURE_NAMES:
-        facts.add("model_type", ARCHITECTURE_NAMES[first], f"config.json (architectures: {first})", Confidence.HIGH)
-        return ARCHITECTURE_NAMES[first], False
-    return _infer_from_names(list(names), stated, facts), True
+    class_ = architectures[0] if isinstance(architectures, list) and architectures else None
+    by_class = _type_of_class(class_, stated, names)
+    if stated is not None:
+        facts.add("model_type", stated, "config.json")
+        return stated, False
+    if by_class is not None:
+        facts.add("model_type", by_class, f"config.json (architectures: {class_})", Confidence.HIGH)
+        return by_class, False
+    return _infer_from_names(names, facts), True
 
 
-def _infer_from_names(names: list[str], stated: str | None, facts: Facts) -> str:
+def _type_of_class(class_: object, stated: str | None, names: list[str]) -> str | None:
+    """Return the type that a class of config.json belongs to; None: there is no class.
+
+    Raises:
+        UnsupportedArchitecture: The class belongs to no family, to another one than ``stated``, or to another task.
+    """
+    if class_ is None:
+        return None
+    shown = str(class_)[:60]
+    for name, model_type in ARCHITECTURE_NAMES.items():
+        stem = name.removesuffix("ForCausalLM")
+        # The first Llama files spell it LLaMA.
+        if any(shown.lower() == (stem + suffix).lower() for suffix in _CLASS_SUFFIXES):
+            if stated in (None, model_type):
+                return model_type
+            break
+    beside = "" if stated is None else f" beside model_type {stated!r}"
+    raise _unsupported(f"architectures {shown!r}{beside} is not supported", stated or shown, names, "architectures")
+
+
+def _unsupported(problem: str, stated: str, names: list[str], param: str) -> UnsupportedArchitecture:
+    """The error for a type or class outside the list, with the nearest supported type and how to force it."""
+    supported = f"supported are {', '.join(sorted(FAMILIES))}"
+    spelling = difflib.get_close_matches(stated.lower().removesuffix("forcausallm"), sorted(FAMILIES), 1, 0.7)
+    by_names = _type_by_names(names)
+    if not spelling and by_names is None:
+        shown = ", ".join(name[:80] for name in sorted(names)[:5])
+        return UnsupportedArchitecture(
+            f"{problem}, and the tensor names ({shown}, …) are of no known architecture; {supported}.", param=param
+        )
+    nearest = spelling[0] if spelling else by_names
+    reason = "by its name" if spelling else "by the tensor names, which don't show the arithmetic"
+    return UnsupportedArchitecture(
+        f"{problem}; {supported}. The nearest is {nearest} ({reason}). If it computes exactly as {nearest} does, "
+        f'force it: --override model_type={nearest}, or overrides = {{model_type = "{nearest}"}} under [[models]].',
+        param=param,
+    )
+
+
+def _type_by_names(names: list[str]) -> str | None:
+    """Return the first type of ``_SIGNATURES`` that the tensor names fit."""
+
     def occurs(pattern: str) -> bool:
         compiled = re.compile(pattern)
         return any(compiled.search(name) for name in names)
 
-    reason = "config.json has no model_type" if stated is None else f"model_type {stated[:60]!r} is unknown"
     for model_type, required, forbidden in _SIGNATURES:
         if all(map(occurs, required)) and not any(map(occurs, forbidden)):
-            facts.add("model_type", model_type, f"{reason}; the tensor names are {model_type}'s", Confidence.LOW)
-            facts.warn(
-                f"{reason}; it is read as {model_type} by its tensor names. Names don't show activations, norm "
-                "offsets or multipliers: set model_type if the text is nonsense."
-            )
             return model_type
-    shown = ", ".join(name[:80] for name in sorted(names)[:5])
-    raise UnsupportedArchitecture(
-        f"{reason}, and the tensor names ({shown}, …) are of no known architecture.", param="model_type"
+    return None
+
+
+def _infer_from_names(names: list[str], facts: Facts) -> str:
+    reason = "config.json has no model_type"
+    model_type = _type_by_names(names)
+    if model_type is None:
+        raise _unsupported(reason, "", names, "model_type")
+    facts.add("model_type", model_type, f"{reason}; the tensor names are {model_type}'s", Confidence.LOW)
+    facts.warn(
+        f"{reason}; it is read as {model_type} by its tensor names. Names don't show activations, norm offsets or "
+        "multipliers: set model_type if the text is nonsense."
     )
+    return model_type
 
 
 def refuse_quantised(names: Iterable[str], config: CheckpointConfig) -> None:

@@ -1,12 +1,13 @@
 """Inspect files that came from outside in a child process that can be killed.
 
 The parent starts ``python -m models_registry.detection.child``, sends a request as JSON, and waits a bounded time for
-JSON. The child takes its limits of processor time, memory and output on itself before it reads anything; a thread
-could be given none of these.
+JSON. The child takes its limits of processor time, memory and output on itself before it reads anything, and closes
+the network and the file system beyond the checkpoint where the kernel can; a thread could be given none of these.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import BlazrError, CorruptCheckpoint, EngineError
+from inference.host.confinement import confine
+from models_registry.detection.directory import MAX_DIRECTORY_ENTRIES
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +119,19 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
+def _confine(path: Path) -> None:
+    """Leave this process only the checkpoint's directory, and the files in it or that its links lead to."""
+    directory = path.expanduser() if path.is_dir() else path.expanduser().parent
+    files: list[Path] = []
+    # What can't be listed or found is left to the inspection, which says so.
+    with contextlib.suppress(OSError):
+        names = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]
+        # Links of a hub's cache lead to files beside the directory.
+        files = [entry.resolve() for entry in names[:MAX_DIRECTORY_ENTRIES] if entry.is_file()]
+    packages = [_ROOT / name for name in ("inference", "models_registry")]  # families are imported when they are needed
+    confine(readable=[*files, *packages], listable=[directory])
+
+
 def main() -> None:
     """Run one inspection: a request on standard input, a reply on standard output."""
     request = json.load(sys.stdin)
@@ -124,6 +140,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.output_bytes, limits.output_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _confine(Path(request["path"]))
     reply: dict[str, Any]
     try:
         inspection = inspect_checkpoint(Path(request["path"]), overrides=request["overrides"])

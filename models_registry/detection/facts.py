@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from inference.errors import InvalidRequest
 from inference.modelling.families.config import MAX_SIZE
+from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import FAMILIES
 from inference.values.tokenizer_spec import VOCABULARIES
 
@@ -65,6 +66,9 @@ FACTS: Mapping[str, FactRule] = {
         choices=("-(1..H)",),
         nullable=True,
         used_by="oxidizr",
+    ),
+    IGNORED_KEYS: FactRule(
+        "keys of config.json, separated by commas, that would be refused and don't change the arithmetic", "string"
     ),
     "tie_word_embeddings": FactRule("the output head is the embedding", "boolean", used_by="huggingface"),
 }

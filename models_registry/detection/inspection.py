@@ -22,7 +22,7 @@ from inference.errors import (
     UnsupportedArchitecture,
     UnsupportedFormat,
 )
-from inference.modelling.families.checks import source_shape
+from inference.modelling.families.checks import TIED_HEAD, source_shape
 from inference.modelling.families.config import (
     CheckpointConfig,
     CheckpointView,
@@ -32,6 +32,7 @@ from inference.modelling.families.config import (
     TensorInfo,
     TensorTable,
 )
+from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.headers import STORED_DTYPES
 from inference.modelling.families.registry import family_builder
 from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, Mamba3Spec, MLASpec, MoESpec
@@ -42,7 +43,7 @@ from models_registry.detection.directory import CheckpointDirectory, CheckpointF
 from models_registry.detection.facts import check_overrides
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import MAX_TENSORS, read_header
-from models_registry.detection.stored_values import read_values
+from models_registry.detection.stored_values import are_alike, read_values
 from models_registry.detection.vocabulary import choose_tokenizer
 
 A_LOG_NEAR_ZERO = 0.5
@@ -91,13 +92,6 @@ class Inspection:
     def size_bytes(self) -> int:
         """Bytes of the weight files."""
         return sum(file.size_bytes for file in self.files if file.role == "weights")
-
-    def moved_to(self, directory: Path) -> Inspection:
-        """The same checkpoint after its files went to another directory."""
-        tokenizer = self.tokenizer
-        if tokenizer.path is not None and Path(tokenizer.path).parent == self.directory:
-            tokenizer = replace(tokenizer, path=str(directory / Path(tokenizer.path).name))
-        return replace(self, directory=directory, tokenizer=tokenizer)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form that ``from_dict`` reads back to an equal value."""
@@ -162,14 +156,16 @@ def inspect_checkpoint(path: Path, *, overrides: Mapping[str, Any] | None = None
     )
     _record_config(config_path, config, facts)
     refuse_quantised(tensors, config)
-    format_ = detect_format(tensors, facts)
+    format_ = detect_format(tensors, config, facts)
     model_type, is_inferred = detect_model_type(tensors, format_, config, facts)
-    # Families with several types read the type from the config: there it shall be the one decided on.
-    typed = config if format_ == "oxidizr" else CheckpointConfig({**config.values, "model_type": model_type})
+    # Families with several types read the type from the config, which must have the detected one.
+    typed = config if model_type == "oxidizr" else CheckpointConfig({**config.values, "model_type": model_type})
     view = CheckpointView(typed, TensorTable(tensors), facts)
     spec = _build(view, model_type, is_inferred)
     _check_sources(spec, view.tensors)
     _check_overrides_hold(spec, checked)
+    if spec.tie_word_embeddings and "tie_word_embeddings" not in checked:
+        _check_tied_head(spec, resolved.directory, tensors)
     if spec.format == "oxidizr":
         _look_at_a_log(spec, resolved.directory, tensors, facts)
     tokenizer = choose_tokenizer(resolved, spec, config, facts)
@@ -220,9 +216,9 @@ def _record_config(path: Path | None, config: CheckpointConfig, facts: Facts) ->
 
 
 def _build(view: CheckpointView, model_type: str, is_inferred: bool) -> ModelSpec:
-    """Return the family's spec. Under an inferred type each tensor has to be used, or the type is refused."""
+    """Return the family's spec; the error under an inferred type says that it was inferred."""
     try:
-        spec = family_builder(model_type)(view)
+        return family_builder(model_type)(view)
     except BlazrError as error:
         if not is_inferred or isinstance(error, InvalidRequest):
             raise
@@ -231,17 +227,6 @@ def _build(view: CheckpointView, model_type: str, is_inferred: bool) -> ModelSpe
         ) from None
     except RecursionError:
         raise CorruptCheckpoint("config.json is nested too deeply.", param="config.json") from None
-    if is_inferred:
-        used = {name for source in spec.parameters.values() for name in source.tensor_names()}
-        tied_head = {"lm_head.weight"} if spec.tie_word_embeddings else set()
-        left = [name for name in view.tensors if name not in used | tied_head and "rotary_emb" not in name]
-        if left:
-            raise UnsupportedArchitecture(
-                f"the tensor names look like {model_type}'s, but {len(left)} tensors have no place in it "
-                f"({', '.join(name[:80] for name in left[:5])}); the architecture is not supported.",
-                param=left[0],
-            )
-    return spec
 
 
 def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
@@ -273,7 +258,7 @@ def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
 def _check_overrides_hold(spec: ModelSpec, overrides: Mapping[str, Any]) -> None:
     """An override that changes nothing is an error, not a decoration."""
     for name, value in overrides.items():
-        if name in ("model_type", "vocabulary"):
+        if name in ("model_type", "vocabulary", IGNORED_KEYS):
             continue
         held = _values_in(spec, name)
         if value not in held:
@@ -304,6 +289,23 @@ def _values_in(spec: ModelSpec, fact: str) -> list[Any]:
         "tie_word_embeddings": [spec.tie_word_embeddings],
     }
     return list(dict.fromkeys(values.get(fact, [])))
+
+
+def _check_tied_head(spec: ModelSpec, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Check that a head which is stored beside a tied embedding is a copy of it.
+
+    Raises:
+        TensorShapeMismatch: The two differ: config.json and the file contradict each other.
+    """
+    embedding = spec.parameters["embed_tokens.weight"].pieces[0].name
+    for name in filter(TIED_HEAD.fullmatch, tensors):
+        if not are_alike(directory, tensors[name], tensors[embedding]):
+            raise TensorShapeMismatch(
+                f"by config.json (tie_word_embeddings) the head is {embedding}, but {name} is stored and differs from "
+                "it; correct config.json, or set the override tie_word_embeddings to false (use the stored head) or "
+                "true.",
+                param=name,
+            )
 
 
 def _look_at_a_log(spec: ModelSpec, directory: Path, tensors: Mapping[str, TensorInfo], facts: Facts) -> None:

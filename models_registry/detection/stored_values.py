@@ -1,4 +1,4 @@
-"""Read the numbers of one small tensor from its file, without a tensor library."""
+"""Read stored numbers from their files, without a tensor library."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from inference.errors import CorruptCheckpoint
 from inference.modelling.families.config import TensorInfo
 
 MAX_VALUES = 1 << 16
+NUM_SAMPLES = 64
+"""Places, evenly spread, at which two tensors are compared: reading gigabytes would make the inspection slow."""
+SAMPLE_BYTES = 1 << 12
 
 
 def read_values(directory: Path, info: TensorInfo) -> tuple[float, ...]:
@@ -23,16 +26,7 @@ def read_values(directory: Path, info: TensorInfo) -> tuple[float, ...]:
     count = math.prod(info.shape)
     if count > MAX_VALUES:
         raise CorruptCheckpoint(f"{info.file}: {count} values where at most {MAX_VALUES} make sense.", param=info.file)
-    try:
-        descriptor = os.open(directory / info.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise CorruptCheckpoint(f"{info.file} can't be opened: {error.strerror}.", param=info.file) from None
-    try:
-        data = os.pread(descriptor, size, info.begin)
-    finally:
-        os.close(descriptor)
-    if len(data) != size:
-        raise CorruptCheckpoint(f"{info.file} became shorter while it was read.", param=info.file)
+    data = _read(directory, info, 0, size)
     if info.dtype == "BF16":
         # A bfloat16 is the upper half of a float32.
         data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, size, 2))
@@ -40,6 +34,38 @@ def read_values(directory: Path, info: TensorInfo) -> tuple[float, ...]:
     if any(math.isnan(value) for value in values):
         raise CorruptCheckpoint(f"{info.file}: a tensor at byte {info.begin} holds NaN.", param=info.file)
     return values
+
+
+def are_alike(directory: Path, first: TensorInfo, second: TensorInfo) -> bool:
+    """Whether two tensors have the same dtype, shape and, at ``NUM_SAMPLES`` places, bytes.
+
+    Raises:
+        CorruptCheckpoint: The file is shorter than its header said.
+    """
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    size = first.end - first.begin
+    step = max(SAMPLE_BYTES, -(-size // NUM_SAMPLES))
+    for at in range(0, size, step):
+        length = min(SAMPLE_BYTES, size - at)
+        if _read(directory, first, at, length) != _read(directory, second, at, length):
+            return False
+    return True
+
+
+def _read(directory: Path, info: TensorInfo, at: int, length: int) -> bytes:
+    """Bytes of a tensor from ``at`` on."""
+    try:
+        descriptor = os.open(directory / info.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{info.file} can't be opened: {error.strerror}.", param=info.file) from None
+    try:
+        data = os.pread(descriptor, length, info.begin + at)
+    finally:
+        os.close(descriptor)
+    if len(data) != length:
+        raise CorruptCheckpoint(f"{info.file} became shorter while it was read.", param=info.file)
+    return data
 
 
 _CODES = {"F32": "f", "BF16": "f", "F16": "e", "F64": "d"}

@@ -25,8 +25,6 @@ from models_registry.detection.tokenizer_files import (
     token_ids,
 )
 
-NUM_AGENT_TOKENS = 54
-
 
 @dataclass(frozen=True, slots=True)
 class BuiltinVocabulary:

@@ -8,10 +8,10 @@ import threading
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection
-from django.http import Http404, HttpResponse
-from django.test import RequestFactory
+from django.http import HttpResponse
 
 from blazr_site.bare_handler import BareHandler
+from blazr_site.request_thread import request_thread
 
 SCOPE = {
     "type": "http",
@@ -30,6 +30,11 @@ class Handler(BareHandler):
 
     async def run_get_response(self, request):
         return await self.view(request)
+
+
+async def serve(handler, client, **scope):
+    async with request_thread():
+        await handler({**SCOPE, **scope}, client.receive, client.send)
 
 
 class Client:
@@ -67,7 +72,7 @@ async def echo(request):
 @pytest.mark.parametrize("parts", [(b"",), (b"whole",), (b"in ", b"three ", b"parts"), (b"x" * 3_000_000, b"y")])
 async def test_a_body_arrives_whole(parts):
     client = Client(*parts)
-    await Handler(echo)(SCOPE, client.receive, client.send)
+    await serve(Handler(echo), client)
     assert client.body == b"".join(parts)
     assert client.sent[0]["status"] == 200
 
@@ -76,7 +81,7 @@ async def test_a_client_that_leaves_within_its_body_gets_no_view():
     client = Client(b"half")
     client.messages[0]["more_body"] = True
     client.leave()
-    await Handler(None)(SCOPE, client.receive, client.send)
+    await serve(Handler(None), client)
     assert client.sent == []
 
 
@@ -92,7 +97,7 @@ async def test_a_request_that_opened_a_connection_is_finished_in_its_thread_whic
     request_finished.connect(note)
     try:
         client = Client(b"x")
-        await Handler(echo)(SCOPE, client.receive, client.send)
+        await serve(Handler(echo), client)
         assert finished.pop() == threading.get_ident()
 
         used = []
@@ -108,7 +113,7 @@ async def test_a_request_that_opened_a_connection_is_finished_in_its_thread_whic
 
         for _ in range(2):
             client = Client(b"x")
-            await Handler(view)(SCOPE, client.receive, client.send)
+            await serve(Handler(view), client)
         assert finished == [thread.ident for thread in used]
         assert threading.current_thread() not in used
         for thread in used:
@@ -132,7 +137,7 @@ async def test_a_client_that_leaves_cancels_the_view(thread):
             ended.set()
 
     client = Client(b"x")
-    task = asyncio.create_task(Handler(view)(SCOPE, client.receive, client.send))
+    task = asyncio.create_task(serve(Handler(view), client))
     await waiting.wait()
     client.leave()
     await asyncio.wait_for(task, 15)
@@ -149,7 +154,7 @@ async def test_a_cancellation_from_elsewhere_passes_through():
         await asyncio.sleep(60)
 
     client = Client(b"x")
-    task = asyncio.create_task(Handler(view)(SCOPE, client.receive, client.send))
+    task = asyncio.create_task(serve(Handler(view), client))
     await waiting.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -158,24 +163,30 @@ async def test_a_cancellation_from_elsewhere_passes_through():
 
 async def test_a_path_that_is_no_url_is_answered():
     client = Client(b"x")
-    await BareHandler()({**SCOPE, "path": "/v1/nothing"}, client.receive, client.send)
+    await serve(BareHandler(), client, path="/v1/nothing")
     assert client.sent[0]["status"] == 404
 
 
-def test_only_routes_without_parameters_are_remembered():
-    handler = BareHandler()
-    handler.load_middleware(is_async=True)
+async def test_the_length_of_a_chunked_body_is_known():
+    lengths = []
 
-    def resolved(path):
-        request = RequestFactory().get(path)
-        assert handler.resolve_request(request) is request.resolver_match
-        return request.resolver_match
+    async def view(request):
+        lengths.append(request.META["CONTENT_LENGTH"])
+        return await echo(request)
 
-    fixed, model = resolved("/v1/completions"), resolved("/v1/models/a/b")
-    assert resolved("/v1/completions") is fixed
-    assert (fixed.url_name, model.url_name, model.kwargs) == ("completions", "model", {"model_id": "a/b"})
-    assert resolved("/v1/models/c").kwargs == {"model_id": "c"}
-    assert resolved("/v1/nothing").kwargs == {"rest": "nothing"}
-    with pytest.raises(Http404):
-        resolved("/nowhere")
-    assert set(handler._fixed_routes) == {"/v1/completions"}
+    client = Client(b"ab", b"c")
+    await serve(Handler(view), client)
+    assert (lengths, client.body) == (["3"], b"abc")
+
+
+async def test_an_unexpected_error_is_an_error_object_and_says_nothing_of_the_inside(monkeypatch):
+    async def broken(request):
+        raise RuntimeError("the secret")
+
+    found = type("Match", (), {"func": staticmethod(broken), "args": (), "kwargs": {}})
+    monkeypatch.setattr(BareHandler, "resolve_request", lambda handler, request: found)
+    client = Client(b"x")
+    await serve(BareHandler(), client)
+    assert client.sent[0]["status"] == 500
+    assert b"internal_error" in client.body
+    assert b"secret" not in client.body

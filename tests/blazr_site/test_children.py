@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -40,23 +41,73 @@ async def test_output_goes_to_the_log_and_to_the_terminal_with_its_name(tmp_path
     assert child.exit_code == -signal.SIGTERM
 
 
-async def test_process_that_ends_starts_again_and_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(children, "BACK_OFF_S", (0.1, 0.2))
+async def test_process_that_ends_quickly_starts_again_after_growing_pauses(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "MAX_PAUSE_S", 0.5)
     codes: list[int] = []
-    child = Child(program("raise SystemExit(3)"), tmp_path, report=lambda *a: None, on_exit=codes.append)
+    lines: list[str] = []
+    child = Child(
+        program("raise SystemExit(3)"), tmp_path, report=lambda name, line: lines.append(line), on_exit=codes.append
+    )
     child.start()
-    await until(lambda: len(codes) >= 3)
+    await until(lambda: len(codes) >= 4)
     await child.stop()
     assert set(codes) == {3}
-    assert child.num_starts >= 3
+    assert [float(line.split()[-2]) for line in lines[:4]] == [0.2, 0.4, 0.5, 0.5]
+    assert lines[0] == "ended with exit code 3, starts again in 0.2 s"
 
 
-async def test_process_without_restart_ends_for_good(tmp_path):
-    codes: list[int] = []
-    child = Child(program("pass", restart=False), tmp_path, report=lambda *a: None, on_exit=codes.append)
+async def test_process_that_ran_long_enough_starts_again_after_the_first_pause(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "STABLE_AFTER_S", 0.0)
+    lines: list[str] = []
+    child = Child(program("raise SystemExit(3)"), tmp_path, report=lambda name, line: lines.append(line))
     child.start()
-    await until(child.ended.is_set)
-    assert (codes, child.num_starts) == ([0], 1)
+    await until(lambda: len(lines) >= 3)
+    await child.stop()
+    assert {line.split()[-2] for line in lines} == {"0.2"}
+
+
+async def test_stop_does_not_wait_for_the_pause(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "FIRST_PAUSE_S", 60.0)
+    lines: list[str] = []
+    child = Child(program("pass"), tmp_path, report=lambda name, line: lines.append(line))
+    child.start()
+    await until(lambda: lines)
+    async with asyncio.timeout(2):
+        await child.stop()
+    assert child.num_starts == 1
+
+
+async def test_program_that_cannot_be_started_is_tried_again(tmp_path):
+    lines: list[str] = []
+    missing = Program("p", [str(tmp_path / "none")], {}, 1)
+    child = Child(missing, tmp_path, report=lambda name, line: lines.append(line))
+    child.start()
+    await until(lambda: child.num_starts >= 2)
+    await child.stop()
+    assert lines[0].startswith("could not be started ([Errno 2]")
+
+
+async def test_quiet_process_writes_to_its_log_only(tmp_path):
+    lines: list[str] = []
+    child = Child(program("print('one')", is_quiet=True), tmp_path, report=lambda name, line: lines.append(line))
+    child.start()
+    await until(lambda: lines)
+    await child.stop()
+    assert lines[0] == "ended with exit code 0, starts again in 0.2 s"
+    assert (tmp_path / "p.log").read_text().startswith("one\n")
+
+
+async def test_process_inherits_the_descriptors_that_are_named(tmp_path):
+    lines: list[str] = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number = listener.fileno()
+        code = f"import socket, time; print(socket.socket(fileno={number}).getsockname()[1]); time.sleep(60)"
+        child = Child(program(code, descriptors=[number]), tmp_path, report=lambda name, line: lines.append(line))
+        child.start()
+        await until(lambda: lines)
+        await child.stop()
+        assert lines[0] == str(listener.getsockname()[1])
 
 
 async def test_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path):
@@ -79,13 +130,13 @@ async def test_log_is_rotated(tmp_path, monkeypatch):
     monkeypatch.setattr(children, "MAX_LOG_BYTES", 1000)
     lines: list[str] = []
     child = Child(
-        program("for i in range(100): print('x' * 30)", restart=False),
+        program("for i in range(100): print('x' * 30)\nimport time; time.sleep(60)"),
         tmp_path,
         report=lambda name, line: lines.append(line),
     )
     child.start()
-    await until(child.ended.is_set)
-    assert len(lines) == 100
+    await until(lambda: len(lines) == 100)
+    await child.stop()
     assert (tmp_path / "p.log").stat().st_size <= 1100
     assert (tmp_path / "p.log.1").exists()
 

@@ -16,7 +16,7 @@ def test_the_server_is_an_executable_and_listens_on_a_socket_only(tmp_path):
     command = embedded_redis.server_command(socket=tmp_path / "s", directory=tmp_path, durable=True)
     options = dict(zip(command[1::2], command[2::2], strict=False))
     assert (options["--port"], options["--unixsocketperm"], options["--appendonly"]) == ("0", "600", "yes")
-    assert options["--maxmemory-policy"] == "noeviction"
+    assert (options["--maxmemory"], options["--maxmemory-policy"]) == (str(1 << 30), "noeviction")
 
 
 def test_without_a_server_the_remedies_are_named(monkeypatch):

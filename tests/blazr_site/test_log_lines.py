@@ -11,7 +11,7 @@ from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blazr_site.log_lines import JsonFormatter, LineFormatter, UnexpectedResponses, escape_controls
+from blazr_site.log_lines import BrokerOutage, JsonFormatter, LineFormatter, UnexpectedResponses, escape_controls
 from inference.records.tracing import set_current_request_id
 
 
@@ -73,3 +73,32 @@ def test_answers_that_say_not_now_are_no_news():
 def test_log_text_holds_no_control_character(text):
     escaped = escape_controls(text)
     assert all(ord(char) >= 32 and ord(char) not in range(0x7F, 0xA0) for char in escaped if char not in "\t\n")
+
+
+def test_celery_logs_a_lost_broker_once_and_its_return_once():
+    """The sentences of Celery's consumer and of beat, as they come during an outage."""
+    outage = BrokerOutage()
+    kept = []
+
+    def log(level: int, message: str, *arguments: object, exc_info: object = None) -> None:
+        record = logging.LogRecord("celery", level, "f", 1, message, arguments, exc_info)
+        if outage.filter(record):
+            kept.append(f"{record.levelname} {LineFormatter('%(message)s').format(record)}")
+
+    log(logging.INFO, "Connected to %s", "redis://")
+    log(logging.WARNING, "%s (%r)", "consumer: Connection to broker lost. Trying …", ConnectionError("gone"))
+    for _ in range(30):
+        log(logging.ERROR, "consumer: Cannot connect to %s: %s.\n%s\n", "redis://", "refused", "Trying again")
+    log(logging.INFO, "Connected to %s", "redis://")
+    for _ in range(3):
+        log(logging.ERROR, "Message Error: %s\n%s", "refused", ["stack"])
+    log(logging.DEBUG, "%s sent. id->%s", "sweep", "1")
+    log(logging.DEBUG, "%s sent. id->%s", "sweep", "2")
+    log(logging.ERROR, "another error")
+    assert kept == [
+        "WARNING the broker can't be reached: consumer: Connection to broker lost. Trying … (ConnectionError('gone'))",
+        "WARNING the broker is reached again",
+        "WARNING the broker can't be reached: Message Error: refused",
+        "WARNING the broker is reached again",
+        "ERROR another error",
+    ]

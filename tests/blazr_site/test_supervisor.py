@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from blazr_site import process_environment, supervisor
 from blazr_site.children import Program
-from blazr_site.supervisor import Site, Supervisor, check_port, device_list
+from blazr_site.supervisor import Site, Supervisor, device_list
 from inference.errors import Unavailable
 
 
@@ -24,7 +23,7 @@ def site(tmp_path: Path, **values) -> Site:
             "host": "127.0.0.1", "port": 8080, "data_dir": tmp_path, "log_dir": tmp_path,
             "runtime_dir": tmp_path / "run",
             "redis_url": "unix:///nowhere/redis.sock?db=0", "redis_socket": None, "devices": ("cpu",), "preload": {},
-            "drain_grace_s": 1, "max_body_bytes": 1024,
+            "drain_grace_s": 1,
         } | values
     )  # fmt: skip
 
@@ -41,19 +40,6 @@ def test_the_address_is_one_that_a_person_can_open(tmp_path, host, url):
 def test_devices_are_a_list():
     assert device_list("cuda:0, cuda:1") == ("cuda:0", "cuda:1")
     assert device_list("") == ("auto",)
-
-
-def test_a_port_that_is_taken_is_refused():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(Unavailable, match="can't be listened on"):
-            check_port("127.0.0.1", taken.getsockname()[1])
-    free = check_port("127.0.0.1", 0)
-    assert check_port("127.0.0.1", free) == free > 0
-    for host in ("a\0b", "x" * 300, "no-such-host.invalid"):
-        with pytest.raises(Unavailable, match="can't be listened on"):
-            check_port(host, 0)
 
 
 def test_each_device_gets_a_worker_with_its_own_place(tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ import torch
 
 from bench.gpu_models import random_network
 from inference.engine.engine import Engine
-from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, DecodeInputs, StaticBatch, padded_sizes
+from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, StaticBatch, padded_sizes
+from inference.modelling.forward_batch import ForwardBatch
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import ModelSpec
 from tests.gpu.test_networks import STACKS, VOCAB, config, generate, make_spec
@@ -40,9 +41,9 @@ def assert_padding_changes_nothing(
     class Padded:
         """``DecodeGraphs.run`` without a graph."""
 
-        def run(self, inputs: DecodeInputs) -> torch.Tensor:
-            static.load(inputs)
-            return graphs.run_padded(4)[: len(inputs.token_ids)]
+        def run(self, batch: ForwardBatch) -> torch.Tensor:
+            static.load(batch)
+            return graphs.run_padded(4)[: batch.num_decodes]
 
     monkeypatch.setattr(runner, "_graphs", Padded())
     assert generate(engine, prompts) == wanted

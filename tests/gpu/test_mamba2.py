@@ -59,7 +59,7 @@ def test_conv_chunk(taps, length, fresh, device):
     state = torch.randn(2, width, taps - 1)
     moved = state.clone().to(device)
     rows = torch.randn(length, width)
-    chunk = PrefillChunk(0, length, 0 if fresh else 9, 0, 1, torch.zeros(0))
+    chunk = PrefillChunk(0, length, 0 if fresh else 9, 0, 1)
     wanted = conv(rows, batch_of(0, [1], (chunk,)), state)
     found = torch.full((length, width), torch.nan, device=device)
     conv_chunk(rows.to(device), moved[1], conv.weight.to(device), conv.bias.to(device), "silu", found, fresh=fresh)

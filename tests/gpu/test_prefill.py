@@ -7,6 +7,7 @@ import torch
 
 from inference.modelling.layers.attention import attend
 from tests.gpu.compare import assert_close
+from tests.inference.modelling.contexts import contexts_of
 
 
 @pytest.mark.parametrize(
@@ -17,17 +18,19 @@ from tests.gpu.compare import assert_close
 def test_later_chunks(count, context, heads, kv_heads, width, window, softcap, dtype, device):
     from inference.modelling.backends.triton.prefill import chunk_attention
 
-    total = count + context
-    slots = 4 + torch.randperm(total + 9)[:total]
+    total, size = count + context, 4
+    blocks = 1 + torch.randperm(total)[: -(-total // size)]
+    slots = (blocks.unsqueeze(1) * size + torch.arange(size)).flatten()[:total]
+    contexts = contexts_of([torch.arange(3), slots], (3, count), size, device).part(1, 2)
     # Slots of others hold NaN, as a failed request would leave behind.
-    keys, values = (torch.full((total + 13, kv_heads, width), torch.nan, dtype=dtype) for _ in range(2))
+    keys, values = (torch.full(((total + 1) * size, kv_heads, width), torch.nan, dtype=dtype) for _ in range(2))
     keys[slots] = torch.randn(total, kv_heads, width).to(dtype)
     values[slots] = torch.randn(total, kv_heads, width).to(dtype)
     # A slice of a wider matrix, as the layers hand it over.
     query = torch.randn(count, heads + 1, width).to(dtype)[:, :heads]
     found = chunk_attention(
-        query.to(device), keys.to(device), values.to(device), slots.to(device), scale=0.3, sliding_window=window,
-        softcap=softcap,
+        query.to(device), keys.to(device), values.to(device), contexts.blocks, contexts.starts, context, size,
+        scale=0.3, sliding_window=window, softcap=softcap,
     )  # fmt: skip
     own, columns = torch.arange(context, total).unsqueeze(1), torch.arange(total)
     hidden = columns > own

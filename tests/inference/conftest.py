@@ -58,7 +58,9 @@ def live_url(redis_server: RedisUrls, django_db_setup: None, data_dir: Path) -> 
 
     from blazr_site.asgi import Http
     from blazr_site.bare_handler import BareHandler
+    from blazr_site.body_budget import BodyBudget
     from blazr_site.body_limit import BodyLimit
+    from blazr_site.http_protocol import HttpProtocol
     from inference.consumers import StreamConsumer
     from inference.records import usage
     from inference.transport import hub as streams
@@ -68,15 +70,20 @@ def live_url(redis_server: RedisUrls, django_db_setup: None, data_dir: Path) -> 
     streams.set_hub(None)
     # The writer's thread would look for the database between tests, where it is forbidden; tests flush themselves.
     usage.FLUSH_INTERVAL_S = 24 * 3600.0
+    budget = BodyBudget(total_bytes=32 << 20, caller_bytes=16 << 20)
     app = ProtocolTypeRouter(
         {
-            "http": Http(BodyLimit(BareHandler(), 4 << 20), BodyLimit(get_asgi_application(), 4 << 20)),
+            "http": Http(
+                BodyLimit(BareHandler(), budget, max_bytes=4 << 20),
+                BodyLimit(get_asgi_application(), budget, max_bytes=4 << 20),
+            ),
             "websocket": AuthMiddlewareStack(URLRouter([path("v1/stream", StreamConsumer.as_asgi())])),
         }
     )
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2))
+    config = uvicorn.Config(app, http=HttpProtocol, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
 
     async def serve() -> None:
         await server.serve(sockets=[listener])

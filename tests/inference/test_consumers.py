@@ -137,6 +137,15 @@ def test_frames_that_are_no_json_object(socket, raw):
     assert (answer["type"], answer["id"], answer["status"]) == ("error", None, 400)
 
 
+def test_frames_with_too_many_values_are_refused(socket):
+    socket.send(b'{"type": "chat", "request": {"messages": [' + b"[]," * (1 << 19) + b"[]]}}")
+    answer = receive(socket)
+    assert (answer["status"], answer["error"]["code"]) == (413, "request_too_large")
+    large = {"type": "chat", "id": "a", "request": {**CHAT, "stop": ["x"] * 50_000}}
+    socket.send(orjson.dumps(large))
+    assert receive(socket)["error"]["param"] == "stop"
+
+
 def test_errors_before_and_within_an_answer(socket, worker):
     worker.script = lambda reply: iter([reply.error(PromptTooLong("too long", param="messages"))])
     send(socket, type="chat", id="a", request=CHAT)

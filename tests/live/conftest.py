@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,16 @@ class LiveServer:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    @cached_property
+    def admin_headers(self) -> dict[str, str]:
+        """The headers of a caller with the scope admin; the owner makes the first key on the command line."""
+        made = subprocess.run(
+            [sys.executable, "-m", "blazr_site.cli", "key", "create", "boss", "--scope", "admin", "--data-dir",
+             str(self.data_dir)],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        return {"Authorization": f"Bearer {made.stdout.strip()}"}
 
     def complete(self, **body: Any) -> httpx.Response:
         body = {"model": "demo", "prompt": "The statement", "max_tokens": 16, "temperature": 0, **body}

@@ -32,14 +32,18 @@ def start(
         return http.post("/v1/batches", json=body).raise_for_status().json()["id"]
 
 
-def look(server: LiveServer, batch_id: str) -> dict[str, Any]:
-    return httpx.get(f"{server.url}/v1/batches/{batch_id}", timeout=30).raise_for_status().json()
+Headers = dict[str, str] | None
 
 
-def content(server: LiveServer, file_id: str | None) -> list[dict[str, Any]]:
+def look(server: LiveServer, batch_id: str, headers: Headers = None) -> dict[str, Any]:
+    return httpx.get(f"{server.url}/v1/batches/{batch_id}", headers=headers, timeout=30).raise_for_status().json()
+
+
+def content(server: LiveServer, file_id: str | None, headers: Headers = None) -> list[dict[str, Any]]:
     if file_id is None:
         return []
-    text = httpx.get(f"{server.url}/v1/files/{file_id}/content", timeout=30).raise_for_status().text
+    url = f"{server.url}/v1/files/{file_id}/content"
+    text = httpx.get(url, headers=headers, timeout=30).raise_for_status().text
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -112,14 +116,17 @@ def test_interactive_requests_are_answered_while_a_batch_runs_and_a_cancel_ends_
 
 
 def test_a_revoked_key_ends_its_batch_within_seconds_and_what_is_done_stays(server):
-    made = httpx.post(f"{server.url}/v1/keys", json={"name": "night"}, timeout=30).raise_for_status().json()
+    boss = server.admin_headers
+    made = (
+        httpx.post(f"{server.url}/v1/keys", json={"name": "night"}, headers=boss, timeout=30).raise_for_status().json()
+    )
     headers = {"Authorization": f"Bearer {made['value']}"}
     batch_id = start(server, lines_of(500, max_tokens=200), headers)
-    wait_until(lambda: look(server, batch_id)["request_counts"]["completed"] > 0, 60, "the first line")
-    httpx.delete(f"{server.url}/v1/keys/{made['id']}", timeout=30).raise_for_status()
-    ended = wait_until(lambda: (found := look(server, batch_id))["status"] == "failed" and found, 60, "the end")
+    wait_until(lambda: look(server, batch_id, boss)["request_counts"]["completed"] > 0, 60, "the first line")
+    httpx.delete(f"{server.url}/v1/keys/{made['id']}", headers=boss, timeout=30).raise_for_status()
+    ended = wait_until(lambda: (found := look(server, batch_id, boss))["status"] == "failed" and found, 60, "the end")
     assert [item["code"] for item in ended["errors"]["data"]] == ["invalid_api_key"]
     counts = ended["request_counts"]
     assert counts["completed"] + counts["failed"] == counts["total"] == 500
-    assert len(content(server, ended["output_file_id"])) == counts["completed"] > 0
-    assert {item["error"]["code"] for item in content(server, ended["error_file_id"])} == {"invalid_api_key"}
+    assert len(content(server, ended["output_file_id"], boss)) == counts["completed"] > 0
+    assert {item["error"]["code"] for item in content(server, ended["error_file_id"], boss)} == {"invalid_api_key"}

@@ -31,7 +31,7 @@ def test_ready_in_time_and_the_printed_command_works(server):
 
 
 def test_web_process_is_small_and_without_torch(server):
-    pid = server.pid_of("uvicorn")
+    pid = server.pid_of("blazr_site.web")
     server.complete()
     status = Path(f"/proc/{pid}/status").read_text()
     resident = int(status.split("VmRSS:")[1].split()[0]) * 1024

@@ -72,12 +72,13 @@ def test_ollama_s_client_on_the_demo_model(server, ollama, http):
 
 
 def test_an_alias_serves_and_the_model_s_state_is_told(http, server):
-    assert http.post("/v1/models/live/promote", json={"model": "demo"}).status_code == 200
+    boss = server.admin_headers
+    assert http.post("/v1/models/live/promote", json={"model": "demo"}, headers=boss).status_code == 200
     try:
         found = http.post("/v1/completions", json={"model": "live", "prompt": "The", "max_tokens": 1})
         assert found.json()["model"] == "demo"
     finally:
-        assert http.delete("/v1/models/live").status_code == 200
+        assert http.delete("/v1/models/live", headers=boss).status_code == 200
     status = http.get("/v1/models/demo/status").json()
     assert status["status"] == "ready"
     (worker,) = http.get("/v1/models/demo/fit").json()["workers"]

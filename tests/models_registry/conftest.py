@@ -10,6 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from tests.accounts import account
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 
@@ -33,7 +34,7 @@ def storage_dirs(settings, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def staff(db) -> User:
-    return User.objects.create_user("vera", password="rotation-curve", is_staff=True)
+    return account("vera", "operator", password="rotation-curve")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from models_registry import pulls
 from models_registry.hub import PullProgress
 from models_registry.pulls import Pull
 
-PROGRESS = PullProgress("model.safetensors", 5, 10, 0, 1, file_done_bytes=5, file_bytes=10)
+PROGRESS = PullProgress("model.safetensors", done_bytes=5, total_bytes=10)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from django.test import Client
 
 from models_registry import services
 from models_registry.models import Checkpoint
+from tests.accounts import account
 
 pytestmark = pytest.mark.django_db
 
@@ -59,10 +60,14 @@ def test_pages_answer_and_load_nothing_from_elsewhere(path: str, browser: Client
     response = browser.get(path)
     text = response.content.decode()
     assert response.status_code == 200
-    assert "script-src 'self'" in response["Content-Security-Policy"]
+    policy = response["Content-Security-Policy"]
+    assert "script-src 'self';" in policy
+    assert "style-src 'self';" in policy
+    assert "unsafe" not in policy
     assert not re.search(r'(src|href)="(https?:)?//', text)
     assert not re.search(r"<script(?![^>]*(src=|application/json))", text)
     assert not re.search(r"\son\w+=", text)
+    assert not re.search(r"<style|\sstyle=", text)
     for asset in re.findall(r'(?:src|href)="(/static/[^"]+)"', text):
         assert browser.get(asset).status_code == 200, asset
 
@@ -127,3 +132,36 @@ def test_the_admin_lists_and_never_writes(hybrid: Path, admin_client: Client) ->
     assert admin_client.get(f"{base}add/").status_code == 403
     assert admin_client.post(f"{base}{row.pk}/delete/", {"post": "yes"}).status_code == 403
     assert Checkpoint.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("role", "shown", "hidden"),
+    [
+        ("viewer", (), ("load", "override", "settings", "rename", "refresh", "delete", "playground", "jobs", "upload")),
+        ("member", ("playground", "jobs"), ("load", "override", "settings", "rename", "refresh", "delete", "upload")),
+        ("operator", ("load", "override", "settings", "rename", "refresh", "delete", "playground", "jobs"), ()),
+    ],
+)
+def test_pages_show_what_a_role_may_do(
+    role: str, shown: tuple[str, ...], hidden: tuple[str, ...], hybrid, client
+) -> None:
+    row = services.checkpoint_register(path=hybrid, served_model_name="tiny")
+    client.force_login(account(role, role))
+    text = "".join(client.get(path).content.decode() for path in ("/", "/models/", f"/models/{row.pk}/"))
+    marks = {name: f'href="/{name}/"' for name in ("playground", "jobs")} | {"upload": 'href="/models/upload/"'}
+    for name in (*shown, *hidden):
+        assert (marks.get(name, f'id="{name}"') in text) is (name in shown), name
+
+
+def test_an_account_without_a_role_is_told_whom_to_ask(client: Client) -> None:
+    client.force_login(account("nobody"))
+    response = client.get("/")
+    assert response.status_code == 403
+    assert "The owner of this server gives accounts the role" in response.content.decode()
+
+
+def test_an_account_without_a_role_deletes_no_model(client: Client, hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid, served_model_name="tiny")
+    client.force_login(account("nobody"))
+    assert client.delete(f"/registry/checkpoints/{row.pk}").status_code == 403
+    assert Checkpoint.objects.filter(pk=row.pk).exists()

@@ -8,7 +8,7 @@ from typing import Any
 from inference.api.event_stream import output_format, sse_event
 from inference.dialects.anthropic.events import Event, MessageEvents, message_error
 from inference.dialects.anthropic.serializers import CHAT_NAMES
-from inference.dialects.chat_bridge import event_pieces, renamed
+from inference.dialects.chat_bridge import event_pieces, translate_error
 from inference.errors import BlazrError
 from inference.serving.generation import ApiName, Generation, generation_start
 from inference.values.messages import GenerationEvent
@@ -54,7 +54,7 @@ class RunningMessage:
 
     async def failure(self, error: BlazrError) -> bytes:
         """Return the error event, which is the last."""
-        return _written([message_error(renamed(error, CHAT_NAMES))])
+        return _written([message_error(translate_error(error, CHAT_NAMES))])
 
     def _take(self, number: int, event: GenerationEvent) -> list[Event]:
         return [made for piece in event_pieces(self._format, number, event) for made in self._events.take(piece)]

@@ -7,9 +7,10 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
+from inference.access.admission import text_admitted
 from inference.api.anthropic.running import RunningMessage, running_message
 from inference.api.anthropic.schemas import MessageResponseSerializer, TokenCountSerializer, documented_message
-from inference.api.base import ApiView, json_body, json_response
+from inference.api.base import ApiView, json_body, json_response, read_further
 from inference.api.event_stream import EventStream
 from inference.api.exception_handler import as_blazr_error, error_response
 from inference.dialects.anthropic.events import message_error
@@ -18,7 +19,7 @@ from inference.dialects.anthropic.serializers import (
     CountTokensRequestSerializer,
     MessageRequestSerializer,
 )
-from inference.dialects.chat_bridge import chat_plan, renamed
+from inference.dialects.chat_bridge import chat_plan, translate_error
 from inference.errors import InvalidRequest
 from inference.serving.tokenizers import prompt_tokens
 
@@ -32,7 +33,7 @@ class AnthropicView(ApiView):
 
     def error_response(self, error: Exception) -> HttpResponse:
         """Return the error in Anthropic's shape, with the same status and headers as elsewhere."""
-        known = renamed(as_blazr_error(error), CHAT_NAMES)
+        known = translate_error(as_blazr_error(error), CHAT_NAMES)
         response = error_response(known)
         response.content = orjson.dumps(message_error(known))
         return response
@@ -40,6 +41,8 @@ class AnthropicView(ApiView):
 
 class MessagesView(AnthropicView):
     """POST /v1/messages."""
+
+    admits_itself = True
 
     @documented_message(
         operation_id="messages_create",
@@ -56,7 +59,7 @@ class MessagesView(AnthropicView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Generate the next message of a conversation."""
         check_version(request)
-        plan, stream = MessageRequestSerializer.shared().plan(await json_body(request))
+        plan, stream = await json_body(request, MessageRequestSerializer.shared().plan)
         running: RunningMessage = await running_message(plan, self.principal)
         if stream:
             return EventStream(running.generation, running)
@@ -66,6 +69,8 @@ class MessagesView(AnthropicView):
 
 class CountTokensView(AnthropicView):
     """POST /v1/messages/count_tokens."""
+
+    admits_itself = True
 
     @documented_message(
         operation_id="messages_count_tokens",
@@ -78,8 +83,9 @@ class CountTokensView(AnthropicView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Return the number of prompt tokens of a request, without generating."""
         check_version(request)
-        body = CountTokensRequestSerializer.shared().chat_body(await json_body(request))
-        num_tokens, _ = await prompt_tokens(chat_plan(body, CHAT_NAMES))
+        body = await json_body(request, CountTokensRequestSerializer.shared().chat_body)
+        async with text_admitted(self.principal, body):
+            num_tokens, _ = await prompt_tokens(await read_further(request, lambda: chat_plan(body, CHAT_NAMES)))
         return json_response({"input_tokens": num_tokens})
 
 

@@ -63,7 +63,7 @@ class ShowView(OllamaView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Return a model's template, sizes and capabilities."""
-        served = await served_by_ollama_name(OllamaModelNameSerializer.shared().model_name(await json_body(request)))
+        served = await served_by_ollama_name(await json_body(request, OllamaModelNameSerializer.shared().model_name))
         return json_response(await sync_to_async(models.shown)(served.checkpoint_id))
 
 
@@ -83,7 +83,7 @@ class DeleteView(OllamaView):
     )
     async def delete(self, request: HttpRequest) -> HttpResponseBase:
         """Unload a model, then delete it."""
-        name = OllamaModelNameSerializer.shared().model_name(await json_body(request))
+        name = await json_body(request, OllamaModelNameSerializer.shared().model_name)
         if await sync_to_async(_delete_alias)(name.removesuffix(LATEST)):
             served_model_cache_clear()
             return HttpResponse(status=200)
@@ -108,7 +108,7 @@ class CopyView(OllamaView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Store the new name as an alias of the checkpoint."""
-        values = OllamaCopyRequestSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, OllamaCopyRequestSerializer.shared().parse)
         served = await served_by_ollama_name(values["source"])
         name = values["destination"].removesuffix(LATEST)
         await sync_to_async(_copy)(name, served.checkpoint_id, self.principal.name)

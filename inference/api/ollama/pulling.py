@@ -48,7 +48,7 @@ class PullView(OllamaView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Download, inspect, register."""
         serializer = OllamaPullRequestSerializer.shared()
-        values = serializer.parse(await json_body(request))
+        values = await json_body(request, serializer.parse)
         repo_id = hub_id(serializer.model_name(values))
         pull = Pull(repo_id)
         try:
@@ -121,7 +121,7 @@ def _shown(progress: PullProgress) -> dict[str, Any]:
     found: dict[str, Any] = {"status": f"pulling {progress.file}"}
     if progress.sha256:
         found["digest"] = f"sha256:{progress.sha256}"
-    return found | {"total": progress.file_bytes, "completed": progress.file_done_bytes}
+    return found | {"total": progress.total_bytes, "completed": progress.done_bytes}
 
 
 def _register(repo_id: str, path: str) -> str:

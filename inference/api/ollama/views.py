@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
-from inference.api.base import json_body, json_response
+from inference.api.base import json_body, json_response, read_further
 from inference.api.event_stream import output_format
 from inference.api.ollama import schemas
 from inference.api.ollama.base import API_NAME, LineStream, OllamaView, nanoseconds, now, served_by_ollama_name
@@ -35,6 +35,8 @@ _STREAM = "A stream of JSON lines unless stream is false. Fields that aren't lis
 class GenerationView(OllamaView):
     """Base of the views of /api/generate and /api/chat."""
 
+    admits_itself = True
+
     async def _respond(self, plan: GenerationPlan, model: str, *, is_chat: bool, stream: bool) -> HttpResponseBase:
         generation = await generation_start(plan=plan, principal=self.principal, api_name=API_NAME)
         running = RunningGeneration(generation, model, is_chat=is_chat)
@@ -45,6 +47,7 @@ class GenerationView(OllamaView):
     async def _load(self, served: ServedModel, values: dict[str, Any], part: dict[str, Any]) -> HttpResponseBase:
         """Serve a request without a prompt: load the model, or unload it with keep_alive 0, then respond."""
         keep_alive_s = values.get("keep_alive")
+        self.principal.check_options(priority=0, keep_alive_s=keep_alive_s)
         is_resident = served.checkpoint_id in await model_states() if keep_alive_s == 0 else True
         if is_resident:
             # max_tokens 0 and one token: the request ends on arrival, so nothing is computed.
@@ -80,11 +83,11 @@ class GenerateView(GenerationView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Respond to a prompt with the model's template, or continue the prompt as raw text."""
         serializer = OllamaGenerateRequestSerializer.shared()
-        values = serializer.parse(await json_body(request))
+        values = await json_body(request, serializer.parse)
         served = await served_by_ollama_name(values["model"])
         if not values.get("prompt") and not values.get("suffix"):
             return await self._load(served, values, {"response": ""})
-        plan = serializer.plan(values, served)
+        plan = await read_further(request, lambda: serializer.plan(values, served))
         return await self._respond(plan, values["model"], is_chat=False, stream=values.get("stream", True))
 
 
@@ -105,16 +108,18 @@ class ChatView(GenerationView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Write the next message."""
         serializer = OllamaChatRequestSerializer.shared()
-        values = serializer.parse(await json_body(request))
+        values = await json_body(request, serializer.parse)
         served = await served_by_ollama_name(values["model"])
         if not values.get("messages"):
             return await self._load(served, values, {"message": {"role": "assistant", "content": ""}})
-        plan = serializer.plan(values, served)
+        plan = await read_further(request, lambda: serializer.plan(values, served))
         return await self._respond(plan, values["model"], is_chat=True, stream=values.get("stream", True))
 
 
 class EmbedView(OllamaView):
     """POST /api/embed."""
+
+    admits_itself = True
 
     @schemas.documented(
         operation_id="ollama_embed",
@@ -127,9 +132,10 @@ class EmbedView(OllamaView):
         """Embed one or several texts; the vectors have length 1."""
         started = time.monotonic()
         serializer = OllamaEmbedRequestSerializer.shared()
-        values = serializer.parse(await json_body(request))
+        values = await json_body(request, serializer.parse)
         served = await served_by_ollama_name(values["model"])
-        generation = await _embedding(serializer.plan(values, served), self)
+        plan = await read_further(request, lambda: serializer.plan(values, served))
+        generation = await _embedding(plan, self)
         payload = await asyncio.to_thread(lambda: cast("EmbeddingFormat", output_format(generation)).vectors().tolist())
         return json_response(
             {
@@ -145,6 +151,8 @@ class EmbedView(OllamaView):
 class LegacyEmbeddingsView(OllamaView):
     """POST /api/embeddings, the older endpoint: one text, and a vector that isn't normalised."""
 
+    admits_itself = True
+
     @schemas.documented(
         operation_id="ollama_embeddings",
         summary="The vector of one text",
@@ -154,7 +162,7 @@ class LegacyEmbeddingsView(OllamaView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Embed one text."""
-        values = OllamaLegacyEmbeddingRequestSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, OllamaLegacyEmbeddingRequestSerializer.shared().parse)
         served = await served_by_ollama_name(values["model"])
         if not values["prompt"]:
             return json_response({"embedding": []})

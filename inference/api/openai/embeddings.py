@@ -22,6 +22,8 @@ from inference.serving.generation import generation_start
 class EmbeddingsView(ApiView):
     """POST /v1/embeddings."""
 
+    admits_itself = True
+
     @documented(
         operation_id="embeddings_create",
         summary="Vectors of texts",
@@ -36,7 +38,7 @@ class EmbeddingsView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Embed one or several inputs."""
-        plan = EmbeddingRequestSerializer.shared().plan(await json_body(request))
+        plan = await json_body(request, EmbeddingRequestSerializer.shared().plan)
         generation = await generation_start(plan=plan, principal=self.principal)
         await generation.wait()
         # Writing millions of numbers is slow, so a thread does it.

@@ -16,7 +16,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from inference.api.base import ApiView, json_body, json_response
+from inference.api.base import ApiView, json_body, json_response, read_further
 from inference.api.event_stream import output_format
 from inference.api.schemas import GENERATION_ERRORS, RerankedSerializer, documented
 from inference.dialects.fields import (
@@ -25,13 +25,12 @@ from inference.dialects.fields import (
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
-    shown,
 )
 from inference.dialects.openai.embeddings import PoolingFieldMixin, embedding_plan
 from inference.dialects.openai.outputs.embedding import EmbeddingFormat
 from inference.dialects.openai.sampling_fields import PriorityFieldMixin
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.errors import BlazrError
+from inference.errors import BlazrError, shown
 from inference.serving.generation import Generation, generation_start
 from inference.values.messages import PromptMessage
 from inference.values.plan import GenerationPlan
@@ -99,6 +98,8 @@ class RerankRequestSerializer(PriorityFieldMixin, PoolingFieldMixin, StrictSeria
 class RerankView(ApiView):
     """POST /v1/rerank."""
 
+    admits_itself = True
+
     @documented(
         operation_id="rerank",
         summary="Order documents by their likeness to a query",
@@ -114,9 +115,10 @@ class RerankView(ApiView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Score all documents, best first."""
         serializer = RerankRequestSerializer.shared()
-        values = serializer.parse(await json_body(request))
+        values = await json_body(request, serializer.parse)
         try:
-            generation = await generation_start(plan=serializer.plan(values), principal=self.principal)
+            plan = await read_further(request, lambda: serializer.plan(values))
+            generation = await generation_start(plan=plan, principal=self.principal)
             await generation.wait()
         except BlazrError as error:
             raise _in_own_words(error) from None

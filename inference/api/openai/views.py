@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 from asgiref.sync import sync_to_async
@@ -38,6 +39,7 @@ _STREAM = (
 class GenerationView(ApiView):
     """Base of both generation views."""
 
+    admits_itself = True
     endpoint: ClassVar[Endpoint]
 
     async def generate(self, request: HttpRequest) -> HttpResponseBase:
@@ -45,7 +47,7 @@ class GenerationView(ApiView):
 
         When the client disconnects, Django cancels this task and thereby the generation.
         """
-        plan = plan_from_body(self.endpoint, await json_body(request))
+        plan = await json_body(request, functools.partial(plan_from_body, self.endpoint))
         generation = await generation_start(plan=plan, principal=self.principal)
         if plan.stream:
             return EventStream(generation)

@@ -87,7 +87,7 @@ class PromoteView(ApiView):
     )
     async def post(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
         """Store a new revision of the alias."""
-        values = PromoteRequestSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, PromoteRequestSerializer.shared().parse)
         served = await served_model_get(name=values["model"])
         found = await sync_to_async(_promote)(model_id, served.checkpoint_id, self.principal.name)
         served_model_cache_clear()
@@ -107,7 +107,7 @@ class RollbackView(ApiView):
     )
     async def post(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
         """Make an older revision the current one."""
-        values = RollbackRequestSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, RollbackRequestSerializer.shared().parse)
         found = await sync_to_async(_rollback)(model_id, values.get("revision"))
         served_model_cache_clear()
         return json_response(found)

@@ -112,6 +112,8 @@ class InfillRequestSerializer(FurtherSamplersMixin, StrictSerializer):
 class InfillView(ApiView):
     """POST /infill."""
 
+    admits_itself = True
+
     @documented(
         operation_id="infill",
         summary="Fill the gap in a text",
@@ -123,7 +125,7 @@ class InfillView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Generate the text between prefix and suffix."""
-        plan = InfillRequestSerializer.shared().plan(await json_body(request))
+        plan = await json_body(request, InfillRequestSerializer.shared().plan)
         generation = await generation_start(plan=plan, principal=self.principal)
         await generation.wait()
         return json_response(_response(generation), headers={"x-request-id": generation.request_id})

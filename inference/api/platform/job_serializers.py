@@ -42,7 +42,7 @@ class JobSubmissionSerializer(StrictSerializer):
     idempotency_key = StrictCharField(
         required=False, max_length=200, help_text="The same key and body give the same job."
     )
-    jobs = JobItemsField(required=False, help_text="Up to 50,000 jobs in place of one.")
+    jobs = JobItemsField(required=False, help_text="Up to 50,000 jobs in place of one, within a body's limits.")
     batch_label = StrictCharField(
         required=False,
         max_length=100,

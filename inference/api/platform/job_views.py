@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -9,7 +11,9 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer
 
+from inference.access.admission import submission_admitted
 from inference.api.base import ApiView, json_body, json_response
+from inference.api.idempotent import HEADER, META_KEY
 from inference.api.platform.job_serializers import JobItemSerializer, JobSubmissionSerializer
 from inference.api.schemas import (
     ChatCompletionSerializer,
@@ -24,6 +28,7 @@ from inference.errors import InvalidRequest
 from inference.jobs.selectors import job_counts, job_error, job_get, job_list, job_result
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob
+from inference.values.limits import estimate_tokens
 
 MAX_PAGE = 500
 
@@ -54,6 +59,7 @@ def job_object(row: GenerationJob) -> dict[str, Any]:
 class JobsView(ApiView):
     """/api/jobs."""
 
+    admits_itself = True
     session_allowed = True
 
     @documented(
@@ -70,16 +76,21 @@ class JobsView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Store one or several jobs."""
-        values = JobSubmissionSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, JobSubmissionSerializer.shared().parse)
+
+        # All work is in threads, because checking 50,000 bodies takes seconds.
+        def read() -> tuple[list[JobRequest], int]:
+            requests = with_keys(job_requests(values), request.META.get(META_KEY))
+            return requests, sum(estimate_tokens(request.plan) for request in requests)
+
+        requests, tokens = await sync_to_async(read)()
 
         def store() -> dict[str, Any]:
-            # All work is in the thread, because checking 50,000 bodies takes seconds.
-            rows = jobs_submit(
-                requests=job_requests(values), principal=self.principal, batch_label=values.get("batch_label", "")
-            )
+            rows = jobs_submit(requests=requests, principal=self.principal, batch_label=values.get("batch_label", ""))
             return {"object": "list", "data": [job_object(row) for row in rows]}
 
-        return json_response(await sync_to_async(store)(), status=202)
+        async with submission_admitted(self.principal, tokens=tokens):
+            return json_response(await sync_to_async(store)(), status=202)
 
     @documented(
         operation_id="jobs_list",
@@ -142,6 +153,7 @@ class JobView(ApiView):
 class JobCancelView(ApiView):
     """/api/jobs/{id}/cancel."""
 
+    admits_itself = True
     session_allowed = True
 
     @documented(
@@ -202,6 +214,20 @@ def job_requests(values: dict[str, Any]) -> list[JobRequest]:
         except InvalidRequest as error:
             raise type(error)(f"job {number}: {error.message}", param=f"jobs.{number}.{error.param or ''}") from None
     return requests
+
+
+def with_keys(requests: list[JobRequest], header: str | None) -> list[JobRequest]:
+    """Give jobs without a key of their own one of the ``Idempotency-Key`` header.
+
+    The kept response alone isn't enough: the process may end between the commit and the storing of the response.
+    """
+    if header is None:
+        return requests
+    digest = hashlib.sha256(header.strip().encode()).hexdigest()
+    return [
+        job if job.idempotency_key is not None else replace(job, idempotency_key=f"{HEADER}-{digest}-{number}")
+        for number, job in enumerate(requests)
+    ]
 
 
 def _job_request(item: Any) -> JobRequest:

@@ -14,7 +14,7 @@ from rest_framework import serializers
 from inference.access.api_keys import MAX_MODEL_CHARS, api_key_create, api_key_revoke
 from inference.api.base import ApiView, json_body, json_response, number_parameter
 from inference.api.schemas import documented
-from inference.dialects.fields import StrictCharField, StrictIntegerField
+from inference.dialects.fields import StrictCharField, StrictIntegerField, StrictListField
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest
 from inference.models import ApiKey
@@ -37,7 +37,7 @@ class KeyRequestSerializer(StrictSerializer):
     """Body of POST /v1/keys."""
 
     name = StrictCharField(max_length=100, help_text="What the key is for.")
-    scopes = serializers.ListField(
+    scopes = StrictListField(
         child=StrictCharField(max_length=20),
         required=False,
         min_length=1,
@@ -45,7 +45,7 @@ class KeyRequestSerializer(StrictSerializer):
         allow_null=True,
         help_text=f"Of {', '.join(SCOPES)}. Default: {', '.join(DEFAULT_SCOPES)}.",
     )
-    models = serializers.ListField(
+    models = StrictListField(
         child=StrictCharField(max_length=MAX_MODEL_CHARS),
         required=False,
         max_length=MAX_MODELS,
@@ -129,7 +129,7 @@ class KeysView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Create a key."""
-        values = KeyRequestSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, KeyRequestSerializer.shared().parse)
         expires = values.get("expires_at")
         limits = KeyLimits(
             requests=values.get("requests_per_minute"),

@@ -130,7 +130,7 @@ class ModelPinView(ApiView):
     )
     async def post(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
         """Store the pin for this and later loads."""
-        pinned = PinRequestSerializer.shared().parse(await json_body(request))["pinned"]
+        pinned = (await json_body(request, PinRequestSerializer.shared().parse))["pinned"]
         served = await served_model_get(name=model_id)
         await sync_to_async(_store_pin)(served.checkpoint_id, pinned)
         await send_control("pin" if pinned else "unpin", served.checkpoint_id)
@@ -193,6 +193,8 @@ class RequestsView(ApiView):
 
 class RequestCancelView(ApiView):
     """POST /v1/requests/{id}/cancel."""
+
+    admits_itself = True
 
     @documented(
         operation_id="requests_cancel",

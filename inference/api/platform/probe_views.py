@@ -1,8 +1,9 @@
-"""Serve health probes and Prometheus metrics, without an API key and without a cache."""
+"""Serve health probes, which need no key, and Prometheus metrics; nothing is cached."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 from asgiref.sync import sync_to_async
@@ -14,16 +15,13 @@ from drf_spectacular.types import OpenApiTypes
 from inference.api.base import ApiView, json_response
 from inference.api.schemas import HealthSerializer, ProbeSerializer, documented
 from inference.errors import BlazrError
-from inference.jobs.selectors import job_counts
+from inference.jobs.selectors import open_job_counts
 from inference.records import metrics
 from inference.transport.worker_states import model_states, worker_states
-from inference.values.principal import LOCAL
 from inference.values.states import ModelState, WorkerState
 from models_registry.selectors import checkpoint_list
 
 PROBE_TIMEOUT_S = 3.0
-MAX_STEP_AGE_S = 30.0
-"""An engine with work that hasn't stepped for so many seconds counts as hung."""
 
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -39,8 +37,9 @@ def _query_database() -> None:
         cursor.fetchone()
 
 
-def _names() -> dict[str, str]:
-    return {str(key): name for key, name in checkpoint_list().values_list("pk", "served_model_name")}
+def _names(checkpoint_ids: Iterable[str]) -> dict[str, str]:
+    rows = checkpoint_list().filter(pk__in=list(checkpoint_ids))
+    return {str(key): name for key, name in rows.values_list("pk", "served_model_name")}
 
 
 async def _bounded(work: object) -> object:
@@ -63,7 +62,7 @@ async def missing() -> list[str]:
     alive = [item for item in workers.values() if not item.draining]
     if not alive:
         reasons.append("no worker has a fresh heartbeat")
-    elif all(item.step_age_s > MAX_STEP_AGE_S for item in alive):
+    elif all(item.is_late for item in alive):
         reasons.append("the engines of all workers hang")
     return reasons
 
@@ -123,7 +122,8 @@ class HealthView(ApiView):
         loaded: list[str] = []
         status = "degraded" if await missing() else "ok"
         if status == "ok":
-            models, names = await _models(), await sync_to_async(_names)()
+            models = await _models()
+            names = await sync_to_async(_names)(models)
             loaded = sorted(names[key] for key, state in models.items() if state.status == "ready" and key in names)
         return json_response({"status": status, "version": VERSION, "loaded_models": loaded}, headers=_NO_STORE)
 
@@ -137,13 +137,12 @@ async def _models() -> dict[str, ModelState]:
 class MetricsView(ApiView):
     """GET /metrics."""
 
-    public = True
-
     @documented(
         operation_id="metrics",
         summary="Prometheus metrics of this process and of the workers",
+        description="With the scope metrics. No key is needed where this machine's programs need none.",
         responses={(200, "text/plain"): OpenApiTypes.STR},
-        auth=[],
+        errors=(401, 403),
         tags=["probes"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
@@ -159,9 +158,9 @@ class MetricsView(ApiView):
         except (BlazrError, TimeoutError):
             pass  # blazr_workers is 0 then, which alerts can watch
         try:
-            names = await sync_to_async(_names)()
-            jobs = await sync_to_async(job_counts)(principal=LOCAL)
-            jobs.pop("completion_tokens")
+            held = {model.checkpoint_id for worker in workers.values() for model in worker.models}
+            names = await sync_to_async(_names)(held | set(models))
+            jobs = await sync_to_async(open_job_counts)()
         except Exception:
             names, jobs = {}, {}
         body = metrics.exposition(models=models, workers=workers, names=names, jobs=jobs)

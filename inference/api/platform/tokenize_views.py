@@ -8,7 +8,8 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter
 
-from inference.api.base import ApiView, json_body, json_response
+from inference.access.admission import text_admitted
+from inference.api.base import ApiView, json_body, json_response, read_further
 from inference.api.platform.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
     DetokenizeRequestSerializer,
@@ -35,6 +36,8 @@ _ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 503)
 class TokenizeView(ApiView):
     """POST /tokenize."""
 
+    admits_itself = True
+
     @documented(
         operation_id="tokenize",
         summary="Token ids of a text or a conversation",
@@ -45,10 +48,10 @@ class TokenizeView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Tokenise a text or a conversation as a completion or chat request would."""
-        values = TokenizeRequestSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, TokenizeRequestSerializer.shared().parse)
         served = await served_model_or_only(name=values.get("model"))
         _check_tokenizer(served)
-        prompt = _prompt(values, served)
+        prompt = await read_further(request, lambda: _prompt(values, served))
 
         def work(text: ModelText) -> tuple[list[int], list[str]]:
             ids = text.token_ids(prompt, parse_special=values["parse_special"])
@@ -56,7 +59,8 @@ class TokenizeView(ApiView):
                 return ids, []
             return ids, [text.tokenizer.decode([item], skip_special_tokens=False) for item in ids]
 
-        ids, strings = await tokenizer_cache().run(served, work)
+        async with text_admitted(self.principal, values):
+            ids, strings = await tokenizer_cache().run(served, work)
         payload: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.max_model_len}
         if values["return_token_strs"]:
             payload["token_strs"] = strings
@@ -65,6 +69,8 @@ class TokenizeView(ApiView):
 
 class ApplyTemplateView(ApiView):
     """POST /apply-template."""
+
+    admits_itself = True
 
     @documented(
         operation_id="apply_template",
@@ -77,16 +83,21 @@ class ApplyTemplateView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Render messages with the model's template."""
-        values = ApplyTemplateRequestSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, ApplyTemplateRequestSerializer.shared().parse)
         served = await served_model_get(name=values["model"])
         _check_tokenizer(served)
-        prompt = chat_prompt_for_model(chat_prompt(values), chat_options(values), served)
-        text = await tokenizer_cache().run(served, lambda model: model.prompt_text(prompt))
+        prompt = await read_further(
+            request, lambda: chat_prompt_for_model(chat_prompt(values), chat_options(values), served)
+        )
+        async with text_admitted(self.principal, values):
+            text = await tokenizer_cache().run(served, lambda model: model.prompt_text(prompt))
         return json_response({"prompt": text})
 
 
 class DetokenizeView(ApiView):
     """POST /detokenize."""
+
+    admits_itself = True
 
     @documented(
         operation_id="detokenize",
@@ -98,14 +109,15 @@ class DetokenizeView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Decode ids; bytes that are not UTF-8 become U+FFFD."""
-        values = DetokenizeRequestSerializer.shared().parse(await json_body(request))
+        values = await json_body(request, DetokenizeRequestSerializer.shared().parse)
         served = await served_model_or_only(name=values.get("model"))
         _check_tokenizer(served)
-        served.check_token_ids(values["tokens"], param="tokens")
+        await read_further(request, lambda: served.check_token_ids(values["tokens"], param="tokens"))
         skip = values["skip_special_tokens"]
-        text = await tokenizer_cache().run(
-            served, lambda model: model.tokenizer.decode(values["tokens"], skip_special_tokens=skip)
-        )
+        async with text_admitted(self.principal, values):
+            text = await tokenizer_cache().run(
+                served, lambda model: model.tokenizer.decode(values["tokens"], skip_special_tokens=skip)
+            )
         return json_response({"prompt": text, "content": text})
 
 

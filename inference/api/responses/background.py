@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from django.db import transaction
 
-from inference.dialects.chat_bridge import pieces, renamed
+from inference.access.line_limits import lines_check
+from inference.dialects.chat_bridge import pieces, translate_error
 from inference.dialects.openai.outputs.base import OutputFormatter
 from inference.dialects.openai.outputs.formats import output_formatter
 from inference.dialects.responses.events import Event, ResponseEvents
 from inference.dialects.responses.items import Item
 from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import GenerationFailed, InvalidRequest, NotFound
-from inference.jobs.selectors import job_error
+from inference.jobs.selectors import job_error, num_open
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
 from inference.records.stored_responses import response_finish, response_get, response_store
@@ -59,6 +60,15 @@ def background_submit(*, request: ResponseRequest, plan: GenerationPlan, princip
     with transaction.atomic():
         (row,) = jobs_submit(requests=[job], principal=principal, batch_label=response_id)
         return response_store(body=body | {"status": "queued"}, items=request.items, principal=principal, job=row)
+
+
+def background_check(principal: Principal) -> None:
+    """Refuse another response of a caller whose limit of lines is reached; ``background_submit`` checks it again.
+
+    Raises:
+        RateLimitExceeded, RequestTooLarge: As ``lines_check`` raises.
+    """
+    lines_check(principal=principal, lines=1, count=lambda: num_open(principal.tenant))
 
 
 class BackgroundResponse:
@@ -129,7 +139,7 @@ class BackgroundResponse:
             return self._events.cancelled()
         if job.state in (JobState.FAILED, JobState.SUCCEEDED):
             error = job_error(job) or GenerationFailed("The response failed for an unknown reason.")
-            return self._events.failed(renamed(error, CHAT_NAMES))
+            return self._events.failed(translate_error(error, CHAT_NAMES))
         return []
 
 

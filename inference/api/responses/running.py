@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 
 from inference.api.event_stream import output_format, sse_event
 from inference.api.exception_handler import as_blazr_error
-from inference.dialects.chat_bridge import event_pieces, renamed
+from inference.dialects.chat_bridge import event_pieces, translate_error
 from inference.dialects.responses.events import Event, ResponseEvents, response_error
 from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import BlazrError
@@ -84,7 +84,7 @@ class RunningResponse:
 
     async def failure(self, error: BlazrError) -> bytes:
         """Return the last event of a failed response."""
-        events = self._events.failed(renamed(error, CHAT_NAMES))
+        events = self._events.failed(translate_error(error, CHAT_NAMES))
         # Best effort, because the failure itself may be an unavailable database.
         with contextlib.suppress(Exception):
             await self._store()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from inference.dialects.responses.items import Item
@@ -32,11 +33,11 @@ async def fitted_plan(request: ResponseRequest, history: Sequence[Item]) -> Gene
     low, high = 0, len(starts) - 1
     while low < high:
         middle = (low + high) // 2
-        if await _fits(request.plan_of(_from(items, starts[middle]))):
+        if await _fits(await asyncio.to_thread(request.plan_of, _from(items, starts[middle]))):
             high = middle
         else:
             low = middle + 1
-    return request.plan_of(_from(items, starts[low]))
+    return await asyncio.to_thread(request.plan_of, _from(items, starts[low]))
 
 
 def _from(items: Sequence[Item], start: int) -> list[Item]:

@@ -14,10 +14,12 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
-from inference.api.base import ApiView, json_body, json_response
+from inference.access.admission import admitted
+from inference.api.base import ApiView, json_body, json_response, read_further
 from inference.api.event_stream import EventStream
 from inference.api.responses.background import (
     OPEN_STATES,
+    background_check,
     background_submit,
     conversation,
     response_body,
@@ -33,7 +35,7 @@ from inference.api.responses.schemas import (
 )
 from inference.api.responses.truncation import fitted_plan
 from inference.api.schemas import GENERATION_ERRORS, documented
-from inference.dialects.chat_bridge import renamed
+from inference.dialects.chat_bridge import translate_error
 from inference.dialects.responses.items import Item
 from inference.dialects.responses.serializers import (
     CHAT_NAMES,
@@ -45,6 +47,7 @@ from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
 from inference.records.stored_responses import response_delete, response_get
 from inference.serving.grammar_checks import grammar_checks
 from inference.serving.tokenizers import prompt_tokens
+from inference.values.limits import estimate_prompt_tokens, estimate_tokens
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
 
@@ -57,6 +60,8 @@ CANCEL_POLL_S = 0.1
 
 class ResponsesView(ApiView):
     """POST /v1/responses."""
+
+    admits_itself = True
 
     @documented(
         operation_id="responses_create",
@@ -72,11 +77,14 @@ class ResponsesView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Create a response to an input, optionally after an earlier response."""
-        parsed = ResponseRequestSerializer.shared().read(await json_body(request))
+        parsed = await json_body(request, ResponseRequestSerializer.shared().read)
         try:
             history = await _history(parsed, self.principal)
             is_cut = parsed.values.get("truncation", "disabled") == "auto"
-            plan = await fitted_plan(parsed, history) if is_cut else parsed.plan(history)
+            if is_cut:
+                plan = await fitted_plan(parsed, history)
+            else:
+                plan = await read_further(request, lambda: parsed.plan(history))
             if parsed.values.get("background", False):
                 return await self._in_background(parsed, plan)
             running: RunningResponse = await running_response(parsed, plan, self.principal)
@@ -84,13 +92,20 @@ class ResponsesView(ApiView):
                 return EventStream(running.generation, running)
             body = await running.whole()
         except BlazrError as error:
-            raise renamed(error, CHAT_NAMES) from None
+            raise translate_error(error, CHAT_NAMES) from None
         return json_response(body, headers={"x-request-id": running.generation.request_id})
 
     async def _in_background(self, request: ResponseRequest, plan: GenerationPlan) -> HttpResponseBase:
-        if plan.params.grammar is not None:
-            await grammar_checks().check(plan.params.grammar)
-        row = await sync_to_async(background_submit)(request=request, plan=plan, principal=self.principal)
+        async with admitted(self.principal, tokens=estimate_tokens(plan)) as admission:
+            if plan.params.grammar is not None:
+                # After the limits of the key: a refused request must cost no compilation.
+                try:
+                    await sync_to_async(background_check)(self.principal)
+                    await grammar_checks().check(plan.params.grammar)
+                except BaseException:
+                    admission.release(tokens=0)
+                    raise
+            row = await sync_to_async(background_submit)(request=request, plan=plan, principal=self.principal)
         if request.values.get("stream", False):
             return FollowingStream(row)
         return json_response(orjson.loads(row.body), headers={"x-request-id": row.response_id})
@@ -98,6 +113,8 @@ class ResponsesView(ApiView):
 
 class InputTokensView(ApiView):
     """POST /v1/responses/input_tokens."""
+
+    admits_itself = True
 
     @documented(
         operation_id="responses_input_tokens",
@@ -109,12 +126,14 @@ class InputTokensView(ApiView):
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Return the number of prompt tokens of a request, without generating."""
-        parsed = InputTokensRequestSerializer.shared().read(await json_body(request))
+        parsed = await json_body(request, InputTokensRequestSerializer.shared().read)
         try:
-            plan = parsed.plan(await _history(parsed, self.principal))
-            num_tokens, _ = await prompt_tokens(plan)
+            history = await _history(parsed, self.principal)
+            plan = await read_further(request, lambda: parsed.plan(history))
+            async with admitted(self.principal, tokens=estimate_prompt_tokens(plan)):
+                num_tokens, _ = await prompt_tokens(plan)
         except BlazrError as error:
-            raise renamed(error, CHAT_NAMES) from None
+            raise translate_error(error, CHAT_NAMES) from None
         return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
@@ -177,6 +196,8 @@ class ResponseView(ApiView):
 
 class ResponseCancelView(ApiView):
     """/v1/responses/{id}/cancel."""
+
+    admits_itself = True
 
     @documented(
         operation_id="responses_cancel",

@@ -129,7 +129,8 @@ class MessageEvents:
         block, text = self._blocks[-1], "".join(self._texts)
         self._texts = []
         if block["type"] == "tool_use":
-            block["input"] = _object(text)
+            is_cut = self._end is not None and self._end.finish_reason == "length"
+            block["input"] = _object(text, is_cut=is_cut)
         else:
             block[block["type"]] = text
         return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
@@ -155,12 +156,50 @@ def message_error(error: BlazrError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Parse the arguments of a call; text that is no JSON object is kept as text."""
+def _object(text: str, *, is_cut: bool) -> dict[str, Any]:
+    """Parse the arguments of a call.
+
+    Args:
+        is_cut: Whether the message ended within the call, at ``max_tokens``.
+
+    Returns:
+        The object; of arguments that were cut off, the complete members, as Anthropic's client libraries return them
+        from a stream. Other text that is no JSON object is returned as ``INVALID_JSON``, the member in which
+        https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/fine-grained-tool-streaming wraps such text.
+    """
     if not text.strip():
         return {}
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError:
-        found = text
-    return found if isinstance(found, dict) else {"arguments": found}
+        found = None
+    if isinstance(found, dict):
+        return found
+    return _complete_members(text) if is_cut else {"INVALID_JSON": text}
+
+
+def _complete_members(text: str) -> dict[str, Any]:
+    """Return the complete members of a JSON object that was cut off."""
+    ends: list[int] = []
+    depth, is_string, is_escaped = 0, False, False
+    for position, character in enumerate(text):
+        if is_string:
+            is_string = is_escaped or character != '"'
+            is_escaped = character == "\\" and not is_escaped
+        elif character == '"':
+            is_string = True
+        elif character in "{[":
+            depth += 1
+        elif character in "}]":
+            depth -= 1
+        elif character == "," and depth == 1:
+            ends.append(position)
+    if text[-1] in '"}]':  # a number may go on, a closed value doesn't
+        ends.append(len(text))
+    for end in reversed(ends):
+        try:
+            found: dict[str, Any] = orjson.loads(text[:end] + "}")
+        except orjson.JSONDecodeError:  # a name without a value, or no JSON at all
+            continue
+        return found
+    return {}

@@ -11,9 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from inference.dialects.fields import shown
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
-from inference.errors import InvalidRequest, UnsupportedFeature
+from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
 _ROLES = ("user", "assistant", "system")
 

@@ -15,13 +15,13 @@ from inference.dialects.fields import (
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
+    StrictListField,
     StrictNumberField,
-    shown,
 )
 from inference.dialects.openai.message_fields import MAX_MESSAGES
 from inference.dialects.refusals import Refused
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.errors import InvalidRequest, UnsupportedFeature
+from inference.errors import InvalidRequest, UnsupportedFeature, shown
 from inference.values import sampling_params as limits
 from inference.values.plan import GenerationPlan
 
@@ -129,7 +129,7 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
     max_tokens = StrictIntegerField(min_value=1, max_value=limits.MAX_TOKENS_LIMIT, help_text="Limit of the output.")
     metadata = JSONObjectField(required=False, allow_null=True, help_text="user_id, a hint.")
     service_tier = StrictCharField(required=False, allow_null=True, help_text="auto or standard_only: there is one.")
-    stop_sequences = serializers.ListField(
+    stop_sequences = StrictListField(
         child=StrictCharField(max_length=limits.MAX_STOP_STRING_CHARS),
         max_length=limits.MAX_STOP_STRINGS,
         required=False,

@@ -14,7 +14,7 @@ import orjson
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from inference.dialects.chat_bridge import Names, chat_plan, renamed
+from inference.dialects.chat_bridge import Names, chat_plan, translate_error
 from inference.dialects.fields import (
     MAX_INPUTS,
     JSONObjectField,
@@ -23,15 +23,17 @@ from inference.dialects.fields import (
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
+    StrictListField,
     StrictNumberField,
-    shown,
 )
+from inference.dialects.openai.chat_fields import MAX_TOOLS
 from inference.dialects.openai.embeddings import MAX_DIMENSIONS, embedding_plan
+from inference.dialects.openai.message_fields import MAX_MESSAGES
 from inference.dialects.openai.requests import plan_from_body
 from inference.dialects.openai.sampling_fields import FURTHER_SAMPLERS, FurtherSamplersMixin
 from inference.dialects.refusals import Refused
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
+from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature, shown
 from inference.values import sampling_params as limits
 from inference.values.messages import PromptMessage
 from inference.values.plan import GenerationPlan
@@ -219,7 +221,7 @@ class OllamaGenerateRequestSerializer(OllamaRequestSerializer):
         try:
             plan = plan_from_body("completion", body)
         except BlazrError as error:
-            raise renamed(error, _NAMES) from None
+            raise translate_error(error, _NAMES) from None
         return plan if has_limit else plan.without_limit()
 
 
@@ -231,11 +233,18 @@ class OllamaChatRequestSerializer(OllamaRequestSerializer):
         "top_logprobs": Refused("use logprobs of /v1/chat/completions", (0,)),
     }
 
-    messages = serializers.ListField(
-        child=JSONObjectField(), required=False, help_text="Ollama's messages; empty: only load the model."
+    messages = StrictListField(
+        child=JSONObjectField(),
+        max_length=MAX_MESSAGES,
+        required=False,
+        help_text="Ollama's messages; empty: only load the model.",
     )
-    tools = serializers.ListField(
-        child=JSONObjectField(), required=False, allow_null=True, help_text="Functions that the model may call."
+    tools = StrictListField(
+        child=JSONObjectField(),
+        max_length=MAX_TOOLS,
+        required=False,
+        allow_null=True,
+        help_text="Functions that the model may call.",
     )
 
     def plan(self, values: Mapping[str, Any], served: ServedModel) -> GenerationPlan:

@@ -13,8 +13,7 @@ import orjson
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from inference.dialects.fields import shown
-from inference.errors import InvalidRequest
+from inference.errors import InvalidRequest, shown
 from inference.values.chat_options import ChatOptions, ReasoningEffort
 
 MAX_TOOLS = 128

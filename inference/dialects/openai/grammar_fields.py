@@ -15,8 +15,8 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from inference.dialects.fields import JSONObjectField, StrictCharField, shown
-from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedFeature
+from inference.dialects.fields import JSONObjectField, StrictCharField
+from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedFeature, shown
 from inference.values.grammar import MAX_CHOICES, Grammar
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")

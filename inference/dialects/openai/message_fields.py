@@ -8,7 +8,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from inference.dialects.fields import shown
+from inference.errors import shown
 
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 256

@@ -27,13 +27,12 @@ from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.values import sampling_params as limits
 from inference.values.chat_options import ChatOptions
+from inference.values.limits import DEFAULT_COMPLETION_TOKENS
 from inference.values.messages import PromptMessage
 from inference.values.plan import Endpoint, GenerationPlan
 from inference.values.sampling_params import SamplingParams
 
 MAX_CHOICES_PER_REQUEST = 1024
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of max_tokens for completions; a chat may fill the model's context."""
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logprobs", "max_tokens"}
 

@@ -12,6 +12,7 @@ from inference.dialects.fields import (
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
+    StrictListField,
     StrictNumberField,
     TokenIdsField,
 )
@@ -117,7 +118,7 @@ class FurtherSamplersMixin(serializers.Serializer[Any]):
         allow_null=True,
         help_text="Tokens that are searched for repetitions. Default: -1: all; 0: off.",
     )
-    dry_sequence_breakers = serializers.ListField(
+    dry_sequence_breakers = StrictListField(
         child=StrictCharField(max_length=limits.MAX_DRY_BREAKER_CHARS),
         max_length=limits.MAX_DRY_BREAKERS,
         required=False,

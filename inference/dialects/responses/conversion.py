@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inference.dialects.fields import shown
-from inference.errors import InvalidRequest, UnsupportedFeature
+from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
 NO_BUILT_IN_TOOLS = "there are no built-in tools"
 _INCLUDES = ("message.output_text.logprobs",)

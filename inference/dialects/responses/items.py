@@ -10,9 +10,8 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from inference.dialects.fields import shown
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
-from inference.errors import InvalidRequest, UnsupportedFeature
+from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
 Item = dict[str, Any]
 

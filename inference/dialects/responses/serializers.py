@@ -10,7 +10,13 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from inference.dialects.chat_bridge import chat_plan
-from inference.dialects.fields import JSONObjectField, StrictBooleanField, StrictCharField, StrictIntegerField, shown
+from inference.dialects.fields import (
+    JSONObjectField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictIntegerField,
+    StrictListField,
+)
 from inference.dialects.openai.message_fields import MAX_MESSAGES
 from inference.dialects.openai.sampling_fields import FURTHER_SAMPLERS, SamplingFieldsMixin
 from inference.dialects.refusals import Refused
@@ -24,7 +30,7 @@ from inference.dialects.responses.conversion import (
 )
 from inference.dialects.responses.items import Item, chat_messages, items_read
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.errors import InvalidRequest
+from inference.errors import InvalidRequest, shown
 from inference.values import sampling_params as limits
 from inference.values.plan import GenerationPlan
 
@@ -58,6 +64,7 @@ CHAT_NAMES: Mapping[str, str] = {
 }
 """Map of chat completions' field names to those of the Responses API."""
 
+MAX_INCLUDES = 16
 _AS_IN_CHAT = (
     "model", "temperature", "top_p", "parallel_tool_calls", "stop", "seed", "presence_penalty", "frequency_penalty",
     "logit_bias", "top_k", "min_p", "repetition_penalty", "repeat_penalty", "min_tokens", "stop_token_ids",
@@ -258,8 +265,9 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
         allow_null=True,
         help_text="Reasoning counts. Default: what the context leaves.",
     )
-    include = serializers.ListField(
+    include = StrictListField(
         child=StrictCharField(max_length=64),
+        max_length=MAX_INCLUDES,
         required=False,
         allow_null=True,
         help_text="message.output_text.logprobs, or nothing.",

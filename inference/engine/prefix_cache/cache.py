@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from math import gcd
 
 from inference.engine.config import EngineConfig
 from inference.engine.prefix_cache.disk import DiskTier
@@ -69,9 +68,6 @@ class PrefixCache:
         kv: Block tables and block pool.
         access: Copies states.
         disk: Files that keep states beyond the process; closed with the cache.
-
-    Attributes:
-        decode_stride: Decodes must call ``advance`` only at multiples of this number of computed tokens.
     """
 
     def __init__(
@@ -83,8 +79,6 @@ class PrefixCache:
             config.num_snapshot_slots > 0 if self._fixed else self._paged and config.num_blocks > 1
         )
         self._width = config.block_size if self._paged else SNAPSHOT_INTERVAL
-        # A decode completes a block, or the interval of snapshots; the stops of its prefill have passed.
-        self.decode_stride = gcd(self._width, SNAPSHOT_INTERVAL) if self._fixed else self._width
         self._kv = kv
         self._access = access
         self._tree = PrefixTree(self._width, MAX_DEAD_NODES)
@@ -101,7 +95,7 @@ class PrefixCache:
         kv.pool.on_evict = self._evict
         self._counts = PrefixCounts()
         self._num_disk_tokens = 0
-        self._disk = DiskIndex(disk, self._tree, access, kv) if disk is not None and self.is_enabled else None
+        self._disk = DiskIndex(disk, self._tree, access) if disk is not None and self.is_enabled else None
 
     # --- before a sequence runs ----------------------------------------------------------------
 

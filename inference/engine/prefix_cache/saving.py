@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from inference.engine.prefix_cache.disk import DiskTier, Entry, Key, Kind
 from inference.engine.prefix_cache.state_access import Payload, StateAccess
 from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
-from inference.engine.state.kv_cache_manager import KVCacheManager
 
 
 class DiskIndex:
@@ -19,10 +18,9 @@ class DiskIndex:
         tier: Disk tier with the files.
         tree: Tree of the prefix cache.
         access: Copies states.
-        kv: Block tables and pool.
     """
 
-    def __init__(self, tier: DiskTier, tree: PrefixTree, access: StateAccess, kv: KVCacheManager) -> None:
+    def __init__(self, tier: DiskTier, tree: PrefixTree, access: StateAccess) -> None:
         self.tier = tier
         self._tree = tree
         self._access = access

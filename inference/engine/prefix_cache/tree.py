@@ -171,11 +171,6 @@ class PrefixTree:
         self._roots: dict[bytes, Node] = {}
         self._dead_leaves: OrderedDict[Node, None] = OrderedDict()
 
-    @property
-    def num_roots(self) -> int:
-        """Number of namespaces with nodes."""
-        return len(self._roots)
-
     def walk(self, digest: bytes, tokens: Sequence[int]) -> Walk:
         """Find the known part of a sequence in its namespace."""
         node = self._roots.get(digest)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,18 @@ from inference.engine.request import TokenLogprobs
 from inference.engine.sampling.dry import Dry
 from inference.engine.sampling.logits_processors import InvalidTokens, LogitBias, LogitsProcessor, MinTokens, Penalties
 from inference.engine.sampling.random_draws import uniforms
-from inference.engine.sampling.row_ops import column, descending, draw_by_numbers, mask_below, select_rows
+from inference.engine.sampling.row_ops import (
+    column,
+    descending,
+    draw_by_numbers,
+    draw_in_slices,
+    mask_below,
+    select_rows,
+)
 from inference.engine.sampling.sampler_chain import draw_from_chain
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.sampling.token_masks import TokenMasks, narrow_ids
-from inference.errors import BlazrError, GenerationFailed
+from inference.errors import BlazrError, GenerationFailed, InvalidRequest
 from inference.modelling.backends.plain import row_maxima
 
 logger = logging.getLogger(__name__)
@@ -46,12 +53,8 @@ TOPK_LIMIT = 1024
 """Largest ``top_k`` that is found by a top-k selection; a larger one sorts all tokens."""
 
 NUCLEUS_COLUMNS = 2048
-"""Number of most probable tokens in which the end of a nucleus (``top_p``) is searched first."""
-
-CPU_SLICE = 1 << 19
-"""Logits that are drawn from at once on the CPU: temporaries that stay in its caches take a seventh of the time
-that those of 32 rows of 128,256 take."""
-
+"""Number of most probable tokens in which the end of a nucleus (``top_p``) is searched first on the CPU. A device
+sorts all tokens, because the host would have to wait for the result of the search."""
 
 RowMaxima = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -77,6 +80,9 @@ class Sampler:
         invalid_token_ids: Ids that are never sampled nor listed as alternatives.
         device: Device of the logits.
         row_maxima: The backend's function for the index and value of each row's first maximum.
+
+    Attributes:
+        masks: The masks of grammars, which are computed ahead.
     """
 
     def __init__(
@@ -84,23 +90,15 @@ class Sampler:
     ) -> None:
         self._row_maxima = row_maxima
         self._invalid = InvalidTokens(invalid_token_ids, device)
-        self._masks = TokenMasks(device)
+        self.masks = TokenMasks(device)
         self._processors: tuple[LogitsProcessor, ...] = (
             self._invalid,
-            self._masks,
+            self.masks,
             MinTokens(),
             LogitBias(),
             Penalties(),
             Dry(),
         )
-
-    def begin(self, rows: Sequence[SamplingState]) -> None:
-        """Start to compute the masks of rows that are going to be sampled."""
-        self._masks.begin(rows)
-
-    def close(self) -> None:
-        """End the thread that computes masks."""
-        self._masks.close()
 
     def sample(
         self,
@@ -115,11 +113,10 @@ class Sampler:
         Args:
             logits: (n, V) float32, may be overwritten.
             rows: Sampling states of the rows.
-            recompute: Returns ``logits`` again, when the batch must be sampled again.
+            recompute: Returns ``logits`` again, when the rows must be sampled one by one.
         """
         try:
-            found = self._sample(logits, rows)
-            return self._sample(recompute(), rows, sure=True) if found is None else found
+            return self._sample(logits, rows)
         except Exception:
             logger.exception("sampling a batch of %d failed; trying its rows one by one", len(rows))
         logits = recompute()
@@ -127,78 +124,46 @@ class Sampler:
 
     def _sample_alone(self, logits: torch.Tensor, row: SamplingState) -> SamplerOutput:
         try:
-            return self._sample(logits, [row], sure=True)
+            return self._sample(logits, [row])
         except Exception as error:
             logger.exception("sampling failed for one request")
             failed = GenerationFailed(f"the next token could not be chosen ({type(error).__name__}).")
             return SamplerOutput([0], {}, {0: failed})
 
-    @overload
-    def _sample(self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: Literal[True]) -> SamplerOutput: ...
-
-    @overload
-    def _sample(
-        self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: Literal[False] = False
-    ) -> SamplerOutput | None: ...
-
-    def _sample(
-        self, logits: torch.Tensor, rows: Sequence[SamplingState], *, sure: bool = False
-    ) -> SamplerOutput | None:
-        """Sample a batch; on a device return None if the nucleus search was too small, unless ``sure``."""
+    def _sample(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> SamplerOutput:
         if all(row.is_plain for row in rows):
             self._invalid.apply(logits, rows)
             return argmax_output(*self._row_maxima(logits))
         # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. A mask hides them.
-        masked = [at for at, row in enumerate(rows) if self._masks.precedes(row)]
-        most_of_masked = select_rows(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
+        masked = [at for at, row in enumerate(rows) if self.masks.precedes(row)]
+        masked_maxima = select_rows(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
         scored = [at for at, row in enumerate(rows) if row.params.logprobs is not None]
-        log_probs = log_softmax_rows(logits, scored) if scored else None
-        if any(row.changes_logits for row in rows):
-            for processor in self._processors:
-                processor.apply(logits, rows)
-        else:
-            self._invalid.apply(logits, rows)
+        log_probs = torch.log_softmax(select_rows(logits, rows, scored)[0], dim=-1) if scored else None
+        for processor in self._processors:
+            processor.apply(logits, rows)
 
         token_ids, values = self._row_maxima(logits)
-        most = values.clone()
-        self._masks.correct(logits, rows, token_ids, values)
+        maxima = values.clone()
+        self.masks.correct(logits, rows, token_ids, values)
         drawn = [at for at, row in enumerate(rows) if not row.greedy]
-        # Whether a nucleus was found is asked together with everything else; a CPU has no need for that.
-        later: list[torch.Tensor] | None = None if sure or logits.device.type == "cpu" else []
-        if len(drawn) == len(rows):
-            token_ids = draw(logits, rows, later)
-            values = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        elif drawn:
+        if drawn:
             index = upload_ids(drawn, logits.device)
-            token_ids[index] = draw(logits[index], [rows[at] for at in drawn], later)
+            token_ids[index] = draw(*select_rows(logits, rows, drawn))
             values[index] = logits[index, token_ids[index]]
 
         scores: tuple[torch.Tensor, ...] = ()
-        counts = [rows[at].params.logprobs or 0 for at in scored]
+        num_top = [rows[at].params.logprobs or 0 for at in scored]
         if log_probs is not None:
-            chosen = token_ids if len(scored) == len(rows) else token_ids[upload_ids(scored, logits.device)]
-            scores = self._score(log_probs, chosen, counts)
-        is_missed = torch.cat(later) if later else logits.new_empty(0)
-        are_missed, ids, found_values, max_values, of_masked, *score_lists = fetch(
-            is_missed, token_ids, values, most, most_of_masked, *scores
-        )
-        if any(are_missed):
-            return None
-        found = dict(zip(scored, _described(score_lists, counts), strict=True)) if scored else {}
-        before_masks = dict(zip(masked, of_masked, strict=True))
+            scores = self._score(log_probs, token_ids[upload_ids(scored, logits.device)], num_top)
+        ids, chosen, found_maxima, found_masked, *score_lists = fetch(token_ids, values, maxima, masked_maxima, *scores)
+        logprobs = dict(zip(scored, _described(score_lists, num_top), strict=True)) if scored else {}
+        unmasked = dict(zip(masked, found_masked, strict=True))
         errors: dict[int, BlazrError] = {}
-        for at, value in enumerate(found_values):
-            row, constraint = rows[at], rows[at].constraint
-            max_value = before_masks.get(at, max_values[at])
-            # If min_tokens has masked all tokens, the logits themselves are valid.
-            is_emptied = max_value == -math.inf and row.is_below_min_tokens and at not in before_masks
-            if not math.isfinite(max_value) and not is_emptied:
-                errors[at] = numerical_error()
-            elif constraint is not None and constraint.error is not None:
-                errors[at] = GenerationFailed(f"the grammar can't be followed any further: {constraint.error}.")
-            elif value == -math.inf:  # after the masks nothing may be left
-                errors[at] = GenerationFailed("every token of the vocabulary is masked; lower min_tokens.")
-        return SamplerOutput(ids, found, errors)
+        for at, row in enumerate(rows):
+            error = _row_error(row, chosen[at], found_maxima[at], unmasked.get(at))
+            if error is not None:
+                errors[at] = error
+        return SamplerOutput(ids, logprobs, errors)
 
     def score(self, log_probs: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
         """Log-probability and rank of one token per row, and the row's likeliest tokens.
@@ -264,14 +229,26 @@ def numerical_error() -> GenerationFailed:
     return GenerationFailed("numerical_error: the model computed no usable probabilities for this request.")
 
 
-def log_softmax_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Log-softmax of the named rows, a new tensor (len(rows), V)."""
-    if len(rows) < logits.shape[0]:
-        logits = logits[upload_ids(rows, logits.device)]
-    return torch.log_softmax(logits, dim=-1)
+def _row_error(row: SamplingState, chosen: float, maximum: float, unmasked_maximum: float | None) -> BlazrError | None:
+    """Return why a row has no token; None: it has one.
+
+    Args:
+        chosen: Logit of the chosen token.
+        maximum: Maximum of the row after the processors.
+        unmasked_maximum: Maximum before the processors, of a row with a grammar's mask.
+    """
+    # If min_tokens has masked all tokens, the logits themselves are valid.
+    is_emptied = unmasked_maximum is None and maximum == -math.inf and row.is_below_min_tokens
+    if not math.isfinite(maximum if unmasked_maximum is None else unmasked_maximum) and not is_emptied:
+        return numerical_error()
+    if row.constraint is not None and row.constraint.error is not None:
+        return InvalidRequest(f"the grammar can't be followed any further ({row.constraint.error}); simplify it.")
+    if chosen == -math.inf:  # after the masks nothing may be left
+        return InvalidRequest("every token of the vocabulary is masked; lower min_tokens.")
+    return None
 
 
-def draw(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None = None) -> torch.Tensor:
+def draw(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
     """A token for each row by its temperature, min_p, top_k and top_p, or by the chain of further samplers.
 
     The inverse of the cumulated probabilities, in the order of token ids, at the uniform number that belongs to
@@ -279,32 +256,25 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.
 
     Args:
         logits: (n, V) float32.
-        later: See ``truncate``.
 
     Returns:
         (n,) int64.
     """
     narrow = {at: ids for at, row in enumerate(rows) if (ids := narrow_ids(row)) is not None}
     chained = [at for at, row in enumerate(rows) if row.uses_chain]
-    if not narrow and not chained:
-        return _draw_wide(logits, rows, later)
+    others = [at for at, row in enumerate(rows) if at not in narrow and not row.uses_chain]
     found = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     if narrow:
-        found[upload_ids(list(narrow), logits.device)] = _draw_narrow(logits, rows, narrow, later)
+        found[upload_ids(list(narrow), logits.device)] = _draw_narrow(logits, rows, narrow)
     if chained:
         found[upload_ids(chained, logits.device)] = draw_from_chain(*select_rows(logits, rows, chained))
-    others = [at for at, row in enumerate(rows) if at not in narrow and not row.uses_chain]
     if others:
-        index = upload_ids(others, logits.device)
-        found[index] = _draw_wide(logits[index], [rows[at] for at in others], later)
+        found[upload_ids(others, logits.device)] = draw_in_slices(_draw_slice, *select_rows(logits, rows, others))
     return found
 
 
 def _draw_narrow(
-    logits: torch.Tensor,
-    rows: Sequence[SamplingState],
-    narrow: Mapping[int, npt.NDArray[np.int64]],
-    later: list[torch.Tensor] | None,
+    logits: torch.Tensor, rows: Sequence[SamplingState], narrow: Mapping[int, npt.NDArray[np.int64]]
 ) -> torch.Tensor:
     """For rows with few possible tokens, given by id: the same draw, among these alone."""
     width = max(map(len, narrow.values()))
@@ -316,18 +286,11 @@ def _draw_narrow(
     columns = upload(ids, logits.device)
     values = logits[upload_ids(list(narrow), logits.device).unsqueeze(1), columns]
     values.masked_fill_(upload(is_beyond, logits.device), -math.inf)
-    chosen = _draw_wide(values, [rows[at] for at in narrow], later)
+    chosen = draw_in_slices(_draw_slice, values, [rows[at] for at in narrow])
     return columns.gather(1, chosen.unsqueeze(1)).squeeze(1)
 
 
-def _draw_wide(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None) -> torch.Tensor:
-    count = max(1, CPU_SLICE // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
-    starts = range(0, len(rows), count)
-    parts = [_draw_slice(logits[at : at + count], rows[at : at + count], later) for at in starts]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _draw_slice(logits: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None) -> torch.Tensor:
+def _draw_slice(logits: torch.Tensor, rows: Sequence[SamplingState]) -> torch.Tensor:
     device = logits.device
     temperatures = column([row.params.temperature for row in rows], np.float32, device)
     # Relative to the maximum, so that a small temperature can't overflow.
@@ -335,21 +298,19 @@ def _draw_slice(logits: torch.Tensor, rows: Sequence[SamplingState], later: list
     if any(row.params.min_p > 0.0 for row in rows):
         limits = [math.log(row.params.min_p) if row.params.min_p > 0.0 else -math.inf for row in rows]
         mask_below(scaled, column(limits, np.float32, device))
-    truncate(scaled, rows, later)
+    truncate(scaled, rows)
 
     numbers = uniforms([row.params.seed or 0 for row in rows], [row.num_output_tokens for row in rows])
     return draw_by_numbers(scaled, numbers)
 
 
-def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], later: list[torch.Tensor] | None = None) -> None:
+def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState]) -> None:
     """Mask what ``top_k`` and then ``top_p`` (of what is left, made to sum to 1) leave out.
 
     How a row is treated follows from the row alone, so the result doesn't depend on the batch.
 
     Args:
         scaled: (n, V) logits relative to the maximum, changed in place.
-        later: Where there is one, it gets (n,) whether the result is wrong, and nobody waits to see; if one is, all
-            has to be done again without.
     """
     vocab_size = scaled.shape[1]
     with_top_k: list[int] = []
@@ -359,17 +320,15 @@ def truncate(scaled: torch.Tensor, rows: Sequence[SamplingState], later: list[to
         if 0 < row.params.top_k < vocab_size:
             (with_top_k if row.params.top_k <= TOPK_LIMIT else whole).append(at)
         elif row.params.top_p < 1.0:
-            (nucleus if vocab_size > NUCLEUS_COLUMNS else whole).append(at)
+            is_searched = scaled.device.type == "cpu" and vocab_size > NUCLEUS_COLUMNS
+            (nucleus if is_searched else whole).append(at)
 
     thresholds = torch.full((len(rows), 1), -math.inf, device=scaled.device)
     if nucleus:
         part, chosen = select_rows(scaled, rows, nucleus)
         threshold, is_found = _nucleus_threshold(part, chosen)
         thresholds[upload_ids(nucleus, scaled.device)] = threshold
-        if later is None:
-            whole += [at for at, found in zip(nucleus, is_found.tolist(), strict=True) if not found]
-        else:
-            later.append(~is_found)
+        whole += [at for at, found in zip(nucleus, is_found.tolist(), strict=True) if not found]
     for group, columns in ((with_top_k, max((rows[at].params.top_k for at in with_top_k), default=0)), (whole, 0)):
         if group:
             part, chosen = select_rows(scaled, rows, group)

@@ -23,11 +23,16 @@ import torch
 
 from inference.engine.device import upload_ids
 from inference.engine.sampling.random_draws import uniforms
-from inference.engine.sampling.row_ops import column, descending, draw_by_numbers, mask_below, select_rows, write_rows
+from inference.engine.sampling.row_ops import (
+    column,
+    descending,
+    draw_by_numbers,
+    draw_in_slices,
+    mask_below,
+    select_rows,
+    write_rows,
+)
 from inference.engine.sampling.sampling_state import SamplingState
-
-CPU_SLICE = 1 << 19
-"""Logits that are looked at together on the CPU, so that temporaries stay in its caches."""
 
 MIROSTAT_COLUMNS = 100
 """Likeliest tokens from which mirostat 1 estimates the exponent of the distribution; llama.cpp's and the paper's m."""
@@ -55,9 +60,7 @@ def draw_from_chain(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     Returns:
         (n,) int64 token ids.
     """
-    count = max(1, CPU_SLICE // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
-    parts = [_draw(logits[at : at + count], rows[at : at + count]) for at in range(0, len(rows), count)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return draw_in_slices(_draw, logits, rows)
 
 
 def _draw(logits: torch.Tensor, rows: Rows) -> torch.Tensor:

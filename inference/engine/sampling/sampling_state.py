@@ -83,23 +83,6 @@ class SamplingState:
         is_plain: Whether the request needs only the argmax of unchanged logits.
     """
 
-    __slots__ = (
-        "bias_ids",
-        "biases",
-        "constraint",
-        "counts",
-        "dry",
-        "greedy",
-        "is_penalised",
-        "is_plain",
-        "mu",
-        "num_output_tokens",
-        "params",
-        "stop_ids",
-        "surprise",
-        "uses_chain",
-    )
-
     def __init__(
         self,
         params: SamplingParams,
@@ -117,9 +100,9 @@ class SamplingState:
         self.bias_ids = np.fromiter(params.logit_bias.keys(), np.int64) if params.logit_bias else _EMPTY_IDS
         self.biases = np.fromiter(params.logit_bias.values(), np.float32, len(self.bias_ids))
         repeats = params.repetition_penalty != 1.0
-        self.is_penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        is_penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         # Presence and frequency penalties count the output only.
-        self.counts = TokenCounts(prompt if repeats else (), output) if self.is_penalised else None
+        self.counts = TokenCounts(prompt if repeats else (), output) if is_penalised else None
         self.dry: DryHistory | None = None
         if params.dry_multiplier and params.dry_penalty_last_n:
             self.dry = DryHistory(params, [*prompt, *output], dry_breakers)
@@ -132,7 +115,7 @@ class SamplingState:
             and params.logprobs is None
             and params.min_tokens == 0
             and constraint is None
-            and not self.is_penalised
+            and self.counts is None
             and self.dry is None
             and len(self.bias_ids) == 0
         )
@@ -141,22 +124,6 @@ class SamplingState:
     def is_below_min_tokens(self) -> bool:
         """Whether the sequence must not end yet."""
         return self.num_output_tokens < self.params.min_tokens
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether a processor has work for this request in this step."""
-        return (
-            self.is_penalised
-            or self.dry is not None
-            or len(self.bias_ids) > 0
-            or self.is_below_min_tokens
-            or self.constraint is not None
-        )
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the constraint allows no further token."""
-        return self.constraint is not None and self.constraint.is_finished
 
     @property
     def is_forward_only(self) -> bool:

@@ -45,8 +45,6 @@ class TokenMasks:
     def begin(self, rows: Sequence[SamplingState]) -> None:
         """Start to compute the masks of rows with a constraint, in the thread."""
         constraints = [row.constraint for row in rows if row.constraint is not None and self.precedes(row)]
-        if not constraints:
-            return
         fresh = [constraint for constraint in constraints if constraint not in self._begun]
         if fresh:
             if self._thread is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.engine.sampling.sampler import SamplerOutput
 from inference.engine.sampling.sampling_state import SamplingState
 
 
@@ -23,17 +22,3 @@ def states_along(state: SamplingState, draft_token_ids: Sequence[int]) -> list[S
         following.append(token_id)
         states.append(following)
     return states
-
-
-def count_accepted(draft_token_ids: Sequence[int], sampled: SamplerOutput, row: int) -> int:
-    """Return the number of draft tokens before the first that differs from the sampled token.
-
-    Args:
-        draft_token_ids: k draft tokens.
-        sampled: Samples; rows ``row`` to ``row + k`` are the request's, row ``row + i`` follows i draft tokens.
-        row: The request's first row.
-    """
-    for number, draft in enumerate(draft_token_ids, row):
-        if number in sampled.errors or sampled.token_ids[number] != draft:
-            return number - row
-    return len(draft_token_ids)

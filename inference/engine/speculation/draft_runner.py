@@ -71,7 +71,6 @@ class DraftRunner:
         self._runner = ModelRunner(draft.network, draft.spec, config, self._states)
         self._sampler = Sampler(config.invalid_token_ids, torch.device(config.device), self._runner.backend.row_maxima)
         self._rollback = Rollback(
-            self._states.slots,
             StateAccess(draft.spec, self._runner.layer_states, config.block_size),
             first_slot=config.num_state_slots,
             num_slots=config.num_spare_slots,
@@ -166,11 +165,11 @@ class DraftRunner:
             shadow = Request(
                 source=request.source,
                 arrival=request.arrival,
-                max_tokens=request.max_tokens,
+                max_length=request.max_length,
                 stop_token_ids=request.stop_token_ids,
                 token_ids=[],
                 sampling=request.sampling,
-                state=self._states.admit(num_tokens),
+                state=self._states.allocate(),
             )
             follower = _Follower(shadow, request.sampling)
         state = follower.shadow.state
@@ -200,10 +199,10 @@ class DraftRunner:
         """Release requests that don't draft now, least recently used first; True if ``num_tokens`` then fit."""
         idle: Iterable[Request] = [request for request in self._followers if request not in limits]
         for request in idle:
-            if self._states.can_admit(num_tokens, reserve_blocks=0):
+            if self._states.can_admit(num_tokens):
                 break
             self._release(request)
-        return self._states.can_admit(num_tokens, reserve_blocks=0)
+        return self._states.can_admit(num_tokens)
 
     def _catch_up(self, followers: Iterable[_Follower]) -> dict[_Follower, torch.Tensor]:
         """Compute the known tokens, within the token budget of one step.

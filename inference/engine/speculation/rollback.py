@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from inference.engine.running_request import Request
-from inference.engine.state.state_cache import StateCache
 
 
 class CopySlot(Protocol):
@@ -27,13 +26,11 @@ class Rollback:
     """Own the spare slots.
 
     Args:
-        slots: Slots of the running sequences.
         access: Copies states.
         first_slot, num_slots: The spare slots at the start; exchanges change the slots, but not their number.
     """
 
-    def __init__(self, slots: StateCache, access: CopySlot, *, first_slot: int, num_slots: int) -> None:
-        self._slots = slots
+    def __init__(self, access: CopySlot, *, first_slot: int, num_slots: int) -> None:
         self._access = access
         self._free = list(range(first_slot, first_slot + num_slots))
         self._saved: dict[Request, tuple[int, int]] = {}
@@ -58,7 +55,6 @@ class Rollback:
         spare, num_computed = self._saved.pop(request)
         assert request.state is not None
         self._free.append(request.state.slot)
-        self._slots.replace(request.state.slot, spare)
         request.state = replace(request.state, slot=spare)
         request.num_computed_tokens = num_computed
 

@@ -40,11 +40,11 @@ def make_speculator(
     if options.method == "draft":
         if speculation.draft is None:
             raise InvalidRequest("speculative method draft needs a loaded draft model.", param="speculative")
-        proposer = DraftRunner(speculation.draft, options.most_tokens)
+        proposer = DraftRunner(speculation.draft, options.max_draft_tokens)
     else:
         proposer = NgramProposer(options.min_match)
     rollback = None
-    max_num_drafting = options.max_requests
+    max_num_drafting = options.max_num_seqs
     if states.has_slots:
         if config.num_spare_slots < 1:
             raise InvalidRequest(
@@ -52,6 +52,6 @@ def make_speculator(
                 param="speculative",
             )
         first_slot = config.num_state_slots + config.num_snapshot_slots
-        rollback = Rollback(states.slots, access, first_slot=first_slot, num_slots=config.num_spare_slots)
+        rollback = Rollback(access, first_slot=first_slot, num_slots=config.num_spare_slots)
         max_num_drafting = min(max_num_drafting, config.num_spare_slots)
     return Speculator(options, proposer, rollback, max_num_drafting=max_num_drafting)

@@ -36,7 +36,7 @@ class Speculator:
         self, options: SpeculativeOptions, proposer: Proposer, rollback: Rollback | None, *, max_num_drafting: int
     ) -> None:
         self._method = options.method
-        self._num_tokens = options.most_tokens
+        self._num_tokens = options.max_draft_tokens
         self._max_num_drafting = max_num_drafting
         self._proposer = proposer
         self._rollback = rollback
@@ -130,7 +130,7 @@ class Speculator:
         if request.sampling.is_forward_only or request.num_to_replay > self._num_tokens:
             return 0
         # The state of the last token is never computed, so drafting it gains nothing.
-        return min(self._num_tokens, request.max_tokens - request.num_output_tokens - 1)
+        return min(self._num_tokens, request.max_length - len(request.token_ids) - 1)
 
     def _forget_stopped(self) -> None:
         """Drop the requests that ended or lost their state since the last step."""

@@ -10,10 +10,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 
-def _nothing(block: int) -> None:
-    return None
-
-
 class BlockPool:
     """Allocate block numbers; the most recently freed block first, because it may still be in the processor's cache.
 
@@ -27,7 +23,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.on_evict: Callable[[int], None] = _nothing
+        self.on_evict: Callable[[int], None] = lambda block: None
         self.num_evicted = 0
         self._free = list(range(num_blocks - 1, 0, -1))
         self._num_users = [0] * num_blocks

@@ -22,9 +22,6 @@ class KVCacheManager:
         block_size: Tokens in one block.
         max_num_seqs: Number of rows.
         max_blocks_per_sequence: Number of columns.
-
-    Attributes:
-        capacities: Number of tokens that fit into the blocks of each request index.
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, max_blocks_per_sequence: int) -> None:
@@ -32,11 +29,6 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.block_tables: npt.NDArray[np.int32] = np.zeros((max_num_seqs, max_blocks_per_sequence), dtype=np.int32)
         self.num_blocks_of = [0] * max_num_seqs
-        self.capacities = [0] * max_num_seqs
-
-    def blocks_missing(self, index: int, num_tokens: int) -> int:
-        """Return the number of further blocks that the request needs for ``num_tokens`` tokens."""
-        return max(0, blocks_for(num_tokens, self.block_size) - self.num_blocks_of[index])
 
     def blocks_of(self, index: int) -> list[int]:
         """Return the request's blocks, in order."""
@@ -46,12 +38,10 @@ class KVCacheManager:
 
     def extend(self, index: int, num_tokens: int) -> bool:
         """Allocate blocks for the request's first ``num_tokens`` tokens; False without a change if too few are free."""
-        if num_tokens <= self.capacities[index]:
-            return True
-        missing = self.blocks_missing(index, num_tokens)
+        missing = blocks_for(num_tokens, self.block_size) - self.num_blocks_of[index]
         if missing > self.pool.num_free:
             return False
-        if missing:
+        if missing > 0:
             self.append(index, self.pool.allocate(missing))
         return True
 
@@ -60,10 +50,9 @@ class KVCacheManager:
         count = self.num_blocks_of[index]
         self.block_tables[index, count : count + len(blocks)] = blocks
         self.num_blocks_of[index] = count + len(blocks)
-        self.capacities[index] = (count + len(blocks)) * self.block_size
 
     def release(self, index: int) -> None:
         """Free all blocks of the request, the last first, because first blocks are shared more often."""
         self.pool.free(reversed(self.blocks_of(index)))
         self.block_tables[index, : self.num_blocks_of[index]] = 0
-        self.num_blocks_of[index] = self.capacities[index] = 0
+        self.num_blocks_of[index] = 0

@@ -55,8 +55,6 @@ class Backend:
         dtype: What it computes in.
     """
 
-    reads_blocks = False
-    """Whether decodes find their contexts by ``ForwardBatch.decode_tables``."""
     warm_up_rows: Sequence[int] = ()
     """Numbers of rows for which products have kernels of their own, to be compiled before the first request."""
 
@@ -208,8 +206,6 @@ class NativeBackend(Backend):
 
 class TritonBackend(Backend):
     """Triton kernels on a CUDA device."""
-
-    reads_blocks = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)

@@ -6,8 +6,9 @@ Source: the published ibm-ai-platform/Bamba-9B files and transformers' ``bamba``
 from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, rms_norm
+from inference.modelling.families.config_values import activation, check_size, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
@@ -15,11 +16,12 @@ from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import (
     HYBRID_KEYS,
+    check_layer_kinds,
     mamba2_sources,
     mamba2_spec,
+    stated_layer_types,
     time_step_limits,
     unknown_layer,
-    warn_of_layer_kinds,
 )
 from inference.modelling.layer_specs import TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
@@ -44,6 +46,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             rope = read_rope(
                 view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_partial=0.5
             )
+            check_size(view, rope.rotary_dim, "rotated values of a head", "attn_rotary_emb")
             mixer = attention_spec(view, layer, heads, rope)
             mixer_sources = attention_sources(view, mixer, layer)
         else:
@@ -52,8 +55,12 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers.append(llama_layer(mixer, mlp, norm))
         channel = mlp_sources(view, mlp, layer, mlp="feed_forward.")
         sources |= llama_layer_sources(number, layer, mixer_sources, channel, channel_norm="pre_ff_layernorm")
+    stated = stated_layer_types(view, "layers_block_type", "layer_types")
+    check_layer_kinds("layers_block_type", stated, layers)
     if "attn_layer_indices" in view.config:
         attention = set(view.config.integers("attn_layer_indices"))
         kinds = ["attention" if number in attention else "mamba" for number in range(layout.num_layers)]
-        warn_of_layer_kinds(view, kinds, layers)
-    return decoder_spec(view, layout, "bamba", layers, sources, norm, final_norm_name="final_layernorm")
+        check_layer_kinds("attn_layer_indices", kinds, layers)
+    return decoder_spec(
+        view, layout, "bamba", layers, sources, norm, ignored=(ROTARY_BUFFERS,), final_norm_name="final_layernorm"
+    )

@@ -4,29 +4,54 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from inference.errors import TensorShapeMismatch, UnsupportedFormat
+from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.config import CheckpointView, TensorTable
 from inference.modelling.families.headers import STORED_DTYPES, sample_of
 from inference.modelling.layer_specs import Shape
 from inference.modelling.spec import ModelSpec, Piece, Source
 
-_IGNORED_TENSORS = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
-"""Buffers that early exports stored along with the weights."""
+TIED_HEAD = re.compile(r"((model|backbone)\.)?lm_head\.weight")
+"""Names of a stored head; beside a tied embedding it is a copy, which the inspection compares."""
 
 
-def finish(view: CheckpointView, spec: ModelSpec, *, unused: str | None = None) -> ModelSpec:
-    """Check the finished spec against the headers, and warn of tensors that nothing reads.
+@dataclass(frozen=True, slots=True)
+class IgnoredTensors:
+    """Tensors that a family leaves out on purpose.
+
+    Attributes:
+        names: Pattern of the names.
+        reason: Why the arithmetic doesn't need them.
+    """
+
+    names: re.Pattern[str]
+    reason: str
+
+
+ROTARY_BUFFERS = IgnoredTensors(
+    re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$"),
+    "computed from the rope keys of config.json; early exports stored them",
+)
+MASK_BUFFERS = IgnoredTensors(
+    re.compile(r"(^|\.)(position_ids|masked_bias)$"), "constants of positions and masks; early exports stored them"
+)
+
+
+def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTensors] = ()) -> ModelSpec:
+    """Check the finished spec against the headers: every tensor is used, or ignored for a reason.
 
     Args:
         view: The checkpoint.
         spec: What the family made.
-        unused: Pattern of names that the family leaves out on purpose.
+        ignored: Tensors that the family leaves out on purpose.
 
     Raises:
         MissingTensor: A tensor that a parameter is made of isn't there.
         TensorShapeMismatch: A parameter would have another shape than the spec needs.
         UnsupportedFormat: A tensor is stored in a dtype that isn't read.
+        UnsupportedArchitecture: A tensor has no place in the spec.
     """
     shapes = spec.parameter_shapes()
     assert shapes.keys() == spec.parameters.keys(), sorted(shapes.keys() ^ spec.parameters.keys())
@@ -48,17 +73,19 @@ def finish(view: CheckpointView, spec: ModelSpec, *, unused: str | None = None) 
                     param=item,
                 )
         read.update(names)
-    skip = re.compile(unused) if unused else None
     left = [
         name
         for name in view.tensors
         if name not in read
-        and not _IGNORED_TENSORS.search(name)
-        and not (skip and skip.search(name))
-        and not (spec.tie_word_embeddings and name.endswith("lm_head.weight"))
+        and not any(group.names.search(name) for group in ignored)
+        and not (spec.tie_word_embeddings and TIED_HEAD.fullmatch(name))
     ]
     if left:
-        view.facts.warn(f"{len(left)} tensors are not used: {sample_of(left)}.")
+        raise UnsupportedArchitecture(
+            f"{len(left)} tensors have no place in {spec.model_type}: {sample_of(left)}. Without them the model would "
+            "compute something else; a head of another task or a value head can be removed from the file.",
+            param=min(left),
+        )
     return spec
 
 

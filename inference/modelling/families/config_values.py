@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import MAX_SIZE, CheckpointConfig, CheckpointView, Confidence
 from inference.modelling.layer_specs import NormSpec
 
@@ -64,6 +64,27 @@ def override_checked(fact: str, value: object, *, low: float, high: float, whole
             f"{fact} is set to {str(value)[:60]!r}; it must be {expected} from {low:g} to {high:g}.", param=fact
         )
     return value
+
+
+def check_size(view: CheckpointView, found: int, evidence: str, *keys: str) -> None:
+    """Compare a size that shapes gave with config.json's, if it is stated.
+
+    Args:
+        view: The checkpoint.
+        found: By the shapes.
+        evidence: Where ``found`` comes from.
+        keys: Spellings of the size in config.json.
+
+    Raises:
+        TensorShapeMismatch: The two differ: the files are of two models, or one of them is damaged.
+    """
+    stated = view.config.optional_integer(*keys, low=0)
+    if stated not in (None, found):
+        key = next(key for key in keys if key in view.config)
+        raise TensorShapeMismatch(
+            f"config.json says {key} {stated}, but the tensors have {found} ({evidence}); correct config.json.",
+            param=key,
+        )
 
 
 def _origin(config: CheckpointConfig, keys: Sequence[str]) -> tuple[str, Confidence]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inference.modelling.families.checks import finish
+from inference.modelling.families.checks import MASK_BUFFERS, IgnoredTensors, finish
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.layer_specs import ChannelMixerSpec, NormSpec, TokenMixerSpec, prefixed
@@ -61,13 +61,13 @@ def decoder_spec(
     layer_sources: Mapping[str, Source],
     final_norm: NormSpec,
     *,
-    unused: str | None = None,
+    ignored: Sequence[IgnoredTensors] = (),
     embedding_multiplier: float = 1.0,
     logits_multiplier: float = 1.0,
     logits_softcap: float | None = None,
     final_norm_name: str = "norm",
 ) -> ModelSpec:
-    """Spec of the whole model, checked by ``finish``."""
+    """Spec of the whole model, checked by ``finish``; ``ignored`` as there."""
     spec = ModelSpec(
         format="huggingface",
         model_type=model_type,
@@ -83,4 +83,4 @@ def decoder_spec(
         logits_softcap=logits_softcap,
         parameters={**_outer_sources(layout, final_norm_name), **layer_sources},
     )
-    return finish(view, spec, unused=unused)
+    return finish(view, spec, ignored=(MASK_BUFFERS, *ignored))

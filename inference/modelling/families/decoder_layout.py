@@ -14,7 +14,7 @@ from inference.errors import (
     UnsupportedFormat,
 )
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence, TensorTable
-from inference.modelling.families.config_values import integer_with_evidence
+from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
 from inference.modelling.layer_specs import Dtype
 
@@ -30,6 +30,7 @@ class DecoderLayout:
         embedding: Name of the embedding's tensor.
         head: Name of the head's tensor; None: the embedding is the head.
         num_layers: Layers to build.
+        num_prediction_layers: Layers after them in the files, which only draft tokens and are left out.
         hidden_size: Columns of the embedding.
         vocab_size: Rows of the embedding.
         dtype: Dtype of the embedding, taken for the whole checkpoint.
@@ -40,6 +41,7 @@ class DecoderLayout:
     embedding: str
     head: str | None
     num_layers: int
+    num_prediction_layers: int
     hidden_size: int
     vocab_size: int
     dtype: Dtype
@@ -56,7 +58,7 @@ def read_layout(
     prefixes: Sequence[str] = ("model.", ""),
     embeddings: Sequence[str] = ("embed_tokens.weight",),
     tied_by_default: bool = False,
-    extra_layers_allowed: bool = False,
+    prediction_layers: int = 0,
     default_max_position_embeddings: int = 4096,
 ) -> DecoderLayout:
     """Find the prefix, count the layers, read the sizes of embedding and head.
@@ -66,16 +68,16 @@ def read_layout(
         prefixes: Candidates, in order of preference.
         embeddings: Candidates for the embedding's name after the prefix.
         tied_by_default: Whether the head is the embedding when config.json doesn't say.
-        extra_layers_allowed: Layers beyond the config's number are something else (multi-token prediction
-            modules of DeepSeek) and left out, rather than a contradiction.
+        prediction_layers: How many layers after config.json's number may be there for multi-token prediction
+            (DeepSeek); they are left out.
         default_max_position_embeddings: When config.json has none.
 
     Raises:
         UnsupportedArchitecture: No embedding under any of the names.
-        MissingTensor: Layers are missing from the sequence 0, 1, 2 ….
-        TensorShapeMismatch: The embedding isn't a matrix, or the head has another shape.
+        MissingTensor: Layers are missing from the sequence 0, 1, 2 …, or the head.
+        TensorShapeMismatch: The embedding isn't a matrix, the head has another shape, or config.json contradicts them.
     """
-    tensors, facts, config = view.tensors, view.facts, view.config
+    tensors = view.tensors
     found = [(p, p + e) for p in prefixes for e in embeddings if p + e in tensors]
     if not found:
         expected = " or ".join(p + e for p in prefixes for e in embeddings)
@@ -84,11 +86,10 @@ def read_layout(
         )
     prefix, embedding = found[0]
     vocab_size, hidden_size = matrix_shape(tensors, embedding)
-    for key, value in (("hidden_size", hidden_size), ("vocab_size", vocab_size)):
-        stated = config.optional_integer(key)
-        if stated is not None and stated != value:
-            facts.warn(f"config.json says {key} {stated}, but {embedding} has shape {[vocab_size, hidden_size]}.")
-    num_layers = _count_layers(view, prefix, extra_layers_allowed)
+    evidence = f"{embedding} has shape {[vocab_size, hidden_size]}"
+    check_size(view, hidden_size, evidence, "hidden_size")
+    check_size(view, vocab_size, evidence, "vocab_size")
+    num_layers, present = _count_layers(view, prefix, prediction_layers)
     head = _find_head(view, prefix, embedding, tied_by_default)
     dtype = _stored_dtype(view, embedding)
     max_positions = integer_with_evidence(
@@ -98,7 +99,9 @@ def read_layout(
         default_max_position_embeddings,
         high=1 << 30,
     )
-    return DecoderLayout(prefix, embedding, head, num_layers, hidden_size, vocab_size, dtype, max_positions)
+    return DecoderLayout(
+        prefix, embedding, head, num_layers, present - num_layers, hidden_size, vocab_size, dtype, max_positions
+    )
 
 
 def layer_numbers(tensors: TensorTable, prefix: str) -> list[int]:
@@ -107,7 +110,8 @@ def layer_numbers(tensors: TensorTable, prefix: str) -> list[int]:
     return sorted({int(match[1]) for match in map(pattern.match, tensors) if match})
 
 
-def _count_layers(view: CheckpointView, prefix: str, extra_allowed: bool) -> int:
+def _count_layers(view: CheckpointView, prefix: str, prediction_layers: int) -> tuple[int, int]:
+    """(layers of the model, layers in the files)."""
     numbers = layer_numbers(view.tensors, prefix)
     if not numbers:
         raise UnsupportedArchitecture(
@@ -130,19 +134,25 @@ def _count_layers(view: CheckpointView, prefix: str, extra_allowed: bool) -> int
     if stated is None or stated == present:
         evidence = "distinct layer numbers in the tensor names"
         view.facts.add("num_layers", present, evidence if stated is None else f"config.json and {evidence}")
-        return present
+        return present, present
     if stated > present:
         raise MissingTensor(
             f"config.json says {stated} layers, but the tensors end at layer {present - 1}; a shard is missing, or "
             "config.json is from another model.",
             param=f"{prefix}layers.{present}",
         )
-    if extra_allowed:
-        view.facts.add("num_layers", stated, "config.json; the layers after them are prediction modules, left out")
-        return stated
-    view.facts.warn(f"config.json says {stated} layers, but the tensors have {present}; all {present} are used.")
-    view.facts.add("num_layers", present, f"tensor names, against {stated} in config.json", Confidence.MEDIUM)
-    return present
+    if present > stated + prediction_layers:
+        raise TensorShapeMismatch(
+            f"config.json says {stated} layers{_beside(prediction_layers)}, but the tensors have {present} "
+            f"({prefix}layers.{stated} to {prefix}layers.{present - 1}); correct {_LAYER_COUNT_KEYS[0]}.",
+            param=_LAYER_COUNT_KEYS[0],
+        )
+    view.facts.add("num_layers", stated, "config.json; the layers after them are prediction modules, left out")
+    return stated, present
+
+
+def _beside(prediction_layers: int) -> str:
+    return f" and {prediction_layers} for prediction" if prediction_layers else ""
 
 
 def _find_head(view: CheckpointView, prefix: str, embedding: str, tied_by_default: bool) -> str | None:
@@ -155,7 +165,13 @@ def _find_head(view: CheckpointView, prefix: str, embedding: str, tied_by_defaul
     tied = config.boolean("tie_word_embeddings", default=tied_by_default)
     if name not in tensors:
         confidence = Confidence.CERTAIN if tied else Confidence.HIGH
-        facts.add("tie_word_embeddings", True, "there is no lm_head.weight", confidence)
+        stated = facts.add("tie_word_embeddings", tied or not written, "there is no lm_head.weight", confidence)
+        if not stated:
+            raise MissingTensor(
+                "config.json says tie_word_embeddings false, but there is no lm_head.weight: the head is missing. If "
+                "the head is the embedding, set the override tie_word_embeddings to true.",
+                param="lm_head.weight",
+            )
         return None
     evidence = "config.json" if written else f"{name} is there, and config.json says nothing else"
     if facts.add("tie_word_embeddings", tied, evidence, Confidence.CERTAIN if written else Confidence.MEDIUM):

@@ -6,21 +6,30 @@ are those of the published files and of transformers' ``deepseek_v2`` and ``deep
 
 from __future__ import annotations
 
+import re
+
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
-from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, integer_with_evidence, number_with_evidence, rms_norm
+from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
+from inference.modelling.families.config import MAX_LAYERS, CheckpointView
+from inference.modelling.families.config_values import (
+    activation,
+    check_size,
+    integer_with_evidence,
+    number_with_evidence,
+    rms_norm,
+)
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
-    agree_on_experts,
+    check_dense_layers,
+    check_experts,
     check_routing,
     count_experts,
     has_router,
     moe_sources,
     shared_width,
-    warn_of_dense_layers,
 )
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
 from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec, NormSpec
@@ -33,11 +42,18 @@ LATENT_NORM = NormSpec("rms", 1e-6)
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table of a DeepSeek checkpoint to its spec."""
     model_type = view.config.string("model_type", default="deepseek_v3")
-    layout = read_layout(view, extra_layers_allowed=True)
+    prediction = view.config.integer(
+        "num_nextn_predict_layers",
+        "num_mtp_layers",
+        default=1 if model_type == "deepseek_v3" else 0,
+        low=0,
+        high=MAX_LAYERS,
+    )
+    layout = read_layout(view, prediction_layers=prediction)
     norm = rms_norm(view)
     act = activation(view)
     mla = _mla_spec(view, model_type, layout)
-    _compare_dense_layers(view, layout)
+    _check_dense_layers(view, layout)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(layout.num_layers):
@@ -51,8 +67,12 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             channel = mlp_sources(view, mixer, layer)
         layers.append(llama_layer(mla, mixer, norm))
         sources |= llama_layer_sources(number, layer, _mla_sources(mla, layer), channel)
-    later = "|".join(str(number) for number in range(layout.num_layers, layout.num_layers + 8))
-    return decoder_spec(view, layout, model_type, layers, sources, norm, unused=rf"layers\.({later})\.")
+    later = "|".join(str(layout.num_layers + number) for number in range(layout.num_prediction_layers))
+    ignored = [ROTARY_BUFFERS]
+    if later:
+        names = re.compile(rf"{re.escape(layout.prefix)}layers\.({later})\.")
+        ignored.append(IgnoredTensors(names, "layers for drafting several tokens, beside the model itself"))
+    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored)
 
 
 def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> MLASpec:
@@ -79,13 +99,12 @@ def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> M
         "kv_lora_rank": rank,
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": nope_dim,
+        "qk_head_dim": nope_dim + rope_dim,
         "v_head_dim": value_dim,
         "q_lora_rank": q_rank,
     }
     for key, found in sizes.items():
-        stated = config.optional_integer(key)
-        if stated is not None and stated != found:
-            facts.warn(f"config.json says {key} {stated}, but the tensors have {found}.")
+        check_size(view, found or 0, f"shapes of the tensors of {base[:-1]}", key)
         if found is not None:
             facts.add(f"mla.{key}", found, "shapes of the attention tensors of layer 0")
     interleaved = model_type != "deepseek_v3" or config.boolean("rope_interleave", default=True)
@@ -139,13 +158,19 @@ def _mla_sources(spec: MLASpec, layer: str) -> dict[str, Source]:
 def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
     config, base = view.config, f"{layer}mlp."
     count, width = count_experts(view, base + "experts.")
-    agree_on_experts(view, count, "n_routed_experts", "num_experts", "num_local_experts")
+    keys = ("n_routed_experts", "num_experts", "num_local_experts")
+    check_experts(view, base + "experts.", count, width, keys, "moe_intermediate_size")
     width_of_shared = shared_width(view, f"{base}shared_experts.")
+    num_shared = config.optional_integer("n_shared_experts", low=0)
+    if num_shared is not None and num_shared * width != width_of_shared:
+        raise TensorShapeMismatch(
+            f"config.json says n_shared_experts {num_shared}, each {width} wide, but {base}shared_experts are "
+            f"{width_of_shared} wide; correct config.json.",
+            param="n_shared_experts",
+        )
     if model_type == "deepseek_v2":
         _expect(view, "scoring_func", "softmax", ("softmax",))
         method = _expect(view, "topk_method", "greedy", ("greedy", "group_limited_greedy"))
-        if config.boolean("norm_topk_prob", default=False):
-            view.facts.warn("config.json: norm_topk_prob is on; DeepSeek V2 doesn't normalise, so it has no effect.")
         grouped = method == "group_limited_greedy"
         spec = MoESpec(
             num_experts=count,
@@ -200,12 +225,13 @@ def _expect(view: CheckpointView, key: str, default: str, known: tuple[str, ...]
     return value
 
 
-def _compare_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
+def _check_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
     config = view.config
     if "first_k_dense_replace" in config:
         first = config.integer("first_k_dense_replace", low=0)
         step = config.integer("moe_layer_freq", default=1)
-        warn_of_dense_layers(view, layout, lambda number: number >= first and number % step == 0)
+        key = "first_k_dense_replace, moe_layer_freq"
+        check_dense_layers(view, layout, key, lambda number: number >= first and number % step == 0)
 
 
 def _rows(view: CheckpointView, name: str) -> int:

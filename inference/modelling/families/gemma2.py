@@ -9,6 +9,7 @@ import math
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
@@ -80,6 +81,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers,
         sources,
         norm,
+        ignored=(ROTARY_BUFFERS,),
         embedding_multiplier=math.sqrt(layout.hidden_size),
         logits_softcap=_softcap(view, "final_logit_softcapping", 30.0),
     )

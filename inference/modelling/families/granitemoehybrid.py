@@ -9,22 +9,29 @@ Source: the published ibm-granite/granite-4.0 files and transformers' ``granitem
 from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView, Confidence
-from inference.modelling.families.config_values import activation, integer_with_evidence, number_with_evidence, rms_norm
+from inference.modelling.families.config_values import (
+    activation,
+    check_size,
+    integer_with_evidence,
+    number_with_evidence,
+    rms_norm,
+)
 from inference.modelling.families.decoder import decoder_spec, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.families.moe_config import agree_on_experts, check_routing
+from inference.modelling.families.moe_config import check_experts, check_routing
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import (
     HYBRID_KEYS,
+    check_layer_kinds,
     mamba2_sources,
     mamba2_spec,
     stated_layer_types,
     time_step_limits,
     unknown_layer,
-    warn_of_layer_kinds,
 )
 from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MLPSpec, MoESpec, TokenMixerSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
@@ -67,7 +74,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             )
         )
         sources |= llama_layer_sources(number, layer, mixer_sources, channel_sources)
-    warn_of_layer_kinds(view, stated_layer_types(view, "layer_types", "layers_block_type"), layers)
+    check_layer_kinds("layer_types", stated_layer_types(view, "layer_types", "layers_block_type"), layers)
     return decoder_spec(
         view,
         layout,
@@ -75,6 +82,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers,
         sources,
         norm,
+        ignored=(ROTARY_BUFFERS,),
         embedding_multiplier=_multiplier(view, "embedding_multiplier"),
         logits_multiplier=1.0 / _multiplier(view, "logits_scaling"),
     )
@@ -106,15 +114,18 @@ def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelM
     }
     base = f"{layer}block_sparse_moe."
     names = next((trio for trio in EXPERT_NAMES if base + trio[0] in view.tensors), None)
+    check_size(view, width, f"columns of {shared}output_linear.weight", "shared_intermediate_size")
     if names is None:
+        check_size(view, 0, f"no experts under {base[:-1]}", "num_local_experts")
         return MLPSpec(width, act), shared_sources
     router, gate_up, down = (base + name for name in names)
     count = matrix_shape(view.tensors, router)[0]
-    agree_on_experts(view, count, "num_local_experts")
+    expert_width = view.tensors.shape(down)[-1]
+    check_experts(view, base, count, expert_width, ("num_local_experts",), "intermediate_size")
     moe = MoESpec(
         num_experts=count,
         top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 2),
-        intermediate_size=view.tensors.shape(down)[-1],
+        intermediate_size=expert_width,
         activation=act,
         shared_intermediate_size=width,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointView, Confidence
-from inference.modelling.families.config_values import override_checked
+from inference.modelling.families.config_values import check_size, override_checked
 from inference.modelling.families.headers import matrix_shape
 
 _HEADS_KEYS = ("num_attention_heads", "num_heads")
@@ -35,8 +35,8 @@ def read_heads(
 ) -> HeadSizes:
     """Head counts and width, from config.json and from the projections of one attention layer.
 
-    Where config.json contradicts the shapes, the shapes are used, with a warning. A width that neither has is a usual
-    one that divides the rows, recorded with low confidence.
+    config.json may not contradict the shapes. A width that neither has is a usual one that divides the rows, recorded
+    with low confidence.
 
     Args:
         view: The checkpoint.
@@ -46,7 +46,7 @@ def read_heads(
         default_head_dim: The family's width when config.json has none (h / heads otherwise).
 
     Raises:
-        TensorShapeMismatch: The projections can't be split into the heads that config.json states.
+        TensorShapeMismatch: The projections don't have the heads, or the width, that config.json states.
         UnsupportedArchitecture: No way to know the head count.
     """
     base = layer + attention
@@ -76,24 +76,16 @@ def _head_dim(view: CheckpointView, base: str, q_rows: int, hidden_size: int, k_
         given = facts.add(name, None, "")
         return int(override_checked(name, given, low=1, high=_MAX_HEADS, whole=True))
     if norm is not None and len(norm.shape) == 1 and norm.shape[0] < q_rows and q_rows % norm.shape[0] == 0:
-        if stated is not None and stated != norm.shape[0]:
-            facts.warn(f"config.json says head_dim {stated}, but {base}q_norm.weight has {norm.shape[0]} values.")
+        check_size(view, norm.shape[0], f"length of {base}q_norm.weight", "head_dim")
         return int(facts.add(name, norm.shape[0], f"length of {base}q_norm.weight"))
     if stated is None and heads is not None and default is not None and q_rows == heads * default:
         return int(facts.add(name, default, f"the family's default; {heads} heads give q_proj's {q_rows} rows"))
     if heads is not None and q_rows % heads == 0:
         found = q_rows // heads
-        if stated is not None and stated != found:
-            facts.warn(
-                f"config.json says head_dim {stated}, but {base}q_proj.weight has {q_rows} rows for {heads} heads: "
-                f"{found} is used."
-            )
-            return int(facts.add(name, found, f"q_proj's {q_rows} rows by {heads} heads", Confidence.MEDIUM))
+        check_size(view, found, f"{base}q_proj.weight has {q_rows} rows for {heads} heads", "head_dim")
         evidence = "config.json" if stated is not None else f"q_proj's {q_rows} rows by {heads} heads"
         return int(facts.add(name, found, evidence))
-    if stated is not None and q_rows % stated == 0:
-        if heads is not None:
-            facts.warn(f"config.json says {heads} heads, but {base}q_proj.weight has {q_rows} rows.")
+    if heads is None and stated is not None and q_rows % stated == 0:
         return int(facts.add(name, stated, "config.json"))
     if heads is not None:
         raise TensorShapeMismatch(
@@ -113,14 +105,13 @@ def _head_dim(view: CheckpointView, base: str, q_rows: int, hidden_size: int, k_
 
 
 def _agreed(view: CheckpointView, name: str, keys: Sequence[str], found: int, tensor_name: str) -> int:
-    """The number that the shapes give; config.json's contradiction becomes a warning."""
+    """The number that the shapes give; config.json may state no other, unless the width was set by hand."""
     stated = view.config.optional_integer(*keys, high=_MAX_HEADS)
+    evidence, confidence = f"rows of {tensor_name} by head_dim", Confidence.HIGH
+    if "attention.head_dim" not in view.facts.overrides:
+        check_size(view, found, evidence, *keys)
     if stated == found:
         return int(view.facts.add(name, found, f"config.json and the rows of {tensor_name}"))
-    evidence, confidence = f"rows of {tensor_name} by head_dim", Confidence.HIGH
-    if stated is not None:
-        view.facts.warn(f"config.json says {keys[0]} {stated}, but {tensor_name} has rows for {found}.")
-        evidence, confidence = f"{evidence}, against {stated} in config.json", Confidence.MEDIUM
     view.facts.add(name, found, evidence, confidence)
     return found
 
@@ -139,9 +130,8 @@ def _fused_heads(view: CheckpointView, fused: str, base: str, default_head_dim: 
                 f"config.json says {heads} attention heads, but {base}o_proj.weight has {q_width} columns.",
                 param=base + "o_proj.weight",
             )
-        if head_dim is not None:
-            facts.warn(f"config.json says head_dim {head_dim}, but {q_width} columns of o_proj are {heads} heads.")
         head_dim = q_width // heads
+        check_size(view, head_dim, f"{q_width} columns of {base}o_proj.weight for {heads} heads", "head_dim")
     facts.add("attention.head_dim", head_dim, f"{q_width} columns of o_proj by {heads} heads")
     if kv_width <= 0 or (rows - q_width) % 2 or kv_width % head_dim:
         raise TensorShapeMismatch(

@@ -5,6 +5,7 @@ Source: Lieber et al. 2024, https://arxiv.org/abs/2403.19887; transformers' ``ja
 
 from __future__ import annotations
 
+from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
@@ -12,12 +13,12 @@ from inference.modelling.families.decoder import decoder_spec, llama_layer, llam
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
-from inference.modelling.families.moe_config import agree_on_experts, check_routing, count_experts, moe_sources
+from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, moe_sources
 from inference.modelling.families.state_space import (
+    check_layer_kinds,
     mamba1_sources,
     mamba1_spec,
     unknown_layer,
-    warn_of_layer_kinds,
 )
 from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
@@ -42,6 +43,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
                 inner_norm=norm if f"{base}dt_layernorm.weight" in view.tensors else None,
                 state_size=("mamba_d_state",),
                 conv_kernel=("mamba_d_conv",),
+                dt_rank=("mamba_dt_rank",),
             )
             mixer_sources = mamba1_sources(mixer, base, layout.hidden_size)
         elif f"{layer}self_attn.q_proj.weight" in view.tensors:
@@ -52,7 +54,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         channel, channel_sources = _channel_mixer(view, layer, act)
         layers.append(llama_layer(mixer, channel, norm))
         sources |= llama_layer_sources(number, layer, mixer_sources, channel_sources, channel_norm="pre_ff_layernorm")
-    _compare_with_periods(view, layers)
+    _check_periods(view, layers)
     return decoder_spec(view, layout, "jamba", layers, sources, norm, final_norm_name="final_layernorm")
 
 
@@ -62,7 +64,7 @@ def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelM
         mlp = mlp_spec(view, layer, act, mlp="feed_forward.")
         return mlp, mlp_sources(view, mlp, layer, mlp="feed_forward.")
     count, width = count_experts(view, f"{base}experts.")
-    agree_on_experts(view, count, "num_experts", "num_local_experts")
+    check_experts(view, f"{base}experts.", count, width, ("num_experts", "num_local_experts"), "intermediate_size")
     moe = check_routing(
         MoESpec(
             num_experts=count,
@@ -75,10 +77,27 @@ def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelM
     return moe, moe_sources(view, moe, base, router="router")
 
 
-def _compare_with_periods(view: CheckpointView, layers: list[LayerSpec]) -> None:
-    """Warn where the periods and offsets of config.json contradict the tensors."""
+def _check_periods(view: CheckpointView, layers: list[LayerSpec]) -> None:
+    """Compare the periods and offsets of config.json with the tensors.
+
+    Raises:
+        TensorShapeMismatch: A layer is of another kind than they say.
+    """
     config = view.config
     if "attn_layer_period" in config and "attn_layer_offset" in config:
         period, offset = config.integer("attn_layer_period"), config.integer("attn_layer_offset", low=0)
         kinds = ["attention" if number % period == offset else "mamba" for number in range(len(layers))]
-        warn_of_layer_kinds(view, kinds, layers)
+        check_layer_kinds("attn_layer_period", kinds, layers)
+    keys = ("expert_layer_period", "expert_layer_offset", "num_experts")
+    if all(key in config for key in keys):
+        period, offset = config.integer(keys[0]), config.integer(keys[1], low=0)
+        has_experts = config.integer(keys[2]) > 1
+        for number, layer in enumerate(layers):
+            stated = "moe" if has_experts and number % period == offset else "mlp"
+            found = layer.channel_mixer.kind if layer.channel_mixer is not None else "none"
+            if stated != found:
+                raise TensorShapeMismatch(
+                    f"config.json gives layer {number} the channel mixer {stated} ({', '.join(keys)}), but its tensors "
+                    f"are of {found}; correct config.json.",
+                    param=keys[0],
+                )

@@ -6,6 +6,7 @@ llama, mistral, qwen2, qwen3: pre-norm layers of grouped-query attention and a g
 from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
@@ -30,22 +31,20 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     heads = read_heads(view, layout.layer(0), layout.hidden_size)
     rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
     norm = rms_norm(view)
+    qk_norm = norm if model_type == "qwen3" else None
     act = activation(view)
     windows = _windows(view, model_type, layout.num_layers)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(layout.num_layers):
         layer = layout.layer(number)
-        has_qk_norm = f"{layer}self_attn.q_norm.weight" in view.tensors
-        attention = attention_spec(
-            view, layer, heads, rope, qk_norm=norm if has_qk_norm else None, sliding_window=windows[number]
-        )
+        attention = attention_spec(view, layer, heads, rope, qk_norm=qk_norm, sliding_window=windows[number])
         mlp = mlp_spec(view, layer, act)
         layers.append(llama_layer(attention, mlp, norm))
         sources |= llama_layer_sources(
             number, layer, attention_sources(view, attention, layer), mlp_sources(view, mlp, layer)
         )
-    return decoder_spec(view, layout, model_type, layers, sources, norm)
+    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=(ROTARY_BUFFERS,))
 
 
 def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | None, ...]:

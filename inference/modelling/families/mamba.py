@@ -44,6 +44,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             inner_norm=inner_norm,
             state_size=("state_size",),
             conv_kernel=("conv_kernel",),
+            dt_rank=("time_step_rank",),
+            intermediate_size=("intermediate_size", "d_inner"),
         )
         layers.append(LayerSpec(token_mixer=mixer, token_norm=norm))
         sources[f"layers.{number}.token_norm.weight"] = tensor(f"{layout.layer(number)}norm.weight")

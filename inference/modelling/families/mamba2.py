@@ -6,7 +6,7 @@ Source: the published mistralai/Mamba-Codestral-7B-v0.1 file and transformers' `
 from __future__ import annotations
 
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, rms_norm
+from inference.modelling.families.config_values import activation, check_size, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.state_space import (
@@ -38,6 +38,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     for number in range(layout.num_layers):
         base = f"{layout.layer(number)}mixer."
         mixer = mamba2_spec(view, base, KEYS, activation=act, norm_eps=norm.eps, limits=limits)
+        check_size(view, mixer.intermediate_size, f"columns of {base}out_proj.weight", "intermediate_size")
         layers.append(LayerSpec(token_mixer=mixer, token_norm=norm))
         sources[f"layers.{number}.token_norm.weight"] = tensor(f"{layout.layer(number)}norm.weight")
         sources |= prefixed(f"layers.{number}.token_mixer", mamba2_sources(mixer, base, layout.hidden_size))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
@@ -18,7 +19,7 @@ from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.moe_config import (
     ExpertNames,
-    agree_on_experts,
+    check_experts,
     check_routing,
     count_experts,
     moe_sources,
@@ -51,13 +52,13 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         if f"{base}gate.weight" not in view.tensors:
             base = f"{layer}mlp."
         count, width = _count_experts(view, base)
-        agree_on_experts(view, count, "num_local_experts", "num_experts")
+        check_experts(view, base + "experts.", count, width, ("num_local_experts", "num_experts"), "intermediate_size")
         moe = check_routing(MoESpec(num_experts=count, top_k=top_k, intermediate_size=width, activation=act))
         layers.append(llama_layer(attention, moe, norm))
         sources |= llama_layer_sources(
             number, layer, attention_sources(view, attention, layer), _moe_sources(view, moe, base)
         )
-    return decoder_spec(view, layout, "mixtral", layers, sources, norm)
+    return decoder_spec(view, layout, "mixtral", layers, sources, norm, ignored=(ROTARY_BUFFERS,))
 
 
 def _is_stacked_in_out(view: CheckpointView, base: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.spec import Source, concatenated, tensor
@@ -14,9 +15,7 @@ def mlp_spec(
     """Width from ``down_proj``'s columns, biases by presence."""
     base = layer + mlp
     width = matrix_shape(view.tensors, base + "down_proj.weight")[1]
-    stated = view.config.optional_integer("intermediate_size")
-    if stated is not None and stated != width:
-        view.facts.warn(f"config.json says intermediate_size {stated}, but {base}down_proj.weight has {width} columns.")
+    check_size(view, width, f"columns of {base}down_proj.weight", "intermediate_size")
     return MLPSpec(width, activation_name, gated, bias=base + "down_proj.bias" in view.tensors)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources
@@ -36,7 +37,7 @@ def count_experts(view: CheckpointView, base: str, *, down: str = "down_proj") -
     stacked = base + "down_proj"
     if stacked in view.tensors:
         shape = view.tensors.shape(stacked)
-        if len(shape) != 3:
+        if len(shape) != 3 or min(shape) < 1:
             raise TensorShapeMismatch(f"{stacked} has shape {list(shape)}; three axes are needed.", param=stacked)
         return shape[0], shape[2]
     pattern = re.compile(re.escape(base) + r"(\d{1,6})\." + re.escape(down) + r"\.weight$")
@@ -86,13 +87,15 @@ def moe_sources(
     return sources
 
 
-def agree_on_experts(view: CheckpointView, found: int, *keys: str) -> int:
-    """The number of experts that the tensors have; config.json's contradiction becomes a warning."""
-    stated = view.config.optional_integer(*keys)
-    if stated is not None and stated != found:
-        view.facts.warn(f"config.json says {keys[0]} {stated}, but the tensors have {found} experts.")
-    view.facts.add("moe.num_experts", found, "expert tensors")
-    return found
+def check_experts(view: CheckpointView, base: str, count: int, width: int, count_keys: Sequence[str], key: str) -> None:
+    """Compare the number and the width of the experts under ``base`` with config.json's.
+
+    Raises:
+        TensorShapeMismatch: config.json states others.
+    """
+    check_size(view, count, f"experts under {base[:-1]}", *count_keys)
+    check_size(view, width, f"width of an expert under {base[:-1]}", key)
+    view.facts.add("moe.num_experts", count, "expert tensors")
 
 
 def shared_width(view: CheckpointView, shared: str) -> int:
@@ -106,13 +109,23 @@ def has_router(view: CheckpointView, layer: str) -> bool:
     return f"{layer}mlp.gate.weight" in view.tensors
 
 
-def warn_of_dense_layers(view: CheckpointView, layout: DecoderLayout, is_stated_sparse: Callable[[int], bool]) -> None:
-    """Warn where config.json's dense layers aren't those without a router; the tensors decide."""
+def check_dense_layers(
+    view: CheckpointView, layout: DecoderLayout, key: str, is_stated_sparse: Callable[[int], bool]
+) -> None:
+    """Compare config.json's dense layers with those without a router.
+
+    Raises:
+        TensorShapeMismatch: They differ in a layer; ``key`` is the config key that says so.
+    """
     for number in range(layout.num_layers):
-        stated = is_stated_sparse(number)
-        if stated != has_router(view, layout.layer(number)):
-            kind = "experts" if stated else "a dense MLP"
-            view.facts.warn(f"config.json gives layer {number} {kind}, but its tensors don't; the tensors decide.")
+        stated, layer = is_stated_sparse(number), layout.layer(number)
+        if stated != has_router(view, layer):
+            kinds = ("experts", "a dense MLP") if stated else ("a dense MLP", "experts")
+            raise TensorShapeMismatch(
+                f"config.json gives layer {number} {kinds[0]} ({key}), but {layer}mlp. has the tensors of {kinds[1]}; "
+                "correct config.json.",
+                param=key,
+            )
 
 
 def check_routing(spec: MoESpec) -> MoESpec:

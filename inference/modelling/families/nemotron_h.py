@@ -8,17 +8,25 @@ Source: https://arxiv.org/abs/2504.03624 and the Nemotron 3 report; transformers
 from __future__ import annotations
 
 import math
+import re
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import CheckpointView, Confidence
-from inference.modelling.families.config_values import activation, integer_with_evidence, number_with_evidence, rms_norm
+from inference.modelling.families.config_values import (
+    activation,
+    check_size,
+    integer_with_evidence,
+    number_with_evidence,
+    rms_norm,
+)
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
-    agree_on_experts,
+    check_experts,
     check_routing,
     count_experts,
     moe_sources,
@@ -26,11 +34,11 @@ from inference.modelling.families.moe_config import (
 )
 from inference.modelling.families.state_space import (
     Mamba2Keys,
+    check_layer_kinds,
     mamba2_sources,
     mamba2_spec,
     stated_layer_types,
     unknown_layer,
-    warn_of_layer_kinds,
 )
 from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, NormSpec, TokenMixerSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
@@ -43,6 +51,7 @@ KEYS = Mamba2Keys(
     ("mamba_d_conv", "conv_kernel"),
     8,
 )
+PREDICTION_LAYERS = IgnoredTensors(re.compile(r"^mtp\."), "layers for drafting several tokens, beside the model itself")
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of ``hybrid_override_pattern``."""
 
@@ -66,6 +75,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             found = mamba2_sources(token, base, layout.hidden_size)
         elif f"{base}q_proj.weight" in view.tensors:
             heads = read_heads(view, layer, layout.hidden_size, attention="mixer.")
+            check_size(view, heads.head_dim, "width of a head", "attention_head_dim")
             token = attention_spec(view, layer, heads, None, attention="mixer.")
             found = attention_sources(view, token, layer, attention="mixer.")
         elif f"{base}gate.weight" in view.tensors:
@@ -80,8 +90,10 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         kind = "token" if token is not None else "channel"
         sources[f"{ours}.{kind}_norm.weight"] = tensor(f"{layer}norm.weight")
         sources |= prefixed(f"{ours}.{kind}_mixer", found)
-    warn_of_layer_kinds(view, _stated_kinds(view), layers)
-    return decoder_spec(view, layout, "nemotron_h", layers, sources, norm, unused=r"^mtp\.", final_norm_name="norm_f")
+    check_layer_kinds("hybrid_override_pattern or layers_block_type", _stated_kinds(view), layers)
+    return decoder_spec(
+        view, layout, "nemotron_h", layers, sources, norm, ignored=(PREDICTION_LAYERS,), final_norm_name="norm_f"
+    )
 
 
 def _layer(token: TokenMixerSpec | None, channel: ChannelMixerSpec | None, norm: NormSpec) -> LayerSpec:
@@ -122,7 +134,11 @@ def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
                 param=base + name,
             )
     count, width = count_experts(view, f"{base}experts.")
-    agree_on_experts(view, count, "n_routed_experts", "num_local_experts")
+    check_experts(
+        view, f"{base}experts.", count, width, ("n_routed_experts", "num_local_experts"), "moe_intermediate_size"
+    )
+    width_of_shared = shared_width(view, f"{base}shared_experts.")
+    check_size(view, width_of_shared, f"width of {base}shared_experts", "moe_shared_expert_intermediate_size")
     groups = integer_with_evidence(view, "moe.num_expert_groups", ("n_group",), 1)
     normalise = config.boolean("norm_topk_prob", default=True)
     view.facts.add(
@@ -148,6 +164,6 @@ def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
             top_k_groups=integer_with_evidence(view, "moe.top_k_groups", ("topk_group",), 1),
             group_score="top2",
             correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
-            shared_intermediate_size=shared_width(view, f"{base}shared_experts."),
+            shared_intermediate_size=width_of_shared,
         )
     )

@@ -101,8 +101,8 @@ class LayerReader:
             assert isinstance(part.spec, Mamba1Spec | Mamba2Spec | Mamba3Spec)
             sources = prefixed("token_norm", norm_sources) | prefixed("token_mixer", part.sources)
             return LayerSpec(token_mixer=part.spec, token_norm=norm), sources
-        token_kind, _, channel_kind = kind.partition("+")
-        attention = self._mla(base + "self_attn.") if token_kind == "mla" else self._attention(base + "self_attn.")
+        mixer_kind, _, channel_kind = kind.partition("+")
+        attention = self._mla(base + "self_attn.") if mixer_kind == "mla" else self._attention(base + "self_attn.")
         channel = self._moe(number, base + "moe.") if channel_kind == "moe" else self._mlp(base + "mlp.")
         assert isinstance(attention.spec, AttentionSpec | MLASpec)
         assert isinstance(channel.spec, MLPSpec | MoESpec)

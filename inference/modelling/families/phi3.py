@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/2404.14219, and the published files.
 from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
@@ -46,4 +47,4 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         sources |= llama_layer_sources(
             number, layer, attention_sources(view, attention, layer), mlp_sources(view, mlp, layer)
         )
-    return decoder_spec(view, layout, "phi3", layers, sources, norm)
+    return decoder_spec(view, layout, "phi3", layers, sources, norm, ignored=(ROTARY_BUFFERS,))

@@ -7,20 +7,21 @@ and ``qwen3_moe``.
 from __future__ import annotations
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
+from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
-    agree_on_experts,
+    check_dense_layers,
+    check_experts,
     check_routing,
     count_experts,
     has_router,
     moe_sources,
     shared_width,
-    warn_of_dense_layers,
 )
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import (
@@ -44,19 +45,18 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     heads = read_heads(view, layout.layer(0), layout.hidden_size)
     rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
     norm = rms_norm(view)
+    qk_norm = norm if model_type == "qwen3_moe" else None
     act = activation(view)
     windows = _windows(view, model_type, layout.num_layers)
     dense = set(view.config.integers("mlp_only_layers"))
     step = view.config.integer("decoder_sparse_step", default=1)
-    warn_of_dense_layers(view, layout, lambda number: number not in dense and (number + 1) % step == 0)
+    key = "mlp_only_layers, decoder_sparse_step"
+    check_dense_layers(view, layout, key, lambda number: number not in dense and (number + 1) % step == 0)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(layout.num_layers):
         layer = layout.layer(number)
-        has_qk_norm = f"{layer}self_attn.q_norm.weight" in view.tensors
-        attention = attention_spec(
-            view, layer, heads, rope, qk_norm=norm if has_qk_norm else None, sliding_window=windows[number]
-        )
+        attention = attention_spec(view, layer, heads, rope, qk_norm=qk_norm, sliding_window=windows[number])
         mixer: ChannelMixerSpec
         if has_router(view, layer):
             mixer = _moe_spec(view, model_type, layer, act)
@@ -66,13 +66,17 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             channel = mlp_sources(view, mixer, layer)
         layers.append(llama_layer(attention, mixer, norm))
         sources |= llama_layer_sources(number, layer, attention_sources(view, attention, layer), channel)
-    return decoder_spec(view, layout, model_type, layers, sources, norm)
+    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=(ROTARY_BUFFERS,))
 
 
 def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
     config, base = view.config, f"{layer}mlp."
     count, width = count_experts(view, base + "experts.")
-    agree_on_experts(view, count, "num_experts", "num_local_experts")
+    check_experts(view, base + "experts.", count, width, ("num_experts", "num_local_experts"), "moe_intermediate_size")
+    # Only Qwen2-MoE has a shared expert, and always with a gate.
+    shared = shared_width(view, f"{base}shared_expert.") if model_type == "qwen2_moe" else 0
+    if model_type == "qwen2_moe":
+        check_size(view, shared, f"width of {base}shared_expert", "shared_expert_intermediate_size")
     return check_routing(
         MoESpec(
             num_experts=count,
@@ -80,8 +84,8 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
             intermediate_size=width,
             activation=act,
             normalise_top_k=config.boolean("norm_topk_prob", default=False),
-            shared_intermediate_size=shared_width(view, f"{base}shared_expert."),
-            shared_gate=f"{base}shared_expert_gate.weight" in view.tensors,
+            shared_intermediate_size=shared,
+            shared_gate=shared > 0,
         )
     )
 

@@ -4,7 +4,8 @@ A family is one module in ``inference.modelling.families`` with
 
     def build_spec(view: CheckpointView) -> ModelSpec
 
-A new family is such a module and one row here. Standard library only, and so are the families.
+A new family is such a module, one row here, and a table of its config keys (``config_key_tables``). Standard library
+only, and so are the families.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from importlib import import_module
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import CONFIG_KEYS
+from inference.modelling.families.config_keys import check_config_keys
 from inference.modelling.spec import ModelSpec
 
 BuildSpec = Callable[[CheckpointView], ModelSpec]
@@ -43,7 +46,7 @@ FAMILIES: dict[str, str] = {
 
 
 def family_builder(model_type: str) -> BuildSpec:
-    """The function that turns a checkpoint of this type into a ``ModelSpec``.
+    """The function that checks the keys of a checkpoint's config.json and turns it into a ``ModelSpec``.
 
     Raises:
         UnsupportedArchitecture: No family is registered for it.
@@ -55,4 +58,9 @@ def family_builder(model_type: str) -> BuildSpec:
             param="model_type",
         )
     builder: BuildSpec = import_module(f"inference.modelling.families.{module}").build_spec
-    return builder
+
+    def build_spec(view: CheckpointView) -> ModelSpec:
+        check_config_keys(view, model_type, CONFIG_KEYS[model_type])
+        return builder(view)
+
+    return build_spec

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointView, Confidence
+from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec, NormSpec
 from inference.modelling.spec import LayerSpec, Source, tensor
@@ -88,6 +89,8 @@ def mamba1_spec(
     inner_norm: NormSpec | None = None,
     state_size: tuple[str, ...],
     conv_kernel: tuple[str, ...],
+    dt_rank: tuple[str, ...],
+    intermediate_size: tuple[str, ...] = (),
 ) -> Mamba1Spec:
     """The Mamba-1 layer whose tensor names start with ``base``; all sizes from shapes.
 
@@ -98,14 +101,19 @@ def mamba1_spec(
         inner_norm: Norm of Δ, B and C, if the family has one.
         state_size: Config keys to compare with.
         conv_kernel: The same.
+        dt_rank: The same.
+        intermediate_size: The same; where there is none, the width is the shapes'.
+
+    Raises:
+        TensorShapeMismatch: The shapes differ from config.json's sizes.
     """
     inner, size = matrix_shape(view.tensors, f"{base}A_log")
     kernel = _conv_shape(view, base)[1]
     rank = matrix_shape(view.tensors, f"{base}dt_proj.weight")[1]
-    _record(view, "mamba.intermediate_size", inner, "rows of A_log")
+    _record(view, "mamba.intermediate_size", inner, "rows of A_log", intermediate_size)
     _record(view, "mamba.state_size", size, "columns of A_log", state_size)
     _record(view, "mamba.conv_kernel", kernel, "shape of conv1d.weight", conv_kernel)
-    _record(view, "mamba.dt_rank", rank, "columns of dt_proj.weight")
+    _record(view, "mamba.dt_rank", rank, "columns of dt_proj.weight", dt_rank)
     return Mamba1Spec(
         intermediate_size=inner,
         state_size=size,
@@ -183,26 +191,34 @@ def mamba2_sources(spec: Mamba2Spec, base: str, hidden_size: int) -> dict[str, S
     return {name: tensor(base + name) for name in spec.parameter_shapes(hidden_size)}
 
 
-def warn_of_layer_kinds(view: CheckpointView, stated: Sequence[str] | None, layers: Sequence[LayerSpec]) -> None:
-    """Warn where config.json gives a layer another kind than its tensors do; the tensors decide.
+def check_layer_kinds(key: str, stated: Sequence[str] | None, layers: Sequence[LayerSpec]) -> None:
+    """Compare the kinds that config.json gives the layers with those of their tensors.
 
     Args:
-        view: The checkpoint.
-        stated: config.json's kinds, values of ``LAYER_TYPE_NAMES``; None: it has none.
+        key: The key of config.json.
+        stated: Its kinds, values of ``LAYER_TYPE_NAMES``; None: it has none.
         layers: What the tensors gave.
+
+    Raises:
+        TensorShapeMismatch: They differ.
     """
     if stated is None:
         return
     if len(stated) != len(layers):
-        view.facts.warn(
-            f"config.json describes {len(stated)} layers, but the tensors have {len(layers)}; the tensors decide."
+        raise TensorShapeMismatch(
+            f"config.json describes {len(stated)} layers ({key}), but the tensors have {len(layers)}; correct "
+            "config.json.",
+            param=key,
         )
-    for number, (kind, layer) in enumerate(zip(stated, layers, strict=False)):
+    for number, (kind, layer) in enumerate(zip(stated, layers, strict=True)):
         part = layer.token_mixer or layer.channel_mixer
         assert part is not None
         found = part.kind.rstrip("12")
         if found != kind:
-            view.facts.warn(f"config.json calls layer {number} {kind}, but its tensors are {found}'s; they decide.")
+            raise TensorShapeMismatch(
+                f"config.json calls layer {number} {kind} ({key}), but its tensors are {found}'s; correct config.json.",
+                param=key,
+            )
 
 
 def stated_layer_types(view: CheckpointView, *keys: str) -> tuple[str, ...] | None:
@@ -269,9 +285,7 @@ def _conv_shape(view: CheckpointView, base: str) -> tuple[int, int]:
 
 
 def _record(view: CheckpointView, fact: str, found: int, evidence: str, keys: tuple[str, ...] = ()) -> None:
-    """Note a size that the shapes gave; a contradiction of config.json becomes a warning (``auto`` is none)."""
-    if keys and view.config.get(*keys) not in (None, "auto"):
-        stated = view.config.integer(*keys, low=0)
-        if stated != found:
-            view.facts.warn(f"config.json says {keys[0]} {stated}, but the tensors have {found} ({evidence}).")
+    """Record a size that the shapes gave; config.json may state it (``auto`` doesn't), but not another."""
+    if keys and view.config.get(*keys) != "auto":
+        check_size(view, found, evidence, *keys)
     view.facts.add(fact, found, evidence)

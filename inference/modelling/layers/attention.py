@@ -1,8 +1,8 @@
 """Grouped-query attention over the paged KV cache.
 
 The rows of a step come in two kinds, and each has one path: all decoding sequences together in one gather and one
-attention call; prefill chunks one by one, a fresh chunk over its own keys without any gather. Masks and flat indices
-depend on the step only and are shared by the layers.
+attention call; prefill chunks one by one, a fresh chunk over its own keys without any gather. Masks and slots depend on
+the step only and are shared by the layers.
 
 Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, N tokens
 up to its end, H query heads, V key/value heads, P head width.
@@ -90,11 +90,8 @@ class Attention(Layer):
     def _decode(self, query: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """One query of each decoding sequence (B, H, P) over its context, to the same shape."""
         spec = self.spec
-        count, length = query.shape[0], batch.max_decode_context
-        slots = decode_slots(batch)
-        shape = (count, length, spec.num_kv_heads, spec.head_dim)
-        key = state["k"].index_select(0, slots).view(shape).transpose(1, 2)
-        value = state["v"].index_select(0, slots).view(shape).transpose(1, 2)
+        count = query.shape[0]
+        key, value = (decode_rows(batch, state[name]).transpose(1, 2) for name in ("k", "v"))
         # The query heads of one key/value head are its rows, so that no key is repeated for them.
         grouped = query.reshape(count, spec.num_kv_heads, -1, spec.head_dim)
         mask = decode_bias(batch, spec.sliding_window, query.dtype)
@@ -117,7 +114,7 @@ class Attention(Layer):
             # Positions before the window of the chunk's first token are seen by none of its tokens.
             if spec.sliding_window is not None:
                 first = max(0, chunk.context_len - spec.sliding_window + 1)
-            slots = chunk.kv_slots[first:]
+            slots = chunk_slots(batch, chunk)[first:]
             key, value = state["k"].index_select(0, slots), state["v"].index_select(0, slots)
         mask = chunk_bias(batch, chunk, first, spec.sliding_window, query.dtype)
         mixed = attend(
@@ -175,29 +172,41 @@ def attend(
     return torch.matmul(weights, value).view(*query.shape[:-1], value.shape[-1])
 
 
-def decode_slots(batch: ForwardBatch) -> torch.Tensor:
-    """``decode_kv_slots`` as (B · L,): selecting by one flat index is ten times faster than by a matrix."""
-    flat: torch.Tensor | None = batch.shared.get("decode_slots")
-    if flat is None:
-        assert batch.decode_kv_slots is not None
-        flat = batch.decode_kv_slots.reshape(-1)
-        batch.shared["decode_slots"] = flat
-    return flat
+def decode_rows(batch: ForwardBatch, cache: torch.Tensor) -> torch.Tensor:
+    """The rows of a cache (slots, …) that the decoding sequences attend to, padded: (B, L, …)."""
+    slots = batch.attention.slots(0, batch.num_decodes)
+    # Selecting by one flat index is ten times faster than by a matrix.
+    return cache.index_select(0, slots.view(-1)).view(*slots.shape, *cache.shape[1:])
+
+
+def chunk_slots(batch: ForwardBatch, chunk: PrefillChunk) -> torch.Tensor:
+    """(N,) slots of the tokens up to a chunk's end."""
+    return batch.attention.slots(chunk.sequence, chunk.sequence + 1, chunk.length)[0]
 
 
 def decode_bias(batch: ForwardBatch, sliding_window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """(B, 1, 1, L) of 0 and -inf for the decoding rows; None when all columns are seen."""
-    if sliding_window is not None and sliding_window >= batch.max_decode_context:
+    """(B, 1, 1, L) of 0 and -inf for the decoding rows; None when all columns are seen.
+
+    Args:
+        batch: The step.
+        sliding_window: Number of visible positions, the new token's own included; None: all.
+        dtype: Of the mask.
+    """
+    count, longest = batch.attention.slots(0, batch.num_decodes).shape
+    if sliding_window is not None and sliding_window >= longest:
         sliding_window = None
-    if batch.num_decodes == 1 and sliding_window is None:
+    if count == 1 and sliding_window is None:
         return None  # a lone sequence has no padding
     key = ("decode_bias", sliding_window, dtype)
     bias: torch.Tensor | None = batch.shared.get(key)
     if bias is None:
-        visible = batch.decode_mask(sliding_window)
-        bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-        bias = bias[:, None, None, :]
-        batch.shared[key] = bias
+        lengths = batch.attention.lengths[:count, None]
+        columns = torch.arange(longest, device=lengths.device)
+        hidden = columns >= lengths
+        if sliding_window is not None:
+            hidden |= columns < lengths - sliding_window
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+        bias = batch.shared[key] = bias[:, None, None, :]
     return bias
 
 
@@ -205,8 +214,7 @@ def chunk_bias(
     batch: ForwardBatch, chunk: PrefillChunk, first: int, sliding_window: int | None, dtype: torch.dtype
 ) -> torch.Tensor | None:
     """(n, N - first) of 0 and -inf for a chunk's rows over positions ``first`` …; None: row i sees columns up to i."""
-    count = chunk.stop - chunk.start
-    if sliding_window is not None and sliding_window >= chunk.context_len + count:
+    if sliding_window is not None and sliding_window >= chunk.length:
         sliding_window = None
     if chunk.context_len == 0 and sliding_window is None:
         return None
@@ -214,8 +222,8 @@ def chunk_bias(
     bias: torch.Tensor | None = batch.shared.get(key)
     if bias is None:
         device = batch.positions.device
-        rows = torch.arange(chunk.context_len, chunk.context_len + count, device=device).unsqueeze(1)
-        columns = torch.arange(first, chunk.context_len + count, device=device)
+        rows = torch.arange(chunk.context_len, chunk.length, device=device).unsqueeze(1)
+        columns = torch.arange(first, chunk.length, device=device)
         hidden = columns > rows
         if sliding_window is not None:
             hidden |= columns <= rows - sliding_window

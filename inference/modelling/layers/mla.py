@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layer_specs import MLASpec
-from inference.modelling.layers.attention import attend, chunk_bias, decode_bias, decode_slots
+from inference.modelling.layers.attention import attend, chunk_bias, chunk_slots, decode_bias, decode_rows
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
@@ -154,8 +154,7 @@ class MultiHeadLatentAttention(Layer):
     ) -> torch.Tensor:
         """(B, H, N) and (B, H, R) over the cached rows, absorbed, to (B, H, W)."""
         spec = self.spec
-        rows = state["latent"].index_select(0, decode_slots(batch))
-        rows = rows.view(q_nope.shape[0], 1, batch.max_decode_context, -1)
+        rows = decode_rows(batch, state["latent"]).unsqueeze(1)
         query = torch.cat((self.k_b_proj.absorb(q_nope), q_rope), -1).unsqueeze(1)
         # The rows serve as values too, rotated part included: attention kernels want keys and values of one
         # width, and dropping the last R columns of the result is cheaper than a copy of the rows without them.
@@ -174,7 +173,7 @@ class MultiHeadLatentAttention(Layer):
         """A chunk's queries over the expanded keys and values of the tokens up to each, to (n, H, W)."""
         spec = self.spec
         if chunk.context_len:
-            latent = state["latent"].index_select(0, chunk.kv_slots)
+            latent = state["latent"].index_select(0, chunk_slots(batch, chunk))
         key, value = self.expand(latent)
         query = torch.cat((q_nope, q_rope), -1)
         # Fused attention kernels want equal widths; columns of zeros change neither scores nor values.

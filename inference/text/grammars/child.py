@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -31,6 +33,6 @@ class Trial:
         return {}
 
 
-def main(memory_bytes: int) -> None:
+def main(memory_bytes: int, readable: Sequence[Path]) -> None:
     """Entry of the child process."""
-    serve(Trial().handle, memory_bytes)
+    serve(Trial().handle, memory_bytes, readable)

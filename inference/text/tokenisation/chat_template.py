@@ -102,7 +102,7 @@ class ChatTemplate:
             text = self._render({**self._special_tokens, **values, "add_generation_prompt": add_generation_prompt})
         except InvalidChatTemplate as error:
             # A template may leave text out, so only a failure shows that the messages were too long for it.
-            num_chars = sum(map(len, _strings(values["messages"])))
+            num_chars = sum(map(len, _strings(values["messages"], with_names=False)))
             if num_chars > self._max_chars:
                 raise PromptTooLong.of_chars(self._max_model_len, num_chars, noun="messages") from error
             raise
@@ -272,16 +272,18 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: Any, *, with_names: bool = True) -> Iterator[str]:
+    """Yield every string of a JSON value, and the names of members ``with_names``."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item)
+            yield from _strings(item, with_names=with_names)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _strings(item)
+        if with_names:
+            yield from value
+        for item in value.values():
+            yield from _strings(item, with_names=with_names)
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:

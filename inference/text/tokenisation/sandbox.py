@@ -5,7 +5,8 @@ regular expression can backtrack for ever. Threads can't be killed, so these run
 limit on processor time, memory, wall time and size of the answer. A child that breaks a limit is
 killed and started anew for the next call; nothing else in this process notices.
 
-The child gets no environment variables, no open files and no secrets of the parent.
+The child gets no environment variables, no open files and no secrets of the parent. Where the kernel can
+(``inference.host.confinement``), it has no network, and of the file system only what it is given.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,8 @@ FailureKind = Literal["refused", "time", "memory", "output", "crash"]
 _ROOT = Path(__file__).resolve().parents[3]
 _START = (
     "import sys; sys.path.append(sys.argv[1]); from importlib import import_module; "
-    "import_module(sys.argv[2]).main(int(sys.argv[3]))"
+    "from pathlib import Path; "
+    "import_module(sys.argv[2]).main(int(sys.argv[3]), [Path(name) for name in sys.argv[4:]])"
 )
 _QUEUE_WAIT_S = 20.0
 
@@ -67,18 +69,28 @@ class Sandbox:
     """One child process, started on first use, one call at a time. Thread-safe.
 
     Args:
-        module: Module with a ``main(memory_bytes)``; a name without dots is under
-        ``inference.text.tokenisation.children``. memory_bytes: What the child may map beyond its start. first_call:
-        Sent to every fresh child before anything else; None: nothing. first_cpu_s: Processor seconds for that.
+        module: Module with a ``main(memory_bytes, readable)``; a name without dots is under
+            ``inference.text.tokenisation.children``.
+        memory_bytes: What the child may map beyond its start.
+        first_call: Sent to every fresh child before anything else; None: nothing.
+        first_cpu_s: Processor seconds for that.
+        readable: Files that the child can read.
     """
 
     def __init__(
-        self, module: str, *, memory_bytes: int, first_call: Mapping[str, Any] | None = None, first_cpu_s: float = 1.0
+        self,
+        module: str,
+        *,
+        memory_bytes: int,
+        first_call: Mapping[str, Any] | None = None,
+        first_cpu_s: float = 1.0,
+        readable: Sequence[Path] = (),
     ) -> None:
         self._module = module if "." in module else f"inference.text.tokenisation.children.{module}"
         self._memory_bytes = memory_bytes
         self._first_call = first_call
         self._first_cpu_s = first_cpu_s
+        self._readable = tuple(readable)
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._closed = False
@@ -122,7 +134,7 @@ class Sandbox:
         if self._child is not None and self._child.process.poll() is not None:
             self._discard()
         if self._child is None:
-            self._child = _Child(self._module, self._memory_bytes)
+            self._child = _Child(self._module, self._memory_bytes, self._readable)
             weakref.finalize(self, self._child.kill)
             if self._first_call is not None:
                 try:
@@ -154,11 +166,11 @@ class Sandbox:
 class _Child:
     """The process and our end of its socket."""
 
-    def __init__(self, module: str, memory_bytes: int) -> None:
+    def __init__(self, module: str, memory_bytes: int, readable: Sequence[Path]) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, str(_ROOT), module, str(memory_bytes)],
+            self.process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
+                [sys.executable, "-I", "-c", _START, str(_ROOT), module, str(memory_bytes), *map(str, readable)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from inference.errors import (
     UnsupportedFormat,
 )
 from inference.text.tokenisation.decoding import TokenForms
+from inference.text.tokenisation.length_bounds import check_text_length
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.text import check_text
 from inference.text.tokenisation.tiktoken_file import read_ranks
@@ -138,6 +139,21 @@ class Tokenizer:
         if add_special_tokens and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
+
+    def check_length(self, texts: Sequence[str], max_tokens: int, noun: str) -> None:
+        """Refuse texts that certainly have more tokens, at a fraction of the time that tokenising takes.
+
+        Raises:
+            PromptTooLong: They have.
+        """
+        ends_at_words = self.kind in ("builtin", "tiktoken")
+        check_text_length(
+            texts,
+            max_tokens,
+            longest_token_bytes=self.longest_token_bytes,
+            count_tokens=(lambda text: len(self._encoder.encode(text, parse_special=False))) if ends_at_words else None,
+            noun=noun,
+        )
 
     def check_token_ids(self, token_ids: Sequence[object], param: str = "prompt") -> tuple[int, ...]:
         """The ids of a token-id prompt, each inside the embedding.
@@ -407,6 +423,7 @@ def _load_huggingface(spec: TokenizerSpec) -> Tokenizer:
         memory_bytes=_HF_MEMORY_BYTES,
         first_call={"path": str(path), "max_bytes": MAX_FILE_BYTES},
         first_cpu_s=_HF_LOAD_CPU_S,
+        readable=[path],
     )
     try:
         found = sandbox.call({"vocab_size": spec.vocab_size}, cpu_s=_HF_LOAD_CPU_S, max_reply_bytes=1 << 28)
@@ -427,6 +444,7 @@ def _load_huggingface(spec: TokenizerSpec) -> Tokenizer:
         special_tokens=special,
         invalid_token_ids=(token_id for token_id, token in enumerate(tokens) if token is None),
         lead=(forms.lead, forms.max_lead),
+        longest_token_bytes=found["longest_token_bytes"],
     )
 
 

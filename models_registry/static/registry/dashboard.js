@@ -63,7 +63,7 @@ function modelRows(rows) {
       "div.empty",
       {},
       h("p", {}, "No model is registered yet."),
-      h("p", {}, h("a.button", { href: "/models/upload/" }, "Upload one"), " or start the server with --model PATH."),
+      h("p", {}, pageData("can-upload") ? [h("a.button", { href: "/models/upload/" }, "Upload one"), " or start the server with --model PATH."] : "The operator adds models."),
     );
   }
   const order = { ready: 0, loading: 1, failed: 2, unloaded: 3, unknown: 3 };
@@ -105,8 +105,7 @@ function workerItems(rows) {
     {},
     rows.map((row) => {
       const late = row.heartbeat_age_s > 8;
-      const stuck = row.step_age_s > 30;
-      const state = row.draining ? ["loading", "stopping"] : stuck ? ["failed", `no step for ${duration(row.step_age_s)}`] : late ? ["failed", "silent"] : ["ready", "alive"];
+      const state = row.draining ? ["loading", "stopping"] : row.is_late ? ["failed", `no step for ${duration(row.step_age_s)}`] : late ? ["failed", "silent"] : ["ready", "alive"];
       return h(
         "li",
         {},
@@ -148,6 +147,7 @@ function draw(state) {
 }
 
 async function drawJobs() {
+  if (!$("#jobs")) return; // this account has no jobs
   const { data } = await call("GET", "/api/jobs?limit=5");
   redraw($("#jobs"), jobItems(data));
 }

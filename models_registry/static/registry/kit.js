@@ -11,6 +11,7 @@ export function h(spec, attributes = {}, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "class") element.className += ` ${value}`;
     else if (name === "value") element.value = value;
+    else if (name === "style") element.style.cssText = value; // the attribute is refused by the content security policy
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));

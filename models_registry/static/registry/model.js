@@ -96,15 +96,18 @@ for (const time of $$("time")) time.textContent = new Date(time.dateTime).toLoca
 
 // --- live state ----------------------------------------------------------------------------------
 
+// Elements for what the account may not do are missing, so they are looked up with "?.".
 const loadButton = $("#load");
 
 function drawLive() {
   const { status, progress, stage, error } = row.live;
   $("#live").replaceChildren(modelState(row));
   const held = status === "ready" || status === "loading";
-  loadButton.textContent = held ? "Unload" : "Load";
-  loadButton.classList.toggle("primary", !held);
-  loadButton.hidden = row.state !== "available";
+  if (loadButton) {
+    loadButton.textContent = held ? "Unload" : "Load";
+    loadButton.classList.toggle("primary", !held);
+    loadButton.hidden = row.state !== "available";
+  }
   $("#load-progress").hidden = status !== "loading";
   $("#load-progress progress").value = progress;
   $("#load-stage").textContent = stage || "loading";
@@ -131,7 +134,7 @@ const refreshSoon = poll(async () => {
   if (changed) askFitAgain();
 }, 1500);
 
-loadButton.addEventListener("click", () =>
+loadButton?.addEventListener("click", () =>
   act(loadButton, async () => {
     const verb = loadButton.textContent.toLowerCase();
     await call("POST", `${base}/${verb}`);
@@ -165,8 +168,10 @@ function drawOverride() {
   if (current !== null && current !== undefined && (!listed || choices.includes(String(current)))) input.value = String(current);
   $("#override-input").replaceChildren(input);
 }
-factSelect.addEventListener("change", drawOverride);
-drawOverride();
+if (factSelect) {
+  factSelect.addEventListener("change", drawOverride);
+  drawOverride();
+}
 
 /** Most of the page follows from the inspection: draw it anew, and say so after. */
 function reloadWith(message) {
@@ -179,7 +184,7 @@ if (said) {
   toast(said);
 }
 
-$("#override").addEventListener("submit", (event) => {
+$("#override")?.addEventListener("submit", (event) => {
   event.preventDefault();
   const rule = rules.get(factSelect.value);
   const text = $("#override-value").value;
@@ -257,7 +262,7 @@ drawTensors();
 
 // --- settings, name, removal ---------------------------------------------------------------------------
 
-$("#settings").addEventListener("submit", (event) => {
+$("#settings")?.addEventListener("submit", (event) => {
   event.preventDefault();
   const settings = {};
   for (const field of event.target.elements) {
@@ -270,7 +275,7 @@ $("#settings").addEventListener("submit", (event) => {
   });
 });
 
-$("#rename").addEventListener("submit", (event) => {
+$("#rename")?.addEventListener("submit", (event) => {
   event.preventDefault();
   const name = $("#new-name").value;
   act(event.submitter, async () => {
@@ -279,14 +284,14 @@ $("#rename").addEventListener("submit", (event) => {
   });
 });
 
-$("#refresh").addEventListener("click", (event) =>
+$("#refresh")?.addEventListener("click", (event) =>
   act(event.target, async () => {
     await call("POST", `${base}/refresh`);
     reloadWith("The files were inspected again.");
   }),
 );
 
-$("#delete").addEventListener("click", async (event) => {
+$("#delete")?.addEventListener("click", async (event) => {
   const text = row.source === "upload" ? "Its uploaded files are removed from this server. This can't be undone." : "It is taken out of the registry; its files stay where they are.";
   if (!(await confirmDialog(`Delete ${row.served_model_name}?`, text, "Delete it"))) return;
   act(event.target, async () => {

@@ -3,11 +3,12 @@ import { $, act, bytes, call, count, h, modelState, modelUrl, pageData, poll, re
 
 const SOURCES = { path: "registered by path", hub: "from the hub", upload: "uploaded" };
 
+const canLoad = pageData("can-load");
 let rows = [];
 
 function actionButton(row) {
   const { status } = row.live;
-  if (row.state !== "available") return null;
+  if (!canLoad || row.state !== "available") return null;
   const unload = status === "ready" || status === "loading";
   const verb = unload ? "Unload" : "Load";
   return h(

@@ -13,7 +13,7 @@ import pytest
 
 from blazr_site.cli import main
 from inference.access import api_keys as auth
-from inference.access.authentication import principal_from_headers
+from inference.access.authentication import principal_of_connection
 from inference.errors import NotAuthenticated
 from inference.models import ApiKey
 
@@ -122,7 +122,7 @@ def test_revoke_takes_the_whole_key_without_repeating_it(run):
         (("create", "x", "--expires", "soon"), "--expires is 'soon'"),
         (("create", "x", "--expires", "2001-01-01"), "has passed"),
         (("create", "x", "--days", "1", "--expires", "2099-01-01"), "one of --days and --expires"),
-        (("create", "x", "--scope", "root"), "there are generate, models, files, admin"),
+        (("create", "x", "--scope", "root"), "there are generate, models, files, lifecycle, priority, metrics, admin"),
         (("create", "x", "--rpm", "0"), "the limit of requests is 0"),
         (("create", "x", "--model", ""), "1 to 128 characters"),
         (("revoke", "nosuchprefix"), "'nosuchprefix'"),
@@ -168,7 +168,7 @@ def test_a_request_with_the_key_is_let_in_until_it_is_revoked(settings, monkeypa
     key = capsys.readouterr().out.strip()
 
     def caller() -> str:
-        return asyncio.run(principal_from_headers(f"Bearer {key}")).name
+        return asyncio.run(principal_of_connection({"headers": [(b"authorization", f"Bearer {key}".encode())]})).name
 
     assert caller() == "client"
     assert main(["key", "revoke", key]) == 0

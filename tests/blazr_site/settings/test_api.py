@@ -6,30 +6,26 @@ import json
 
 import pytest
 
-from blazr_site.settings.api import is_loopback
 from tests.blazr_site.settings.harness import run_python
 
-
-@pytest.mark.parametrize(
-    ("host", "wanted"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.8.8.8", True), ("0.0.0.0", False), ("::", False)],
-)
-def test_loopback(host, wanted):
-    assert is_loopback(host) is wanted
+LOOPBACK = ["localhost", "127.0.0.1", "[::1]"]
 
 
 @pytest.mark.parametrize(
     ("variables", "hosts", "origins", "needs_key"),
     [
-        ({}, ["localhost", "127.0.0.1", "[::1]"], [], False),
+        ({}, LOOPBACK, [], False),
         ({"BLAZR_HOST": "0.0.0.0"}, ["*"], [], True),
-        ({"BLAZR_HOST": "0.0.0.0", "BLAZR_NO_AUTH": "1"}, ["*"], [], False),
+        ({"BLAZR_HOST": "0.0.0.0", "BLAZR_NO_AUTH": "1", "BLAZR_ALLOWED_HOSTS": "box"}, ["box"], [], False),
+        ({"BLAZR_ALLOWED_HOSTS": "localhost,127.0.0.2"}, ["localhost", "127.0.0.2"], [], False),
+        ({"BLAZR_ALLOWED_HOSTS": "localhost,llm.example"}, ["localhost", "llm.example"], [], True),
+        ({"BLAZR_HTTPS": "1"}, LOOPBACK, [f"https://{name}" for name in LOOPBACK], True),
         ({"BLAZR_HOST": "0.0.0.0", "BLAZR_HTTPS": "1"}, ["*"], [], True),
         (
             {"BLAZR_HTTPS": "1", "BLAZR_ALLOWED_HOSTS": "a.example,.b.example"},
             ["a.example", ".b.example"],
             ["https://a.example", "https://*.b.example"],
-            False,
+            True,
         ),
     ],
 )
@@ -40,3 +36,18 @@ def test_origins_follow_from_names_and_https(tmp_path, variables, hosts, origins
     )
     done = run_python(code, BLAZR_DATA_DIR=str(tmp_path), **variables)
     assert json.loads(done.stdout) == [hosts, origins, needs_key], done.stderr
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"BLAZR_HOST": "0.0.0.0", "BLAZR_NO_AUTH": "1"},
+        {"BLAZR_NO_AUTH": "1", "BLAZR_ALLOWED_HOSTS": "*"},
+        {"BLAZR_HOST": "0.0.0.0", "BLAZR_NO_AUTH": "1", "BLAZR_ALLOWED_HOSTS": "box,*"},
+    ],
+)
+def test_no_server_without_keys_answers_to_every_name(tmp_path, variables):
+    """A web page whose name was rebound to the server could use it otherwise."""
+    done = run_python("import blazr_site.settings", BLAZR_DATA_DIR=str(tmp_path), **variables)
+    assert done.returncode != 0
+    assert "--no-auth" in done.stderr and "Set BLAZR_ALLOWED_HOSTS=" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from blazr_site.settings.models import ConfiguredModel, models_of_file, named_model
 from blazr_site.settings.sources import ConfigFile
@@ -36,6 +37,23 @@ def test_a_table_has_everything_of_a_model(tmp_path):
 
 def test_without_a_file_there_are_no_models():
     assert models_of_file(ConfigFile(None, {})) == []
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ([{"model": "org/a"}, {"model": "org/b"}, {"model": "org/a", "name": "x"}], r"models\[2\].model .*models\[0\]"),
+        ([{"model": "weights"}, {"model": "./other/../weights"}], r"models\[1\].model .*models\[0\]"),
+        ([{"model": "org/a", "name": "x"}, {"model": "org/b", "name": "x"}], r"models\[1\] .*'x', which .*models\[0\]"),
+        ([{"model": "org/a", "aliases": ["x"]}, {"model": "org/b", "name": "x"}], "'x', which"),
+        ([{"model": "org/a", "name": "x", "aliases": ["x"]}], "'x', which"),
+    ],
+)
+def test_a_model_or_name_that_comes_twice_is_refused(tmp_path, tables, words):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ImproperlyConfigured, match=words):
+        models_of_file(ConfigFile(tmp_path / "blazr.toml", {"models": tables}))
 
 
 @pytest.mark.parametrize("settings", [{"dtype": None}, {"keep_alive_s": -1}])

@@ -85,6 +85,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, words):
         sources.read_file(path)
 
 
+def test_a_byte_order_mark_at_the_start_is_skipped(tmp_path):
+    path = tmp_path / "blazr.toml"
+    path.write_bytes(b"\xef\xbb\xbfport = 1\r\n")
+    assert sources.read_file(path).values == {"port": 1}
+
+
 def settings_with(tmp_path: Path, toml: str, code: str = "") -> subprocess.CompletedProcess[str]:
     """Read the settings in a process of its own, with a file."""
     (tmp_path / "here" / "blazr.toml").write_text(toml)
@@ -109,6 +115,10 @@ def settings_with(tmp_path: Path, toml: str, code: str = "") -> subprocess.Compl
         ("memory_budget = '1KiB'", "memory_budget is '1KiB', it must be at least 1MiB."),
         ("port = 0x" + "f" * 5000, "port is too large a number, it must be a whole number from 0 to 65535."),
         ("memory_budget = 0x" + "f" * 5000, "memory_budget is too large a number, it must be a number of bytes"),
+        ("redis_url = 'amqp://x'", "redis_url has the scheme 'amqp', it must look like redis://"),
+        ("redis_url = 'redis://'", "redis_url needs a host"),
+        ("database_url = 'mysql://u:hunter2@h/db'", "database_url has the scheme 'mysql', it must be a URL"),
+        ("database_url = 'nonsense'", "database_url (scheme 'nonsense') can't be read"),
         ("secret_key = 5", "secret_key is wrong, it must be a string."),
         ("models = 3", "models must be tables, each under a line [[models]]."),
         ("[[models]]\nname = 'x'", "models[0] needs a key model"),

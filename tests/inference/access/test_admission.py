@@ -115,6 +115,26 @@ def test_open_requests_are_free_again_when_they_end(counters):
     assert not isinstance(run(work), RateLimitExceeded)
 
 
+def test_releases_without_redis_are_logged_once_and_once_when_it_is_back(counters, settings, caplog):
+    async def work():
+        url = settings.BLAZR_REDIS_URL
+        *early, last = [await admit(caller(concurrent=9), tokens=1) for _ in range(5)]
+        await close_broker()
+        settings.BLAZR_REDIS_URL = "unix:///nowhere/redis.sock?db=0"
+        for item in early:
+            item.release(tokens=1)
+        await settled()
+        settings.BLAZR_REDIS_URL = url
+        await close_broker()
+        last.release(tokens=1)
+        await settled()
+
+    run(work)
+    first, second = [record.getMessage() for record in caplog.records if record.name == admission.logger.name]
+    assert first.startswith("the limits of API keys: Redis can't be reached")
+    assert second.startswith("the limits of API keys: Redis is reached again after")
+
+
 @pytest.mark.parametrize("reached", [False, True], ids=["before Redis was asked", "after Redis has admitted it"])
 def test_a_client_that_leaves_while_it_is_admitted_keeps_neither_place_nor_tokens(counters, monkeypatch, reached):
     count = admission.count_request

@@ -129,5 +129,6 @@ def test_a_revoked_key_is_void_for_work_that_goes_on_without_a_request(db):
     for tenant in (*tenants[1:], "key:999999", "key:nonsense"):
         with pytest.raises(NotAuthenticated):
             principal_of_tenant(tenant)
-    assert principal_of_tenant("user:1").kind == "user"
+    with pytest.raises(NotAuthenticated, match="inactive"):
+        principal_of_tenant("user:1")
     assert principal_of_tenant("local").kind == "local"

@@ -11,7 +11,7 @@ from django.test import AsyncRequestFactory
 
 from inference.access.authentication import principal_authenticate, principal_of_websocket
 from inference.errors import InvalidRequest, NotAuthenticated, PermissionRefused
-from inference.values.principal import LOCAL, Principal
+from inference.values.principal import LOCAL, UNAUTHENTICATED, Principal
 
 KEY = Principal("key", "key:1", "ci", 1)
 
@@ -32,8 +32,9 @@ def key_required(settings):
     settings.BLAZR_API_KEY_REQUIRED = True
 
 
-def request(method: str = "post", user: Any = None, **headers: str) -> Any:
+def request(method: str = "post", user: Any = None, peer: str | None = "127.0.0.1", **headers: str) -> Any:
     found = getattr(AsyncRequestFactory(), method)("/v1/models", headers=headers)
+    found.META["REMOTE_ADDR"] = peer
     if user is not None:
 
         async def auser() -> Any:
@@ -44,7 +45,7 @@ def request(method: str = "post", user: Any = None, **headers: str) -> Any:
 
 
 def staff(**values: bool) -> User:
-    return User(pk=7, username="ada", **{"is_staff": True, "is_active": True, **values})
+    return User(pk=7, username="ada", **{"is_staff": True, "is_active": True, "is_superuser": True, **values})
 
 
 @pytest.mark.parametrize("headers", [{"authorization": "Bearer good"}, {"x-api-key": "good"}])
@@ -66,6 +67,47 @@ async def test_without_a_required_key_any_caller_is_local_unless_its_key_is_know
     assert await principal_authenticate(request()) == LOCAL
     assert await principal_authenticate(request(authorization="Bearer bad")) == LOCAL
     assert await principal_authenticate(request(authorization="Bearer good")) == KEY
+
+
+FORWARDED = [
+    ("forwarded", "for=192.0.2.60;proto=https"),
+    ("via", "1.1 proxy"),
+    ("x-real-ip", "192.0.2.60"),
+    ("x-forwarded-for", "127.0.0.1"),
+    ("x-forwarded-proto", "https"),
+    ("x-forwarded-host", "llm.example"),
+    ("x-original-url", "/v1/keys"),
+    ("cf-connecting-ip", "192.0.2.60"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), FORWARDED)
+async def test_what_a_proxy_has_forwarded_needs_a_key_whatever_the_settings(name, value):
+    with pytest.raises(NotAuthenticated, match="is needed"):
+        await principal_authenticate(request(**{name: value}))
+    assert await principal_authenticate(request(**{name: value}, authorization="Bearer good")) == KEY
+    assert await principal_of_websocket(scope(**{name: value})) is None
+
+
+@pytest.mark.parametrize("peer", ["192.168.1.7", "::ffff:10.0.0.1", "172.17.0.1", None, ""])
+async def test_another_machine_needs_a_key_whatever_the_settings(peer):
+    """uvicorn that was started by hand on 0.0.0.0 has the settings of a server on loopback."""
+    with pytest.raises(NotAuthenticated, match="is needed"):
+        await principal_authenticate(request("get", peer=peer))
+    client = None if peer is None else (peer, 50000)
+    assert await principal_of_websocket(scope() | {"client": client}) is None
+
+
+async def test_nobody_without_a_key_is_an_admin(settings):
+    """Otherwise a stranger makes itself a key."""
+    caller = await principal_authenticate(request())
+    assert not caller.has_scope("admin")
+    with pytest.raises(PermissionRefused, match="blazr key create NAME --scope admin"):
+        caller.check_scope("POST", "/v1/keys")
+    settings.BLAZR_NO_AUTH = True
+    stranger = await principal_authenticate(request(peer="192.168.1.7"))
+    assert stranger == UNAUTHENTICATED
+    assert not any(stranger.has_scope(name) for name in ("admin", "lifecycle", "priority", "metrics"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +156,8 @@ async def test_only_active_staff_has_a_session(key_required, user):
 
 def scope(user: Any = None, **headers: str) -> dict[str, Any]:
     encoded = [(name.encode(), value.encode("latin1")) for name, value in headers.items()]
-    return {"headers": [(b"host", b"testserver"), *encoded], **({} if user is None else {"user": user})}
+    found = {"headers": [(b"host", b"testserver"), *encoded], "client": ("127.0.0.1", 50000)}
+    return found if user is None else {**found, "user": user}
 
 
 async def test_a_websocket_has_a_key_or_a_session_where_one_is_required(key_required):

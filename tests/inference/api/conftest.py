@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from inference.access.api_keys import api_key_create
 from tests.inference.api.scripted_worker import ScriptedWorker
 
 
@@ -28,6 +29,19 @@ def http(live_url: str, worker: ScriptedWorker) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
+def admin_headers(transactional_db: None) -> dict[str, str]:
+    """The headers of a caller with the scope admin."""
+    return {"Authorization": f"Bearer {api_key_create(name='boss', scopes=['admin'])[1]}"}
+
+
+@pytest.fixture
+def http_as_admin(http: httpx.Client, admin_headers: dict[str, str]) -> httpx.Client:
+    """``http``, with an admin's key."""
+    http.headers.update(admin_headers)
+    return http
+
+
+@pytest.fixture
 def claude(live_url: str) -> Iterator[Any]:
     """Anthropic's own client; it doesn't retry."""
     import anthropic
@@ -44,6 +58,13 @@ def ollama(live_url: str, worker: ScriptedWorker) -> Iterator[Any]:
     found = ollama.Client(host=live_url)
     yield found
     found._client.close()
+
+
+@pytest.fixture
+def ollama_as_admin(ollama: Any, admin_headers: dict[str, str]) -> Any:
+    """Ollama's own client, with an admin's key."""
+    ollama._client.headers.update(admin_headers)
+    return ollama
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ class ScriptedWorker:
             if time.monotonic() - beat_at > 0.3:
                 beat_at = time.monotonic()
                 self.beat(client)
-            queues = [redis_keys.model_queue(item) for item in tuple(self.checkpoint_ids)]
+            queues = [queue for item in tuple(self.checkpoint_ids) for queue in redis_keys.model_queues(item)]
             found: Any = client.brpop([*queues, f"{self._bell}:take"], timeout=0.1 if queues else 0.05)
             if found and not self._stop.is_set():
                 body = json.loads(base64.b64decode(json.loads(found[1])["body"]))

@@ -19,8 +19,9 @@ from tests.inference.api.scripted_worker import say
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
-PUBLIC = ("/livez", "/readyz", "/health", "/metrics", "/schema", "/openapi.json", "/docs")
+PUBLIC = ("/livez", "/readyz", "/health", "/schema", "/openapi.json", "/docs")
 WITH_KEY = (
+    ("GET", "/metrics"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),
     ("POST", "/v1/completions"),

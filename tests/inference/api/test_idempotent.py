@@ -239,3 +239,17 @@ def test_the_document_names_header_and_refusals():
     assert any(item["name"] == "Idempotency-Key" for item in operation["parameters"])
     assert {"409", "422"} <= set(operation["responses"])
     assert not any("Idempotency-Key" in str(methods) for path, methods in paths.items() if path.startswith("/registry"))
+
+
+@pytest.mark.parametrize(
+    "body", [{"endpoint": "chat", "body": CHAT}, {"jobs": 2 * [{"endpoint": "chat", "body": CHAT}]}]
+)
+def test_jobs_have_the_header_s_key_in_their_rows(http, keys, body):
+    """A process that ends between the commit and the storing of its response leaves only the rows."""
+    first = http.post("/api/jobs", json=body, headers=once("jobs")).json()["data"]
+    keys.delete(*keys.scan_iter(f"{redis_keys.PREFIX}idem:*"))
+    again = http.post("/api/jobs", json=body, headers=once("jobs")).json()["data"]
+    assert [job["id"] for job in again] == [job["id"] for job in first]
+    assert len({job["id"] for job in first}) == len(first)
+    other = http.post("/api/jobs", json=body, headers=once("others")).json()["data"]
+    assert not {job["id"] for job in other} & {job["id"] for job in first}

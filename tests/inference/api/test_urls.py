@@ -49,10 +49,15 @@ NEEDED: dict[str, str] = {
         GET /api/jobs               POST /api/jobs            GET /api/jobs/<str:job_id>
         POST /api/jobs/<str:job_id>/cancel                    GET /api/jobs/<str:job_id>/result
     """,
-    "admin": """
+    "lifecycle": """
         POST /v1/models/<str:model_id>/load                   POST /v1/models/<str:model_id>/unload
-        POST /v1/models/<str:model_id>/pin                    POST /v1/models/<str:model_id>/promote
-        POST /v1/models/<str:model_id>/rollback               DELETE /v1/models/<path:model_id>
+        POST /v1/models/<str:model_id>/pin
+    """,
+    "priority": "",
+    "metrics": "GET /metrics",
+    "admin": """
+        POST /v1/models/<str:model_id>/promote                POST /v1/models/<str:model_id>/rollback
+        DELETE /v1/models/<path:model_id>
         GET /v1/keys                POST /v1/keys             DELETE /v1/keys/<str:key_id>
         DELETE /api/delete          POST /api/copy            POST /api/pull
     """,
@@ -61,7 +66,7 @@ NEEDED: dict[str, str] = {
     """,
 }
 PUBLIC = {
-    "/livez", "/readyz", "/health", "/metrics", "/schema", "/openapi.json", "/docs", "/v1/(?P<rest>.*)$", "/login/",
+    "/livez", "/readyz", "/health", "/schema", "/openapi.json", "/docs", "/v1/(?P<rest>.*)$", "/login/",
     "/logout/",
 }  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")

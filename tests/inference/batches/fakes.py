@@ -36,7 +36,7 @@ class EchoManager:
         self.failure: Callable[[Any], BlazrError | None] = lambda message: None
         self.messages: list[Any] = []
         self.held: dict[str, tuple[Any, Callable[[list[Any]], None]]] = {}
-        self.age_s = 0.0
+        self.runs_alone = False
         self.most_held = 0
 
     def submit(self, message, on_events) -> None:
@@ -85,9 +85,6 @@ class EchoManager:
 
     def describe(self):
         return tuple(ResidentModel(item, "ready", 1.0) for item in self.checkpoint_ids)
-
-    def step_age_s(self) -> float:
-        return self.age_s
 
     def load_cost_s(self) -> float:
         return 0.0

@@ -33,6 +33,8 @@ class Engine:
         self.held = [message for message in self.held if message["request_id"] != request_id]
         return True
 
+    step_tokens = 1
+
     def step(self) -> list[Any]:
         message = self.held.pop()
         head = {"request_id": message["request_id"], "attempt": 0}

@@ -102,4 +102,4 @@ def test_keys_share_a_worker_and_models_of_others_are_refused_by_line(model):
     short = work(short, item)
     (refused,) = contents(short.error_file_id)
     assert (refused["custom_id"], refused["response"]["status_code"]) == ("x", 403)
-    assert LOCAL.sees_everything
+    assert not LOCAL.sees_everything

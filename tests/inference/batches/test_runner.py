@@ -46,6 +46,29 @@ def test_a_database_that_goes_away_between_claim_and_start_loses_no_line(manager
     assert {row["response"]["request_id"][-2:] for row in contents(batch.output_file_id)} == {"-1"}
 
 
+@pytest.mark.parametrize("options", [{"priority": -1}, {"keep_alive": -1}, {"keep_alive": 0}])
+def test_a_line_is_held_to_the_scopes_of_its_key(manager, options):
+    ordinary, _ = api_key_create(name="ordinary")
+    special, _ = api_key_create(name="special", scopes=["files", "priority", "lifecycle"])
+    lines = [line("a", **options), line("b")]
+    batch = work(make_batch(lines, principal_of_tenant(f"key:{ordinary.pk}")), make_runner(manager))
+    (refused,) = contents(batch.error_file_id)
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("a", 403)
+    assert batch.num_completed == 1
+    batch = work(make_batch(lines, principal_of_tenant(f"key:{special.pk}")), make_runner(manager))
+    assert batch.num_completed == 2
+
+
+def test_lines_of_different_keys_count_as_different_callers(manager):
+    tenants = []
+    for name in ("first", "second"):
+        key, _ = api_key_create(name=name)
+        tenants.append(f"key:{key.pk}")
+        work(make_batch([line("a")], principal_of_tenant(tenants[-1])), make_runner(manager))
+    work(make_batch([line("a")]), make_runner(manager))
+    assert [message["owner"] for message in manager.messages] == [*tenants, LOCAL.tenant]
+
+
 def test_a_line_that_cannot_be_put_together_ends_with_an_error(manager, monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("bug")
@@ -107,6 +130,19 @@ def test_the_same_seed_is_drawn_in_every_attempt(manager):
     assert len(manager.messages) == 4
     assert all(len(found) == 1 for found in seeds.values())
     assert len(set.union(*seeds.values())) == 2
+
+
+def test_the_last_attempt_of_a_line_is_alone_and_nothing_is_claimed_beside_a_suspect(manager):
+    manager.holds = lambda message: True
+    batch = make_batch([line("a")])
+    for number in range(3):
+        work(batch, make_runner(manager, f"w{number}"), turns=2)
+        die(f"w{number}")
+    assert ["alone_tokens" in message for message in manager.messages] == [False, False, True]
+    other = make_batch([line("b")])
+    manager.runs_alone = True
+    work(other, make_runner(manager, "w"), turns=2)
+    assert len(manager.messages) == 3
 
 
 def test_a_revoked_key_runs_nothing_new(manager):

@@ -18,6 +18,7 @@ from inference.jobs import hints
 from inference.models import WebhookDelivery
 from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, work
 from tests.inference.rows import make_checkpoint
+from tests.inference.worker.fakes import wait_until
 
 SECRET = "whsec_" + "A" * 43 + "="
 
@@ -119,7 +120,29 @@ def test_beat_has_the_messages_sent(transactional_db, receiver):
     ended(receiver.url)
     assert site.CELERY_BEAT_SCHEDULE["deliver-webhooks"]["task"] == tasks.deliver_webhooks.name
     tasks.deliver_webhooks()
+    wait_until(lambda: WebhookDelivery.objects.get().delivered_at is not None)
     assert len(receiver.received) == 1
+
+
+def test_a_slow_receiver_keeps_no_thread_of_the_tasks(transactional_db, monkeypatch):
+    from inference import tasks
+
+    gate, sending = threading.Event(), threading.Semaphore(0)
+
+    def deliver() -> int:
+        sending.release()
+        return int(gate.wait(10))
+
+    monkeypatch.setattr(webhooks, "deliver_due", deliver)
+    begun = time.monotonic()
+    for _ in range(webhooks.NUM_SENDERS):
+        tasks.deliver_webhooks()
+        assert sending.acquire(timeout=5)
+    assert not webhooks.start_delivery()
+    assert time.monotonic() - begun < 5
+    gate.set()
+    wait_until(webhooks.start_delivery)
+    assert sending.acquire(timeout=5)
 
 
 def test_one_that_is_gone_is_not_asked_again(transactional_db, receiver):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece, chat_plan, pieces, renamed
+from inference.dialects.chat_bridge import (
+    CallPiece,
+    EndPiece,
+    ReasoningPiece,
+    TextPiece,
+    chat_plan,
+    pieces,
+    translate_error,
+)
 from inference.errors import InvalidRequest, QueueFull
 
 NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
@@ -19,12 +27,12 @@ def test_a_chat_plan_streams_and_errors_have_the_other_api_s_names():
 
 
 def test_fields_are_renamed_in_param_and_message():
-    found = renamed(InvalidRequest("max_tokens is 0, max_tokens_x isn't.", param="max_tokens"), NAMES)
+    found = translate_error(InvalidRequest("max_tokens is 0, max_tokens_x isn't.", param="max_tokens"), NAMES)
     assert (found.message, found.param) == ("max_output_tokens is 0, max_tokens_x isn't.", "max_output_tokens")
-    inner = renamed(InvalidRequest("bad", param="response_format.schema"), NAMES)
+    inner = translate_error(InvalidRequest("bad", param="response_format.schema"), NAMES)
     assert inner.param == "text.format.schema"
     for error in (InvalidRequest("x"), InvalidRequest("x", param="seed"), QueueFull("full")):
-        assert renamed(error, NAMES) is error
+        assert translate_error(error, NAMES) is error
 
 
 def test_a_chunk_says_thinking_text_calls_and_the_end_in_this_order():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from inference.dialects.openai.requests import plan_from_body
+from inference.errors import InvalidRequest
 from tests.inference.dialects.openai.test_requests import BOOLEANS, CHAT, COMPLETION, INTEGERS, NUMBERS, refused
 
 
@@ -50,3 +51,31 @@ def test_long_token_prompts_are_checked_quickly():
     started = time.process_time()
     plan_from_body("completion", {**COMPLETION, "prompt": ids})
     assert time.process_time() - started < 6 * reading_s
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, 2.0**63, 10**30])
+def test_an_integer_beyond_64_bits_is_out_of_range(value):
+    """orjson reads it as a float."""
+    with pytest.raises(InvalidRequest, match=r"max_tokens is -?[\d.e+]+, it must be from 1 to 16777216"):
+        plan_from_body("chat", {**CHAT, "max_tokens": value})
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, "1", None, -1, 1 << 31])
+@pytest.mark.parametrize("place", [0, 16_383, 16_384, 50_000])
+def test_wrong_token_ids_are_found_in_every_step(wrong, place):
+    ids = [1] * 50_001
+    ids[place] = wrong
+    refused("completion", {**COMPLETION, "prompt": [[1], ids]}, "prompt")
+
+
+def test_errors_show_large_values_in_a_moment():
+    import time
+
+    value = [[1] * 1000] * 1000
+    started = time.process_time()
+    with pytest.raises(InvalidRequest, match=r"must be a number, got \[\[1, 1, 1.*\.\.\.") as error:
+        plan_from_body("chat", {**CHAT, "temperature": value})
+    assert len(error.value.message) < 120
+    with pytest.raises(InvalidRequest, match="keep_alive"):
+        plan_from_body("chat", {**CHAT, "keep_alive": "1s" * 4_000_000})
+    assert time.process_time() - started < 0.05

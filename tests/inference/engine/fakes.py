@@ -99,16 +99,16 @@ class FakeNetwork:
     def _paged(self, batch: ForwardBatch, layer: LayerState) -> torch.Tensor:
         found = []
         if batch.num_decodes:
-            assert batch.decode_kv_slots is not None and batch.decode_context_lens is not None
-            mask = batch.decode_mask(None)
-            assert int(batch.decode_kv_slots.masked_fill(mask, 0).sum()) == 0, "padding isn't scratch"
-            tokens = layer["k"][batch.decode_kv_slots, 0, 0].double()
-            places = layer["v"][batch.decode_kv_slots, 0, 0].double()
-            assert torch.equal(batch.decode_context_lens - 1, batch.positions[: batch.num_decodes])
+            slots, lengths = batch.attention.slots(0, batch.num_decodes), batch.attention.lengths[: batch.num_decodes]
+            mask = torch.arange(slots.shape[1], device=slots.device) < lengths.unsqueeze(1)
+            assert int(slots.masked_fill(mask, 0).sum()) == 0, "padding isn't scratch"
+            tokens, places = layer["k"][slots, 0, 0].double(), layer["v"][slots, 0, 0].double()
+            assert torch.equal(lengths - 1, batch.positions[: batch.num_decodes])
             found.append(torch.where(mask, _terms(tokens, places), 0).sum(-1) % MODULUS)
         for chunk in batch.prefills:
-            assert len(chunk.kv_slots) == chunk.context_len + chunk.stop - chunk.start
-            tokens, places = layer["k"][chunk.kv_slots, 0, 0].double(), layer["v"][chunk.kv_slots, 0, 0].double()
+            slots = batch.attention.slots(chunk.sequence, chunk.sequence + 1)[0]
+            assert len(slots) == chunk.length
+            tokens, places = layer["k"][slots, 0, 0].double(), layer["v"][slots, 0, 0].double()
             found.append(_terms(tokens, places).cumsum(0)[chunk.context_len :] % MODULUS)
         return torch.cat(found)
 

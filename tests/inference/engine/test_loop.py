@@ -38,6 +38,10 @@ class EngineOwner:
         assert self.hold.wait(10)
         return self.engine.step()
 
+    @property
+    def step_tokens(self) -> int:
+        return self.engine.step_tokens
+
     def has_unfinished(self) -> bool:
         return self.engine.has_unfinished()
 
@@ -269,3 +273,23 @@ def test_health_sees_a_step_that_hangs(harness):
     running.until_finished(1)
     time.sleep(0.05)
     assert not running.loop.is_busy
+
+
+def test_the_slowest_token_is_measured_without_the_first_step(harness):
+    class Slow(EngineOwner):
+        """Sleeps a step in which kernels would be compiled, then a step of four tokens."""
+
+        pauses = (0.5, 0.2)
+
+        def step(self):
+            events = super().step()
+            time.sleep(self.pauses[0] if self.pauses else 0)
+            self.pauses = self.pauses[1:]
+            return events
+
+    running = harness(Slow(make_engine()))
+    running.loop.submit(request("r", [1, 2, 3, 4], max_tokens=3))
+    while running.loop.longest_token_s == 0 or running.owner.has_unfinished():
+        time.sleep(0.005)
+    assert running.loop.step_tokens == 1
+    assert 0.2 <= running.loop.longest_token_s < 0.5

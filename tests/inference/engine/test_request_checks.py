@@ -7,7 +7,6 @@ import pytest
 from inference.engine.config import EngineConfig
 from inference.engine.request import EngineRequest
 from inference.engine.request_checks import RequestChecks
-from inference.engine.state_manager import StateManager
 from inference.errors import InvalidRequest, InvalidSamplingParams, InvalidTokenIds, OutOfCacheBlocks, PromptTooLong
 from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.fakes import make_spec, request
@@ -16,7 +15,7 @@ VOCAB = 50
 
 
 def checks(num_blocks=65) -> RequestChecks:
-    return RequestChecks(VOCAB, StateManager(make_spec("paged"), EngineConfig(64, num_blocks, 2, 4)))
+    return RequestChecks(make_spec("paged", VOCAB), EngineConfig(64, num_blocks, 2, 4))
 
 
 @pytest.mark.parametrize("max_tokens", [1, 30, 62])

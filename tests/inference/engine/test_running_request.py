@@ -14,7 +14,7 @@ def running(output=(), *, max_tokens=3, stop=(9,), pooling=None, **params) -> Re
     values = SamplingParams(max_tokens=max_tokens, seed=0, **params)
     source = EngineRequest("r", (1, 9), values, pooling=pooling)
     sampling = SamplingState(values, stop, source.prompt_token_ids, output)
-    return Request(source, 4, max_tokens, frozenset(stop), [1, 9, *output], sampling)
+    return Request(source, 4, 2 + max_tokens, frozenset(stop), [1, 9, *output], sampling)
 
 
 @pytest.mark.parametrize(

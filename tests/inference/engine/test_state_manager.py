@@ -28,8 +28,8 @@ class StateMachine(RuleBasedStateMachine):
         fits = blocks_for(num_tokens, BLOCK_SIZE) + reserve <= free or not self.paged
         assert self.manager.can_admit(num_tokens, reserve_blocks=reserve) == (fits and len(self.running) < limit)
         if self.manager.can_admit(num_tokens, reserve_blocks=reserve):
-            state = self.manager.admit(num_tokens)
-            assert state not in self.running
+            state = self.manager.allocate()
+            assert state not in self.running and self.manager.extend(state, num_tokens)
             self.running[state] = num_tokens
 
     @rule(data=st.data(), more=st.integers(1, 12))
@@ -55,7 +55,7 @@ class StateMachine(RuleBasedStateMachine):
     def nothing_is_lost_or_shared(self):
         if not hasattr(self, "manager"):
             return
-        pool, slots = self.manager.kv.pool, self.manager.slots
+        pool, free_slots = self.manager.kv.pool, self.manager.free_slots
         owned = []
         for state, num_tokens in self.running.items():
             count = int(self.manager.kv.num_blocks_of[state.index])
@@ -68,14 +68,15 @@ class StateMachine(RuleBasedStateMachine):
         taken = [state.slot for state in self.running]
         if self.slotted:
             assert len(set(taken)) == len(taken) and 0 not in taken, "a slot has two owners"
-            assert slots.num_used == len(taken) and slots.num_used + slots.num_free == NUM_SLOTS - 1
+            assert sorted(taken + free_slots) == list(range(1, NUM_SLOTS))
         assert len({state.index for state in self.running}) == len(self.running)
 
     def teardown(self):
         for state in getattr(self, "running", {}):
             self.manager.release(state)
         if hasattr(self, "manager"):
-            assert self.manager.kv.pool.num_used == self.manager.slots.num_used == 0
+            assert self.manager.kv.pool.num_used == 0
+            assert len(self.manager.free_slots) == self.manager.num_slots - 1
 
 
 TestStateMachine = StateMachine.TestCase

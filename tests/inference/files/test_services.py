@@ -8,7 +8,8 @@ import pytest
 from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
-from inference.errors import InvalidRequest, NotFound
+from inference.errors import BlazrError, InvalidRequest, NotFound, RequestTooLarge, StorageFull
+from inference.files import services
 from inference.files.services import (
     expiry_seconds,
     file_delete,
@@ -18,9 +19,11 @@ from inference.files.services import (
     files_sweep,
 )
 from inference.files.store import file_path
-from inference.models import StoredFile
+from inference.models import Batch, BatchState, StoredFile
 from inference.values.principal import LOCAL
-from tests.inference.batches.fakes import line, store_file
+from tests.inference.batches.fakes import line, make_batch, store_file
+from tests.inference.jobs.submissions import KEY_A, KEY_B
+from tests.inference.rows import make_checkpoint
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -66,6 +69,38 @@ def test_expired_files_are_swept():
     StoredFile.objects.filter(pk=row.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
     assert files_sweep() == 1
     assert list(StoredFile.objects.all()) == [other]
+
+
+def test_the_input_of_a_batch_that_is_validated_is_swept_later():
+    make_checkpoint()
+    batch = make_batch([line("a")])
+    StoredFile.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    assert files_sweep() == 0
+    assert file_path(batch.input_sha256).exists()
+    Batch.objects.update(state=BatchState.IN_PROGRESS)
+    assert files_sweep() == 1
+    assert not file_path(batch.input_sha256).exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "other_may"),
+    [("MAX_BYTES_PER_TENANT", RequestTooLarge, True), ("MAX_BYTES", StorageFull, False)],
+)
+def test_a_file_above_a_limit_of_bytes_is_refused_and_leaves_nothing(monkeypatch, limit, error, other_may):
+    row = store_file([b"x" * 59], KEY_A)
+    monkeypatch.setattr(services, limit, 100)
+    with pytest.raises(error, match=r"has 60 bytes and .* have 60; the limit is 100 bytes .* Delete files") as caught:
+        store_file([b"y" * 59], KEY_A)
+    assert caught.value.param == "file"
+    assert [path.name for path in file_path("").rglob("*") if path.is_file()].count(row.sha256) == 1
+    assert not list(file_path("tmp").iterdir())
+    if other_may:
+        store_file([b"z" * 59], KEY_B)
+    else:
+        with pytest.raises(BlazrError):
+            store_file([b"z" * 59], KEY_B)
+    file_delete(file_id=row.file_id, principal=KEY_A)
+    assert store_file([b"y" * 39], KEY_A).size_bytes == 40
 
 
 @pytest.mark.parametrize("wrong", [{"anchor": "tomorrow", "seconds": 3600}, {"anchor": "created_at", "seconds": 10}])

@@ -8,6 +8,7 @@ import pytest
 from django.db import connections
 
 from inference.errors import GenerationFailed, QueueFull
+from inference.jobs import claims
 from inference.jobs.claims import (
     MAX_ATTEMPTS,
     NewChunk,
@@ -20,7 +21,8 @@ from inference.jobs.claims import (
 from inference.jobs.selectors import job_error, job_result
 from inference.jobs.sweep import jobs_sweep
 from inference.models import JobChunk, JobState
-from tests.inference.jobs.submissions import lapse, request, submit
+from inference.values.principal import LOCAL, Principal
+from tests.inference.jobs.submissions import KEY_A, KEY_B, lapse, request, submit
 from tests.inference.rows import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -31,6 +33,44 @@ def test_claims_go_by_priority_then_arrival():
     order = [job.job_id for job in jobs_claim(owner="w", limit=3)]
     assert order == [rows[1].job_id, rows[3].job_id, rows[0].job_id]
     assert [job.job_id for job in jobs_claim(owner="w", limit=3)] == [rows[2].job_id]
+
+
+def order_of(rows, claimed):
+    """Numbers of the claimed jobs among the rows."""
+    return [[row.job_id for row in rows].index(job.job_id) for job in claimed]
+
+
+def test_tenants_share_the_places(django_assert_max_num_queries):
+    flood = submit(*(request(str(number)) for number in range(40)), principal=KEY_A)
+    other = submit(request("41"), request("42"), principal=KEY_B)
+    with django_assert_max_num_queries(12):
+        claimed = jobs_claim(owner="w", limit=6)
+    assert sorted(order_of([*flood, *other], claimed)) == [0, 1, 2, 3, 40, 41]
+    late = submit(request("43"), request("44"), principal=LOCAL)
+    assert sorted(order_of([*flood, *late], jobs_claim(owner="w2", limit=3))) == [4, 40, 41]
+
+
+def test_a_better_priority_comes_before_shares():
+    flood = submit(*(request(str(number)) for number in range(4)), principal=KEY_A)
+    other = submit(request("5", priority=5), principal=KEY_B)
+    assert order_of([*flood, *other], jobs_claim(owner="w", limit=3)) == [0, 1, 2]
+    assert sorted(order_of([*flood, *other], jobs_claim(owner="w", limit=3))) == [3, 4]
+
+
+def test_many_tenants_are_claimed_in_pages(monkeypatch):
+    monkeypatch.setattr(claims, "MAX_TENANTS", 2)
+    rows = [submit(request(), principal=Principal("key", f"key:{number}", "", number))[0] for number in range(5)]
+    found = [order_of(rows, jobs_claim(owner="w", limit=2)) for _ in range(3)]
+    assert sorted(number for numbers in found for number in numbers) == [0, 1, 2, 3, 4]
+
+
+def test_a_page_with_one_tenant_leaves_the_others_jobs_to_their_pages(monkeypatch):
+    monkeypatch.setattr(claims, "MAX_TENANTS", 2)
+    monkeypatch.setattr(claims, "_tenant_pages", claims._TenantPages())
+    flood = submit(*(request(str(number)) for number in range(9)), principal=Principal("key", "key:0", "", 1))
+    others = [submit(request(), principal=Principal("key", f"key:{number}", "", number))[0] for number in (1, 2)]
+    order_of([*flood, *others], jobs_claim(owner="w", limit=1))  # the first page: key:0 and key:1
+    assert order_of([*flood, *others], jobs_claim(owner="w", limit=1)) == [10]
 
 
 def test_claims_can_be_limited_to_models_and_age(model):
@@ -84,13 +124,28 @@ def test_finish_writes_once_and_cleans_up():
     assert JobChunk.objects.count() == 0
 
 
-def test_progress_starts_the_count_anew():
+def test_an_attempt_that_gets_further_starts_the_count_anew():
     submit()
     for number in range(2 * MAX_ATTEMPTS):
         (job,) = jobs_claim(owner="w", limit=1)
-        assert not jobs_append(chunks=[NewChunk(job.key, job.fence, number, [], 5, number)])
+        assert not jobs_append(chunks=[NewChunk(job.key, job.fence, number, [], 5, number, clears_crashes=True)])
         lapse()
         assert jobs_sweep().requeued == 1
+
+
+def test_a_job_that_kills_after_some_tokens_is_stopped():
+    """It makes progress each time; without a limit it would kill workers for ever."""
+    (row,) = submit()
+    for number in range(MAX_ATTEMPTS):
+        (job,) = jobs_claim(owner="w", limit=1) or jobs_claim(owner="w", limit=1, suspects=True)
+        event = {"request_id": job.request_id, "attempt": job.fence - 1, "index": 0, "type": "delta"}
+        assert job.reach == (20 if number else 0)
+        events = [event | {"token_ids": list(range(20))}]
+        assert not jobs_append(chunks=[NewChunk(job.key, job.fence, number, events, 5, 20 * (number + 1))])
+        lapse()
+        jobs_sweep()
+    row.refresh_from_db()
+    assert row.state == "failed"
 
 
 def test_a_release_in_good_order_does_not_count_and_may_wait():

@@ -16,6 +16,7 @@ from inference.jobs.selectors import job_error, job_result
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.jobs.sweep import jobs_abandon
 from inference.models import GenerationJob, JobChunk, JobState, UsageDay, UsageRecord
+from inference.transport.crash_record import tokens_alone
 from inference.values.plan import JOB_PRIORITY
 from inference.values.principal import LOCAL
 from tests.inference.rows import make_checkpoint
@@ -173,11 +174,44 @@ def test_a_suspect_runs_alone(runner, manager):
     runner.turn()
     assert runner.num_running == 1
     (request_id,) = manager.messages
+    assert manager.messages[request_id]["alone_tokens"] == tokens_alone(0)
     manager.event(request_id, "start", prompt_tokens=1)
     manager.done(request_id)
     runner.turn()
     runner.turn()
     assert [fresh(innocent).state, fresh(suspect).state] == ["running", "succeeded"]
+
+
+def test_no_job_is_claimed_while_a_request_of_a_client_runs_alone(runner, manager):
+    (row,) = submit("a")
+    manager.messages["client"] = {"request_id": "client", "alone_tokens": 5}
+    runner.turn()
+    assert fresh(row).state == "queued"
+    manager.ended.add("client")
+    runner.turn()
+    assert fresh(row).state == "running"
+
+
+def test_crashes_count_no_longer_once_an_attempt_gets_further(runner, manager):
+    (row,) = submit("Hi")
+    GenerationJob.objects.filter(pk=row.pk).update(attempts=1)
+    runner.turn()
+    (request_id,) = manager.messages
+    manager.event(request_id, "start", prompt_tokens=1)
+    for number in range(tokens_alone(0)):
+        assert fresh(row).attempts == 2
+        manager.tokens(request_id, "x", number)
+        runner.turn()
+    assert fresh(row).attempts == 1
+
+
+def test_the_leases_of_held_jobs_are_renewed_however_long_a_step_takes(runner, manager):
+    (row,) = submit("Hi")
+    runner.turn()
+    before = fresh(row).lease_until
+    runner.turn()
+    assert manager.messages
+    assert fresh(row).lease_until > before
 
 
 def test_jobs_of_resident_models_are_taken_first(runner, manager, monkeypatch):
@@ -189,18 +223,6 @@ def test_jobs_of_resident_models_are_taken_first(runner, manager, monkeypatch):
     (warm,) = submit("y")
     runner.turn()
     assert [fresh(cold).state, fresh(warm).state] == ["queued", "running"]
-
-
-def test_no_heartbeat_while_an_engine_hangs(runner, manager):
-    (row,) = submit("Hi")
-    runner.turn()
-    before = fresh(row).lease_until
-    manager.age_s = 1e6
-    runner.turn()
-    assert fresh(row).lease_until == before
-    manager.age_s = 0.0
-    runner.turn()
-    assert fresh(row).lease_until > before
 
 
 @pytest.mark.django_db(transaction=True)

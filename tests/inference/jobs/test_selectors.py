@@ -21,7 +21,7 @@ from inference.jobs.selectors import (
 )
 from inference.jobs.services import job_cancel
 from inference.models import Batch, GenerationJob, JobState
-from inference.values.principal import LOCAL
+from inference.values.principal import LOCAL, Principal
 from tests.inference.jobs.submissions import KEY_A, KEY_B, request, submit
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -30,7 +30,10 @@ pytestmark = pytest.mark.usefixtures("model")
 def test_callers_see_their_own_jobs_only():
     (mine,) = submit(principal=KEY_A)
     assert job_get(job_id=str(mine.job_id), principal=KEY_A).pk == mine.pk
-    assert job_get(job_id=str(mine.job_id), principal=LOCAL).pk == mine.pk
+    boss = Principal("key", "key:9", "boss", 9, scopes=frozenset({"admin"}))
+    assert job_get(job_id=str(mine.job_id), principal=boss).pk == mine.pk
+    with pytest.raises(UnknownRequest):
+        job_get(job_id=str(mine.job_id), principal=LOCAL)
     for job_id in (str(mine.job_id), "nonsense", "\0"):
         with pytest.raises(UnknownRequest):
             job_get(job_id=job_id, principal=KEY_B)

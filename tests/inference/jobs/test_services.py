@@ -8,8 +8,8 @@ import pytest
 from django.db import connection, connections
 
 from inference.dialects.openai.requests import plan_from_body
-from inference.errors import Conflict, InvalidRequest, UnknownModel
-from inference.jobs import hints
+from inference.errors import Conflict, InvalidRequest, StorageFull, UnknownModel
+from inference.jobs import hints, services
 from inference.jobs.claims import (
     job_finish,
     jobs_claim,
@@ -19,7 +19,7 @@ from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.jobs.sweep import jobs_sweep
 from inference.models import GenerationJob, JobState
 from inference.values.principal import LOCAL
-from tests.inference.jobs.submissions import KEY_A, lapse, request, submit
+from tests.inference.jobs.submissions import KEY_A, KEY_B, lapse, request, submit
 
 pytestmark = pytest.mark.usefixtures("model")
 
@@ -118,3 +118,23 @@ def test_a_hint_is_given_after_the_commit(model, monkeypatch):
     submit()
     assert given.wait(5)
     assert seen == [False]
+
+
+@pytest.mark.parametrize(
+    ("limit", "whose", "other_may"),
+    [("MAX_BYTES_PER_TENANT", "your stored jobs", True), ("MAX_BYTES", "the stored jobs of all callers", False)],
+)
+def test_jobs_above_a_limit_of_bytes_are_refused(monkeypatch, limit, whose, other_may):
+    (row,) = submit(request(seed=7), principal=KEY_A)
+    assert row.size_bytes == len(row.plan.encode()) > 0
+    (job,) = jobs_claim(owner="w", limit=1)
+    job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result={"text": "x" * 89})
+    row.refresh_from_db()
+    assert row.size_bytes == len(row.plan.encode()) + 100
+    monkeypatch.setattr(services, limit, 2 * row.size_bytes - 100)
+    assert submit(request(seed=7), principal=KEY_A)[0].pk > row.pk
+    with pytest.raises(StorageFull, match=rf"{whose} have [\d,]+; the limit is [\d,]+ bytes.*RETENTION_DAYS"):
+        submit(request(seed=7), principal=KEY_A)
+    assert GenerationJob.objects.count() == 2
+    if other_may:
+        submit(request(seed=7), principal=KEY_B)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.errors import GenerationFailed
 from inference.jobs.claims import (
     MAX_ATTEMPTS,
+    NewChunk,
+    job_release,
+    jobs_append,
     jobs_claim,
     jobs_heartbeat,
     suspects_wait,
 )
 from inference.jobs.selectors import job_error, job_result
-from inference.jobs.sweep import jobs_abandon, jobs_sweep
-from inference.models import JobState
+from inference.jobs.services import job_cancel
+from inference.jobs.sweep import finished_jobs_sweep, jobs_abandon, jobs_sweep
+from inference.models import GenerationJob, JobChunk, JobState, StoredResponse, UsageDay, UsageRecord
+from inference.values.principal import LOCAL
 from tests.inference.jobs.submissions import lapse, request, submit
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -60,3 +68,83 @@ def test_a_worker_that_comes_back_gives_its_jobs_up_and_the_attempt_counts():
     assert jobs_sweep().requeued == 1
     row.refresh_from_db()
     assert (row.state, row.attempts) == ("queued", 1)
+
+
+def store_tokens(row: GenerationJob, *, owner: str = "w") -> GenerationJob:
+    """Claim a job and store its first events: 3 tokens of the prompt, 2 more."""
+    (job,) = jobs_claim(owner=owner, limit=1)
+    event = {"request_id": "r", "attempt": 0, "index": 0, "type": "delta", "token_ids": [1, 2]}
+    assert not jobs_append(chunks=[NewChunk(job.key, job.fence, 0, [event], prompt_tokens=3, completion_tokens=2)])
+    row.refresh_from_db()
+    return row
+
+
+def charged() -> list[tuple[str, int, int]]:
+    return list(UsageRecord.objects.values_list("outcome", "prompt_tokens", "completion_tokens"))
+
+
+def test_a_job_that_its_workers_crashed_on_is_charged_once_for_its_stored_tokens():
+    (row,) = submit()
+    store_tokens(row)
+    GenerationJob.objects.update(attempts=MAX_ATTEMPTS)
+    lapse()
+    assert (jobs_sweep().failed, jobs_sweep().failed) == (1, 0)
+    assert charged() == [("generation_failed", 3, 2)]
+    day = UsageDay.objects.get()
+    assert (day.tenant, day.model, day.requests, day.completion_tokens) == (row.tenant, "tiny", 1, 2)
+    assert JobChunk.objects.count() == 0
+
+
+def test_a_cancelled_job_of_a_dead_worker_is_charged():
+    (row,) = submit()
+    store_tokens(row)
+    job_cancel(job_id=row.job_id, principal=LOCAL)
+    lapse()
+    report = jobs_sweep()
+    assert (report.cancelled, report.requeued) == (1, 0)
+    assert charged() == [("cancelled", 3, 2)]
+
+
+def test_a_job_that_is_cancelled_while_it_waits_again_is_charged():
+    (row,) = submit()
+    store_tokens(row)
+    lapse()
+    assert jobs_sweep().requeued == 1
+    assert job_cancel(job_id=row.job_id, principal=LOCAL).state == JobState.CANCELLED
+    assert charged() == [("cancelled", 3, 2)]
+
+
+def test_a_job_whose_last_attempt_is_handed_back_is_charged():
+    (row,) = submit()
+    store_tokens(row)
+    GenerationJob.objects.update(attempts=MAX_ATTEMPTS)
+    assert job_release(key=row.pk, fence=row.fence, error=GenerationFailed("no memory"), counts=True)
+    assert charged() == [("generation_failed", 3, 2)]
+
+
+def test_jobs_without_tokens_are_ended_in_batches_and_not_charged(monkeypatch):
+    monkeypatch.setattr("inference.jobs.sweep.END_BATCH", 2)
+    submit(*(request(str(number)) for number in range(5)))
+    GenerationJob.objects.update(cancel_requested=True)
+    assert jobs_sweep().cancelled == 5
+    assert charged() == []
+
+
+def test_jobs_that_ended_long_ago_are_deleted_with_their_chunks(settings, monkeypatch):
+    monkeypatch.setattr("inference.jobs.sweep.END_BATCH", 2)
+    settings.BLAZR_RETENTION_DAYS = 7
+    rows = submit(*(request(str(number)) for number in range(6)))
+    old, now = timezone.now() - timedelta(days=8), timezone.now()
+    of_response, recent, is_open = rows[3:]
+    GenerationJob.objects.update(created_at=old, finished_at=old, state=JobState.SUCCEEDED, keep_events=True)
+    GenerationJob.objects.filter(pk=recent.pk).update(finished_at=now)
+    GenerationJob.objects.filter(pk=is_open.pk).update(finished_at=None, state=JobState.QUEUED)
+    StoredResponse.objects.create(response_id="r", tenant="local", body="{}", job=of_response, created_at=now)
+    JobChunk.objects.bulk_create(JobChunk(job=row, number=0, events="[]") for row in rows)
+    assert finished_jobs_sweep() == 3
+    kept = {of_response.pk, recent.pk, is_open.pk}
+    assert set(GenerationJob.objects.values_list("pk", flat=True)) == kept
+    assert set(JobChunk.objects.values_list("job", flat=True)) == kept
+    GenerationJob.objects.update(finished_at=old)
+    settings.BLAZR_RETENTION_DAYS = 0
+    assert finished_jobs_sweep() == 0

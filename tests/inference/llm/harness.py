@@ -14,10 +14,10 @@ from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 from inference.modelling.families.registry import family_builder
 from inference.modelling.spec import ModelSpec
-from inference.text.tokenisation.templates import DEFAULT_TEMPLATES
 from inference.values.messages import GenerationEvent
 from inference.values.tokenizer_spec import TokenizerSpec
 from tests.inference.modelling.harness import read_view
+from tests.inference.text.tokenisation.family_templates import FAMILY_TEMPLATES
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CORPUS = ["the quick brown fox jumps over the lazy dog 🙂 你好 héllo wörld. " * 3, "user system assistant\n" * 3]
@@ -94,7 +94,7 @@ class Checkpoint:
             path=str(directory / "tokenizer.json"),
             bos_token_id=0,
             eos_token_ids=(1,),
-            chat_template="{{ bos_token }}" + DEFAULT_TEMPLATES["chatml"],
+            chat_template="{{ bos_token }}" + FAMILY_TEMPLATES["chatml"],
             special_tokens=(("bos_token", "<s>"), ("eos_token", "</s>")),
         )
 

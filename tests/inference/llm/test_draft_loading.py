@@ -38,7 +38,7 @@ def test_the_draft_model_runs_as_the_options_say(checkpoint: Checkpoint) -> None
         tokenizer.close()
     assert next(model.network.parameters()).dtype.is_floating_point
     assert not model.config.prefix_cache
-    assert model.config.max_num_seqs <= SPECULATIVE.max_requests
+    assert model.config.max_num_seqs <= SPECULATIVE.max_num_seqs
     assert model.config.invalid_token_ids == tuple(sorted(model.config.invalid_token_ids))
 
 

@@ -17,7 +17,7 @@ from inference.values.speculative_options import SpeculativeOptions
 from inference.values.states import ResidentModel, WorkerState, merge_models
 from tests.inference.llm.harness import OPTIONS, Checkpoint
 
-ALWAYS = {"is_adaptive": False, "max_requests": 4, "num_tokens": 4}
+ALWAYS = {"is_adaptive": False, "max_num_seqs": 4, "num_tokens": 4}
 PARAMS = (
     {"max_tokens": 40, "temperature": 0.0, "logit_bias": {72: 9.0, 73: 8.5}},
     {"max_tokens": 30, "seed": 4, "temperature": 0.7, "logprobs": 2},

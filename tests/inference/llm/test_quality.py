@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ import torch
 from blazr_site.cli import main
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
+from inference.llm import quality
 from inference.llm.options import LLMOptions
 from inference.llm.quality import WindowRunner, _Sums, measure_quality
+from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import inspect_checkpoint
 
 
@@ -33,12 +37,12 @@ def test_sums_are_the_definitions() -> None:
     sums = _Sums()
     sums.add(found[:2], reference[:2], targets[:2])
     sums.add(found[2:], reference[2:], targets[2:])
-    quality = sums.quality("int8", 10)
-    assert quality.num_tokens == 5
-    assert quality.perplexity == pytest.approx(math.exp(-sum(float(found[i, t]) for i, t in enumerate(targets)) / 5))
-    assert quality.top1_agreement == sum(int(found[i].argmax() == reference[i].argmax()) for i in range(5)) / 5
+    result = sums.quality("int8", 10)
+    assert result.num_tokens == 5
+    assert result.perplexity == pytest.approx(math.exp(-sum(float(found[i, t]) for i, t in enumerate(targets)) / 5))
+    assert result.top1_agreement == sum(int(found[i].argmax() == reference[i].argmax()) for i in range(5)) / 5
     divergence = torch.nn.functional.kl_div(found, reference, reduction="batchmean", log_target=True)
-    assert quality.mean_kl == pytest.approx(float(divergence), rel=1e-5)
+    assert result.mean_kl == pytest.approx(float(divergence), rel=1e-5)
 
 
 def test_the_demo_model_loses_little(inspection) -> None:
@@ -54,14 +58,31 @@ def test_the_demo_model_loses_little(inspection) -> None:
     assert [item.quant for item in measure(inspection, tokens[:10], ["none"])] == ["none"]
 
 
+def test_a_quantised_network_is_freed_before_the_next_one_is_loaded(inspection, monkeypatch) -> None:
+    networks: list[list[weakref.ref]] = []
+    num_alive: list[int] = []
+
+    def loading(*arguments, **options):
+        num_alive.append(sum(any(layer() is not None for layer in layers) for layers in networks))
+        network = load_network(*arguments, **options)
+        networks.append([weakref.ref(layer) for layer in network.modules()])
+        return network
+
+    monkeypatch.setattr(quality, "load_network", loading)
+    gc.disable()
+    try:
+        measure(inspection, [1, 2, 3], ["int8", "int4"])
+    finally:
+        gc.enable()
+    assert num_alive == [0, 1, 1], "only the network without quantisation stays"
+
+
 def test_one_token_is_too_little(inspection) -> None:
     with pytest.raises(InvalidRequest, match="1 tokens; at least 2"):
         measure(inspection, [3], ["int8"])
 
 
 def test_windows_start_from_nothing(inspection) -> None:
-    from inference.modelling.weights.loader import load_network
-
     files = [inspection.directory / name for name in inspection.weight_files]
     runner = WindowRunner(load_network(inspection.spec, files, dtype=torch.float32), 32, "float32", "cpu")
     with torch.inference_mode():

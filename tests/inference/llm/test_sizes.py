@@ -7,7 +7,7 @@ import pytest
 import inference.llm.sizes as module
 from inference.errors import OutOfCacheBlocks
 from inference.llm.options import LLMOptions
-from inference.llm.sizes import load_sizes, needed_bytes, plan_states, with_fixed_states
+from inference.llm.sizes import load_sizes, needed_bytes, plan_states
 from tests.inference.llm.harness import Checkpoint
 
 
@@ -23,15 +23,7 @@ def test_states_are_planned_within_their_memory(checkpoint: Checkpoint) -> None:
         plan_states(spec, LLMOptions(cache_bytes=10))
     full = plan_states(spec, LLMOptions(max_num_seqs=3))
     assert full.max_model_len == 256
-    assert full.max_cached_tokens == 3 * 256
-
-
-def test_fixed_states_do_not_follow_free_memory(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1_000_000)
-    options = with_fixed_states(checkpoint.spec, LLMOptions())
-    planned = needed_bytes(checkpoint.spec, options)
-    monkeypatch.setattr(module, "free_memory_bytes", lambda options: 1 << 40)
-    assert needed_bytes(checkpoint.spec, options) == planned < needed_bytes(checkpoint.spec, LLMOptions())
+    assert (full.num_blocks - 1) * full.block_size == 3 * 256
 
 
 def test_states_on_a_device_follow_its_budget(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

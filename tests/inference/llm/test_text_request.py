@@ -181,3 +181,19 @@ def test_a_gap_is_filled_between_the_control_tokens():
     ]
     assert list(choice.prompt_token_ids) == wanted
     assert {100257, *names.values()} <= set(choice.eos_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ({"text": "é" * 5000}, "prompt"),
+        ({"text": "a", "suffix": "x" * 10_000}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x" * 1990}]}, "messages"),
+    ],
+)
+def test_a_prompt_with_too_many_bytes_is_refused_without_tokenising_it(llm: LLM, monkeypatch, prompt, param) -> None:
+    encoded: list[str] = []
+    monkeypatch.setattr(llm.tokenizer._encoder, "encode", lambda text, **_: encoded.append(text))
+    with pytest.raises(PromptTooLong, match=r"maximum context length is 128 tokens\. .* characters") as caught:
+        llm.prepare(message(prompt=prompt))
+    assert (caught.value.code, caught.value.param, encoded) == ("context_length_exceeded", param, [])

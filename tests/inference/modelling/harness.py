@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
 from inference.modelling.families.registry import family_builder
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
@@ -99,24 +99,17 @@ class SequenceRunner:
         decodes = [item for item in work if len(item[1]) == 1 and self.sequences[item[0]].num_computed > 0]
         others = [item for item in work if item not in decodes]
         ordered = decodes + others
-        ids, positions, mapping, chunks, kv_rows = [], [], [], [], []
-        row = 0
+        ids, positions, mapping, chunks, first_rows = [], [], [], [], [0]
         for index, (name, tokens) in enumerate(ordered):
             sequence = self.sequences[name]
             start, stop = sequence.num_computed, sequence.num_computed + len(tokens)
-            slots = sequence.slots(stop)
+            row = len(ids)
             ids += list(tokens)
             positions += list(range(start, stop))
-            mapping.append(slots[start:])
-            if index < len(decodes):
-                kv_rows.append(slots)
-            else:
-                chunks.append(PrefillChunk(row, row + len(tokens), start, index, sequence.state_slot, slots))
-            row += len(tokens)
-        longest = max((len(slots) for slots in kv_rows), default=0)
-        padded = torch.zeros(len(kv_rows), longest, dtype=torch.int64)
-        for index, slots in enumerate(kv_rows):
-            padded[index, : len(slots)] = slots
+            mapping.append(sequence.slots(stop)[start:])
+            first_rows.append(len(ids))
+            if index >= len(decodes):
+                chunks.append(PrefillChunk(row, len(ids), start, index, sequence.state_slot))
         batch = ForwardBatch(
             input_ids=torch.tensor(ids),
             positions=torch.tensor(positions),
@@ -124,9 +117,13 @@ class SequenceRunner:
             state_slots=torch.tensor([self.sequences[name].state_slot for name, _ in ordered]),
             num_decodes=len(decodes),
             prefills=tuple(chunks),
-            decode_kv_slots=padded if kv_rows else None,
-            decode_context_lens=torch.tensor([len(slots) for slots in kv_rows]) if kv_rows else None,
-            max_decode_context=longest,
+            attention=AttentionMetadata(
+                blocks=torch.tensor([self.sequences[name].blocks for name, _ in ordered], dtype=torch.int32).flatten(),
+                starts=torch.arange(len(ordered)) * self.blocks_each,
+                lengths=torch.tensor([self.sequences[name].num_computed + len(tokens) for name, tokens in ordered]),
+                first_rows=torch.tensor(first_rows),
+                block_size=BLOCK_SIZE,
+            ),
         )
         with torch.inference_mode():
             logits = self.network.compute_logits(self.network(batch, self.states))

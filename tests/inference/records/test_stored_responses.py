@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from inference.errors import NotFound
 from inference.jobs.services import jobs_submit
-from inference.models import GenerationJob, StoredResponse
+from inference.models import GenerationJob, JobState, StoredResponse, UsageRecord
 from inference.records import stored_responses
 from inference.records.stored_responses import (
     response_delete,
@@ -65,9 +65,26 @@ def test_a_deleted_response_takes_its_job_with_it():
     assert not GenerationJob.objects.exists()
 
 
+def test_an_unfinished_job_that_goes_with_its_response_is_charged():
+    store(job=make_job())
+    GenerationJob.objects.update(prompt_tokens=3, completion_tokens=2)
+    response_delete(response_id="resp_1", principal=KEY_A)
+    (usage,) = UsageRecord.objects.all()
+    assert (usage.tenant, usage.outcome, usage.prompt_tokens, usage.completion_tokens) == ("key:1", "cancelled", 3, 2)
+
+
+def test_an_old_response_with_an_open_job_is_kept():
+    store(job=make_job())
+    StoredResponse.objects.update(created_at="2000-01-01T00:00:00Z")
+    assert responses_sweep() == 0
+    GenerationJob.objects.update(state=JobState.CANCELLED)
+    assert responses_sweep() == 1
+
+
 def test_old_responses_are_swept_in_parts(settings, monkeypatch):
     monkeypatch.setattr(stored_responses, "SWEEP_BATCH", 2)
     store("old_1", job=make_job())
+    GenerationJob.objects.update(state=JobState.SUCCEEDED)
     for name in ("old_2", "old_3", "new"):
         store(name)
     old = timezone.now() - timedelta(days=8)

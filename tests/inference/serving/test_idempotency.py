@@ -8,6 +8,7 @@ import redis
 from inference.errors import Conflict, IdempotencyKeyInUse, IdempotencyKeyReused
 from inference.serving import idempotency
 from inference.serving.idempotency import MAX_BYTES, Claim, KeptResponse, idempotency_claim
+from inference.transport import keys as redis_keys
 
 RESPONSE = KeptResponse(201, {"Content-Type": "application/json", "x-request-id": "r"}, b'{"text": "\xc3\xa9"}')
 
@@ -93,3 +94,27 @@ async def test_a_lost_lease_changes_nothing_of_its_successor(stored):
     stored.expire(successor.key, 1)
     assert await successor.renew()
     assert stored.ttl(successor.key) > 1
+
+
+def bodies_kept(stored) -> int:
+    return stored.zcard(redis_keys.IDEMPOTENCY_KEPT)
+
+
+@pytest.mark.parametrize(("limit", "other_may"), [("MAX_TENANT_BYTES", True), ("MAX_TOTAL_BYTES", False)])
+async def test_bodies_above_a_limit_of_bytes_are_not_kept(monkeypatch, stored, limit, other_may):
+    monkeypatch.setattr(idempotency, limit, 2 * (len(RESPONSE.body) + idempotency.ENTRY_BYTES))
+    for key in "abc":
+        await (await claimed(key=key)).store(RESPONSE)
+    await (await claimed(key="d", tenant="other")).store(RESPONSE)
+    assert await claim(key="b") == RESPONSE
+    with pytest.raises(Conflict, match="not run again; choose a new key"):
+        await claim(key="c")
+    assert bodies_kept(stored) == (3 if other_may else 2)
+    # After a day the first ones make room.
+    for entry in stored.zrange(redis_keys.IDEMPOTENCY_KEPT, 0, -1):
+        stored.zadd(redis_keys.IDEMPOTENCY_KEPT, {entry: 1})
+    await (await claimed(key="e")).store(RESPONSE)
+    assert await claim(key="e") == RESPONSE
+    assert bodies_kept(stored) == 1
+    size = len(RESPONSE.body) + idempotency.ENTRY_BYTES
+    assert stored.hgetall(redis_keys.IDEMPOTENCY_TOTALS) == {b"all": b"%d" % size, b"of:t": b"%d" % size}

@@ -99,7 +99,8 @@ async def test_what_is_in_use_is_closed_after_its_use(closed):
 
 
 async def test_too_many_waiting_are_refused_until_one_ends(monkeypatch):
-    monkeypatch.setattr(tokenizers, "MAX_WAITING", 1)
+    monkeypatch.setattr(tokenizers, "NUM_THREADS", 1)
+    monkeypatch.setattr(tokenizers, "MAX_WAITING", 0)
     cache = TokenizerCache()
     started, may_end = threading.Event(), threading.Event()
 

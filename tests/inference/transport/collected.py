@@ -18,7 +18,8 @@ class Collected:
 
     @property
     def num_delivered(self) -> int:
-        return self.subscription.num_delivered
+        """Output tokens so far, over all choices."""
+        return sum(map(len, self.subscription.delivered()))
 
     def _receive(self, event: GenerationEvent) -> None:
         self.events.append(event)

@@ -79,6 +79,20 @@ async def test_publish_does_not_ask_for_a_model_that_is_held(hub, client):
     assert client.llen("default") == 1
 
 
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+async def test_a_clock_that_is_wrong_changes_neither_admission_nor_deadline(hub, client, monkeypatch, ahead_s):
+    right, clock = time.time(), time.time
+    client.zadd(redis_keys.flight("a"), {"ended": right - 1, "open": right + 60})
+    client.zadd(redis_keys.holders("a"), {"w": right + 10})
+    monkeypatch.setattr(time, "time", lambda: clock() + ahead_s)
+    await broker.publish_generation(message("r1"))  # its deadline is in 60 s
+    assert client.llen("default") == 0
+    assert sorted(client.zrange(redis_keys.flight("a"), 0, -1)) == [b"open", b"r1"]
+    assert client.zscore(redis_keys.flight("a"), "r1") == pytest.approx(right + 60, abs=5)
+    (sent,), _, _ = json.loads(base64.b64decode(json.loads(client.lpop("m.a"))["body"]))
+    assert sent["deadline"] == pytest.approx(right + 60, abs=5)
+
+
 async def test_admission_is_exact_and_forgets_expired_requests(hub, client, settings):
     settings.BLAZR_MAX_IN_FLIGHT = 3
     client.zadd(redis_keys.flight("a"), {"old": time.time() - 1})

@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from inference.transport import keys as redis_keys
-from inference.transport.worker_states import model_states, model_states_sync
+from inference.transport.worker_states import model_states, model_states_sync, worker_states, worker_states_sync
+from inference.values.states import WorkerState
 
 
 @pytest.fixture
@@ -27,3 +28,14 @@ async def test_failed_loads_are_reported_for_a_while(client):
     assert (states["a"].status, states["a"].error) == ("failed", error)
     assert "b" not in states
     assert model_states_sync() == states
+
+
+async def test_a_clock_that_is_ahead_hides_no_worker_and_no_failure(client, monkeypatch):
+    clock = time.time
+    client.zadd(redis_keys.WORKERS, {"w": clock()})
+    client.set(redis_keys.worker("w"), WorkerState("w").to_json())
+    failure = {"at": clock(), "worker": "w", "error": {"class": "InvalidRequest", "message": "no."}}
+    client.hset(redis_keys.FAILURES, "a", json.dumps(failure))
+    monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+    assert set(await worker_states()) == set(worker_states_sync()) == {"w"}
+    assert (await model_states())["a"].status == "failed"

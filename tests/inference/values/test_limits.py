@@ -7,7 +7,7 @@ import pytest
 from inference.errors import PermissionRefused
 from inference.values.limits import Budget, budget, budget_headers, duration_text, estimate_tokens, text_tokens
 from inference.values.plan import GenerationPlan
-from inference.values.principal import LOCAL, Principal, scope_of
+from inference.values.principal import Principal, scope_of
 from inference.values.sampling_params import SamplingParams
 
 
@@ -66,7 +66,7 @@ def test_lone_surrogates_can_be_estimated():
         ("GET", "/v1/models", "models"),
         ("HEAD", "/v1/models", "models"),
         ("GET", "/v1/models/a/b", "models"),
-        ("POST", "/v1/models/a/load", "admin"),
+        ("POST", "/v1/models/a/load", "lifecycle"),
         ("GET", "/v1/modelsx", "generate"),
         ("POST", "/v1/files", "files"),
         ("GET", "/v1/batches/b", "files"),
@@ -89,7 +89,6 @@ def test_a_scope_opens_its_paths_only_and_admin_opens_all():
     admin = Principal("key", "key:2", "a", 2, scopes=frozenset({"admin"}))
     for path in ("/v1/models/x/load", "/v1/completions", "/v1/files"):
         admin.check_scope("POST", path)
-        LOCAL.check_scope("POST", path)
     assert admin.sees_everything
     assert not files.sees_everything
     assert not Principal("key", "key:3", "k", 3).sees_everything

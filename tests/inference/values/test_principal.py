@@ -24,6 +24,10 @@ KEY = Principal("key", "tenant", "a key", key_id=1)
         ("GET", "/v1/modelsx", "generate"),
         ("GET", "/v1/usage", None),
         ("GET", "/v1/keys", "admin"),
+        ("GET", "/metrics", "metrics"),
+        ("POST", "/v1/models/demo/load", "lifecycle"),
+        ("POST", "/v1/models/demo/pin", "lifecycle"),
+        ("POST", "/v1/models/demo/promote", "admin"),
         ("DELETE", "/api/delete", "admin"),
     ],
 )
@@ -31,13 +35,36 @@ def test_scope_by_the_longest_path(method: str, path: str, scope: str | None) ->
     assert scope_of(method, path) == scope
 
 
-def test_a_key_is_held_to_its_scopes_and_operators_are_not() -> None:
+def test_a_caller_is_held_to_its_scopes() -> None:
     KEY.check_scope("POST", "/v1/completions")
     with pytest.raises(PermissionRefused, match="needs an API key with the scope 'admin'; this one has files"):
         KEY.check_scope("GET", "/v1/keys")
     replace(KEY, scopes=frozenset({"admin"})).check_scope("GET", "/v1/keys")
-    LOCAL.check_scope("GET", "/v1/keys")
+    LOCAL.check_scope("POST", "/v1/models/demo/load")
+    with pytest.raises(PermissionRefused, match="make one with blazr key create NAME --scope admin"):
+        LOCAL.check_scope("GET", "/v1/keys")
+    with pytest.raises(PermissionRefused, match="needs an account with the scope 'files'"):
+        Principal("user", "user:1", "vera", scopes=frozenset({"models"})).check_scope("POST", "/api/jobs")
     replace(KEY, scopes=frozenset()).check_scope("GET", "/v1/usage")
+
+
+@pytest.mark.parametrize(
+    ("priority", "keep_alive_s", "param"),
+    [(-1, None, "priority"), (0, -1.0, "keep_alive"), (0, 0.0, "keep_alive"), (0, 299.0, "keep_alive"),
+     (0, 3601.0, "keep_alive")],
+)  # fmt: skip
+def test_options_that_affect_others_need_their_scope(priority: int, keep_alive_s: float | None, param: str) -> None:
+    with pytest.raises(PermissionRefused, match="needs an API key with the scope") as caught:
+        KEY.check_options(priority=priority, keep_alive_s=keep_alive_s)
+    assert caught.value.param == param
+    scope = {"priority": "priority", "keep_alive": "lifecycle"}[param]
+    for scopes in ({scope}, {"admin"}):
+        replace(KEY, scopes=frozenset(scopes)).check_options(priority=priority, keep_alive_s=keep_alive_s)
+
+
+def test_ordinary_options_need_no_scope() -> None:
+    for priority, keep_alive_s in ((0, None), (100, 300.0), (1, 1800.0), (0, 3600.0)):
+        KEY.check_options(priority=priority, keep_alive_s=keep_alive_s)
 
 
 def test_a_key_is_held_to_its_models() -> None:

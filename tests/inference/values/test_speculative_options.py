@@ -15,7 +15,7 @@ from inference.values.speculative_options import SpeculativeOptions
         ("ngram,k=6", SpeculativeOptions("ngram", num_tokens=6)),
         ("draft:small/one", SpeculativeOptions("draft", "small/one")),
         ("draft:small, k=3", SpeculativeOptions("draft", "small", num_tokens=3)),
-        ("ngram,max_requests=2,min_match=3,adaptive=off", SpeculativeOptions("ngram", "", 0, 2, 3, False)),
+        ("ngram,max_num_seqs=2,min_match=3,adaptive=off", SpeculativeOptions("ngram", "", 0, 2, 3, False)),
     ],
 )
 def test_options_are_read_from_a_line_and_from_json(text, options):
@@ -46,7 +46,7 @@ def test_a_wrong_line_is_refused(text):
         {"method": "ngram", "draft_model": "x"},
         {"method": "ngram", "num_tokens": True},
         {"method": "ngram", "num_tokens": 65},
-        {"method": "ngram", "max_requests": 0},
+        {"method": "ngram", "max_num_seqs": 0},
         {"method": "ngram", "min_match": 1.5},
         {"method": "ngram", "is_adaptive": 1},
         {"method": "ngram", "depth": 2},
@@ -56,3 +56,10 @@ def test_wrong_json_is_refused(payload):
     with pytest.raises(InvalidRequest) as caught:
         SpeculativeOptions.from_dict(payload)
     assert caught.value.param == "speculative"
+
+
+def test_the_former_name_of_an_option_is_still_read():
+    wanted = SpeculativeOptions("ngram", max_num_seqs=2)
+    assert SpeculativeOptions.from_dict({"method": "ngram", "max_requests": 2}) == wanted
+    assert SpeculativeOptions.parse("ngram,max_requests=2") == wanted
+    assert wanted.to_dict() == {"method": "ngram", "max_num_seqs": 2}

@@ -59,6 +59,6 @@ def bench():
     yield make
     for item in made:
         for llm in item.plans.llms.values():
-            if llm.gate is not None:
+            if getattr(llm, "gate", None) is not None:
                 llm.gate.set()
         item.manager.drain(0)

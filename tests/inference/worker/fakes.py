@@ -57,6 +57,10 @@ class FakeLLM:
     def has_unfinished(self) -> bool:
         return bool(self.running)
 
+    @property
+    def step_tokens(self) -> int:
+        return len(self.running)
+
     def step(self) -> list[GenerationEvent]:
         if self.die:
             raise EngineDead("the fake device is gone.")
@@ -155,6 +159,9 @@ class FakePresence:
 
     def load_ended(self, checkpoint_id: str, error: BlazrError | None) -> None:
         self.ended.append((checkpoint_id, error))
+
+    def run_alone(self, request_id: str) -> None:
+        self.calls.append(("alone", request_id))
 
     def changed(self) -> None:
         pass

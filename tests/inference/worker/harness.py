@@ -52,7 +52,6 @@ class Worker:
                     "device": "cpu",
                     "budget_bytes": 1000,
                     "max_active": 64,
-                    "visibility_timeout_s": 2,
                     "drain_grace_s": 5,
                     **config,
                 }

@@ -18,7 +18,7 @@ class ScriptedManager:
         self.sinks: dict[str, Callable[[list[Any]], None]] = {}
         self.indices: dict[str, int] = {}
         self.cancelled: list[str] = []
-        self.age_s = 0.0
+        self.ended: set[str] = set()
 
     def submit(self, message, on_events) -> None:
         self.messages[message["request_id"]] = message
@@ -32,11 +32,14 @@ class ScriptedManager:
     def describe(self):
         return tuple(ResidentModel(item, "ready", 1.0) for item in self.checkpoint_ids)
 
-    def step_age_s(self) -> float:
-        return self.age_s
+    @property
+    def runs_alone(self) -> bool:
+        return any("alone_tokens" in item for key, item in self.messages.items() if key not in self.ended)
 
     def event(self, request_id: str, kind: str, **members: Any) -> None:
         index = self.indices[request_id] = self.indices.get(request_id, -1) + 1
+        if kind in ("done", "error"):
+            self.ended.add(request_id)
         event = {"request_id": request_id, "attempt": 0, "index": index, "type": kind, **members}
         self.sinks[request_id]([event])
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+import uuid
+from functools import partial
 
 import redis
 
+from inference.errors import EngineDead
 from inference.transport import keys as redis_keys
+from inference.transport.crash_record import MARGIN_TOKENS
 from inference.worker.lease import hand_back
 from tests.inference.transport.collected import Collected
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
@@ -53,17 +58,92 @@ async def test_next_worker_goes_on_behind_what_the_client_has(hub, worker, clien
 
 
 def test_acknowledged_tags_do_not_come_back(client):
-    hand_back(client, ["gone"])
+    hand_back(client, "w1", ["gone"])
     assert client.zcard(redis_keys.UNACKED_INDEX) == 0
 
 
-async def test_poison_is_given_up_after_two_lost_workers(hub, worker, client):
+async def test_a_request_fails_after_three_crashes_that_count(hub, worker, client):
     w = worker()
-    client.hset(redis_keys.attempt("r"), mapping={"n": 2, "suspects": 2})
+    client.hset(redis_keys.attempt("r"), mapping={"n": 2, "crashes": 3, "seen": 2})
     subscription = Collected(hub, "r")
     w.deliver(message("r"), redelivered=True)
     assert "failed: 3 workers" in error(await collect(subscription)).message
     wait_until(lambda: w.acked == ["r"])
+
+
+async def test_deliveries_without_a_crash_do_not_count(hub, worker, client):
+    """A drained worker, or a message that came while its model was unloaded: kombu marks both as redelivered."""
+    w = worker()
+    client.hset(redis_keys.attempt("r"), "n", 7)
+    subscription = Collected(hub, "r")
+    w.deliver(message("r"), redelivered=True)
+    assert tokens(await collect(subscription)) == [300 + step for step in range(5)]
+    assert "alone_tokens" not in w.plans.llms["a"].seen[0]
+
+
+async def test_a_suspect_runs_alone_and_its_neighbours_afterwards(hub, worker, client):
+    gate = threading.Event()
+    w = worker(make=lambda _: FakeLLM(gate=gate))
+    client.hset(redis_keys.attempt("suspect"), mapping={"n": 2, "crashes": 2, "seen": 1})
+    subscriptions = {name: Collected(hub, name) for name in ("before", "suspect", "after")}
+    w.deliver(message("before", max_tokens=10))
+    await asyncio.to_thread(wait_until, lambda: w.plans.llms.get("a") and w.plans.llms["a"].running)
+    w.deliver(message("suspect", max_tokens=200), redelivered=True)
+    await asyncio.to_thread(wait_until, lambda: w.runtime.manager.runs_alone)
+    w.deliver(message("after", max_tokens=10))
+    assert [item["request_id"] for item in w.plans.llms["a"].seen] == ["before"]
+    together: list[tuple[set[str], bytes | None]] = []
+    llm = w.plans.llms["a"]
+    step = llm.step
+
+    def recorded_step():
+        together.append((set(llm.running), client.get(redis_keys.alone("w1"))))
+        return step()
+
+    llm.step = recorded_step
+    gate.set()
+    for name, subscription in subscriptions.items():
+        assert len(tokens(await collect(subscription))) == {"suspect": 200}.get(name, 10)
+    alone = [names for names, mark in together if mark == b"suspect"]
+    assert len(alone) >= MARGIN_TOKENS
+    assert all(names == {"suspect"} for names in alone)
+    assert {"suspect", "after"} in [names for names, _ in together]  # it has shown that it harms nobody
+    await asyncio.to_thread(wait_until, lambda: not client.exists(redis_keys.alone("w1")))
+
+
+async def test_a_poison_takes_no_neighbour_along(hub, worker, client, monkeypatch):
+    """Three workers die with it, and never does a request fail that was beside it."""
+    exits: list[int] = []
+    monkeypatch.setattr("inference.worker.runtime.os._exit", exits.append)
+
+    class Poisoned(FakeLLM):
+        def step(self):
+            if "poison" in self.running:
+                raise EngineDead("poisoned.")
+            return super().step()
+
+    subscriptions = {name: Collected(hub, name) for name in ("poison", *(f"r{number}" for number in range(8)))}
+    tags = {name: uuid.uuid4().hex for name in subscriptions}
+    left = list(subscriptions)
+
+    def has_ended(deaths: int) -> bool:
+        return len(exits) > deaths or all(item.subscription.is_ended for item in subscriptions.values())
+
+    while left:
+        deaths = len(exits)
+        w = worker(f"w{deaths}", make=lambda _: Poisoned(), max_num_seqs=16)
+        for name in left:
+            w.deliver(message(name, max_tokens=60), tag=tags[name], redelivered=deaths > 0)
+        await asyncio.to_thread(wait_until, partial(has_ended, deaths))
+        left = [name for name, item in subscriptions.items() if not item.subscription.is_ended]
+        assert len(exits) <= 3
+    assert len(exits) == 3
+    for name, subscription in subscriptions.items():
+        events = await collect(subscription)
+        if name == "poison":
+            assert "3 workers" in error(events).message
+        else:
+            assert tokens(events) == [300 + step for step in range(60)]
 
 
 async def test_same_message_twice_runs_once_and_ends_both(hub, worker, client):
@@ -144,7 +224,8 @@ async def test_events_of_a_message_that_was_handed_back_are_dropped(worker, clie
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
     tag = w.deliver(message("r", max_tokens=20))
     await asyncio.to_thread(wait_until, lambda: "a" in w.plans.llms and w.plans.llms["a"].running)
-    w.runtime.deliveries.hand_back(suspect=True)
+    w.runtime.leases.stop()
+    w.runtime.deliveries.hand_back()
     num_sent = client.xlen(redis_keys.out("web-1"))
     await asyncio.to_thread(wait_until, lambda: w.runtime.manager.num_active == 0)
     w.runtime.publisher.flush(5)
@@ -152,16 +233,21 @@ async def test_events_of_a_message_that_was_handed_back_are_dropped(worker, clie
     assert w.acked == []
     assert w.runtime.deliveries.web_ids() == w.runtime.leases.held() == []
     assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
-    assert not client.exists(redis_keys.attempt("r"))  # suspected: the attempt counts
 
 
-async def test_request_is_dropped_if_redis_is_away_when_it_should_resume(worker, monkeypatch):
+async def test_a_request_waits_for_a_redis_that_is_away_when_it_should_resume(hub, worker, client, monkeypatch):
     w = worker()
+    pipeline, failures = w.runtime._client.pipeline, iter(range(3))
 
     def away(*args, **kwargs):
-        raise redis.ConnectionError("away")
+        if next(failures, None) is not None:
+            raise redis.ConnectionError("away")
+        return pipeline(*args, **kwargs)
 
-    monkeypatch.setattr(w.runtime.deliveries._client, "pipeline", away)
+    monkeypatch.setattr(w.runtime.deliveries._resumer._client, "pipeline", away)
+    monkeypatch.setattr("inference.worker.resume.RETRY_S", 0.05)
+    subscription = Collected(hub, "r")
     w.deliver(message("r"), redelivered=True)
+    assert tokens(await collect(subscription)) == [300 + step for step in range(5)]
     await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
-    assert w.plans.loads == []
+    assert next(failures, None) is None

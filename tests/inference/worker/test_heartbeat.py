@@ -69,6 +69,14 @@ def test_a_beat_writes_the_state_and_renews_holders_only(beats, client):
     assert client.zscore(redis_keys.holders("leaving"), WORKER) is None
 
 
+def test_a_beat_is_by_the_time_of_redis(beats, client, monkeypatch):
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - 3600)
+    beats.heartbeat._beat()
+    assert client.zscore(redis_keys.WORKERS, WORKER) > clock() - 5
+    assert client.zscore(redis_keys.holders("held"), WORKER) > clock()
+
+
 def test_a_change_is_written_at_once_and_the_end_removes_the_state(beats, client, monkeypatch):
     monkeypatch.setattr(module, "INTERVAL_S", 30.0)
     beats.heartbeat.start()

@@ -49,24 +49,32 @@ def load(models: ResidentModels, name: str = "a", **values: Any) -> Resident:
     assert models.reserve(resident, plan(name, **values), deadline=0.0) is None
     engine = Engine(FakeLLM(), FakeLoop())  # type: ignore[arg-type]
     models.mark_ready(resident, plan(name, **values), engine, memory_bytes=10, load_s=0.0)
+    models.admit()
     return resident
+
+
+def add(models: ResidentModels, request_id: str, **members: Any) -> list[str]:
+    """Add a request, and return the requests that enter their engines."""
+    models.add_request(message(request_id, **members), ignore)
+    return [request.request_id for request in models.admit().requests]
 
 
 def test_first_request_queues_one_load_and_waits_for_it():
     models = table()
     first, second = (models.add_request(message(name), ignore) for name in ("r1", "r2"))
-    assert (first.is_new_model, first.can_start, first.error) == (True, False, None)
-    assert (second.is_new_model, second.can_start, second.error) == (False, False, None)
+    assert (first.is_new_model, first.error) == (True, None)
+    assert (second.is_new_model, second.error) == (False, None)
+    assert models.admit() == ([], None)
     resident = models.next_to_load()
     assert models.reserve(resident, plan(), deadline=0.0) is None
     assert models.memory_bytes == 10
     engine = Engine(FakeLLM(), FakeLoop())
     assert models.engine_of(first.request) is None
-    started, has_to_go = models.mark_ready(resident, plan(), engine, memory_bytes=7, load_s=1.0)
-    assert (started, has_to_go) == ([first.request, second.request], False)
+    assert not models.mark_ready(resident, plan(), engine, memory_bytes=7, load_s=1.0)
+    assert models.admit() == ([first.request, second.request], None)
     assert models.engine_of(first.request) is engine
     assert models.memory_bytes == 7
-    assert models.add_request(message("r3"), ignore).can_start
+    assert add(models, "r3") == ["r3"]
     assert resident.num_in_engine == models.num_requests == 3
 
 
@@ -136,7 +144,7 @@ def test_order_to_go_counts_while_the_model_loads():
     assert models.request_unload("a") is None
     resident = models.next_to_load()
     assert models.reserve(resident, plan(), deadline=0.0) is None
-    _, has_to_go = models.mark_ready(resident, plan(), Engine(FakeLLM(), FakeLoop()), memory_bytes=10, load_s=0.0)
+    has_to_go = models.mark_ready(resident, plan(), Engine(FakeLLM(), FakeLoop()), memory_bytes=10, load_s=0.0)
     assert has_to_go
     assert (resident.status, resident.pinned) == ("unloading", False)
     assert [item.reason for item in models.departures] == ["an unload was requested during its load"]
@@ -212,9 +220,24 @@ def test_back_pressure_pauses_and_resumes_the_queue_in_order():
     load(models, max_num_seqs=2)
     assert presence.calls == []
     requests.append(models.add_request(message("r3"), ignore).request)
-    models.add_request(message("job", priority=1000), ignore)
+    assert [item.request_id for item in models.admit().requests] == ["r3"]
+    assert add(models, "job", priority=1000) == ["job"]
     assert presence.calls == [("pause", "a")]
     models.close_request(requests.pop())
+    assert presence.calls == [("pause", "a"), ("resume", "a")]
+
+
+def test_while_a_request_runs_alone_other_workers_get_the_messages():
+    models = table()
+    presence = models._presence
+    models.request_load("a", pinned=False)
+    load(models)
+    assert add(models, "suspect", alone_tokens=2) == ["suspect"]
+    assert add(models, "later") == []
+    assert presence.calls == [("pause", "a")]
+    models.record_events(models.find_request("suspect").resident, [event("suspect", "delta", token_ids=[1, 2])])
+    admission = models.admit()
+    assert ([item.request_id for item in admission.requests], admission.alone) == (["later"], "")
     assert presence.calls == [("pause", "a"), ("resume", "a")]
 
 
@@ -280,6 +303,11 @@ class Traffic:
     def fail(self, request: Any) -> None:
         if self.models.close_request(request):
             self.ended[request.request_id] += 1
+            self.admit()
+
+    def admit(self) -> None:
+        for request in self.models.admit().requests:
+            self.start(request)
 
     def start(self, request: Any) -> None:
         engine = self.models.engine_of(request)
@@ -292,14 +320,14 @@ class Traffic:
         for count in range(150):
             request_id = f"r{number}-{count}"
             priority = draw.choice([0, 0, 1000])
+            more = {"alone_tokens": draw.randint(1, 5)} if draw.random() < 0.1 else {}
             submission = self.models.add_request(
-                message(request_id, model=draw.choice("abcd"), priority=priority), self.on_events
+                message(request_id, model=draw.choice("abcd"), priority=priority, **more), self.on_events
             )
             self.submitted.add(request_id)
             if submission.error is not None:
                 self.fail(submission.request)
-            elif submission.can_start:
-                self.start(submission.request)
+            self.admit()
             if draw.random() < 0.2:
                 request = self.models.find_request(f"r{number}-{draw.randint(0, count)}")
                 if request is not None:
@@ -346,9 +374,8 @@ class Traffic:
             engine = Engine(FakeLLM(), FakeLoop())  # type: ignore[arg-type]
             with self.lock:
                 self.engines[id(engine)] = (resident, {})
-            requests, has_to_go = self.models.mark_ready(resident, wanted, engine, memory_bytes=10, load_s=0.0)
-            for request in requests:
-                self.start(request)
+            has_to_go = self.models.mark_ready(resident, wanted, engine, memory_bytes=10, load_s=0.0)
+            self.admit()
             if has_to_go:
                 self.guarded(self.unload, resident)
 
@@ -379,6 +406,7 @@ class Traffic:
                 ]
                 for on_events, group in self.models.record_events(resident, events).items():
                     on_events(group)
+                self.admit()
             time.sleep(0.0005)
 
     def on_events(self, events: list[Any]) -> None:
@@ -402,6 +430,9 @@ class Traffic:
                 if request.in_engine:
                     assert resident.engine is not None
                     assert request not in resident.waiting
+            alone = models._entry.alone
+            assert models._entry.num_inside == sum(in_engine.values())
+            assert alone is None or sum(in_engine.values()) == 1
             for name, resident in models._residents.items():
                 assert resident.checkpoint_id == name
                 assert resident.num_in_engine == in_engine[id(resident)]
@@ -410,7 +441,7 @@ class Traffic:
                 assert len(set(map(id, resident.waiting))) == len(resident.waiting)
                 if resident.status == "ready":
                     assert not resident.waiting
-                    assert resident.paused == (resident.num_interactive >= 4)
+                    assert models._must_admit or resident.paused == (resident.num_interactive >= 4)
                 for request in resident.waiting:
                     assert models._is_open(request)
                     assert request.resident is resident

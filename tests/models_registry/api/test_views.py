@@ -51,6 +51,12 @@ def test_nobody_but_staff_gets_in(method: str) -> None:
             error_of(response)
 
 
+def test_a_key_is_refused_with_the_way_to_sign_in() -> None:
+    response = Client().get("/registry/overview", headers={"Authorization": "Bearer blazr_whatever"})
+    assert response.status_code == 401
+    assert error_of(response)["message"] == "The registry takes accounts and no API keys; sign in at /login/."
+
+
 def test_unsafe_methods_need_the_csrf_token(browser: Client, hybrid: Path) -> None:
     row = services.checkpoint_register(path=hybrid)
     del browser.defaults["HTTP_X_CSRFTOKEN"]

@@ -41,24 +41,85 @@ def test_model_type_from_architectures(llama: Path) -> None:
     assert (found.spec.model_type, fact(found, "model_type").confidence) == ("llama", Confidence.HIGH)
 
 
-def test_unknown_model_type_with_known_names_is_a_loud_guess(llama: Path) -> None:
-    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": "brandnew", "architectures": ["BrandNew"]})
+NO_TYPE = {key: value for key, value in LLAMA_CONFIG.items() if key not in ("model_type", "architectures")}
+
+
+@pytest.mark.parametrize("model_type", ["brandnew", "hyperclovax", "cwm", "youtu", "arcee", "cohere", "gpt_oss", 7])
+def test_a_type_outside_the_list_is_refused_with_the_override(llama: Path, model_type: object) -> None:
+    """Although every tensor has llama's name and shape: another type may compute with other multipliers."""
+    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": model_type, "architectures": None})
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        inspect_checkpoint(llama)
+    for part in (str(model_type), "supported are bamba", "nearest is llama", "--override model_type=llama"):
+        assert part in caught.value.message
+    assert caught.value.param == "model_type"
+    assert inspect_checkpoint(llama, overrides={"model_type": "llama"}).spec.model_type == "llama"
+
+
+@pytest.mark.parametrize(
+    ("stated", "nearest"),
+    [("ministral", "mistral"), ("ministral3", "mistral"), ("Qwen2", "qwen2"), ("gemma", "gemma2")],
+)
+def test_the_nearest_type_goes_by_spelling_first(llama: Path, stated: str, nearest: str) -> None:
+    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": stated})
+    with pytest.raises(UnsupportedArchitecture, match=f"nearest is {nearest} .*--override model_type={nearest}"):
+        inspect_checkpoint(llama)
+
+
+def test_a_missing_type_is_inferred_loudly(llama: Path) -> None:
+    write_json(llama / "config.json", NO_TYPE)
     found = inspect_checkpoint(llama)
     assert (found.spec.model_type, fact(found, "model_type").confidence) == ("llama", Confidence.LOW)
-    assert any("brandnew" in warning for warning in found.warnings)
+    assert any("no model_type" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("stated", "class_"),
+    [
+        (None, "HyperCLOVAXForCausalLM"),
+        (None, "LlamaForSequenceClassification"),
+        ("llama", "BitnetForCausalLM"),
+        ("llama", "MistralForCausalLM"),
+        ("llama", "LlamaEncoderModel"),
+    ],
+)
+def test_a_class_outside_the_list_is_refused(llama: Path, stated: str | None, class_: str) -> None:
+    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": stated, "architectures": [class_]})
+    with pytest.raises(UnsupportedArchitecture, match=f"architectures '{class_}'.*not supported.*override") as caught:
+        inspect_checkpoint(llama)
+    assert caught.value.param == "architectures"
+    assert inspect_checkpoint(llama, overrides={"model_type": "llama"}).spec.model_type == "llama"
+
+
+@pytest.mark.parametrize("class_", ["LLaMAForCausalLM", "LlamaModel"])
+def test_spellings_of_a_known_class(llama: Path, class_: str) -> None:
+    write_json(llama / "config.json", LLAMA_CONFIG | {"architectures": [class_]})
+    assert inspect_checkpoint(llama).spec.model_type == "llama"
 
 
 def test_a_guess_that_leaves_tensors_over_is_refused(llama: Path) -> None:
-    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": "brandnew"})
+    write_json(llama / "config.json", NO_TYPE)
     write_tensors(llama / "model.safetensors", llama_shapes() | {"model.layers.0.self_attn.sinks": (4,)})
     with pytest.raises(UnsupportedArchitecture, match="sinks"):
         inspect_checkpoint(llama)
 
 
-@pytest.mark.parametrize("model_type", ["gemma", "cohere", "granite", "olmo2", "qwen3_next", "gpt_oss"])
-def test_types_that_only_look_alike_are_refused(llama: Path, model_type: str) -> None:
-    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": model_type})
-    with pytest.raises(UnsupportedArchitecture, match=f"{model_type}.*not supported; supported are"):
+def test_names_without_a_prefix_go_by_the_stated_type(tmp_path: Path) -> None:
+    """A base model saved alone has the names of oxidizr's attention layers, and its family's arithmetic."""
+    shapes = {name.removeprefix("model."): shape for name, shape in llama_shapes().items()}
+    path = write_checkpoint(tmp_path, shapes, LLAMA_CONFIG)
+    assert (inspect_checkpoint(path).spec.format, inspect_checkpoint(path).spec.model_type) == ("huggingface", "llama")
+    write_json(path / "config.json", LLAMA_CONFIG | {"model_type": "gemma", "architectures": ["GemmaModel"]})
+    with pytest.raises(UnsupportedArchitecture, match="'gemma' is not supported"):
+        inspect_checkpoint(path)
+    write_json(path / "config.json", NO_TYPE)
+    assert inspect_checkpoint(path).spec.model_type == "oxidizr"
+    assert inspect_checkpoint(path, overrides={"model_type": "mistral"}).spec.model_type == "mistral"
+
+
+def test_oxidizr_stated_for_prefixed_names_is_refused(llama: Path) -> None:
+    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": "oxidizr"})
+    with pytest.raises(UnsupportedArchitecture, match=r"'oxidizr', but .*nearest is llama"):
         inspect_checkpoint(llama)
 
 

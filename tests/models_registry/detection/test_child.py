@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from inference.errors import CorruptCheckpoint, EngineError, InvalidRequest, UnsupportedFormat
+from inference.host.confinement import confinement
 from models_registry.detection import child
 from models_registry.detection.child import ChildLimits, inspect_in_child
 from models_registry.detection.inspection import inspect_checkpoint
@@ -104,3 +107,30 @@ def test_the_child_gets_no_secrets(hybrid: Path, tmp_path: Path, monkeypatch: py
         inspect_in_child(hybrid)
     assert "PATH" in caught.value.message
     assert "BLAZR" not in caught.value.message
+
+
+@pytest.mark.skipif(bool(confinement().gaps), reason="this kernel can't confine a process")
+def test_the_child_reads_the_checkpoint_and_nothing_else(hybrid: Path, tmp_path: Path) -> None:
+    """A parser that is taken over (CVE-2024-12055, CVE-2026-7482) finds no keys, no network and no other process."""
+    beside, folder = tmp_path / "secret_key", hybrid / "other"
+    folder.mkdir()
+    for path in (beside, folder / "config.json", hybrid / ".hidden"):
+        path.write_text("secret")
+    target = tmp_path / "blobs" / "weights"
+    target.parent.mkdir()
+    (hybrid / "config.json").rename(target)
+    (hybrid / "config.json").symlink_to(target)
+    code = (
+        "import socket, sys, threading; from pathlib import Path\n"
+        "from models_registry.detection.child import _confine\n"
+        f"_confine(Path({str(hybrid)!r}))\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n        open(path).close(); print('read')\n    except PermissionError:\n        print('refused')\n"
+        "try:\n    socket.socket()\nexcept PermissionError:\n    print('offline', threading.active_count())\n"
+    )
+    paths = [hybrid / "config.json", beside, folder / "config.json", hybrid / ".hidden", Path("/etc/passwd")]
+    run = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths)], cwd=child._ROOT, capture_output=True, text=True
+    )
+    assert run.stdout.split("\n")[:6] == ["read", "refused", "refused", "refused", "refused", "offline 1"], run.stderr
+    assert inspect_in_child(hybrid) == inspect_checkpoint(hybrid)

@@ -18,8 +18,10 @@ from inference.errors import (
     BlazrError,
     CheckpointError,
     CorruptCheckpoint,
+    InvalidRequest,
     MissingTensor,
     TensorShapeMismatch,
+    UnsupportedArchitecture,
     UnsupportedFormat,
 )
 from inference.modelling.families.config import Confidence
@@ -53,14 +55,6 @@ def test_files_sizes_and_paths(hybrid: Path) -> None:
         "model.safetensors": "weights", "config.json": "config", "tokenizer.json": "tokenizer",
     }  # fmt: skip
     assert found.num_parameters == sum(math.prod(info.shape) for info in found.tensors.values())
-
-
-def test_moving_takes_the_tokenizer_along(hybrid: Path, tmp_path: Path) -> None:
-    write_json(hybrid / "tokenizer.json", {"added_tokens": []})
-    found = inspect_checkpoint(hybrid)
-    hybrid.rename(tmp_path / "elsewhere")
-    moved = found.moved_to(tmp_path / "elsewhere")
-    assert moved == inspect_checkpoint(tmp_path / "elsewhere")
 
 
 def test_the_real_demo_values(hybrid: Path) -> None:
@@ -153,11 +147,45 @@ def test_a_million_keys_are_cheap(llama: Path) -> None:
     text = json.dumps(LLAMA_CONFIG)[:-1] + "".join(f',"{n:x}":0' for n in range(90_000)) + "}"
     (llama / "config.json").write_text(text)
     began = time.process_time()
-    inspect_checkpoint(llama)
+    with pytest.raises(UnsupportedArchitecture, match="has 90000 keys that llama isn't known to have") as caught:
+        inspect_checkpoint(llama)
+    assert len(caught.value.message) < 1000
     assert time.process_time() - began < 4
     (llama / "config.json").write_text(text + " " * (1 << 20))
     with pytest.raises(CorruptCheckpoint, match="the limit is 1048576"):
         inspect_checkpoint(llama)
+
+
+def tied_llama(directory: Path, change: float, at: int) -> Path:
+    """A tied llama with a stored head that is a copy of the embedding but for one value."""
+    generator = np.random.default_rng(0)
+    tensors = {name: generator.standard_normal(shape).astype("float32") for name, shape in llama_shapes().items()}
+    head = tensors["model.embed_tokens.weight"].copy()
+    head.reshape(-1)[at] += change
+    save_file(tensors | {"lm_head.weight": head}, directory / "model.safetensors")
+    write_json(directory / "config.json", LLAMA_CONFIG | {"tie_word_embeddings": True})
+    return directory
+
+
+def test_a_stored_head_beside_a_tied_embedding_is_a_copy(llama: Path) -> None:
+    assert inspect_checkpoint(tied_llama(llama, 0.0, 0)).spec.tie_word_embeddings
+    for at in (0, -1):
+        tied_llama(llama, 1.0, at)
+        with pytest.raises(TensorShapeMismatch, match=r"tie_word_embeddings.*lm_head\.weight is stored and differs"):
+            inspect_checkpoint(llama)
+    for tied in (True, False):
+        found = inspect_checkpoint(llama, overrides={"tie_word_embeddings": tied})
+        assert found.spec.tie_word_embeddings is tied
+
+
+def test_unknown_keys_are_refused_until_an_operator_leaves_them_out(llama: Path) -> None:
+    write_json(llama / "config.json", LLAMA_CONFIG | {"logit_scale": 0.0625, "use_qk_norm": True})
+    with pytest.raises(UnsupportedArchitecture, match=r"logit_scale, use_qk_norm.*--override config\.ignored_keys="):
+        inspect_checkpoint(llama)
+    found = inspect_checkpoint(llama, overrides={"config.ignored_keys": "logit_scale,use_qk_norm"})
+    assert fact(found, "config.ignored_keys").confidence is Confidence.OVERRIDE
+    with pytest.raises(InvalidRequest, match="bos_token_id, which would not be refused"):
+        inspect_checkpoint(llama, overrides={"config.ignored_keys": "bos_token_id,logit_scale,use_qk_norm"})
 
 
 def test_auto_map_is_noted_and_never_run(llama: Path) -> None:

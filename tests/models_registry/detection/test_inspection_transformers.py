@@ -60,17 +60,23 @@ LOOK_ALIKES: dict[str, dict[str, Any]] = {
     "glm": {},
     "stablelm": {},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
+    "hyperclovax": {},
+    "ministral": {},
+    "ministral3": {},
+    "cwm": {},
+    "youtu": MLA,
 }
 
-# The same names, another arithmetic: without a model_type nothing can tell these from the type on the right.
-SAME_NAMES = {"mistral": "llama", "falcon_mamba": "mamba"}
+# The same names as another type's, another arithmetic: without a model_type only this key tells them apart.
+TELLTALE_KEYS = {"mistral": "sliding_window", "falcon_mamba": "mixer_rms_eps"}
 
 
 def save(model_type: str, extra: dict[str, Any], directory: Path) -> Path:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        model_type, **{key: value for key, value in {**BASE, **extra}.items() if value is not None}
-    )
+    blank = AutoConfig.for_model(model_type)
+    known = set(blank.to_dict()) | set(blank.attribute_map)
+    values = {key: value for key, value in {**BASE, **extra}.items() if value is not None and key in known}
+    config = AutoConfig.for_model(model_type, **values)
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
 
@@ -99,12 +105,14 @@ def test_saved_checkpoints_are_inspected(tmp_path: Path, model_type: str) -> Non
 
     del config["architectures"]
     (path / "config.json").write_text(json.dumps(config))
+    if model_type in TELLTALE_KEYS:
+        with pytest.raises(CheckpointError, match=f"but don't fit: .*{TELLTALE_KEYS[model_type]}"):
+            inspect_checkpoint(path)
+        return
     guessed = inspect_checkpoint(path)
-    assert guessed.spec.model_type == SAME_NAMES.get(model_type, model_type)
+    assert guessed.spec == found.spec
     assert next(fact for fact in guessed.facts if fact.name == "model_type").confidence is Confidence.LOW
     assert any("no model_type" in warning for warning in guessed.warnings)
-    if model_type not in SAME_NAMES:
-        assert guessed.spec == found.spec
 
 
 @pytest.mark.parametrize("model_type", LOOK_ALIKES)
@@ -112,3 +120,13 @@ def test_look_alikes_are_refused(tmp_path: Path, model_type: str) -> None:
     path = save(model_type, LOOK_ALIKES[model_type], tmp_path)
     with pytest.raises(CheckpointError, match=f"{model_type}.*not supported"):
         inspect_checkpoint(path)
+
+
+def test_a_look_alike_that_is_forced_is_refused_by_its_keys_and_its_tensors(tmp_path: Path) -> None:
+    """HyperCLOVA X is a llama with multipliers and norms after the mixers."""
+    path = save("hyperclovax", {}, tmp_path)
+    with pytest.raises(CheckpointError, match=r"keys that llama isn't known to have.*multiplier") as caught:
+        inspect_checkpoint(path, overrides={"model_type": "llama"})
+    names = caught.value.message.partition("config.ignored_keys=")[2].partition(", or")[0]
+    with pytest.raises(CheckpointError, match=r"4 tensors have no place in llama: .*post_norm1"):
+        inspect_checkpoint(path, overrides={"model_type": "llama", "config.ignored_keys": names})

@@ -185,7 +185,9 @@ def _torch_folder() -> Path:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+        done = subprocess.run(  # noqa: S603 - the compiler, with our own arguments
+            command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildFailed(f"{command[0]} could not be run: {error}.") from None
     if done.returncode:

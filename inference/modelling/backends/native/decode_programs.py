@@ -33,7 +33,7 @@ class _Size:
     steps: int = 0
     attempts: int = 0
     first: Recording | None = None
-    first_longest: int = 0
+    first_position: int = 0
     program: Program | None = None
 
 
@@ -61,13 +61,13 @@ class DecodePrograms:
         return self._record(size, batch)
 
     def _record(self, size: _Size, batch: ForwardBatch) -> torch.Tensor:
-        first, longest = size.first, batch.max_decode_context
-        if first is not None and longest == size.first_longest:
+        first, position = size.first, int(batch.positions.max())
+        if first is not None and position == size.first_position:
             return self._forward(batch, self._states)  # the same numbers would prove nothing
         hidden, recording = record(lambda: self._forward(batch, self._states), _inputs(batch))
         size.attempts += 1
         if first is None or not recording.same_as(first):
-            size.first, size.first_longest = recording, longest
+            size.first, size.first_position = recording, position
             if recording.obstacle is not None:
                 logger.debug("decodes of %d rows stay eager: %s", batch.num_decodes, recording.obstacle)
                 size.attempts = MAX_ATTEMPTS
@@ -83,9 +83,9 @@ class DecodePrograms:
 
 def _inputs(batch: ForwardBatch) -> list[torch.Tensor]:
     """Every tensor that a decode on native layers reads."""
+    attention = batch.attention
     inputs = [batch.input_ids, batch.positions, batch.slot_mapping, batch.state_slots]
+    inputs += [attention.blocks, attention.starts, attention.lengths, attention.first_rows]
     if batch.rope_lengths is not None:
         inputs.append(batch.rope_lengths)
-    if batch.native_decodes is not None:
-        inputs += [batch.native_decodes.slots, batch.native_decodes.table]
     return inputs

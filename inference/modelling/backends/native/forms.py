@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from inference.modelling.backends.native.packing import NativePacked
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
 from inference.modelling.layer_specs import MLASpec
-from inference.modelling.layers.attention import Attention
+from inference.modelling.layers.attention import Attention, chunk_slots
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.mamba1 import Mamba1Mixer
 from inference.modelling.layers.mamba2 import Mamba2Mixer
@@ -63,6 +63,13 @@ def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
 # --- attention ----------------------------------------------------------------------------------
 
 
+def context_arguments(
+    attention: AttentionMetadata,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """The metadata in the order of the operators' arguments."""
+    return attention.blocks, attention.starts, attention.lengths, attention.first_rows, attention.block_size
+
+
 def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
     norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None
@@ -75,14 +82,12 @@ def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, s
             query, key, value = torch.tensor_split(joint, (q_width, q_width + kv_width), 1)
             joint = torch.cat((*(part.flatten(1) for part in layer.normed(query, key)), value), 1)
     cos, sin = (None, None) if layer.rope is None else layer.rope.step(batch)
-    sequences = batch.paged_sequences()
     mixed: torch.Tensor = torch.ops.blazr.gqa_attention.default(
         joint,
         state["k"],
         state["v"],
         batch.slot_mapping,
-        sequences.slots,
-        sequences.table,
+        *context_arguments(batch.attention),
         cos,
         sin,
         layer.rope is not None and layer.rope.spec.interleaved,
@@ -130,20 +135,21 @@ def _mix_latent_attention(
     decodes = batch.num_decodes
     parts: list[torch.Tensor] = []
     if decodes:
-        sequences = batch.decode_sequences()
-        parts.append(
-            _attend_absorbed(layer, q_nope[:decodes], q_rope[:decodes], state, sequences.slots, sequences.table)
-        )
+        contexts = batch.attention.part(0, decodes)
+        parts.append(_attend_absorbed(layer, q_nope[:decodes], q_rope[:decodes], state, contexts))
     for chunk in batch.prefills:
         span = slice(chunk.start, chunk.stop)
-        columns, table = _expanded_sequence(batch, chunk)
+        contexts = batch.attention.part(chunk.sequence, chunk.sequence + 1)
         if is_absorbed(spec, chunk.stop - chunk.start, chunk.context_len):
-            parts.append(_attend_absorbed(layer, q_nope[span], q_rope[span], state, chunk.kv_slots, table))
+            parts.append(_attend_absorbed(layer, q_nope[span], q_rope[span], state, contexts))
             continue
-        key, value = layer.expand(state["latent"].index_select(0, chunk.kv_slots))
+        key, value = layer.expand(state["latent"].index_select(0, chunk_slots(batch, chunk)))
+        # They lie in the order of the tokens: one block.
+        zero = contexts.starts.new_zeros(1)
+        contexts = AttentionMetadata(zero.int(), zero, contexts.lengths, contexts.first_rows, chunk.length)
         query = torch.cat((q_nope[span], q_rope[span]), -1)
         mixed = torch.ops.blazr.paged_attention.default(
-            query, key, value, columns, table, spec.v_head_dim, spec.scale, 0, 0.0
+            query, key, value, *context_arguments(contexts), spec.v_head_dim, spec.scale, 0, 0.0
         )
         parts.append(mixed.flatten(1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -154,8 +160,7 @@ def _attend_absorbed(
     q_nope: torch.Tensor,
     q_rope: torch.Tensor,
     state: LayerState,
-    slots: torch.Tensor,
-    table: torch.Tensor,
+    contexts: AttentionMetadata,
 ) -> torch.Tensor:
     """(n, H, N) and (n, H, R) over the cached rows of the sequences, to (n, H · W)."""
     mixed: torch.Tensor = torch.ops.blazr.mla_decode.default(
@@ -164,8 +169,7 @@ def _attend_absorbed(
         layer.k_b_proj.weight,
         layer.v_b_proj.weight,
         state["latent"],
-        slots,
-        table,
+        *context_arguments(contexts),
         layer.spec.scale,
     )
     return mixed
@@ -181,18 +185,6 @@ def is_absorbed(spec: MLASpec, count: int, context_len: int) -> bool:
     total = count + context_len
     wider = max(2 * rank - widths, 0)
     return count * (wider * total + rank * widths) < total * rank * widths
-
-
-def _expanded_sequence(batch: ForwardBatch, chunk: PrefillChunk) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots and table of a chunk whose keys and values lie in the order of its tokens."""
-    key = ("expanded_sequence", chunk.start)
-    found: tuple[torch.Tensor, torch.Tensor] | None = batch.shared.get(key)
-    if found is None:
-        count = chunk.stop - chunk.start
-        total = chunk.context_len + count
-        found = torch.arange(total), torch.tensor([[0, count, total, 0]])
-        batch.shared[key] = found
-    return found
 
 
 # --- recurrent mixers ---------------------------------------------------------------------------

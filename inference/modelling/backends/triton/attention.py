@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inference.modelling.forward_batch import DecodeTables
+from inference.modelling.forward_batch import AttentionMetadata
 
 TARGET_PROGRAMS = 256
 """Programs that one sequence alone is cut into at most: about two for each multiprocessor of a large GPU."""
@@ -165,7 +165,7 @@ def decode_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    tables: DecodeTables,
+    contexts: AttentionMetadata,
     *,
     scale: float,
     sliding_window: int | None = None,
@@ -177,7 +177,7 @@ def decode_attention(
         query: (D, H, P), unit stride in the last axis.
         key_cache: (slots, V, P).
         value_cache: (slots, V, W), of the same dtype.
-        tables: Where the contexts are; the new token's key and value are written already.
+        contexts: Of the decodes, and of others after them; the new token's key and value are written already.
         scale: Factor of q·k.
         sliding_window: Positions seen, the new one included; None: all.
         softcap: cap · tanh(score / cap); None: off.
@@ -185,11 +185,16 @@ def decode_attention(
     Returns:
         (D, H, W), in the query's dtype.
     """
-    return _launch(query, None, key_cache, value_cache, tables, scale, sliding_window or 0, softcap)
+    return _launch(query, None, key_cache, value_cache, contexts, scale, sliding_window or 0, softcap)
 
 
 def decode_latent_attention(
-    query: torch.Tensor, query_rope: torch.Tensor, latent_cache: torch.Tensor, tables: DecodeTables, *, scale: float
+    query: torch.Tensor,
+    query_rope: torch.Tensor,
+    latent_cache: torch.Tensor,
+    contexts: AttentionMetadata,
+    *,
+    scale: float,
 ) -> torch.Tensor:
     """Absorbed MLA: every cached row is key (all of it) and value (its first r columns) of all heads.
 
@@ -197,14 +202,14 @@ def decode_latent_attention(
         query: (D, H, r), multiplied into the space of the latents.
         query_rope: (D, H, R), rotated.
         latent_cache: (slots, r + R).
-        tables: Where the contexts are.
+        contexts: Of the decodes, and of others after them.
         scale: Factor of q·k.
 
     Returns:
         (D, H, r) mixed latents.
     """
     rows = latent_cache.unsqueeze(1)
-    return _launch(query, query_rope, rows, None, tables, scale, 0, None)
+    return _launch(query, query_rope, rows, None, contexts, scale, 0, None)
 
 
 def _launch(
@@ -212,7 +217,7 @@ def _launch(
     query_rope: torch.Tensor | None,
     keys: torch.Tensor,
     values: torch.Tensor | None,
-    tables: DecodeTables,
+    contexts: AttentionMetadata,
     scale: float,
     window: int,
     softcap: float | None,
@@ -230,12 +235,12 @@ def _launch(
     width_padded = max(16, triton.next_power_of_2(width))
     tile = tile_positions(width if query_rope is None else width + query_rope.shape[2], keys.element_size())
     _attend_part[(count, kv_heads * triton.cdiv(group, HEAD_TILE), parts)](
-        query, rope, keys, value_rows, tables.blocks, tables.starts, tables.lengths, mixed, sums,
+        query, rope, keys, value_rows, contexts.blocks, contexts.starts, contexts.lengths, mixed, sums,
         scale, 1.0 if softcap is None else softcap,
         query.stride(0), query.stride(1), rope.stride(0), rope.stride(1),
         keys.stride(0), keys.stride(1), value_rows.stride(0), value_rows.stride(1),
         HEADS=heads, GROUP=group, WIDTH=width, ROPE=0 if query_rope is None else query_rope.shape[2],
-        VALUE_WIDTH=value_width, BLOCK_SIZE=tables.block_size, PARTS=parts, WINDOW=window,
+        VALUE_WIDTH=value_width, BLOCK_SIZE=contexts.block_size, PARTS=parts, WINDOW=window,
         HAS_CAP=softcap is not None, SHARED_VALUES=values is None, HEAD_TILE=HEAD_TILE, TILE=tile,
         WIDTH_PADDED=width_padded, ROPE_PADDED=16 if query_rope is None else
         max(16, triton.next_power_of_2(query_rope.shape[2])), VALUE_PADDED=value_padded,

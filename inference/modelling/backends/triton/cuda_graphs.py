@@ -20,44 +20,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from inference.modelling.forward_batch import DecodeTables, ForwardBatch, LayerState
+from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
 from inference.modelling.layer_specs import Mamba1Spec, Mamba3Spec
 from inference.modelling.spec import ModelSpec
 
-Int64Array = npt.NDArray[np.int64]
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
 
 WARM_UPS = 2
 """Runs before a capture: kernels are compiled, libraries take their workspaces, layers make what they keep."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeInputs:
-    """What a step of D decodes reads, on the host.
-
-    Attributes:
-        token_ids, positions, slot_mapping, state_slots, rope_lengths: (D,), as in ``ForwardBatch``.
-        starts, lengths: (D,), as in ``DecodeTables``.
-        blocks: (n,) int32, as in ``DecodeTables``.
-    """
-
-    token_ids: Int64Array
-    positions: Int64Array
-    slot_mapping: Int64Array
-    state_slots: Int64Array
-    rope_lengths: Int64Array
-    starts: Int64Array
-    lengths: Int64Array
-    blocks: npt.NDArray[np.int32]
-
-
-_NUM_VECTORS = len(fields(DecodeInputs)) - 1
+NUM_VECTORS = 7
+"""(rows,) int64 inputs of a decode, in the order of ``StaticBatch.load``."""
 
 
 def padded_sizes(max_rows: int) -> tuple[int, ...]:
@@ -79,22 +56,25 @@ class StaticBatch:
     def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self._block_size = block_size
-        self._host_rows = torch.zeros(_NUM_VECTORS, max_rows, dtype=torch.int64, pin_memory=pinned)
+        self._host_rows = torch.zeros(NUM_VECTORS, max_rows, dtype=torch.int64, pin_memory=pinned)
         self._host_blocks = torch.zeros(max_blocks, dtype=torch.int32, pin_memory=pinned)
-        self._rows = torch.zeros(_NUM_VECTORS, max_rows, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(NUM_VECTORS, max_rows, dtype=torch.int64, device=device)
         self._blocks = torch.zeros(max_blocks, dtype=torch.int32, device=device)
+        self._first_rows = torch.arange(max_rows + 1, device=device)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
-    def load(self, inputs: DecodeInputs) -> None:
-        """Put a step's inputs into the buffers, zeros in the rows after them."""
+    def load(self, batch: ForwardBatch) -> None:
+        """Put a step on the host that only decodes into the buffers, zeros in the rows after it."""
         if self._copied is not None:
             self._copied.synchronize()  # the copy of the step before may still read the host's side
-        count, num_blocks = len(inputs.token_ids), len(inputs.blocks)
-        rows = self._host_rows.numpy()
-        rows[:, count:] = 0
-        for target, field in zip(rows, fields(inputs), strict=False):
-            target[:count] = getattr(inputs, field.name)
-        self._host_blocks.numpy()[:num_blocks] = inputs.blocks
+        contexts = batch.attention
+        rope_lengths = batch.positions + 1 if batch.rope_lengths is None else batch.rope_lengths
+        vectors = (batch.input_ids, batch.positions, batch.slot_mapping, batch.state_slots, rope_lengths)
+        self._host_rows.zero_()
+        for target, values in zip(self._host_rows, (*vectors, contexts.starts, contexts.lengths), strict=True):
+            target[: len(values)] = values
+        num_blocks = len(contexts.blocks)
+        self._host_blocks[:num_blocks] = contexts.blocks
         self._rows.copy_(self._host_rows, non_blocking=True)
         self._blocks[:num_blocks].copy_(self._host_blocks[:num_blocks], non_blocking=True)
         if self._copied is not None:
@@ -103,7 +83,7 @@ class StaticBatch:
     def batch(self, rows: int) -> ForwardBatch:
         """A decode of ``rows`` rows over the buffers."""
         token_ids, positions, slot_mapping, state_slots, rope_lengths, starts, lengths = self._rows[:, :rows].unbind(0)
-        tables = DecodeTables(self._blocks, starts, lengths, self._block_size) if self._block_size else None
+        first_rows = self._first_rows[: rows + 1]
         return ForwardBatch(
             input_ids=token_ids,
             positions=positions,
@@ -111,7 +91,7 @@ class StaticBatch:
             state_slots=state_slots,
             num_decodes=rows,
             prefills=(),
-            decode_tables=tables,
+            attention=AttentionMetadata(self._blocks, starts, lengths, first_rows, self._block_size),
             rope_lengths=rope_lengths,
         )
 
@@ -180,10 +160,10 @@ class DecodeGraphs:
                 hidden = self.run_padded(size)
             self._graphs[size] = (graph, hidden)
 
-    def run(self, inputs: DecodeInputs) -> torch.Tensor:
-        """(D, h) hidden rows; valid until the next call."""
-        self._static.load(inputs)
-        count = len(inputs.token_ids)
+    def run(self, batch: ForwardBatch) -> torch.Tensor:
+        """(D, h) hidden rows of a step on the host that only decodes; valid until the next call."""
+        self._static.load(batch)
+        count = batch.num_decodes
         graph, hidden = self._graphs[self.padded_size(count)]
         graph.replay()
         return hidden[:count]

@@ -76,12 +76,11 @@ def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, s
     decodes = batch.num_decodes
     parts = []
     if decodes:
-        assert batch.decode_tables is not None
         mixed = decode_attention(
             query[:decodes],
             state["k"],
             state["v"],
-            batch.decode_tables,
+            batch.attention,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,
@@ -109,11 +108,15 @@ def _attend_chunk(
     sees_all = spec.sliding_window is None or spec.sliding_window >= chunk.stop - chunk.start
     if chunk.context_len == 0 and sees_all and spec.softcap is None:
         return layer.attend_chunk(chunk, query, key, value, batch, state)
+    contexts = batch.attention
     return chunk_attention(
         query,
         state["k"],
         state["v"],
-        chunk.kv_slots,
+        contexts.blocks,
+        contexts.starts[chunk.sequence : chunk.sequence + 1],
+        chunk.context_len,
+        contexts.block_size,
         scale=spec.scale,
         sliding_window=spec.sliding_window,
         softcap=spec.softcap,
@@ -146,11 +149,8 @@ def _mix_latent_attention(
     decodes = batch.num_decodes
     parts = []
     if decodes:
-        assert batch.decode_tables is not None
         absorbed = layer.k_b_proj.absorb(q_nope[:decodes])
-        mixed = decode_latent_attention(
-            absorbed, q_rope[:decodes], state["latent"], batch.decode_tables, scale=spec.scale
-        )
+        mixed = decode_latent_attention(absorbed, q_rope[:decodes], state["latent"], batch.attention, scale=spec.scale)
         expanded = layer.v_b_proj.expand_mixed(mixed)
         if not batch.prefills:
             return expanded.flatten(1)

@@ -4,7 +4,7 @@
 For what a library's fused attention can't do without a matrix of masks and a copy of the context: later chunks of a
 prompt, windows, capped scores. One program takes some queries of one head and passes over the keys that they see.
 
-Shape letters: n queries of the chunk, m tokens up to its end, H query heads, V key/value heads, P width of q and k.
+Shape letters: n queries of the chunk, H query heads, V key/value heads, P width of q and k.
 
 Source: Dao 2023, https://arxiv.org/abs/2307.08691 (one pass over the keys for a tile of queries). Reference:
 ``layers.attention.attend``.
@@ -19,12 +19,13 @@ import triton.language as tl
 from inference.modelling.backends.triton.attention import tile_positions
 
 
-@triton.jit(do_not_specialize=["count", "context"])
+@triton.jit(do_not_specialize=["count", "context"], do_not_specialize_on_alignment=["starts_ptr"])
 def _attend_chunk(
-    query_ptr, key_ptr, value_ptr, slots_ptr, out_ptr, scale, softcap, count, context,
+    query_ptr, key_ptr, value_ptr, blocks_ptr, starts_ptr, out_ptr, scale, softcap, count, context,
     query_row, query_head, key_slot, key_head, value_slot, value_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, ROW_TILE: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_CAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROW_TILE: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one head."""
     head = tl.program_id(1)
@@ -38,6 +39,7 @@ def _attend_chunk(
         mask=real[:, None] & inside[None, :], other=0.0,
     )  # fmt: skip
     own = context + rows
+    table = blocks_ptr + tl.load(starts_ptr)
     first = 0
     if WINDOW > 0:
         # Nothing before the window of the first of these queries is seen by any.
@@ -49,7 +51,8 @@ def _attend_chunk(
     for at in range(first, stop, TILE):
         positions = at + tl.arange(0, TILE)
         known = positions < stop
-        slots = tl.load(slots_ptr + positions, mask=known, other=0)
+        numbers = tl.load(table + positions // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+        slots = numbers * BLOCK_SIZE + positions % BLOCK_SIZE
         loaded = known[:, None] & inside[None, :]
         key = tl.load(key_ptr + (slots * key_slot + kv_head * key_head)[:, None] + columns[None, :], loaded, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
@@ -82,18 +85,24 @@ def chunk_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    slots: torch.Tensor,
+    blocks: torch.Tensor,
+    start: torch.Tensor,
+    context_len: int,
+    block_size: int,
     *,
     scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Causal grouped-query attention of the last n of m tokens.
+    """Causal grouped-query attention of a sequence's last n tokens.
 
     Args:
         query: (n, H, P), unit stride in the last axis.
         key_cache, value_cache: (slots, V, P); the chunk's own rows are written already.
-        slots: (m,) int64, physical slots of the tokens up to the chunk's end.
+        blocks: int32 block numbers, as in ``AttentionMetadata``.
+        start: (1,) int64, where the sequence's begin.
+        context_len: Tokens before the chunk.
+        block_size: Tokens in one block.
         scale: Factor of q·k.
         sliding_window: Positions seen, the query's own included; None: all.
         softcap: cap · tanh(score / cap); None: off.
@@ -107,13 +116,13 @@ def chunk_attention(
     padded = max(16, triton.next_power_of_2(width))
     row_tile = 64 if query.element_size() == 2 else 32
     _attend_chunk[(triton.cdiv(count, row_tile), heads)](
-        query, key_cache, value_cache, slots, out, scale, 1.0 if softcap is None else softcap,
-        count, slots.shape[0] - count,
+        query, key_cache, value_cache, blocks, start, out, scale, 1.0 if softcap is None else softcap,
+        count, context_len,
         query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1),
         value_cache.stride(0), value_cache.stride(1),
         HEADS=heads, GROUP=heads // key_cache.shape[1], WIDTH=width, PADDED=padded, WINDOW=sliding_window or 0,
-        HAS_CAP=softcap is not None, ROW_TILE=row_tile, TILE=tile_positions(width, query.element_size()),
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        HAS_CAP=softcap is not None, BLOCK_SIZE=block_size, ROW_TILE=row_tile,
+        TILE=tile_positions(width, query.element_size()), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=4 if padded <= 128 else 8, num_stages=2,
     )  # fmt: skip
     return out

@@ -12,9 +12,11 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from inference.host.confinement import confine
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -37,9 +39,10 @@ def limit_memory(budget_bytes: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def serve(handle: Handler, memory_bytes: int) -> None:
-    """Handle requests until the parent goes away."""
+def serve(handle: Handler, memory_bytes: int, readable: Sequence[Path] = ()) -> None:
+    """Handle requests until the parent goes away, without network, and without files but the readable ones."""
     limit_memory(memory_bytes)
+    confine(readable)
     while True:
         header = _read(8)
         if header is None:

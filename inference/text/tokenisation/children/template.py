@@ -8,7 +8,9 @@ helps an attacker (``lipsum``, ``cycler``, ``joiner``, names with a leading unde
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import Environment, Template, TemplateError, nodes
@@ -120,6 +122,6 @@ def _check_name(name: str) -> None:
         raise TemplateError(f"the name {name[:40]!r} is not allowed")
 
 
-def main(memory_bytes: int) -> None:
+def main(memory_bytes: int, readable: Sequence[Path]) -> None:
     """Entry of the child process."""
-    serve(Renderer().handle, memory_bytes)
+    serve(Renderer().handle, memory_bytes, readable)

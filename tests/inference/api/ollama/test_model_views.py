@@ -31,9 +31,9 @@ def test_tags_ps_show_version(document, ollama, http, worker):
     refused(http.post("/api/show", json={"model": "missing"}), 404)
 
 
-def test_delete(ollama, http):
+def test_delete(ollama_as_admin, http_as_admin):
     make_checkpoint("old")
-    assert {item.model for item in ollama.list().models} == {"old", "tiny"}
-    ollama.delete("old:latest")
-    assert {item.model for item in ollama.list().models} == {"tiny"}
-    refused(http.request("DELETE", "/api/delete", json={"model": "old"}), 404)
+    assert {item.model for item in ollama_as_admin.list().models} == {"old", "tiny"}
+    ollama_as_admin.delete("old:latest")
+    assert {item.model for item in ollama_as_admin.list().models} == {"tiny"}
+    refused(http_as_admin.request("DELETE", "/api/delete", json={"model": "old"}), 404)

@@ -29,8 +29,8 @@ def hub(tmp_path: Path, monkeypatch, settings) -> Iterator[type[Hub]]:
     wait_for(lambda: pulls._num_running == 0)
 
 
-def test_a_pull_tells_its_progress_and_registers(hub, ollama, http):
-    lines = list(ollama.pull("hf.co/org/tiny:latest", stream=True))
+def test_a_pull_tells_its_progress_and_registers(hub, ollama_as_admin, http_as_admin):
+    lines = list(ollama_as_admin.pull("hf.co/org/tiny:latest", stream=True))
     assert lines[0].status == "pulling manifest"
     weights = [line for line in lines if line.status == "pulling model.safetensors"]
     content = hub.files["model.safetensors"]
@@ -42,18 +42,18 @@ def test_a_pull_tells_its_progress_and_registers(hub, ollama, http):
     row = Checkpoint.objects.get(served_model_name="tiny-2")
     assert (row.source, row.origin, row.num_layers) == ("hub", "org/tiny", 3)
     for name in ("tiny-2", "hf.co/org/tiny", "org/tiny:latest"):
-        assert ollama.show(name).modelinfo == ollama.show("tiny-2").modelinfo
+        assert ollama_as_admin.show(name).modelinfo == ollama_as_admin.show("tiny-2").modelinfo
     # Once more: nothing is fetched again, nothing registered twice.
     fetched = list(hub.asked)
-    assert ollama.pull("org/tiny").status == "success"
+    assert ollama_as_admin.pull("org/tiny").status == "success"
     assert hub.asked == fetched
     assert Checkpoint.objects.filter(origin="org/tiny").count() == 1
-    assert http.post("/api/pull", json={"name": "org/tiny", "stream": False}).json() == {"status": "success"}
+    assert http_as_admin.post("/api/pull", json={"name": "org/tiny", "stream": False}).json() == {"status": "success"}
 
 
-def test_pulls_are_refused_unless_a_setting_allows_them(hub, http, settings):
+def test_pulls_are_refused_unless_a_setting_allows_them(hub, http_as_admin, settings):
     settings.BLAZR_MAX_PULLS = 0
-    refused(http.post("/api/pull", json={"model": "org/tiny"}), 403, "BLAZR_MAX_PULLS")
+    refused(http_as_admin.post("/api/pull", json={"model": "org/tiny"}), 403, "BLAZR_MAX_PULLS")
     assert hub.asked == []
 
 
@@ -70,33 +70,34 @@ def test_pulls_are_refused_unless_a_setting_allows_them(hub, http, settings):
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_is_wrong_from_the_start_has_a_status(hub, http, body, status, word, stream):
-    refused(http.post("/api/pull", json={**body, "stream": stream}), status, word)
+def test_what_is_wrong_from_the_start_has_a_status(hub, http_as_admin, body, status, word, stream):
+    refused(http_as_admin.post("/api/pull", json={**body, "stream": stream}), status, word)
     assert pulls._num_running == 0
 
 
-def test_too_much_and_offline(hub, http, settings, monkeypatch):
+def test_too_much_and_offline(hub, http_as_admin, settings, monkeypatch):
     settings.BLAZR_MAX_UPLOAD_BYTES = 1024
-    refused(http.post("/api/pull", json={"model": "org/tiny"}), 413, "the limit is 1.0 KiB")
+    refused(http_as_admin.post("/api/pull", json={"model": "org/tiny"}), 413, "the limit is 1.0 KiB")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    refused(http.post("/api/pull", json={"model": "org/tiny"}), 503, "the hub can't be reached")
+    refused(http_as_admin.post("/api/pull", json={"model": "org/tiny"}), 503, "the hub can't be reached")
     assert hub.asked == []
 
 
-def test_what_breaks_later_is_a_line(hub, ollama):
+def test_what_breaks_later_is_a_line(hub, ollama_as_admin):
     hub.files["model.safetensors"] = hub.files["model.safetensors"][:-64]
     with pytest.raises(ollama_package.ResponseError, match="truncated"):
-        list(ollama.pull("org/tiny", stream=True))
+        list(ollama_as_admin.pull("org/tiny", stream=True))
     assert not Checkpoint.objects.filter(origin="org/tiny").exists()
 
 
-def test_a_client_that_leaves_ends_its_pull_and_frees_the_place(hub, http):
+def test_a_client_that_leaves_ends_its_pull_and_frees_the_place(hub, http_as_admin):
     hub.gate.clear()
-    with http.stream("POST", "/api/pull", json={"model": "org/tiny"}) as response:
+    with http_as_admin.stream("POST", "/api/pull", json={"model": "org/tiny"}) as response:
         lines = response.iter_lines()
         assert "pulling manifest" in next(lines)
         wait_for(lambda: "model.safetensors" in hub.asked)
-        refused(httpx.post(f"{http.base_url}/api/pull", json={"model": "org/tiny"}, timeout=20), 429, "already")
+        with httpx.Client(base_url=http_as_admin.base_url, headers=http_as_admin.headers, timeout=20) as other:
+            refused(other.post("/api/pull", json={"model": "org/tiny"}), 429, "already")
     wait_for(lambda: pulls._num_running == 0)
     hub.gate.set()
-    assert http.post("/api/pull", json={"model": "org/tiny", "stream": False}).json() == {"status": "success"}
+    assert http_as_admin.post("/api/pull", json={"model": "org/tiny", "stream": False}).json() == {"status": "success"}

@@ -78,11 +78,11 @@ def test_the_validation_is_strict(strict, monkeypatch):
         strict.responses.create(model="tiny", input="Hi")
 
 
-def test_models(strict, checkpoint):
+def test_models(strict, checkpoint, admin_headers):
     (found,) = strict.models.list()
     assert strict.models.retrieve(found.id).id == "tiny"
     aliases.alias_promote(name="prod", checkpoint=checkpoint)
-    assert strict.models.delete("prod").deleted
+    assert strict.models.delete("prod", extra_headers=admin_headers).deleted
 
 
 def test_completions(strict, worker):

@@ -32,30 +32,30 @@ def answered_by(http: httpx.Client, name: str) -> str:
     return response.json()["model"]
 
 
-def test_promote_roll_back_delete(document, http, second):
+def test_promote_roll_back_delete(document, http_as_admin, second):
     path = "/v1/models/{model_id}"
     for name in ("tiny", "second"):
-        response = http.post("/v1/models/prod/promote", json={"model": name})
+        response = http_as_admin.post("/v1/models/prod/promote", json={"model": name})
         documented_answer(document, f"{path}/promote", "post", response)
-        assert answered_by(http, "prod") == name
+        assert answered_by(http_as_admin, "prod") == name
     assert [item["model"] for item in response.json()["revisions"]] == ["second", "tiny"]
-    assert (answered_by(http, "prod@1"), answered_by(http, "prod@2")) == ("tiny", "second")
-    response = http.post("/v1/models/prod/rollback", json={})
+    assert (answered_by(http_as_admin, "prod@1"), answered_by(http_as_admin, "prod@2")) == ("tiny", "second")
+    response = http_as_admin.post("/v1/models/prod/rollback", json={})
     documented_answer(document, f"{path}/rollback", "post", response)
     assert response.json()["revision"] == 1
-    assert answered_by(http, "prod") == "tiny"
-    assert http.post("/v1/models/prod/rollback", json={"revision": 2}).json()["revision"] == 2
-    response = http.get("/v1/models/prod/revisions")
+    assert answered_by(http_as_admin, "prod") == "tiny"
+    assert http_as_admin.post("/v1/models/prod/rollback", json={"revision": 2}).json()["revision"] == 2
+    response = http_as_admin.get("/v1/models/prod/revisions")
     documented_answer(document, f"{path}/revisions", "get", response)
     assert [item["is_current"] for item in response.json()["revisions"]] == [True, False]
-    listed = http.get("/v1/models")
+    listed = http_as_admin.get("/v1/models")
     documented_answer(document, "/v1/models", "get", listed)
     shown = next(item for item in listed.json()["data"] if item["id"] == "prod")
     assert (shown["root"], shown["revision"]) == ("second", 2)
-    assert http.get("/v1/models/prod").json() == shown
-    response = http.delete("/v1/models/prod")
+    assert http_as_admin.get("/v1/models/prod").json() == shown
+    response = http_as_admin.delete("/v1/models/prod")
     documented_answer(document, path, "delete", response)
-    is_error(http.post("/v1/completions", json={"model": "prod", "prompt": "a"}), 404)
+    is_error(http_as_admin.post("/v1/completions", json={"model": "prod", "prompt": "a"}), 404)
     assert not AliasRevision.objects.exists()
 
 
@@ -90,15 +90,15 @@ def test_a_change_reaches_the_cache_of_another_process(http, second, monkeypatch
         ("none/rollback", {}, 404),
     ],
 )
-def test_changes_that_are_refused(http, checkpoint, second, path, body, status):
+def test_changes_that_are_refused(http_as_admin, checkpoint, second, path, body, status):
     aliases.alias_promote(name="prod", checkpoint=checkpoint)
-    is_error(http.post(f"/v1/models/{path}", json=body), status)
+    is_error(http_as_admin.post(f"/v1/models/{path}", json=body), status)
     assert ModelAlias.objects.get().current.number == 1
-    is_error(http.delete("/v1/models/tiny"), 409)
-    is_error(http.delete("/v1/models/none"), 404)
+    is_error(http_as_admin.delete("/v1/models/tiny"), 409)
+    is_error(http_as_admin.delete("/v1/models/none"), 404)
 
 
-def test_names_are_one_namespace_and_history_outlives_checkpoints(http, checkpoint, second):
+def test_names_are_one_namespace_and_history_outlives_checkpoints(http_as_admin, checkpoint, second):
     aliases.alias_promote(name="prod", checkpoint=second, author_name="Ann")
     with pytest.raises(Conflict, match="an alias"):
         services.checkpoint_rename(checkpoint=checkpoint, served_model_name="prod")
@@ -108,26 +108,26 @@ def test_names_are_one_namespace_and_history_outlives_checkpoints(http, checkpoi
         services.checkpoint_delete(checkpoint=second)
     aliases.alias_promote(name="prod", checkpoint=checkpoint)
     services.checkpoint_delete(checkpoint=second)
-    revisions = http.get("/v1/models/prod/revisions").json()["revisions"]
+    revisions = http_as_admin.get("/v1/models/prod/revisions").json()["revisions"]
     assert [(item["model"], item["is_available"], item["author"]) for item in revisions] == [
         ("tiny", True, ""),
         ("second", False, "Ann"),
     ]
-    is_error(http.post("/v1/models/prod/rollback", json={}), 409)
+    is_error(http_as_admin.post("/v1/models/prod/rollback", json={}), 409)
 
 
-def test_ollama_copies_by_alias(live_url, http):
+def test_ollama_copies_by_alias(live_url, http_as_admin, admin_headers):
     import ollama
 
-    client = ollama.Client(host=live_url)
+    client = ollama.Client(host=live_url, headers=admin_headers)
     client.copy("tiny:latest", "mine:latest")
     client.copy("tiny", "mine")  # again is no error
     assert {item.model for item in client.list().models} == {"tiny", "mine"}
     assert client.generate("mine", "a").response == "Hello, world"
     client.delete("mine")
     assert {item.model for item in client.list().models} == {"tiny"}
-    assert http.post("/api/copy", json={"source": "tiny", "destination": "a b"}).status_code == 400
-    assert http.post("/api/copy", json={"source": "none", "destination": "x"}).status_code == 404
+    assert http_as_admin.post("/api/copy", json={"source": "tiny", "destination": "a b"}).status_code == 400
+    assert http_as_admin.post("/api/copy", json={"source": "none", "destination": "x"}).status_code == 404
     client._client.close()
 
 

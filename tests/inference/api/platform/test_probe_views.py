@@ -6,15 +6,17 @@ import re
 import time
 
 import httpx
+import pytest
+import redis
 
+from inference.transport import keys as redis_keys
+from inference.values.states import WorkerState
 from tests.inference.api.openai.test_views import samples
 from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.api.test_base import CHAT
 
 
 def test_ready_needs_a_worker(live_url, checkpoint, redis_server):
-    import redis
-
     redis.Redis.from_url(redis_server.client).flushall()
     assert httpx.get(f"{live_url}/livez").json() == {"status": "ok"}
     response = httpx.get(f"{live_url}/readyz")
@@ -30,6 +32,28 @@ def test_ready_with_a_worker(http):
     health = http.get("/health").json()
     assert health["status"] == "ok"
     assert re.fullmatch(r"\d+\.\d+.*", health["version"])
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "reasons"),
+    [
+        ({"is_late": True, "step_age_s": 8.0}, 503, ["the engines of all workers hang"]),
+        ({"is_late": False, "step_age_s": 200.0}, 200, None),
+    ],
+    ids=["a step over its allowance", "a long first step within its allowance"],
+)
+def test_a_worker_is_ready_until_a_step_is_late(live_url, checkpoint, redis_server, state, status, reasons):
+    """The age of a step says nothing: a first step may compile kernels for minutes."""
+    client = redis.Redis.from_url(redis_server.client)
+    client.flushall()
+    client.set(redis_keys.worker("w-late"), WorkerState("w-late", **state).to_json())
+    client.zadd(redis_keys.WORKERS, {"w-late": client.time()[0]})
+    try:
+        response = httpx.get(f"{live_url}/readyz")
+    finally:
+        client.flushall()
+        client.close()
+    assert (response.status_code, response.json().get("reasons")) == (status, reasons)
 
 
 def test_not_ready_without_redis_or_database(http, settings, monkeypatch):

@@ -9,12 +9,14 @@ import httpx
 import openai
 import pytest
 
+from inference.access.api_keys import api_key_create
 from inference.api.responses import following
 from inference.errors import InvalidRequest, PromptTooLong
 from inference.jobs import runner as job_runner
 from inference.jobs.runner import JobRunner
-from inference.models import GenerationJob, JobChunk, StoredResponse
+from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
 from inference.records.stored_responses import responses_sweep
+from inference.values.limits import KeyLimits
 from tests.inference.worker.scripted_manager import ScriptedManager
 
 
@@ -54,6 +56,19 @@ def say_hello(runner: JobRunner, manager: ScriptedManager, request_id: str) -> N
 
 def events_of(client, response_id: str, **members) -> list[dict]:
     return [event.to_dict() for event in client.responses.retrieve(response_id, stream=True, **members)]
+
+
+def test_a_reached_limit_of_lines_is_refused_before_the_grammar_is_compiled(live_url, checkpoint, settings):
+    settings.BLAZR_API_KEY_REQUIRED = True
+    _, key = api_key_create(name="one line", limits=KeyLimits(lines=1))
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}, "required": ["a"]}
+    bad = {"text": {"format": {"type": "json_schema", "name": "bad", "schema": schema}}}
+    with openai.OpenAI(base_url=f"{live_url}/v1", api_key=key, max_retries=0) as limited:
+        with pytest.raises(openai.BadRequestError):
+            submit(limited, **bad)
+        submit(limited)
+        with pytest.raises(openai.RateLimitError, match="1 lines of this API key are queued"):
+            submit(limited, **bad)
 
 
 def test_from_queued_to_completed(client, runner, manager):
@@ -184,6 +199,7 @@ def test_the_sweep_takes_the_job_along(client, runner, manager):
     submit(client)
     say_hello(runner, manager, claim(runner, manager))
     assert JobChunk.objects.exists(), "kept, unlike those of other jobs"
+    assert GenerationJob.objects.get().state == JobState.SUCCEEDED
     StoredResponse.objects.update(created_at="2000-01-01T00:00:00Z")
     assert responses_sweep() == 1
     assert not GenerationJob.objects.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inference.dialects.anthropic.events import MessageEvents, message_error
 from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
 from inference.errors import GenerationFailed, QueueFull
@@ -31,11 +33,27 @@ def test_thinking_text_and_calls_are_blocks_of_their_own():
     assert events[0]["message"]["content"] == []
 
 
-def test_calls_whose_arguments_are_no_object_are_kept():
+@pytest.mark.parametrize(
+    ("text", "finish_reason", "expected"),
+    [
+        ('{"at":', "tool_calls", {"INVALID_JSON": '{"at":'}),
+        ("[1]", "tool_calls", {"INVALID_JSON": "[1]"}),
+        ('{"at": 1}', "length", {"at": 1}),
+        ('{"at":', "length", {}),
+        ('{"at": 1, "to": 23', "length", {"at": 1}),
+        ('{"at": "x, \\"{", "to": [1, {"a": 2}], "by', "length", {"at": 'x, "{', "to": [1, {"a": 2}]}),
+        ('{"at": "x", "to"', "length", {"at": "x"}),
+        ('{"at": "x"', "length", {"at": "x"}),
+        ('{"at": {"x": 1, "y"', "length", {}),
+        ("look at", "length", {}),
+    ],
+)
+def test_a_call_s_input_is_the_complete_part_of_its_arguments(text, finish_reason, expected):
     machine = MessageEvents(message_id="msg_1", model="tiny")
-    machine.take(CallPiece(0, "call_1", "look", '{"at":'))
+    machine.take(CallPiece(0, "call_1", "look", text))
+    machine.take(EndPiece(finish_reason, None))
     machine.finished(USAGE)
-    assert machine.message["content"][0]["input"] == {"arguments": '{"at":'}
+    assert machine.message["content"][0]["input"] == expected
 
 
 def test_error_types_by_status():

@@ -126,7 +126,7 @@ def check_tree(engine):
     assert set(kept) == {*store._in_slots, *store._on_host} and len(kept) == len(set(kept))
     slots = [snapshot.slot for snapshot in kept if snapshot.slot] + store._free
     assert len(set(slots)) == len(slots) == store.num_slots
-    free = set(engine._states.slots._free)
+    free = set(engine._states.free_slots)
     assert not free & set(slots) and 0 not in free | set(slots)
     for node in nodes:
         if len(node.tokens) < cache._tree.width:

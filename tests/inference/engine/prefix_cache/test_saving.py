@@ -10,7 +10,6 @@ from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.saving import DiskIndex
 from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.tree import PrefixTree, root_digest
-from inference.engine.state.kv_cache_manager import KVCacheManager
 from tests.inference.engine.fakes import make_spec
 
 SPACE = root_digest("")
@@ -27,8 +26,7 @@ def index(tmp_path):
         access = StateAccess(spec, allocate_states(spec, config), WIDTH)
         tier = DiskTier(tmp_path, "model", 1 << 20)
         opened.append(tier)
-        kv = KVCacheManager(9, WIDTH, 2, 16)
-        found = DiskIndex(tier, PrefixTree(WIDTH, max_dead), access, kv)
+        found = DiskIndex(tier, PrefixTree(WIDTH, max_dead), access)
         return found, found._tree
 
     yield open_index
@@ -70,7 +68,7 @@ def test_a_file_that_is_gone_leaves_no_node(index, tmp_path):
         path.unlink()
     assert not first.load(nodes, None).result()
     first.poll()
-    assert tree.num_nodes == tree.num_roots == 0
+    assert tree.num_nodes == len(tree._roots) == 0
 
 
 def test_a_file_without_its_beginning_is_removed_and_leaves_no_node(index, tmp_path):
@@ -80,4 +78,4 @@ def test_a_file_without_its_beginning_is_removed_and_leaves_no_node(index, tmp_p
     path.unlink()
     second, again = index()
     second.flush()
-    assert again.num_nodes == again.num_roots == 0 and not list(tmp_path.rglob("*.block"))
+    assert again.num_nodes == len(again._roots) == 0 and not list(tmp_path.rglob("*.block"))

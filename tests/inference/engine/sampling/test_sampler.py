@@ -15,7 +15,7 @@ from inference.engine.sampling import sampler as sampler_module
 from inference.engine.sampling.random_draws import uniforms
 from inference.engine.sampling.sampler import MIN_LOGPROB, Sampler, draw, truncate
 from inference.engine.sampling.sampling_state import SamplingState, TokenCounts
-from inference.errors import GenerationFailed
+from inference.errors import InvalidRequest
 from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.sampling.reference_sampler import SampledRow, invert, kept, processed, rows_of
 
@@ -259,29 +259,9 @@ def test_a_row_with_everything_masked_fails_alone():
     logits = torch.zeros(2, 3)
     rows = [state(temperature=0.0, min_tokens=1, stop_ids=(0, 1, 2)), state(temperature=0.0)]
     masked, other = rows_of(Sampler((), CPU).sample(logits.clone(), rows, lambda: logits.clone()))
-    assert isinstance(masked, GenerationFailed) and "min_tokens" in masked.message
+    assert isinstance(masked, InvalidRequest) and "min_tokens" in masked.message
     assert isinstance(other, SampledRow) and other.token_id == 0
 
 
 def test_reference_inverts_as_documented():
     assert [invert({2: 0.25, 5: 0.75}, number) for number in (0.0, 0.249, 0.25, 0.999)] == [2, 2, 5, 5]
-
-
-def test_a_nucleus_that_was_missed_is_told_later():
-    """On a device nobody waits to see whether a nucleus was found: flat rows say that they weren't right."""
-    logits = torch.randn(6, 70_000, generator=torch.Generator().manual_seed(2))
-    logits[::2] *= 8
-    rows = [state(top_p=0.9, seed=number) for number in range(6)]
-    later: list[torch.Tensor] = []
-    found = draw(logits.clone(), rows, later)
-    assert torch.cat(later).tolist() == [False, True] * 3
-    assert torch.equal(found[::2], draw(logits, rows)[::2])
-
-
-def test_a_missed_nucleus_is_drawn_again(monkeypatch):
-    sampler, logits = Sampler((), torch.device("cpu")), torch.randn(2, VOCAB)
-    rows, once = [state(top_p=0.5, seed=1), state(seed=2)], sampler._sample
-    monkeypatch.setattr(sampler, "_sample", lambda logits, rows, *, sure=False: once(logits, rows) if sure else None)
-    asked = []
-    results = sampler.sample(torch.zeros(2, VOCAB), rows, lambda: asked.append(1) or logits.clone())
-    assert asked and results == once(logits.clone(), rows)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampling import sampler_chain
+from inference.engine.sampling import row_ops, sampler_chain
 from inference.engine.sampling.random_draws import uniforms
 from inference.engine.sampling.sampler import draw
 from inference.engine.sampling.sampler_chain import XTC_STREAM, draw_from_chain
@@ -128,7 +128,7 @@ def test_mirostat_steers_the_surprise_to_what_is_wanted():
 
 @pytest.mark.parametrize("vocab", [VOCAB, 3000])
 def test_a_row_draws_the_same_alone_and_in_any_batch(vocab, monkeypatch):
-    monkeypatch.setattr(sampler_chain, "CPU_SLICE", 3 * vocab)  # slices of three rows
+    monkeypatch.setattr(row_ops, "CPU_SLICE", 3 * vocab)  # slices of three rows
     logits = torch.from_numpy(np.random.default_rng(2).normal(0, 3, (27, vocab)).astype(np.float32))
     values = [dict(SAMPLERS[name]) | {"seed": seed} for seed in range(3) for name in SAMPLERS]
     together = draw(logits.clone(), [state(range(4), **item) for item in values]).tolist()

@@ -33,13 +33,12 @@ def test_tokens_of_the_prompt_count_as_seen_and_those_of_the_output_by_number():
      {"logit_bias": {3: 1.0}}],
 )  # fmt: skip
 def test_only_greedy_rows_without_wishes_are_plain(params):
-    assert state().is_plain and not state().changes_logits
+    assert state().is_plain
     assert not state(**params).is_plain
 
 
 def test_dry_is_off_without_a_multiplier_or_a_window():
     assert state(dry_multiplier=1.0).dry is not None
-    assert state(dry_multiplier=1.0).changes_logits
     assert state(dry_multiplier=1.0, dry_penalty_last_n=0).dry is None
 
 

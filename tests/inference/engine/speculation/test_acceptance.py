@@ -1,4 +1,4 @@
-"""Which draft tokens hold, and the sampler's states along them."""
+"""The sampler's states along draft tokens."""
 
 from __future__ import annotations
 
@@ -8,21 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampling.sampler import Sampler, SamplerOutput
+from inference.engine.sampling.sampler import Sampler
 from inference.engine.sampling.sampling_state import SamplingState
-from inference.engine.speculation.acceptance import count_accepted, states_along
-from inference.errors import GenerationFailed
+from inference.engine.speculation.acceptance import states_along
 from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.sampling.reference_sampler import rows_of
-
-
-def test_draft_tokens_hold_up_to_the_first_that_the_sampler_did_not_choose():
-    sampled = SamplerOutput([9, 4, 5, 6], {}, {})
-    assert count_accepted([4, 5], sampled, 1) == 2
-    assert count_accepted([4, 9], sampled, 1) == 1
-    assert count_accepted([9, 5], sampled, 1) == 0
-    assert count_accepted([], sampled, 1) == 0
-    assert count_accepted([4, 5], SamplerOutput([9, 4, 5, 6], {}, {2: GenerationFailed("no")}), 1) == 1
 
 
 @settings(max_examples=60, deadline=None)

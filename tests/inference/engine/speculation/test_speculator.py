@@ -126,17 +126,17 @@ def test_rejected_draft_tokens_cost_one_replay_and_never_more_than_the_limit(kin
     num_slots=st.integers(2, 9),
     num_spare=st.integers(1, 8),
     num_tokens=st.integers(1, 7),
-    max_requests=st.integers(1, 9),
+    max_num_seqs=st.integers(1, 9),
     snapshots=st.integers(0, 6),
 )
-def test_any_traffic(seed, kind, budget, num_blocks, num_slots, num_spare, num_tokens, max_requests, snapshots):
+def test_any_traffic(seed, kind, budget, num_blocks, num_slots, num_spare, num_tokens, max_num_seqs, snapshots):
     """Requests arrive and are aborted at random, with the prefix cache, and the draft tokens are partly right."""
     rng = random.Random(seed)
     sources = many(seed, 10)
     wanted = without(kind, sources)
     engine = fake_engine(
         kind,
-        options=always(num_tokens=num_tokens, max_requests=max_requests),
+        options=always(num_tokens=num_tokens, max_num_seqs=max_num_seqs),
         max_num_batched_tokens=budget,
         num_blocks=num_blocks,
         num_state_slots=num_slots,

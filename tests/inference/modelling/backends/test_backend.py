@@ -32,7 +32,7 @@ def test_the_choice_follows_device_and_dtype(monkeypatch):
 
 @pytest.mark.skipif(not module.PRESENT, reason="triton is not installed")
 def test_cuda_is_triton_and_so_is_a_cpu_under_the_interpreter(monkeypatch):
-    assert choose_backend("cuda:1", torch.float16).reads_blocks
+    assert choose_backend("cuda:1", torch.float16).warm_up_rows
     monkeypatch.setattr(module, "INTERPRETED", True)
     backend = choose_backend("cpu", torch.float32)
     assert isinstance(backend, module.TritonBackend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.checks import source_shape
 from inference.modelling.families.llama import build_spec
 from inference.modelling.spec import Piece, Source, concatenated, tensor
@@ -54,10 +54,32 @@ def test_a_missing_tensor_is_named() -> None:
         source_shape(tensor("z"), TABLE.tensors)
 
 
-def test_unused_tensors_give_one_warning_and_old_buffers_none() -> None:
-    view = view_of(llama(1) | {"extra": (1,), "model.layers.0.self_attn.rotary_emb.inv_freq": (2,)}, {"num_heads": 4})
-    build_spec(view)
-    assert view.facts.warnings == ["1 tensors are not used: extra."]
+@pytest.mark.parametrize(
+    "name",
+    [
+        "score.weight",
+        "v_head.summary.weight",
+        "lm_head.bias",
+        "model.layers.0.self_attn.sinks",
+        "model.layers.0.self_attn.q_norm.weight",
+        "model.layers.0.mlp.gate_proj.bias",
+        "model.layers.0.post_feedforward_layernorm.weight",
+        "model.layers.0.attn.bias",
+        "model.norm.bias",
+    ],
+)
+def test_a_tensor_without_a_place_is_refused_by_name(name: str) -> None:
+    """A head of another task, sinks, norms, biases: without them the model would compute something else."""
+    with pytest.raises(UnsupportedArchitecture, match=f"1 tensors have no place in llama: {name}") as caught:
+        build_spec(view_of(llama(1) | {name: (4,)}, {"num_heads": 4}))
+    assert caught.value.param == name
+
+
+def test_old_buffers_are_left_out() -> None:
+    buffers = ("layers.0.self_attn.rotary_emb.inv_freq", "layers.0.self_attn.masked_bias", "position_ids")
+    view = view_of(llama(1) | {f"model.{name}": (2,) for name in buffers}, {"num_heads": 4})
+    assert len(build_spec(view).layers) == 1
+    assert view.facts.warnings == []
 
 
 def test_a_dtype_that_is_not_read_is_refused() -> None:

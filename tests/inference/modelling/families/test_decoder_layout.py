@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedArchitecture, UnsupportedFormat
+from inference.errors import (
+    CorruptCheckpoint,
+    MissingTensor,
+    TensorShapeMismatch,
+    UnsupportedArchitecture,
+    UnsupportedFormat,
+)
 from inference.modelling.families.config import Confidence
 from inference.modelling.families.decoder_layout import layer_numbers, read_layout
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, fact, llama, view_of
@@ -30,13 +36,20 @@ def test_a_context_that_the_config_lacks_is_a_default_of_low_confidence() -> Non
     assert fact(view, "max_position_embeddings") == (99, Confidence.LOW)
 
 
-def test_layers_beyond_the_config_are_used_or_left_out() -> None:
+def test_layers_beyond_the_config_are_refused_unless_they_are_for_prediction() -> None:
     view = view_of(llama(3), {"num_hidden_layers": 2})
-    assert read_layout(view).num_layers == 3
-    assert "all 3 are used" in view.facts.warnings[0]
-    view = view_of(llama(3), {"num_hidden_layers": 2})
-    assert read_layout(view, extra_layers_allowed=True).num_layers == 2
-    assert view.facts.warnings == []
+    with pytest.raises(TensorShapeMismatch, match=r"config\.json says 2 layers, but the tensors have 3 .*layers\.2"):
+        read_layout(view)
+    layout = read_layout(view, prediction_layers=1)
+    assert (layout.num_layers, layout.num_prediction_layers) == (2, 1)
+    with pytest.raises(TensorShapeMismatch, match="says 1 layers and 1 for prediction, but the tensors have 3"):
+        read_layout(view_of(llama(3), {"num_hidden_layers": 1}), prediction_layers=1)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "vocab_size"])
+def test_sizes_that_contradict_the_embedding_are_refused(key: str) -> None:
+    with pytest.raises(TensorShapeMismatch, match=rf"says {key} 99, but .*embed_tokens\.weight has shape \[40, 16\]"):
+        read_layout(view_of(llama(1), {key: 99}))
 
 
 def test_a_head_is_tied_where_it_is_missing_or_the_config_states_it() -> None:
@@ -44,6 +57,10 @@ def test_a_head_is_tied_where_it_is_missing_or_the_config_states_it() -> None:
     assert read_layout(view_of(shapes, {"tie_word_embeddings": True})).head is None
     del shapes["lm_head.weight"]
     assert read_layout(view_of(shapes)).head is None
+    untied = {"tie_word_embeddings": False}
+    with pytest.raises(MissingTensor, match=r"tie_word_embeddings false, but there is no lm_head\.weight"):
+        read_layout(view_of(shapes, untied))
+    assert read_layout(view_of(shapes, untied, {"tie_word_embeddings": True})).head is None
 
 
 def test_broken_layouts_are_refused_by_name() -> None:

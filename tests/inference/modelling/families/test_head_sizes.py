@@ -22,11 +22,33 @@ def test_rows_by_the_heads_of_the_config() -> None:
     assert fact(view, "attention.num_heads") == (4, Confidence.CERTAIN)
 
 
-def test_the_length_of_a_norm_of_q_wins() -> None:
+def test_the_length_of_a_norm_of_q_is_the_width() -> None:
     shapes = attention("self_attn.") | {"self_attn.q_norm.weight": (8,)}
-    sizes, view = heads_of(shapes, {"num_attention_heads": 4, "head_dim": 4})
-    assert sizes == HeadSizes(2, 1, 8)
-    assert any("head_dim 4" in warning for warning in view.facts.warnings)
+    assert heads_of(shapes, {"num_attention_heads": 2, "head_dim": 8})[0] == HeadSizes(2, 1, 8)
+    with pytest.raises(TensorShapeMismatch, match=r"head_dim 4, but the tensors have 8 \(length of self_attn\.q_norm"):
+        heads_of(shapes, {"num_attention_heads": 4, "head_dim": 4})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_attention_heads": 4, "head_dim": 8}, r"head_dim 8, but the tensors have 4 .*q_proj.* 16 rows for 4"),
+        ({"num_attention_heads": 2, "head_dim": 4}, r"head_dim 4, but the tensors have 8"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 4}, r"num_key_value_heads 4, but the tensors have 2"),
+        ({"head_dim": 4, "num_key_value_heads": 1}, r"num_key_value_heads 1, but the tensors have 2"),
+    ],
+)
+def test_heads_that_contradict_the_rows_are_refused_with_both(config: dict, message: str) -> None:
+    with pytest.raises(TensorShapeMismatch, match=message):
+        heads_of(attention("self_attn."), config)
+
+
+def test_a_fused_projection_that_contradicts_the_config_is_refused() -> None:
+    shapes = {"self_attn.qkv_proj.weight": (16 + 2 * 8, HIDDEN), "self_attn.o_proj.weight": (HIDDEN, 16)}
+    with pytest.raises(TensorShapeMismatch, match="head_dim 8, but the tensors have 4"):
+        heads_of(shapes, {"num_attention_heads": 4, "head_dim": 8})
+    with pytest.raises(TensorShapeMismatch, match="num_key_value_heads 4, but the tensors have 2"):
+        heads_of(shapes, {"num_attention_heads": 4, "num_key_value_heads": 4})
 
 
 def test_a_family_default_applies_where_it_gives_the_rows() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.errors import UnsupportedArchitecture
+from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.jamba import build_spec
 from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, mamba1, mlp, norms, outer, view_of
@@ -32,10 +32,12 @@ def test_kinds_come_from_the_tensors() -> None:
     assert not view.facts.warnings
 
 
-def test_other_periods_give_a_warning_and_an_unknown_layer_is_refused() -> None:
-    view = view_of(shapes(), CONFIG | {"attn_layer_offset": 0})
-    build_spec(view)
-    assert view.facts.warnings
+def test_other_periods_and_an_unknown_layer_are_refused() -> None:
+    with pytest.raises(TensorShapeMismatch, match=r"calls layer 0 attention .*tensors are mamba's"):
+        build_spec(view_of(shapes(), CONFIG | {"attn_layer_offset": 0}))
+    experts_in_both = {"num_experts": 4, "expert_layer_period": 1, "expert_layer_offset": 0}
+    with pytest.raises(TensorShapeMismatch, match=r"layer 0 the channel mixer moe .*are of mlp"):
+        build_spec(view_of(shapes(), CONFIG | experts_in_both))
     found = {name: shape for name, shape in shapes().items() if ".0.mamba." not in name}
     with pytest.raises(UnsupportedArchitecture, match=r"model\.layers\.0"):
         build_spec(view_of(found, CONFIG))

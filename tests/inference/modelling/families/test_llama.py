@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inference.errors import MissingTensor, UnsupportedArchitecture
 from inference.modelling.families.llama import build_spec
 from tests.inference.modelling.families.headers import llama, view_of
 
@@ -32,6 +33,14 @@ def test_norms_of_q_and_k_and_biases_are_read_where_their_tensors_are() -> None:
     assert mixer.qkv_bias and not mixer.o_bias
 
 
+def test_qwen3_has_norms_of_q_and_k_and_no_other_type() -> None:
+    with pytest.raises(MissingTensor, match="q_norm"):
+        build_spec(view_of(llama(1), HEADS | {"model_type": "qwen3"}))
+    shapes = llama(1) | {f"model.layers.0.self_attn.{name}_norm.weight": (4,) for name in "qk"}
+    with pytest.raises(UnsupportedArchitecture, match=r"no place in qwen2: .*k_norm"):
+        build_spec(view_of(shapes, HEADS | {"model_type": "qwen2"}))
+
+
 @pytest.mark.parametrize(
     ("config", "windows"),
     [
@@ -52,5 +61,9 @@ def test_norms_of_q_and_k_and_biases_are_read_where_their_tensors_are() -> None:
     ],
 )
 def test_windows_by_model_type(config: dict, windows: tuple) -> None:
-    spec = build_spec(view_of(llama(), HEADS | config))
+    shapes = llama()
+    if config["model_type"] == "qwen3":
+        norms = (f"model.layers.{number}.self_attn.{name}_norm.weight" for number in range(2) for name in "qk")
+        shapes |= dict.fromkeys(norms, (4,))
+    spec = build_spec(view_of(shapes, HEADS | config))
     assert tuple(layer.token_mixer.sliding_window for layer in spec.layers) == windows

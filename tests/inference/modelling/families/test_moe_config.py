@@ -9,14 +9,14 @@ import pytest
 from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch
 from inference.modelling.families.checks import source_shape
 from inference.modelling.families.moe_config import (
-    agree_on_experts,
+    check_experts,
     check_routing,
     count_experts,
     moe_sources,
     shared_width,
 )
 from inference.modelling.layer_specs import MoESpec
-from tests.inference.modelling.families.headers import HIDDEN, experts, mlp, view_of
+from tests.inference.modelling.families.headers import HIDDEN, experts, fact, mlp, view_of
 
 SPEC = MoESpec(num_experts=4, top_k=2, intermediate_size=8)
 
@@ -54,10 +54,14 @@ def test_sources_give_the_shapes_of_the_spec(stacked: bool) -> None:
     assert shared_width(view, "mlp.other.") == 0
 
 
-def test_the_count_of_the_tensors_wins_with_a_warning() -> None:
-    view = view_of({}, {"num_experts": 8})
-    assert agree_on_experts(view, 4, "num_experts") == 4
-    assert view.facts.warnings == ["config.json says num_experts 8, but the tensors have 4 experts."]
+@pytest.mark.parametrize(("key", "found"), [("num_experts", 4), ("moe_intermediate_size", 8)])
+def test_experts_that_contradict_the_config_are_refused(key: str, found: int) -> None:
+    view = view_of({}, {key: 9})
+    with pytest.raises(TensorShapeMismatch, match=rf"says {key} 9, but the tensors have {found} \(.*mlp\.experts\)"):
+        check_experts(view, "mlp.experts.", 4, 8, ("num_experts",), "moe_intermediate_size")
+    view = view_of({}, {"num_experts": 4, "moe_intermediate_size": 8})
+    check_experts(view, "mlp.experts.", 4, 8, ("num_experts",), "moe_intermediate_size")
+    assert fact(view, "moe.num_experts")[0] == 4
 
 
 @pytest.mark.parametrize(

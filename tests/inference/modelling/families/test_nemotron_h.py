@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from inference.errors import UnsupportedArchitecture
+from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.nemotron_h import build_spec
 from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, mamba2, norms, outer, view_of
@@ -35,10 +35,26 @@ def test_each_layer_has_one_mixer() -> None:
     assert not view.facts.warnings
 
 
-def test_a_pattern_that_contradicts_the_tensors_gives_a_warning() -> None:
-    view = view_of(shapes(), CONFIG | {"hybrid_override_pattern": "MM-"})
-    build_spec(view)
-    assert view.facts.warnings
+def test_a_pattern_that_contradicts_the_tensors_is_refused() -> None:
+    with pytest.raises(TensorShapeMismatch, match=r"calls layer 1 mamba .*tensors are attention's"):
+        build_spec(view_of(shapes(), CONFIG | {"hybrid_override_pattern": "MM-"}))
+    with pytest.raises(TensorShapeMismatch, match=r"describes 2 layers .*tensors have 3"):
+        build_spec(view_of(shapes(), CONFIG | {"hybrid_override_pattern": "M*"}))
+
+
+@pytest.mark.parametrize("leaf", ["experts.0.up_proj.bias", "experts.3.down_proj.bias", "gate.bias"])
+def test_biases_of_experts_are_refused(leaf: str) -> None:
+    """They were left aside, and the text was wrong."""
+    base = "backbone.layers.2.mixer."
+    found = {name: shape for name, shape in shapes().items() if not name.startswith(base)}
+    found[f"{base}gate.weight"] = (4, HIDDEN)
+    for number in range(4):
+        found[f"{base}experts.{number}.up_proj.weight"] = (8, HIDDEN)
+        found[f"{base}experts.{number}.down_proj.weight"] = (HIDDEN, 8)
+    config = CONFIG | {"hybrid_override_pattern": "M*E"}
+    assert len(build_spec(view_of(found, config)).layers) == 3
+    with pytest.raises(UnsupportedArchitecture, match=f"no place in nemotron_h: {base}{leaf}"):
+        build_spec(view_of(found | {base + leaf: (8,)}, config))
 
 
 def test_unknown_letters_and_experts_in_a_latent_space_are_refused() -> None:

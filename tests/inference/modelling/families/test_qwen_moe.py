@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.qwen_moe import build_spec
 from inference.modelling.layer_specs import MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, mlp, norms, outer, view_of
@@ -29,10 +30,31 @@ def test_layers_with_a_router_have_experts() -> None:
     assert not view.facts.warnings
 
 
-def test_a_config_that_contradicts_the_routers_gives_a_warning() -> None:
-    view = view_of(shapes(), CONFIG | {"mlp_only_layers": []})
-    build_spec(view)
-    assert any("layer 0 experts" in warning for warning in view.facts.warnings)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mlp_only_layers": []}, r"gives layer 0 experts \(mlp_only_layers.*tensors of a dense MLP"),
+        ({"num_experts": 5}, "num_experts 5, but the tensors have 4"),
+        ({"moe_intermediate_size": 9}, "moe_intermediate_size 9, but the tensors have 8"),
+        ({"shared_expert_intermediate_size": 7}, "shared_expert_intermediate_size 7, but the tensors have 6"),
+        ({"intermediate_size": 25}, "intermediate_size 25, but the tensors have 24"),
+    ],
+)
+def test_a_config_that_contradicts_the_tensors_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(TensorShapeMismatch, match=message):
+        build_spec(view_of(shapes(), CONFIG | change))
+
+
+def test_shared_experts_belong_to_qwen2_moe_with_a_gate() -> None:
+    found = shapes()
+    del found["model.layers.1.mlp.shared_expert_gate.weight"]
+    with pytest.raises(MissingTensor, match="shared_expert_gate"):
+        build_spec(view_of(found, CONFIG))
+    norms_of_q_and_k = {
+        f"model.layers.{number}.self_attn.{name}_norm.weight": (4,) for number in range(2) for name in "qk"
+    }
+    with pytest.raises(UnsupportedArchitecture, match=r"no place in qwen3_moe: .*shared_expert"):
+        build_spec(view_of(shapes() | norms_of_q_and_k, CONFIG | {"model_type": "qwen3_moe", "num_experts_per_tok": 2}))
 
 
 @pytest.mark.parametrize(("last", "windows"), [(2, (7, None)), (0, (None, None))])

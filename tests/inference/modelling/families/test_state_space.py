@@ -99,10 +99,9 @@ def test_bamba_without_complaints():
     assert not facts.warnings
 
 
-def test_layer_kinds_come_from_the_tensors_and_contradictions_are_said():
-    spec, facts = inspect("bamba", bamba_checkpoint(), **{**BAMBA, "attn_layer_indices": [0]})
-    assert [layer.kind for layer in spec.layers] == ["mamba2+mlp", "attention+mlp"]
-    assert any("layer 0" in warning and "attention" in warning for warning in facts.warnings)
+def test_layer_kinds_that_contradict_the_config_are_refused():
+    with pytest.raises(TensorShapeMismatch, match=r"calls layer 0 attention \(attn_layer_indices\).*mamba's"):
+        inspect("bamba", bamba_checkpoint(), **{**BAMBA, "attn_layer_indices": [0]})
 
 
 def test_groups_follow_from_the_state_size_when_config_has_no_groups():
@@ -112,11 +111,13 @@ def test_groups_follow_from_the_state_size_when_config_has_no_groups():
     assert (mixer.num_groups, mixer.state_size, mixer.norm_group_size) == (4, 4, 8)
 
 
-def test_sizes_that_contradict_config_are_used_with_a_warning():
-    spec, facts = inspect("mamba2", mamba2_checkpoint(kernel=3), n_groups=1, conv_kernel=4, num_heads=8)
-    mixer = spec.layers[0].token_mixer
-    assert (mixer.conv_kernel, mixer.num_heads) == (3, 4)
-    assert {warning.split()[2] for warning in facts.warnings} == {"conv_kernel", "num_heads"}
+@pytest.mark.parametrize(("key", "stated", "found"), [("conv_kernel", 4, 3), ("num_heads", 8, 4), ("head_dim", 9, 8)])
+def test_sizes_that_contradict_config_are_refused_with_both(key, stated, found):
+    tensors = mamba2_checkpoint(kernel=3)
+    mixer = inspect("mamba2", tensors, n_groups=1, conv_kernel=3, num_heads=4)[0].layers[0].token_mixer
+    assert (mixer.conv_kernel, mixer.num_heads, mixer.head_dim) == (3, 4, 8)
+    with pytest.raises(TensorShapeMismatch, match=f"says {key} {stated}, but the tensors have {found}"):
+        inspect("mamba2", tensors, n_groups=1, **{key: stated})
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,8 @@ def test_unknown_layer_types_are_refused():
     for number in range(2):
         tensors[f"model.layers.{number}.shared_mlp.input_linear.weight"] = (48, HIDDEN)
         tensors[f"model.layers.{number}.shared_mlp.output_linear.weight"] = (HIDDEN, 24)
-    config = {**BAMBA, "layer_types": ["mamba", "attention"]}
+    config = {key: value for key, value in BAMBA.items() if key != "attn_layer_indices"}
+    config["layer_types"] = ["mamba", "attention"]
     spec, facts = inspect("granitemoehybrid", tensors, **config)
     assert [layer.kind for layer in spec.layers] == ["mamba2+mlp", "attention+mlp"]
     assert not facts.warnings
@@ -211,6 +213,10 @@ def test_mamba_without_config_takes_everything_from_shapes():
     assert spec.tie_word_embeddings
     assert spec.layers[0].token_mixer == Mamba1Spec(inner, size, 4, rank)
     assert not facts.warnings
+    for key, stated in (("intermediate_size", 25), ("state_size", 5), ("time_step_rank", 4)):
+        with pytest.raises(TensorShapeMismatch, match=f"says {key} {stated}"):
+            inspect("mamba", tensors, **{key: stated})
+    assert inspect("mamba", tensors, time_step_rank="auto", intermediate_size=inner)[0] == spec
     truncated = {**tensors, f"{base}x_proj.weight": (rank + size, inner)}
     with pytest.raises(TensorShapeMismatch, match=r"x_proj\.weight"):
         inspect("mamba", truncated)

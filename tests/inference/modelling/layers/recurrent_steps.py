@@ -33,7 +33,7 @@ def run_in_pieces(layer: RecurrentMixer, hidden: torch.Tensor, pieces: Sequence[
     done, parts = 0, []
     for count in pieces:
         zeros, decodes = torch.zeros(count, dtype=torch.int64), int(count == 1 and done > 0)
-        chunk = PrefillChunk(0, count, done, 0, SLOT, torch.empty(0, dtype=torch.int64))
+        chunk = PrefillChunk(0, count, done, 0, SLOT)
         batch = ForwardBatch(zeros, zeros, zeros, torch.tensor([SLOT]), decodes, () if decodes else (chunk,))
         parts.append(layer(hidden[done : done + count], batch, state))
         done += count
@@ -45,6 +45,6 @@ def run_in_pieces(layer: RecurrentMixer, hidden: torch.Tensor, pieces: Sequence[
 def convolved(conv: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """The convolution over a whole sequence."""
     zeros = torch.zeros(len(rows), dtype=torch.int64)
-    chunk = PrefillChunk(0, len(rows), 0, 0, 0, torch.empty(0, dtype=torch.int64))
+    chunk = PrefillChunk(0, len(rows), 0, 0, 0)
     batch = ForwardBatch(zeros, zeros, zeros, zeros[:1], 0, (chunk,))
     return conv(rows, batch, torch.zeros(1, rows.shape[1], conv.kernel_size - 1))

@@ -10,6 +10,7 @@ import torch
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layer_specs import AttentionSpec, NormSpec, RopeSpec
 from inference.modelling.layers.attention import Attention, attend
+from tests.inference.modelling.contexts import contexts_of
 
 H = 24
 
@@ -85,27 +86,21 @@ def prefill(slots: torch.Tensor, context: int, count: int) -> ForwardBatch:
         slot_mapping=total[context:],
         state_slots=torch.tensor([1]),
         num_decodes=0,
-        prefills=(PrefillChunk(0, count, context, 0, 1, total),),
+        prefills=(PrefillChunk(0, count, context, 0, 1),),
+        attention=contexts_of([total], (count,)),
     )
 
 
 def decode(rows: list[torch.Tensor]) -> ForwardBatch:
     """Each entry: the slots of one sequence, its new token's last."""
-    lens = torch.tensor([len(row) for row in rows])
-    longest = int(lens.max())
-    padded = torch.zeros(len(rows), longest, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
     return ForwardBatch(
         input_ids=torch.zeros(len(rows), dtype=torch.int64),
-        positions=lens - 1,
+        positions=torch.tensor([len(row) - 1 for row in rows]),
         slot_mapping=torch.stack([row[-1] for row in rows]),
         state_slots=torch.arange(1, len(rows) + 1),
         num_decodes=len(rows),
         prefills=(),
-        decode_kv_slots=padded,
-        decode_context_lens=lens,
-        max_decode_context=longest,
+        attention=contexts_of(rows, [1] * len(rows)),
     )
 
 
@@ -144,6 +139,24 @@ def test_chunks_give_what_the_whole_gives(name, pieces):
             done += count
     # The outputs reach 11; float32 sums in another order (with more threads) differ by about 1e-6 of that.
     torch.testing.assert_close(torch.cat(parts), whole, rtol=2e-6, atol=1e-5)
+
+
+def test_padding_reads_scratch_and_no_freed_block():
+    """A freed block may hold NaN of a failed request, and a masked weight of 0 times NaN is NaN."""
+    spec, size = SPECS["plain"], 4
+    layer = make_layer(spec)
+    slots = [torch.tensor([8, 9, 10, 11, 20, 21, 22, 23, 4]), torch.tensor([16, 17])]
+    state = {name: torch.full_like(tensor, torch.nan) for name, tensor in make_state(spec, 28).items()}
+    for tensor in state.values():
+        tensor[0] = 0.0
+        tensor[torch.cat(slots)] = torch.randn(11, *tensor.shape[1:])
+    together, alone = decode(slots), [decode([own]) for own in slots]
+    together.attention = contexts_of(slots, (1, 1), size)
+    hidden = torch.randn(2, H)
+    with torch.inference_mode():
+        found = layer(hidden, together, state)
+        rows = [layer(hidden[row : row + 1], batch, state)[0] for row, batch in enumerate(alone)]
+    torch.testing.assert_close(found, torch.stack(rows), rtol=0, atol=1e-5)
 
 
 def test_keys_are_stored_rotated_and_nothing_else_is_touched():

@@ -22,7 +22,7 @@ def make(kernel: int, *, bias: bool = True) -> CausalConv1d:
 def step(count: int, slot: int, context: int) -> ForwardBatch:
     """One sequence's next rows: a decode, or a chunk."""
     zeros, decodes = torch.zeros(count, dtype=torch.int64), int(count == 1 and context > 0)
-    chunk = PrefillChunk(0, count, context, 0, slot, torch.empty(0, dtype=torch.int64))
+    chunk = PrefillChunk(0, count, context, 0, slot)
     return ForwardBatch(zeros, zeros, zeros, torch.tensor([slot]), decodes, () if decodes else (chunk,))
 
 

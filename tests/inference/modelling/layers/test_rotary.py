@@ -18,6 +18,7 @@ from inference.modelling.layers.rotary import (
     rotate,
     rotate_first,
 )
+from tests.inference.modelling.contexts import contexts_of
 from tests.inference.modelling.harness import SequenceRunner, load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 
@@ -167,7 +168,8 @@ def whole_batch(tokens: torch.Tensor, length: int | None) -> ForwardBatch:
         slot_mapping=slots,
         state_slots=torch.tensor([1]),
         num_decodes=0,
-        prefills=(PrefillChunk(0, count, 0, 0, 1, slots),),
+        prefills=(PrefillChunk(0, count, 0, 0, 1),),
+        attention=contexts_of([slots], (count,)),
         rope_lengths=None if length is None else torch.full((count,), length),
     )
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
 from inference.text.tokenisation.chat_template import ChatTemplate
-from inference.text.tokenisation.templates import DEFAULT_TEMPLATES
+from tests.inference.text.tokenisation.family_templates import FAMILY_TEMPLATES
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "</think>")
 CONVERSATION = [
@@ -41,7 +41,7 @@ def render(source: str, messages: Any = None, **options: Any) -> str:
 
 @pytest.fixture(scope="module")
 def chatml() -> Iterator[ChatTemplate]:
-    template = make(DEFAULT_TEMPLATES["chatml"])
+    template = make(FAMILY_TEMPLATES["chatml"])
     yield template
     template.close()
 
@@ -79,7 +79,7 @@ def chatml() -> Iterator[ChatTemplate]:
     ],
 )
 def test_default_templates(name: str, expected: str) -> None:
-    assert render(DEFAULT_TEMPLATES[name]) == expected
+    assert render(FAMILY_TEMPLATES[name]) == expected
 
 
 def test_what_templates_expect_of_their_environment() -> None:
@@ -108,7 +108,7 @@ def test_broken_template_is_reported_again_without_a_new_child() -> None:
 
 def test_text_parts_are_joined_and_others_refused_by_name(chatml: ChatTemplate) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert "user\na\nb<|im_end|>" in render(DEFAULT_TEMPLATES["chatml"], [{"role": "user", "content": parts}])
+    assert "user\na\nb<|im_end|>" in render(FAMILY_TEMPLATES["chatml"], [{"role": "user", "content": parts}])
     with pytest.raises(UnsupportedFeature, match="'image_url'") as caught:
         chatml.render(
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]
@@ -153,11 +153,11 @@ def test_reserved_template_arguments_are_refused(chatml: ChatTemplate, name: str
 def test_continue_final_message() -> None:
     messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "One, two, "}]
     options = {"add_generation_prompt": False, "continue_final_message": True}
-    assert render(DEFAULT_TEMPLATES["chatml"], messages, **options).endswith("<|im_start|>assistant\nOne, two, ")
+    assert render(FAMILY_TEMPLATES["chatml"], messages, **options).endswith("<|im_start|>assistant\nOne, two, ")
     with pytest.raises(InvalidChatTemplate, match="can't be continued"):
         render("{{ messages[0].content }}", messages, **options)
     with pytest.raises(InvalidRequest, match="exclude each other"):
-        render(DEFAULT_TEMPLATES["chatml"], messages, continue_final_message=True)
+        render(FAMILY_TEMPLATES["chatml"], messages, continue_final_message=True)
 
 
 # --- the guard -----------------------------------------------------------------------------------
@@ -275,6 +275,15 @@ def test_messages_longer_than_the_context_are_worded_as_openai_does(num_chars: i
     with pytest.raises(PromptTooLong, match=words if num_chars == 33_000 else "context length is 1000 tokens"):
         template.render([{"role": "user", "content": "x" * num_chars}])
     assert template.render([{"role": "user", "content": "x"}]) == [("x", True)]
+    template.close()
+
+
+def test_names_of_members_are_no_characters_of_the_messages() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x" * 40_000: 1}}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    template = make("{{ raise_exception('no') }}", max_model_len=1_000)
+    with pytest.raises(InvalidChatTemplate, match="no"):
+        template.render(messages)
     template.close()
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from inference.host.confinement import confinement
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
+from inference.values.grammar import Grammar
 
 MEMORY_BYTES = 256 << 20
 
@@ -87,3 +90,42 @@ def test_a_closed_sandbox_takes_no_calls(hostile):
     with pytest.raises(SandboxFailure) as failure:
         render(hostile, text="b")
     assert failure.value.kind == "crash"
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+@pytest.mark.skipif(bool(confinement().gaps), reason="this kernel can't confine a process")
+def test_each_kind_of_child_is_confined_and_has_a_single_thread(hostile, tmp_path):
+    """Landlock restricts the calling thread: one that was started before would keep network and files."""
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text('{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')
+    first = {"path": str(tokenizer), "max_bytes": 1000}
+    sandboxes = [
+        hostile,
+        Sandbox("huggingface", memory_bytes=MEMORY_BYTES, first_call=first, readable=[tokenizer]),
+        Sandbox("inference.text.grammars.child", memory_bytes=512 << 20),
+    ]
+    grammar = {"grammar": Grammar("regex", "a+", "regex").to_dict()}
+    calls = [{"variables": {"text": "a"}, "max_chars": 9}, {"vocab_size": 1}, grammar]
+    for sandbox, call in zip(sandboxes, calls, strict=True):
+        sandbox.call(call, cpu_s=5)
+        status = status_of(sandbox._child.process.pid)
+        assert (status["NoNewPrivs"], status["Seccomp"], status["Threads"]) == ("1", "2", "1")
+        sandbox.close()
+
+
+@pytest.mark.skipif(bool(confinement().gaps), reason="this kernel can't confine a process")
+def test_a_tokenizer_that_is_not_its_own_cannot_be_loaded(tmp_path):
+    """CVE-2024-34359 and its kind: what takes over a child finds no file but the one that it was started for."""
+    own, other = tmp_path / "tokenizer.json", tmp_path / "secret_key"
+    for path in (own, other):
+        path.write_text('{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')
+    sandbox = Sandbox("huggingface", memory_bytes=MEMORY_BYTES, readable=[own])
+    sandbox.call({"path": str(own), "max_bytes": 1000}, cpu_s=5)
+    for path in (other, Path("/etc/passwd")):
+        with pytest.raises(SandboxFailure, match="PermissionError"):
+            sandbox.call({"path": str(path), "max_bytes": 1 << 20}, cpu_s=5)
+    sandbox.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
 from inference.errors import (
     CorruptCheckpoint,
@@ -41,6 +42,43 @@ def test_huggingface_encodes_as_the_library(pair: Any) -> None:
         assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
         library.encode_special_tokens = False
         assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
+
+
+def test_no_token_has_more_bytes_than_the_longest(pair: Any) -> None:
+    library, ours = pair
+    is_bounded = isinstance(library.model, models.BPE)
+    assert (ours.longest_token_bytes is not None) == is_bounded
+    for text in (*SAMPLES, "\u1112\u1161\u11ab" * 50, " " * 300):
+        if is_bounded:
+            assert len(text.encode()) <= ours.longest_token_bytes * len(ours.encode(text))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "aa"}, "content": "a"}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": None},
+    ],
+)
+def test_tokenizers_that_leave_text_out_have_no_longest_token(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(byte_level().to_str()) | change))
+    tokenizer = load_tokenizer(TokenizerSpec("huggingface", 600, path=str(path)))
+    assert tokenizer.longest_token_bytes is None
+    tokenizer.close()
+
+
+def test_normalised_text_has_a_longest_token_too(tmp_path: Path) -> None:
+    library = byte_level()
+    plain = max(len(token.encode()) for token in library.get_vocab())
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(library.to_str()) | {"normalizer": {"type": "NFC"}}))
+    tokenizer = load_tokenizer(TokenizerSpec("huggingface", 600, path=str(path)))
+    assert tokenizer.longest_token_bytes == 3 * plain
+    tokenizer.close()
 
 
 def test_huggingface_decodes_as_the_library(pair: Any) -> None:

@@ -102,16 +102,16 @@ void run_task(const Operands<T>& on, const Item* items, int64_t heads, Prefetche
 
   auto prefetch = [&prefetcher] { prefetcher.prefetch(); };
   for (int64_t block = item.first_key; block < item.stop_key; block += kKeys) {
-    Rows<T> found = find_rows(on, item, block);
-    const int count = found.count;
+    const T *keys[kKeys], *values[kKeys];
+    const int count = find_rows(on, item, block, kKeys, keys, values);
     prefetcher.move(count);
     for (int64_t head = 0; head < heads; ++head) {
-      pack_keys(found.key, count, shape.width, memory.keys, prefetch);
-      pack_values(found.value, count, shape.value_width, shape.padded, memory.values, prefetch);
+      pack_keys(keys, count, shape.width, memory.keys, prefetch);
+      pack_values(values, count, shape.value_width, shape.padded, memory.values, prefetch);
       advance_rows(on, item, block, count, head * rows, memory);
       for (int i = 0; i < count; ++i) {
-        found.key[i] += on.keys.head_stride;
-        found.value[i] += on.values.head_stride;
+        keys[i] += on.keys.head_stride;
+        values[i] += on.values.head_stride;
       }
     }
     prefetcher.finish();
@@ -204,23 +204,39 @@ CacheView view_of(const at::Tensor& cache, const char* name, int64_t width) {
   return {cache.size(0), cache.size(1), width, cache.stride(0), cache.stride(1)};
 }
 
-}  // namespace
+void check_contexts(const Contexts& contexts) {
+  const int64_t count = contexts.starts.numel();
+  TORCH_CHECK(
+      contexts.blocks.scalar_type() == at::kInt && contexts.blocks.dim() == 1 && contexts.blocks.is_contiguous() &&
+          contexts.block_size > 0,
+      "attention: blocks must be (n,) int32, of at least one token");
+  using Part = std::pair<const at::Tensor*, int64_t>;
+  for (const auto& [part, size] :
+       {Part{&contexts.starts, count}, Part{&contexts.lengths, count}, Part{&contexts.first_rows, count + 1}})
+    TORCH_CHECK(
+        part->scalar_type() == at::kLong && part->dim() == 1 && part->is_contiguous() && part->size(0) == size,
+        "attention: starts and lengths must be (B,) int64, first rows (B + 1,)");
+}
 
 at::Tensor paged_attention(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& slots,
-    const at::Tensor& sequences, int64_t value_width, double scale, int64_t window, double softcap) {
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& blocks,
+    const at::Tensor& starts, const at::Tensor& lengths, const at::Tensor& first_rows, int64_t block_size,
+    int64_t value_width, double scale, int64_t window, double softcap) {
+  const Contexts contexts{blocks, starts, lengths, first_rows, block_size};
+  return attend(query, key, value, contexts, value_width, scale, window, softcap);
+}
+
+}  // namespace
+
+at::Tensor attend(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Contexts& contexts,
+    int64_t value_width, double scale, int64_t window, double softcap) {
   TORCH_CHECK(
       query.dim() == 3 && query.is_contiguous(), "attention: the query must be (rows, heads, width), contiguous");
   TORCH_CHECK(
       key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type(),
       "attention: query, keys and values must have one dtype");
-  TORCH_CHECK(
-      slots.scalar_type() == at::kLong && slots.dim() == 1 && slots.is_contiguous(),
-      "attention: slots must be (N,) int64");
-  TORCH_CHECK(
-      sequences.scalar_type() == at::kLong && sequences.dim() == 2 && sequences.size(1) == 4 &&
-          sequences.is_contiguous(),
-      "attention: sequences must be (B, 4) int64");
+  check_contexts(contexts);
   TORCH_CHECK(value_width > 0 && query.size(2) > 0, "attention: empty heads");
   TORCH_CHECK(window >= 0 && softcap >= 0, "attention: a negative window or softcap");
   const CacheView keys = view_of(key, "the keys", query.size(2)), values = view_of(value, "the values", value_width);
@@ -232,7 +248,7 @@ at::Tensor paged_attention(
   const bool is_dense = keys.head_stride == key.size(2) && values.head_stride == value.size(2);
   at::Tensor out = at::empty({query.size(0), shape.heads, value_width}, query.options());
   const Plan plan = make_plan(
-      sequences.const_data_ptr<int64_t>(), sequences.size(0), shape, window, query.size(0), slots.size(0),
+      contexts, shape, window, query.size(0),
       is_dense ? (keys.width + values.width) * keys.heads * static_cast<int64_t>(query.element_size()) : 0,
       query.scalar_type() == at::kBFloat16 && use_amx());
   at::Tensor partial;
@@ -246,7 +262,8 @@ at::Tensor paged_attention(
             key.const_data_ptr<T>(),
             value.const_data_ptr<T>(),
             out.data_ptr<T>(),
-            slots.const_data_ptr<int64_t>(),
+            contexts.blocks.const_data_ptr<int32_t>(),
+            contexts.block_size,
             keys,
             values,
             shape,
@@ -259,8 +276,8 @@ at::Tensor paged_attention(
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
   library.def(
-      "paged_attention(Tensor query, Tensor key, Tensor value, Tensor slots, Tensor sequences, int value_width, "
-      "float scale, int window, float softcap) -> Tensor");
+      "paged_attention(Tensor query, Tensor key, Tensor value, Tensor blocks, Tensor starts, Tensor lengths, "
+      "Tensor first_rows, int block_size, int value_width, float scale, int window, float softcap) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) { library.impl("paged_attention", paged_attention); }

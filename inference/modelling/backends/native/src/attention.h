@@ -23,14 +23,18 @@ struct CacheView {
   int64_t slots, heads, width, slot_stride, head_stride;
 };
 
+// Which cached tokens each sequence attends to, the tensors of `AttentionMetadata`.
+struct Contexts {
+  const at::Tensor &blocks, &starts, &lengths, &first_rows;
+  int64_t block_size;
+};
+
 // Attention of each row over the cached tokens of its sequence, read in place.
 //
 // query: (T, H, D) contiguous; key: (S, V, D); value: (S, V, ≥ value_width); last axes contiguous.
-// slots: (N,) int64, physical slots of all sequences' tokens, one sequence after the other.
-// sequences: (B, 4) int64: first row, number of rows, tokens up to the last row's own, where they begin in `slots`.
 // Returns (T, H, value_width).
-at::Tensor paged_attention(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& slots,
-    const at::Tensor& sequences, int64_t value_width, double scale, int64_t window, double softcap);
+at::Tensor attend(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Contexts& contexts,
+    int64_t value_width, double scale, int64_t window, double softcap);
 
 }  // namespace blazr

@@ -212,17 +212,9 @@ class TileAttention {
   // 32 keys, half of a block: for each 32 columns two tiles of 16 keys, and for each 32 columns of the values two tiles
   // of 16 columns.
   void pack_strip(int64_t first, float* block) const {
-    const int64_t* slots = on_.slots + item_.slots + first;
-    const int count = static_cast<int>(std::min<int64_t>(kStripKeys, item_.stop_key - first));
-    const int64_t half = first % kKeys / kStripKeys;
     const bf16 *keys[kStripKeys], *values[kStripKeys];
-    for (int i = 0; i < count; ++i) {
-      const int64_t slot = slots[i];
-      TORCH_CHECK_INDEX(
-          slot >= 0 && slot < on_.keys.slots, "attention: slot ", slot, " of a cache with ", on_.keys.slots);
-      keys[i] = on_.key + slot * on_.keys.slot_stride + item_.head * on_.keys.head_stride;
-      values[i] = on_.value + slot * on_.values.slot_stride + item_.head * on_.values.head_stride;
-    }
+    const int count = find_rows(on_, item_, first, kStripKeys, keys, values);
+    const int64_t half = first % kKeys / kStripKeys;
     for (int i = 0; i < kStripKeys; ++i) {
       float* line = block + half * steps_ * 2 * kTileFloats + i * kLanes;
       for (int64_t at = 0; at < steps_ * kStepValues; at += kStepValues, line += 2 * kTileFloats)

@@ -81,7 +81,8 @@ void expand(const HeadRows& on, const T* from, const T* matrices, T* to) {
 // cache: (S, r + R). Returns (B, H · W).
 at::Tensor mla_decode(
     const at::Tensor& q_nope, const at::Tensor& q_rope, const at::Tensor& k_b, const at::Tensor& v_b,
-    const at::Tensor& cache, const at::Tensor& slots, const at::Tensor& sequences, double scale) {
+    const at::Tensor& cache, const at::Tensor& blocks, const at::Tensor& starts, const at::Tensor& lengths,
+    const at::Tensor& first_rows, int64_t block_size, double scale) {
   TORCH_CHECK(
       q_nope.dim() == 3 && q_nope.stride(2) == 1 && q_rope.dim() == 3 && q_rope.is_contiguous() &&
           q_rope.size(0) == q_nope.size(0) && q_rope.size(1) == q_nope.size(1),
@@ -111,7 +112,8 @@ at::Tensor mla_decode(
       std::memcpy(to + row * width + rank, rotated + row * rope, rope * sizeof(T));
   });
   const at::Tensor rows = cache.unsqueeze(1);
-  const at::Tensor mixed = paged_attention(query, rows, rows, slots, sequences, rank, scale, 0, 0);
+  const at::Tensor mixed =
+      attend(query, rows, rows, {blocks, starts, lengths, first_rows, block_size}, rank, scale, 0, 0);
   dispatch(query.scalar_type(), "attention", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     expand(
@@ -125,8 +127,8 @@ at::Tensor mla_decode(
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
   library.def(
-      "mla_decode(Tensor q_nope, Tensor q_rope, Tensor k_b, Tensor v_b, Tensor cache, Tensor slots, Tensor sequences, "
-      "float scale) -> Tensor");
+      "mla_decode(Tensor q_nope, Tensor q_rope, Tensor k_b, Tensor v_b, Tensor cache, Tensor blocks, Tensor starts, "
+      "Tensor lengths, Tensor first_rows, int block_size, float scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) { library.impl("mla_decode", mla_decode); }

@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "attention_tile.h"
-#include "work.h"
+#include "attention.h"
 
 namespace blazr {
 
@@ -26,7 +25,7 @@ struct Item {
   int64_t first_row, num_tokens;  // rows of the step
   int64_t position;               // of the first row's token
   int64_t first_key, stop_key;    // keys to look at, the first a multiple of 64
-  int64_t slots;                  // where the sequence's slots begin
+  int64_t start;                  // where the sequence's blocks begin
   int64_t head;                   // kv head
   int64_t partial;                // index of its first row among the partial results, or -1
   bool by_tiles;                  // by matrix tiles (attention_amx.h)
@@ -88,21 +87,24 @@ inline int64_t matrix_tokens(int64_t tokens, const Shape& shape) {
 
 // `use_tiles`: sequences with more new tokens than are split go by matrix tiles.
 inline Plan make_plan(
-    const int64_t* table, int64_t count, const Shape& shape, int64_t window, int64_t num_rows, int64_t num_slots,
-    int64_t token_bytes, bool use_tiles) {
+    const Contexts& contexts, const Shape& shape, int64_t window, int64_t num_rows, int64_t token_bytes,
+    bool use_tiles) {
+  const int64_t count = contexts.starts.numel(), num_blocks = contexts.blocks.numel(), size = contexts.block_size;
+  const int64_t *starts = contexts.starts.const_data_ptr<int64_t>(),
+                *totals = contexts.lengths.const_data_ptr<int64_t>(),
+                *first_rows = contexts.first_rows.const_data_ptr<int64_t>();
   Plan plan;
   plan.items.reserve(count * shape.kv_heads);
-  int64_t covered = 0;
+  TORCH_CHECK(
+      first_rows[0] == 0 && first_rows[count] == num_rows, "attention: the sequences have rows ", first_rows[0], " to ",
+      first_rows[count], ", the query has ", num_rows);
   for (int64_t index = 0; index < count; ++index) {
-    const int64_t row = table[4 * index], rows = table[4 * index + 1], total = table[4 * index + 2],
-                  at = table[4 * index + 3];
+    const int64_t row = first_rows[index], rows = first_rows[index + 1] - row, total = totals[index],
+                  start = starts[index];
+    TORCH_CHECK(rows > 0 && rows <= num_rows, "attention: sequence ", index, " has ", rows, " rows");
     TORCH_CHECK(
-        row == covered && rows > 0 && rows <= num_rows - row, "attention: sequence ", index,
-        " does not go on where the one before it ends");
-    TORCH_CHECK(
-        total >= rows && at >= 0 && total <= num_slots && at <= num_slots - total, "attention: sequence ", index,
-        " has ", total, " tokens from ", at, " of ", num_slots, " slots");
-    covered += rows;
+        total >= rows && start >= 0 && start < num_blocks && (total - 1) / size < num_blocks - start,
+        "attention: sequence ", index, " has ", total, " tokens from block ", start, " of ", num_blocks);
     const int64_t context = total - rows;
     const bool is_split = rows <= kSplitTokens;
     plan.is_split &= is_split;
@@ -123,7 +125,7 @@ inline Plan make_plan(
         const int64_t from = begin + part * length, to = std::min(stop, from + length);
         for (int64_t head = 0; head < shape.kv_heads; ++head) {
           const int64_t partial = splits > 1 ? plan.partial_rows + head * head_rows + part * tile_rows : -1;
-          plan.items.push_back({row + first, tokens, position, from, to, at, head, partial, by_tiles});
+          plan.items.push_back({row + first, tokens, position, from, to, start, head, partial, by_tiles});
         }
         plan.work += shape.kv_heads * (to - from) * (tile_rows + 2) * (shape.width + shape.value_width) / kLanes;
       }
@@ -132,7 +134,6 @@ inline Plan make_plan(
         plan.merges.push_back({row + first, tokens, head, plan.partial_rows, splits});
     }
   }
-  TORCH_CHECK(covered == num_rows, "attention: the sequences have ", covered, " rows, the query has ", num_rows);
   make_tasks(plan, shape, token_bytes);
   return plan;
 }

@@ -1,7 +1,8 @@
 // Where the keys and values of a step's tokens lie, and a thread's way through them ahead of its arithmetic.
 #pragma once
 
-#include "attention.h"
+#include <utility>
+
 #include "attention_plan.h"
 
 namespace blazr {
@@ -11,7 +12,8 @@ template <typename T>
 struct Operands {
   const T *query, *key, *value;
   T* out;
-  const int64_t* slots;
+  const int32_t* blocks;
+  int64_t block_size;
   CacheView keys, values;
   Shape shape;
   ScoreRule rule;
@@ -20,26 +22,57 @@ struct Operands {
   int64_t partial_stride() const { return shape.padded + kLanes; }
 };
 
-// Where the keys and values of a block lie.
-template <typename T>
-struct Rows {
-  const T *key[kKeys], *value[kKeys];
-  int count;
+// The slots of a sequence's tokens, in runs of neighbours.
+class Slots {
+ public:
+  Slots() = default;
+
+  // From the token at `position`, which exists.
+  template <typename T>
+  Slots(const Operands<T>& on, const Item& item, int64_t position)
+      : block_(on.blocks + item.start + position / on.block_size), size_(on.block_size) {
+    enter();
+    take(position % size_);
+  }
+
+  // The next slot, and how many of the next `most` tokens lie from there on.
+  std::pair<int64_t, int64_t> take(int64_t most) {
+    if (left_ == 0) enter();
+    const int64_t slot = slot_, count = std::min(most, left_);
+    slot_ += count;
+    left_ -= count;
+    return {slot, count};
+  }
+
+ private:
+  void enter() {
+    slot_ = *block_++ * size_;
+    left_ = size_;
+  }
+
+  const int32_t* block_ = nullptr;
+  int64_t size_ = 0, slot_ = 0, left_ = 0;
 };
 
-// The rows of the block from `first`, of the item's head.
+// Where the keys and values of at most `most` tokens from `first` lie, of the item's head; returns their number.
 template <typename T>
-Rows<T> find_rows(const Operands<T>& on, const Item& item, int64_t first) {
-  Rows<T> rows;
-  rows.count = static_cast<int>(std::min<int64_t>(kKeys, item.stop_key - first));
-  const int64_t* slots = on.slots + item.slots + first;
-  for (int i = 0; i < rows.count; ++i) {
-    const int64_t slot = slots[i];
-    TORCH_CHECK_INDEX(slot >= 0 && slot < on.keys.slots, "attention: slot ", slot, " of a cache with ", on.keys.slots);
-    rows.key[i] = on.key + slot * on.keys.slot_stride + item.head * on.keys.head_stride;
-    rows.value[i] = on.value + slot * on.values.slot_stride + item.head * on.values.head_stride;
+int find_rows(const Operands<T>& on, const Item& item, int64_t first, int most, const T** keys, const T** values) {
+  const int64_t count = std::min<int64_t>(most, item.stop_key - first);
+  Slots slots(on, item, first);
+  for (int64_t i = 0; i < count;) {
+    const auto [slot, length] = slots.take(count - i);
+    TORCH_CHECK_INDEX(
+        slot >= 0 && slot + length <= on.keys.slots, "attention: slot ", slot, " of a cache with ", on.keys.slots);
+    const T* key = on.key + slot * on.keys.slot_stride + item.head * on.keys.head_stride;
+    const T* value = on.value + slot * on.values.slot_stride + item.head * on.values.head_stride;
+    for (const int64_t end = i + length; i < end; ++i) {
+      keys[i] = key;
+      values[i] = value;
+      key += on.keys.slot_stride;
+      value += on.values.slot_stride;
+    }
   }
-  return rows;
+  return static_cast<int>(count);
 }
 
 // A thread's way through memory, a block of tokens before its arithmetic: tokens in the order of its tasks, of each the
@@ -91,8 +124,8 @@ class Prefetcher {
     task_ = task;
     const auto [first_item, heads] = plan_->tasks[task];
     const Item& item = plan_->items[first_item];
-    slot_ = on_->slots + item.slots + item.first_key;
-    stop_ = on_->slots + item.slots + item.stop_key;
+    slots_ = Slots(*on_, item, item.first_key);
+    num_left_ = item.stop_key - item.first_key;
     keys_ = on_->key + item.head * on_->keys.head_stride;
     values_ = on_->value == on_->key ? nullptr : on_->value + item.head * on_->values.head_stride;
     key_count_ = (heads - 1) * on_->keys.head_stride + on_->keys.width;
@@ -106,12 +139,13 @@ class Prefetcher {
       return true;
     }
     if (num_prefetched_ >= num_needed_ || is_over_) return false;
-    if (slot_ == stop_) {
+    if (num_left_ == 0) {
       is_over_ = task_ >= last_;
       if (is_over_) return false;
       enter(task_ + 1);
     }
-    const int64_t slot = *slot_++;
+    const int64_t slot = slots_.take(1).first;
+    --num_left_;
     ++num_prefetched_;
     if (slot < 0 || slot >= on_->keys.slots) return false;  // an error when it is packed
     if (values_ != nullptr) value_ = values_ + slot * on_->values.slot_stride;
@@ -129,8 +163,9 @@ class Prefetcher {
   uint64_t call_ = 0;
   int64_t next_ = 0, last_ = 0, task_ = 0;
   bool is_over_ = true;
-  // Of the task: what is left of its slots, its first head's keys and values, and how many of them a token has.
-  const int64_t *slot_ = nullptr, *stop_ = nullptr;
+  // Of the task: its next slots, how many are left, its first head's keys and values, and how many a token has.
+  Slots slots_;
+  int64_t num_left_ = 0;
   const T *keys_ = nullptr, *values_ = nullptr;
   int64_t key_count_ = 0, value_count_ = 0;
   int64_t num_prefetched_ = 0, num_needed_ = 0;  // tokens since the way began

@@ -127,10 +127,11 @@ at::Tensor prepare_qkv(
 }
 
 struct GqaArguments {
-  at::Tensor joint;         // (T, (H + 2V) · P): queries, keys and values of each row
-  at::Tensor key, value;    // the caches (slots, V, P)
-  at::Tensor slot_mapping;  // (T,): each row's slot in the caches
-  at::Tensor slots, sequences;
+  at::Tensor joint;                                // (T, (H + 2V) · P): queries, keys and values of each row
+  at::Tensor key, value;                           // the caches (slots, V, P)
+  at::Tensor slot_mapping;                         // (T,): each row's slot in the caches
+  at::Tensor blocks, starts, lengths, first_rows;  // `Contexts`
+  int64_t block_size;
   std::optional<at::Tensor> cos, sin;  // (T, 1, D)
   bool interleaved;
   std::optional<at::Tensor> q_norm, k_norm;
@@ -154,7 +155,8 @@ at::Tensor gqa_attention(const GqaArguments& in) {
   const RowNorm k_norm = row_norm_of(in.k_norm, in.norm_over, in.eps, in.offset, per_head ? width : kv_heads * width);
   const Rotation rotation = rotation_of(in.cos, in.sin, in.interleaved, joint.size(0), width);
   const at::Tensor query = prepare_qkv(joint, key, in.value, in.slot_mapping, q_norm, k_norm, rotation);
-  return paged_attention(query, key, in.value, in.slots, in.sequences, width, in.scale, in.window, in.softcap);
+  const Contexts contexts{in.blocks, in.starts, in.lengths, in.first_rows, in.block_size};
+  return attend(query, key, in.value, contexts, width, in.scale, in.window, in.softcap);
 }
 
 struct MlaArguments {
@@ -283,9 +285,10 @@ void rotate_head(float* head, float* scratch, const Rotation& rotation, int64_t 
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
   library.def(
-      "gqa_attention(Tensor joint, Tensor(a!) key, Tensor(b!) value, Tensor slot_mapping, Tensor slots, "
-      "Tensor sequences, Tensor? cos, Tensor? sin, bool interleaved, Tensor? q_norm, Tensor? k_norm, int norm_over, "
-      "float eps, float offset, float scale, int window, float softcap) -> Tensor");
+      "gqa_attention(Tensor joint, Tensor(a!) key, Tensor(b!) value, Tensor slot_mapping, Tensor blocks, "
+      "Tensor starts, Tensor lengths, Tensor first_rows, int block_size, Tensor? cos, Tensor? sin, bool interleaved, "
+      "Tensor? q_norm, Tensor? k_norm, int norm_over, float eps, float offset, float scale, int window, "
+      "float softcap) -> Tensor");
   library.def(
       "mla_prepare(Tensor q_rope, Tensor rows, Tensor(a!) cache, Tensor slot_mapping, Tensor cos, Tensor sin, "
       "bool interleaved, Tensor? norm, bool normed, float eps, float offset) -> Tensor");

@@ -18,6 +18,7 @@ from tests.inference.engine.fakes import request, run
 from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_network_attention as attention_families
 from tests.inference.modelling import test_network_recurrent as recurrent_families
+from tests.inference.modelling.contexts import contexts_of
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 
@@ -82,17 +83,18 @@ def test_replayed_and_eager_steps_are_equal(network):
     assert {rows for rows, size in programs._sizes.items() if size.program is not None} == {1, 2, 3, 4}
 
 
-def test_a_network_that_computes_with_the_longest_context_stays_eager():
+def test_a_network_that_computes_with_the_number_of_blocks_stays_eager():
     weight = torch.ones(3, 5)
 
     def forward(batch: ForwardBatch, states):
-        return weight[batch.input_ids] * batch.max_decode_context
+        return weight[batch.input_ids] * len(batch.attention.blocks)
 
     programs = DecodePrograms(forward, [])
     with torch.inference_mode():
-        for longest in range(2, 20):
+        for length in range(2, 20):
             ids = torch.tensor([0, 2])
-            batch = ForwardBatch(ids, ids, ids, ids, 2, (), max_decode_context=longest)
-            assert programs.run(batch).tolist() == [[float(longest)] * 5] * 2
+            contexts = contexts_of([torch.arange(length)] * 2, (1, 1))
+            batch = ForwardBatch(ids, contexts.lengths - 1, ids, ids, 2, (), contexts)
+            assert programs.run(batch).tolist() == [[2.0 * length] * 5] * 2
     assert programs._sizes[2].program is None
     assert programs._sizes[2].attempts == MAX_ATTEMPTS

@@ -15,6 +15,7 @@ from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layer_specs import AttentionSpec, MLASpec, NormSpec, RopeScaling, RopeSpec
 from inference.modelling.layers.attention import Attention
+from tests.inference.modelling.contexts import contexts_of
 
 RMS = NormSpec("rms", 1e-6)
 GEMMA = NormSpec("rms", 1e-6, offset=1.0)
@@ -59,12 +60,9 @@ def make_batch(decodes: tuple[int, ...], chunks: tuple[tuple[int, int], ...]) ->
     owned = slots.split(lengths)
     positions = [torch.tensor([length - 1]) for length in decodes]
     positions += [torch.arange(context, context + count) for count, context in chunks]
-    longest, row, prefills = max(decodes, default=0), len(decodes), []
-    padded = torch.zeros(len(decodes), longest, dtype=torch.int64)
-    for index, length in enumerate(decodes):
-        padded[index, :length] = owned[index]
+    row, prefills = len(decodes), []
     for index, (count, context) in enumerate(chunks, len(decodes)):
-        prefills.append(PrefillChunk(row, row + count, context, index, index + 1, owned[index]))
+        prefills.append(PrefillChunk(row, row + count, context, index, index + 1))
         row += count
     batch = ForwardBatch(
         input_ids=torch.zeros(row, dtype=torch.int64),
@@ -73,9 +71,7 @@ def make_batch(decodes: tuple[int, ...], chunks: tuple[tuple[int, int], ...]) ->
         state_slots=torch.arange(1, len(lengths) + 1),
         num_decodes=len(decodes),
         prefills=tuple(prefills),
-        decode_kv_slots=padded if decodes else None,
-        decode_context_lens=torch.tensor(decodes) if decodes else None,
-        max_decode_context=longest,
+        attention=contexts_of(owned, [len(where) for where in positions]),
     )
     return batch, len(slots) + 1
 
@@ -122,7 +118,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch():
         for index, length in enumerate(DECODES):
             alone, _ = make_batch((length,), ())
             alone.slot_mapping = batch.slot_mapping[index : index + 1]
-            alone.decode_kv_slots = batch.decode_kv_slots[index : index + 1, :length]
+            alone.attention = batch.attention.part(index, index + 1)
             row = native_mix(layer, joint[index : index + 1], alone, make_state(spec, rows, torch.float32))
             assert torch.equal(row[0], together[index])
 
@@ -161,8 +157,11 @@ def test_wrong_arguments_are_refused(wrong):
         "key": torch.zeros(10, 4, 16),
         "value": torch.zeros(10, 4, 16),
         "slot_mapping": torch.tensor([3]),
-        "slots": torch.tensor([3]),
-        "sequences": torch.tensor([[0, 1, 1, 0]]),
+        "blocks": torch.tensor([3], dtype=torch.int32),
+        "starts": torch.tensor([0]),
+        "lengths": torch.tensor([1]),
+        "first_rows": torch.tensor([0, 1]),
+        "block_size": 1,
         "cos": torch.zeros(1, 1, 8),
         "sin": torch.zeros(1, 1, 8),
         "interleaved": False,

@@ -81,15 +81,14 @@ def test_a_row_is_the_same_alone_and_in_a_batch():
     layer, lengths = make_layer(SPECS["wide"], torch.float32), (9, 300, 70, 1) * 2
     batch, rows = make_batch(lengths, ())
     q_nope, q_rope = (torch.randn(len(lengths), 7, width) for width in (70, 8))
-    state, sequences = make_state(layer.spec, rows, torch.float32), batch.decode_sequences()
+    state = make_state(layer.spec, rows, torch.float32)
     weights = (layer.k_b_proj.weight, layer.v_b_proj.weight, state["latent"])
     decode = torch.ops.blazr.mla_decode
-    together = decode(q_nope, q_rope, *weights, sequences.slots, sequences.table, 0.1)
+    together = decode(q_nope, q_rope, *weights, *forms.context_arguments(batch.attention), 0.1)
     for index in range(len(lengths)):
-        table = sequences.table[index : index + 1].clone()
-        table[:, 0] = 0
         row = slice(index, index + 1)
-        alone = decode(q_nope[row], q_rope[row], *weights, sequences.slots, table, 0.1)
+        contexts = forms.context_arguments(batch.attention.part(index, index + 1))
+        alone = decode(q_nope[row], q_rope[row], *weights, *contexts, 0.1)
         assert torch.equal(alone[0], together[index])
 
 
@@ -106,8 +105,8 @@ def test_a_row_is_the_same_alone_and_in_a_batch():
         {"v_b": torch.zeros(32, 48).T},
         {"cache": torch.zeros(10, 8)},
         {"cache": torch.zeros(10, 80)[:, ::2]},
-        {"sequences": torch.tensor([[0, 1, 2, 0]])},
-        {"slots": torch.tensor([10])},
+        {"lengths": torch.tensor([2])},
+        {"blocks": torch.tensor([10], dtype=torch.int32)},
     ],
 )
 def test_wrong_arguments_of_a_decode_are_refused(wrong):
@@ -117,8 +116,11 @@ def test_wrong_arguments_of_a_decode_are_refused(wrong):
         "k_b": torch.zeros(48, 32),
         "v_b": torch.zeros(36, 32),
         "cache": torch.zeros(10, 40),
-        "slots": torch.tensor([3]),
-        "sequences": torch.tensor([[0, 1, 1, 0]]),
+        "blocks": torch.tensor([3], dtype=torch.int32),
+        "starts": torch.tensor([0]),
+        "lengths": torch.tensor([1]),
+        "first_rows": torch.tensor([0, 1]),
+        "block_size": 1,
     }
     assert torch.ops.blazr.mla_decode(*given.values(), 1.0).shape == (1, 36)
     with pytest.raises((RuntimeError, IndexError), match="attention"):

@@ -83,7 +83,7 @@ def make_batch(runs: list[tuple[int, int, int]]) -> ForwardBatch:
     chunks, row = [], 0
     for index, (count, slot, context) in enumerate(runs):
         if index >= decodes:
-            chunks.append(PrefillChunk(row, row + count, context, index, slot, torch.empty(0, dtype=torch.int64)))
+            chunks.append(PrefillChunk(row, row + count, context, index, slot))
         row += count
     return ForwardBatch(
         input_ids=torch.zeros(total, dtype=torch.int64),

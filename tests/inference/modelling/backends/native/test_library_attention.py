@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from inference.modelling.backends.native.library import matrix_tiles
+from tests.inference.modelling.contexts import contexts_of
 
 LENGTHS = ((1, 1), (1, 64), (1, 65), (1, 300), (1, 1000), (7, 7), (70, 70), (40, 333), (200, 263), (3, 600))
 """(new tokens, tokens in all) of the sequences of a step: within a block, at its borders, over several parts."""
@@ -24,48 +25,57 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
 class Step:
-    """Random sequences whose slots are scattered over a cache; the slots of nobody hold NaN."""
+    """Random sequences whose blocks are scattered over a cache; the slots of nobody hold NaN."""
 
-    def __init__(self, shape=SHAPES[0], dtype=torch.float32, lengths=LENGTHS, seed=0) -> None:
+    def __init__(self, shape=SHAPES[0], dtype=torch.float32, lengths=LENGTHS, seed=0, block_size=3) -> None:
         heads, kv_heads, width, value_width = shape
         generator = torch.Generator().manual_seed(seed)
 
         def values(*sizes: int) -> torch.Tensor:
             return torch.randn(*sizes, generator=generator).to(dtype)
 
-        total = sum(length for _, length in lengths)
-        mixed_up = torch.randperm(total + 1, generator=generator)
-        self.slots = mixed_up[:total].contiguous()
+        counts = [-(-length // block_size) for _, length in lengths]
+        mixed_up = torch.randperm(sum(counts) + 1, generator=generator)
+        spans = [
+            (own.unsqueeze(1) * block_size + torch.arange(block_size)).flatten()[:length]
+            for own, (_, length) in zip(mixed_up[:-1].split(counts), lengths, strict=True)
+        ]
+        contexts = contexts_of(spans, [rows for rows, _ in lengths], block_size)
+        self.blocks, self.starts, self.lengths = contexts.blocks, contexts.starts, contexts.lengths
+        self.first_rows, self.block_size = contexts.first_rows, block_size
+        self.slots = torch.cat(spans)
         self.query = values(sum(rows for rows, _ in lengths), heads, width)
-        self.key, self.value = values(total + 1, kv_heads, width), values(total + 1, kv_heads, value_width)
-        self.key[mixed_up[-1]] = self.value[mixed_up[-1]] = torch.nan
-        table, row, begin = [], 0, 0
-        for rows, length in lengths:
-            table.append([row, rows, length, begin])
-            row, begin = row + rows, begin + length
-        self.table = torch.tensor(table)
+        num_slots = len(mixed_up) * block_size
+        self.key, self.value = values(num_slots, kv_heads, width), values(num_slots, kv_heads, value_width)
+        nobodys = torch.ones(num_slots, dtype=torch.bool)
+        nobodys[self.slots] = False
+        self.key[nobodys] = self.value[nobodys] = torch.nan
         self.scale = 2 * width**-0.5
 
     def run(self, window: int = 0, softcap: float = 0.0, **other: torch.Tensor) -> torch.Tensor:
-        given = {name: other.get(name, getattr(self, name)) for name in ("query", "key", "value", "slots", "table")}
-        return torch.ops.blazr.paged_attention(*given.values(), self.value.shape[2], self.scale, window, softcap)
+        names = ("query", "key", "value", "blocks", "starts", "lengths", "first_rows", "block_size")
+        given = [other.get(name, getattr(self, name)) for name in names]
+        return torch.ops.blazr.paged_attention(*given, self.value.shape[2], self.scale, window, softcap)
+
+    def rows_of(self, index: int) -> slice:
+        return slice(*self.first_rows[index : index + 2].tolist())
 
     def run_alone(self, index: int, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
-        row, rows, length, begin = self.table[index].tolist()
-        slots = self.slots[begin : begin + length].contiguous()
-        table = torch.tensor([[0, rows, length, 0]])
-        return self.run(window, softcap, query=self.query[row : row + rows].contiguous(), slots=slots, table=table)
+        query, one = self.query[self.rows_of(index)].contiguous(), slice(index, index + 1)
+        rows = torch.tensor([0, len(query)])
+        starts, lengths = self.starts[one], self.lengths[one]
+        return self.run(window, softcap, query=query, starts=starts, lengths=lengths, first_rows=rows)
 
     def defined(self, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
         share = self.query.shape[1] // self.key.shape[1]
         parts = []
-        for row, rows, length, begin in self.table.tolist():
-            slots = self.slots[begin : begin + length]
+        for index, slots in enumerate(self.slots.split(self.lengths.tolist())):
+            query, length = self.query[self.rows_of(index)], len(slots)
             key, value = (cache[slots].double().repeat_interleave(share, 1) for cache in (self.key, self.value))
-            scores = torch.einsum("nhd,mhd->hnm", self.query[row : row + rows].double(), key) * self.scale
+            scores = torch.einsum("nhd,mhd->hnm", query.double(), key) * self.scale
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
-            positions, columns = torch.arange(length - rows, length).unsqueeze(1), torch.arange(length)
+            positions, columns = torch.arange(length - len(query), length).unsqueeze(1), torch.arange(length)
             hidden = columns > positions
             if window:
                 hidden |= columns <= positions - window
@@ -89,8 +99,8 @@ def test_it_is_the_sum(shape, dtype, window, softcap):
 def test_a_sequence_is_the_same_alone_and_in_any_batch(dtype, window):
     step = Step((6, 2, 32, 32), dtype)
     together = step.run(window)
-    for index, (row, rows, *_) in enumerate(step.table.tolist()):
-        assert torch.equal(together[row : row + rows], step.run_alone(index, window)), LENGTHS[index]
+    for index in range(len(LENGTHS)):
+        assert torch.equal(together[step.rows_of(index)], step.run_alone(index, window)), LENGTHS[index]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -107,10 +117,10 @@ def test_a_decode_is_the_same_alone_and_among_many(shape, dtype):
 def test_a_wrong_slot_among_many_is_an_error():
     step = Step((9, 3, 64, 64), torch.bfloat16, ((1, 100),) * 16)
     right = step.run()
-    wrong = step.slots.clone()
-    wrong[750] = len(step.key)
+    wrong = step.blocks.clone()
+    wrong[250] = len(step.key)
     with pytest.raises(IndexError, match="slot"):
-        step.run(slots=wrong)
+        step.run(blocks=wrong)
     assert torch.equal(step.run(), right)
 
 
@@ -129,17 +139,16 @@ def test_threads_change_nothing():
 def test_decoding_gives_what_a_chunk_gives(length):
     step = Step((4, 2, 24, 24), lengths=((length, length),), seed=length)
     whole = step.run()
-    last = step.run(query=step.query[-1:].contiguous(), table=torch.tensor([[0, 1, length, 0]]))
+    last = step.run(query=step.query[-1:].contiguous(), first_rows=torch.tensor([0, 1]))
     torch.testing.assert_close(last[0], whole[-1], rtol=0, atol=2e-6)
 
 
 def test_the_values_may_be_the_first_columns_of_the_keys():
     step = Step((16, 1, 40, 32))
+    contexts = step.blocks, step.starts, step.lengths, step.first_rows, step.block_size
     step.value = step.key
     wanted = step.defined()[..., :32]
-    found = torch.ops.blazr.paged_attention(
-        step.query, step.key, step.key, step.slots, step.table, 32, step.scale, 0, 0.0
-    )
+    found = torch.ops.blazr.paged_attention(step.query, step.key, step.key, *contexts, 32, step.scale, 0, 0.0)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-5)
 
 
@@ -215,8 +224,8 @@ class TestMatrixTiles:
     def test_a_chunk_is_the_same_alone_and_in_any_batch(self, shape, window, softcap):
         step = Step(shape, torch.bfloat16, self.LENGTHS)
         together = step.run(window, softcap)
-        for index, (row, rows, *_) in enumerate(step.table.tolist()):
-            assert torch.equal(together[row : row + rows], step.run_alone(index, window, softcap)), self.LENGTHS[index]
+        for index, lengths in enumerate(self.LENGTHS):
+            assert torch.equal(together[step.rows_of(index)], step.run_alone(index, window, softcap)), lengths
 
     @pytest.mark.parametrize("window", [0, 90])
     def test_neither_threads_nor_the_chunks_cut_change_a_row(self, window):
@@ -230,8 +239,8 @@ class TestMatrixTiles:
         finally:
             torch.set_num_threads(threads)
         for begin, end in ((0, 33), (33, 300), (300, 900)):
-            table = torch.tensor([[0, end - begin, end, 0]])
-            part = step.run(window, query=step.query[begin:end].contiguous(), table=table)
+            rows, length = torch.tensor([0, end - begin]), torch.tensor([end])
+            part = step.run(window, query=step.query[begin:end].contiguous(), lengths=length, first_rows=rows)
             assert torch.equal(part, whole[begin:end]), (begin, end)
 
     def test_more_keys_than_stay_packed(self):
@@ -239,8 +248,8 @@ class TestMatrixTiles:
         step = Step((4, 2, 128, 128), torch.bfloat16, ((40, 1600), (300, 1500)))
         for window in (0, 900):
             torch.testing.assert_close(step.run(window).double(), step.defined(window), rtol=2**-8, atol=1e-2)
-            for index, (row, rows, *_) in enumerate(step.table.tolist()):
-                assert torch.equal(step.run(window)[row : row + rows], step.run_alone(index, window))
+            for index in range(2):
+                assert torch.equal(step.run(window)[step.rows_of(index)], step.run_alone(index, window))
 
     def test_scores_that_grow_move_the_base(self):
         """Later keys win by far more than the slack within which a row's base stays."""
@@ -273,30 +282,34 @@ class TestWrongArguments:
     @pytest.mark.parametrize("slot", [-1, 10**6])
     @pytest.mark.parametrize("rows", [1, 40])
     def test_a_slot_outside_the_cache(self, slot, rows):
-        step = Step((4, 2, 16, 16), lengths=((rows, 400), (rows, 90)))
-        step.slots[100] = slot
+        step = Step((4, 2, 16, 16), lengths=((rows, 400), (rows, 90)), block_size=1)
+        step.blocks[100] = slot
         with pytest.raises(IndexError, match=f"slot {slot} of a cache with 491"):
             step.run()
 
     @pytest.mark.parametrize(
-        "table",
+        "other",
         [
-            [[0, 2, 5, 0]],
-            [[1, 1, 5, 0]],
-            [[0, 1, 0, 0]],
-            [[0, 1, 11, 0]],
-            [[0, 1, 5, 6]],
-            [[0, 1, 5, -1]],
-            [[0, 1, 2**62, 2**62]],
-            [[0, -1, 5, 0]],
-            [[0, 2, 1, 0]],
-            [],
+            {"first_rows": [0, 2]},
+            {"first_rows": [1, 1]},
+            {"first_rows": [0, -1]},
+            {"first_rows": [0]},
+            {"first_rows": [0, 2**62, 1], "starts": [0, 0], "lengths": [5, 5]},
+            {"first_rows": [0, 1, 1], "starts": [0, 0], "lengths": [5, 5]},
+            {"lengths": [0]},
+            {"lengths": [13]},
+            {"lengths": [5, 5]},
+            {"lengths": [4], "starts": [3]},
+            {"starts": [4]},
+            {"starts": [-1]},
+            {"lengths": [2**62], "starts": [2**62]},
+            {"lengths": [], "starts": [], "first_rows": [0]},
         ],
     )
-    def test_a_table_that_does_not_fit(self, table):
+    def test_sequences_that_do_not_fit(self, other):
         step = Step((2, 1, 8, 8), lengths=((1, 10),))
         with pytest.raises(RuntimeError, match="attention"):
-            step.run(table=torch.tensor(table, dtype=torch.int64).view(-1, 4))
+            step.run(**{name: torch.tensor(values, dtype=torch.int64) for name, values in other.items()})
 
     @pytest.mark.parametrize(
         "other",
@@ -308,9 +321,12 @@ class TestWrongArguments:
             {"key": torch.zeros(5, 2, 8)},
             {"value": torch.zeros(11, 2, 4)},
             {"value": torch.zeros(11, 8, 2).transpose(1, 2)},
-            {"slots": torch.zeros(10, dtype=torch.int32)},
-            {"slots": torch.zeros(20, dtype=torch.int64)[::2]},
-            {"table": torch.zeros(1, 5, dtype=torch.int64)},
+            {"blocks": torch.zeros(4, dtype=torch.int64)},
+            {"blocks": torch.zeros(8, dtype=torch.int32)[::2]},
+            {"starts": torch.zeros(1, dtype=torch.int32)},
+            {"lengths": torch.ones(1, 1, dtype=torch.int64)},
+            {"first_rows": torch.tensor([0, 0, 1])[::2]},
+            {"block_size": 0},
         ],
     )
     def test_shapes_and_dtypes(self, other):

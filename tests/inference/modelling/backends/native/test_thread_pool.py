@@ -60,22 +60,23 @@ def test_products_are_those_of_one_thread(threads: int, rows: int, form: str, dt
 def test_an_error_of_any_thread_ends_the_run_and_the_next_one_works(threads: int) -> None:
     tokens, heads, width = 4096, 8, 64
     key, value = torch.randn(2, tokens, heads, width)
-    sequences = torch.tensor([[0, 1, tokens, 0]])
+    starts, lengths, first_rows = torch.tensor([0]), torch.tensor([tokens]), torch.tensor([0, 1])
     weight = pack_native(torch.randn(heads * width, heads * width), "float32")
 
-    def step(query: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        mixed = torch.ops.blazr.paged_attention(query, key, value, slots, sequences, width, 0.1, 0, 0.0)
+    def step(query: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        context = blocks, starts, lengths, first_rows, 1
+        mixed = torch.ops.blazr.paged_attention(query, key, value, *context, width, 0.1, 0, 0.0)
         return weight.linear(mixed.flatten(1), None)
 
-    query, slots = torch.randn(1, heads, width), torch.arange(tokens)
-    program = program_of(step, query, slots)
-    expected = alone(step, query, slots)
+    query, blocks = torch.randn(1, heads, width), torch.arange(tokens, dtype=torch.int32)
+    program = program_of(step, query, blocks)
+    expected = alone(step, query, blocks)
     for broken in (0, tokens // 2, tokens - 1):
-        wrong = slots.clone()
+        wrong = blocks.clone()
         wrong[broken] = tokens
         with pytest.raises(IndexError, match=f"slot {tokens} of a cache"):
             program.run([query, wrong])
-        assert torch.equal(program.run([query, slots]), expected)
+        assert torch.equal(program.run([query, blocks]), expected)
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.modelling.backends import backend as kernels
-from inference.modelling.forward_batch import DecodeTables
+from inference.modelling.forward_batch import AttentionMetadata
 from inference.modelling.layer_specs import NormSpec
 
 pytestmark = [
@@ -69,9 +69,9 @@ def compiled(request, monkeypatch, tmp_path):
         assert kernel.metadata.shared <= limit, f"{kernel.metadata.name}: {kernel.metadata.shared:,} of {limit:,} bytes"
 
 
-def tables(count: int) -> DecodeTables:
+def contexts(count: int) -> AttentionMetadata:
     numbers = torch.zeros(count, dtype=torch.int64)
-    return DecodeTables(numbers.to(torch.int32), numbers, numbers, 16)
+    return AttentionMetadata(numbers.int(), numbers, numbers, torch.arange(count + 1), 16)
 
 
 @on_targets(torch.bfloat16, torch.float32)
@@ -81,7 +81,7 @@ def test_decode_attention(kv_heads, width, window, softcap, dtype, compiled):
 
     cache = torch.zeros(64, kv_heads, width, dtype=dtype)
     query = torch.zeros(2, 32, width, dtype=dtype)
-    decode_attention(query, cache, cache, tables(2), scale=0.1, sliding_window=window, softcap=softcap)
+    decode_attention(query, cache, cache, contexts(2), scale=0.1, sliding_window=window, softcap=softcap)
 
 
 @on_targets(torch.bfloat16, torch.float32)
@@ -89,9 +89,10 @@ def test_decode_attention(kv_heads, width, window, softcap, dtype, compiled):
 def test_chunk_attention(kv_heads, width, window, softcap, dtype, compiled):
     from inference.modelling.backends.triton.prefill import chunk_attention
 
-    cache, slots = torch.zeros(64, kv_heads, width, dtype=dtype), torch.zeros(9, dtype=torch.int64)
+    cache, blocks = torch.zeros(64, kv_heads, width, dtype=dtype), torch.zeros(1, dtype=torch.int32)
+    start = torch.zeros(1, dtype=torch.int64)
     query = torch.zeros(2, 32, width, dtype=dtype)
-    chunk_attention(query, cache, cache, slots, scale=0.1, sliding_window=window, softcap=softcap)
+    chunk_attention(query, cache, cache, blocks, start, 7, 16, scale=0.1, sliding_window=window, softcap=softcap)
 
 
 @on_targets(torch.bfloat16, torch.float32)
@@ -99,7 +100,7 @@ def test_latent_attention(dtype, compiled):
     from inference.modelling.backends.triton.attention import decode_latent_attention
 
     query, rope = torch.zeros(2, 128, 512, dtype=dtype), torch.zeros(2, 128, 64, dtype=dtype)
-    decode_latent_attention(query, rope, torch.zeros(64, 576, dtype=dtype), tables(2), scale=0.1)
+    decode_latent_attention(query, rope, torch.zeros(64, 576, dtype=dtype), contexts(2), scale=0.1)
 
 
 def test_rows(compiled):

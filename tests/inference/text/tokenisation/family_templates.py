@@ -1,8 +1,4 @@
-"""Chat templates by name, for checkpoints that come without one of their own.
-
-Each writes the format that its models were trained with; sources are the model cards of the families. Control
-tokens are written as text and become tokens when the rendered prompt is encoded.
-"""
+"""Chat templates of several families, to render; sources are the model cards of the families."""
 
 from __future__ import annotations
 
@@ -83,7 +79,7 @@ _OXIDIZR = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 
-DEFAULT_TEMPLATES: Mapping[str, str] = {
+FAMILY_TEMPLATES: Mapping[str, str] = {
     "chatml": _CHATML,
     "llama3": _LLAMA3,
     "mistral": _MISTRAL,

@@ -1,0 +1,75 @@
+"""Authenticate the sender of a body from the headers of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.auth import aget_user
+from django.http import HttpRequest, parse_cookie
+from django.urls import ResolverMatch
+
+from inference.access.accounts import principal_of_user
+from inference.access.authentication import principal_of_connection
+from inference.api.base import ApiView
+from inference.errors import NotAuthenticated
+
+
+async def body_caller(scope: Mapping[str, Any], route: ResolverMatch | None) -> str | None:
+    """Return the caller, by a key or the session of an account; None: an unknown one, on a public route.
+
+    What the caller may do, and whether another site's page sent the request, is the view's decision.
+
+    Args:
+        scope: ASGI's scope of the request.
+        route: The request's route; None: there is none.
+
+    Raises:
+        NotAuthenticated: The route needs a key or a session, and there is none that is valid.
+    """
+    view = api_view(route)
+    needs_caller = view is not None and not view.public and hasattr(view, scope["method"].lower())
+    try:
+        principal = await principal_of_connection(_with_authorization(scope))
+    except NotAuthenticated:
+        if needs_caller:
+            raise
+        principal = None
+    if principal is not None:
+        return principal.tenant
+    if view is None or view.session_allowed:
+        found = await _account(scope)
+        if found is not None:
+            return found
+    if needs_caller:
+        raise NotAuthenticated("An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+    return None
+
+
+def api_view(route: ResolverMatch | None) -> type[ApiView] | None:
+    """Return the route's view if it belongs to the API."""
+    view = None if route is None else getattr(route.func, "view_class", None)
+    return view if view is not None and issubclass(view, ApiView) else None
+
+
+def _with_authorization(scope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the scope with a key of ``x-api-key`` as Authorization."""
+    headers = dict(scope["headers"])
+    key = headers.get(b"x-api-key")
+    if key is None or b"authorization" in headers:
+        return scope
+    return {**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + key)]}
+
+
+async def _account(scope: Mapping[str, Any]) -> str | None:
+    cookies = parse_cookie(dict(scope["headers"]).get(b"cookie", b"").decode("latin1"))
+    session_key = cookies.get(settings.SESSION_COOKIE_NAME)
+    if not session_key:
+        return None
+    request = HttpRequest()
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    account = await sync_to_async(principal_of_user)(await aget_user(request))
+    return None if account is None else account.tenant

@@ -1,0 +1,58 @@
+"""Find the route of a path, and the largest body that the route takes."""
+
+from __future__ import annotations
+
+from django.urls import Resolver404, ResolverMatch, get_resolver
+
+SMALL_BODY_BYTES = 512 << 10
+"""Largest body of routes that aren't listed below: settings, keys, batches, names of files, forms of the pages."""
+LARGE_ROUTES = frozenset(
+    {
+        "api:completions",
+        "api:chat-completions",
+        "api:embeddings",
+        "api:rerank",
+        "api:responses",
+        "api:responses-input-tokens",
+        "api:messages",
+        "api:messages-count-tokens",
+        "api:tokenize",
+        "api:detokenize",
+        "api:apply-template",
+        "api:infill",
+        "api:jobs",
+        "api:ollama-generate",
+        "api:ollama-chat",
+        "api:ollama-embed",
+        "api:ollama-embeddings",
+    }
+)
+"""Routes whose body holds prompts; ``BLAZR_MAX_BODY_BYTES`` limits it."""
+FILE_ROUTE = "api:files"
+"""Uploads of files of the API, streamed to the disk; ``BLAZR_MAX_FILE_BYTES`` limits them."""
+PIECE_ROUTE = "registry-upload-piece"
+"""Pieces of a model's upload."""
+
+_fixed: dict[str, ResolverMatch] = {}
+
+
+def find_route(path: str) -> ResolverMatch:
+    """Resolve a path as Django does, with a cache for routes without parameters, which are few.
+
+    Raises:
+        Resolver404: No route has this path.
+    """
+    found = _fixed.get(path)
+    if found is None:
+        found = get_resolver().resolve(path)
+        if path == f"/{found.route}":
+            _fixed[path] = found
+    return found
+
+
+def route_or_none(path: str) -> ResolverMatch | None:
+    """Return the route of a path, if there is one."""
+    try:
+        return find_route(path)
+    except Resolver404:
+        return None

@@ -1,0 +1,101 @@
+"""Clients that don't complete their headers lose their connection; others don't notice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+
+from blazr_site import http_protocol
+from blazr_site.http_protocol import MAX_HEADERS_BYTES, HttpProtocol
+
+TIMEOUT_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def short_timeout(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEADERS_TIMEOUT_S", TIMEOUT_S)
+
+
+async def hello(scope, receive, send) -> None:
+    await asyncio.sleep(2 * TIMEOUT_S if scope["path"] == "/slow" else 0)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@asynccontextmanager
+async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server of ``hello``."""
+    server = uvicorn.Server(
+        uvicorn.Config(hello, port=0, http=HttpProtocol, lifespan="off", log_level="critical", timeout_keep_alive=1)
+    )
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(10):
+        yield reader, writer
+    writer.close()
+    server.should_exit = True
+    await serving
+
+
+async def is_cut(reader: asyncio.StreamReader) -> bool:
+    """Whether the server closes the connection in about the time limit, without a response."""
+    started = asyncio.get_running_loop().time()
+    try:
+        rest = await reader.read()
+    except ConnectionResetError:  # it wrote once more
+        rest = b""
+    return rest == b"" and asyncio.get_running_loop().time() - started < 3 * TIMEOUT_S
+
+
+async def response(reader: asyncio.StreamReader) -> bytes:
+    await reader.readuntil(b"\r\n\r\n")
+    return await reader.readexactly(5)
+
+
+async def test_a_silent_client_is_cut():
+    async with connection() as (reader, _):
+        assert await is_cut(reader)
+
+
+async def test_a_client_that_sends_its_headers_byte_by_byte_is_cut():
+    async with connection() as (reader, writer):
+
+        async def trickle() -> None:
+            for byte in b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 1000:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(TIMEOUT_S / 20)
+
+        trickling = asyncio.create_task(trickle())
+        assert await is_cut(reader)
+        trickling.cancel()
+
+
+@pytest.mark.parametrize("start", [b"GET", b"\r\n"], ids=["a request", "no request"])
+async def test_the_next_request_of_a_connection_has_the_same_limit(start):
+    async with connection() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert await response(reader) == b"hello"
+        writer.write(start)
+        assert await is_cut(reader)
+
+
+async def test_responses_may_take_longer_and_connections_are_used_again():
+    async with connection() as (reader, writer):
+        for path in (b"/slow", b"/", b"/slow"):
+            writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path)
+            assert await response(reader) == b"hello"
+
+
+async def test_headers_without_an_end_are_refused():
+    async with connection() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * (MAX_HEADERS_BYTES + 1))
+        refused = await reader.read()
+        assert refused.startswith(b"HTTP/1.1 400")
+        assert str(MAX_HEADERS_BYTES).encode() in refused

@@ -1,0 +1,72 @@
+"""Run fault campaigns: ``python -m tests.faults --jobs 1000 --kills 200 --seeds 10``, or one with ``--seed``.
+
+Each seed has processes, a database and a Redis of its own. A campaign whose ledger isn't exact keeps its directory
+with the logs. The order of the faults and the requests are the seed's; the moments depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.campaign import Campaign
+from tests.faults.records import Records
+from tests.faults.site import Site
+
+
+def run_campaign(jobs: int, kills: int, seed: int) -> list[str]:
+    """Run one campaign in a new directory, and print its figures; return what is wrong."""
+    sys.stdout.write(f"seed {seed}: {jobs} jobs, {kills} faults\n")
+    sys.stdout.flush()
+    directory = Path(tempfile.mkdtemp(prefix="blazr-campaign-"))
+    site = Site(directory)
+    started = time.monotonic()
+    try:
+        site.start(num_webs=2, num_workers=2)
+        campaign = Campaign(site, jobs=jobs, kills=kills, seed=seed)
+        campaign.run()
+        records = Records(site, campaign)
+        records.check()
+    finally:
+        site.stop()
+    sys.stdout.write(
+        f"  {len(campaign.jobs)} jobs accepted, {campaign.num_lines} lines, {len(campaign.streams)} streams begun, "
+        f"{len(site.deaths)} workers lost, {sum(campaign.retried.values())} requests sent again, "
+        f"{records.num_set_aside} set aside after three crashes, {records.num_expired} released at their deadline, "
+        f"{len(records.problems)} problems, "
+        f"{time.monotonic() - started:.0f} s\n"
+    )
+    for problem in records.problems:
+        sys.stdout.write(f"  {problem}\n")
+    if records.problems:
+        sys.stdout.write(
+            f"  logs: {directory}; again: python -m tests.faults --jobs {jobs} --kills {kills} --seed {seed}\n"
+        )
+    else:
+        shutil.rmtree(directory)
+    sys.stdout.flush()
+    return records.problems
+
+
+def main() -> int:
+    """Return 0 if every ledger is exact."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--kills", type=int, default=200, help="faults: kill -9, or SIGSTOP for some seconds")
+    parser.add_argument("--seeds", type=int, default=10, help="campaigns with the seeds 1, 2, …")
+    parser.add_argument("--seed", type=int, help="only the campaign with this seed")
+    given = parser.parse_args()
+    seeds = range(1, given.seeds + 1) if given.seed is None else [given.seed]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes end too
+    bad = [seed for seed in seeds if run_campaign(given.jobs, given.kills, seed)]
+    sys.stdout.write(f"{len(seeds)} campaigns, {len(bad)} with problems{f': seeds {bad}' if bad else ''}\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Real processes that a test kills and stops: Redis, web processes, workers and beat."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+
+from blazr_site import embedded_redis
+from blazr_site.listeners import BACKLOG, open_listeners
+from blazr_site.process_environment import child_environment
+from blazr_site.settings.redis import redis_urls
+from inference.transport import keys as redis_keys
+from inference.values.states import WorkerState
+from inference.worker.lease import release_worker
+
+REQUEST_TIMEOUT_S = 90
+"""Longer than any request of the tests takes, so that requests without an owner end while a test waits."""
+ROOT = Path(__file__).resolve().parents[2]
+_CELERY = (sys.executable, "-m", "celery", "-q", "-A", "blazr_site.celery")
+
+_SET_UP = """
+import django; django.setup()
+from django.core.management import call_command
+from inference.demo.paths import PREBUILT_DIRECTORY
+from models_registry.services import checkpoint_register
+call_command("migrate", interactive=False, verbosity=0)
+print(checkpoint_register(path=PREBUILT_DIRECTORY, served_model_name="demo").pk)
+"""
+
+
+def wait_until(check: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
+        time.sleep(0.02)
+    return found
+
+
+class Site:
+    """Redis, web processes, workers and beat; like ``blazr serve``, it starts again what ends by itself.
+
+    Attributes:
+        urls: Addresses of the web processes; connections wait while a process is replaced.
+        processes: All processes, by name; a worker's name is its id.
+        deaths: Exit codes of workers that ended by themselves, in order, with their ids.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._runtime = tempfile.TemporaryDirectory(prefix="blazr-faults-")  # a path of a socket is short
+        self._socket = Path(self._runtime.name) / "redis.sock"
+        urls = redis_urls(f"unix://{self._socket}?db=0")
+        self.client = redis.Redis.from_url(urls.client, protocol=2, socket_timeout=2)
+        self.urls: list[str] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.deaths: list[tuple[str, int]] = []
+        self._worker_ids: list[str] = []
+        self._starts: dict[str, Callable[[], None]] = {}
+        self._listeners: list[socket.socket] = []
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+        self._stopping = False
+        own = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "DJANGO_", "REDIS_"))}
+        self._environment = own | {
+            "OMP_NUM_THREADS": "1",
+            "REDIS_URL": urls.celery,
+            "BLAZR_DATA_DIR": str(directory),
+            "BLAZR_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S),
+            "DJANGO_SETTINGS_MODULE": "blazr_site.settings",
+            "PYTHONPATH": str(ROOT),
+        }
+        (directory / "redis").mkdir()
+        self._add(
+            "redis", embedded_redis.server_command(socket=self._socket, directory=directory / "redis", durable=True)
+        )
+        embedded_redis.wait_until_ready(urls.client, timeout_s=10)
+        done = subprocess.run(
+            [sys.executable, "-c", _SET_UP], cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        self.checkpoint_id = done.stdout.split()[-1]
+
+    @property
+    def workers(self) -> dict[str, subprocess.Popen[bytes]]:
+        """The workers, by id."""
+        return {worker_id: self.processes[worker_id] for worker_id in self._worker_ids}
+
+    def start(self, *, num_webs: int, num_workers: int) -> None:
+        """Start all processes, and wait until they serve."""
+        for number in range(num_workers):
+            self._add_worker(f"faults-{number}")
+        for number in range(num_webs):
+            (listener,) = open_listeners("127.0.0.1", 0)
+            listener.listen(BACKLOG)
+            self._listeners.append(listener)
+            self.urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}")
+            command = [sys.executable, "-m", "blazr_site.web", str(listener.fileno())]
+            self._add(f"web-{number}", command, descriptors=[listener.fileno()])
+        self._add("beat", [*_CELERY, "beat", "-S", "celery.beat.Scheduler", "--pidfile="])
+        for url in self.urls:
+            wait_until(lambda url=url: _answers(url), 60, f"the start of {url}")
+        wait_until(lambda: len(self.ready_workers()) == num_workers, 60, "the load of the model by all workers")
+        self._supervisor.start()
+
+    def _add_worker(self, worker_id: str) -> None:
+        variables = child_environment(
+            worker_id=worker_id,
+            preload=(self.checkpoint_id,),
+            CELERY_CUSTOM_WORKER_POOL="tests.faults.pool:FaultyPool",
+        )
+        command = [
+            *(*_CELERY, "worker", "-P", "custom", "-n", f"{worker_id}@%h"),
+            *("-Q", "default", "--without-gossip", "--without-mingle", "--without-heartbeat"),
+        ]
+        self._worker_ids.append(worker_id)
+        self._add(worker_id, command, {key: value for key, value in variables.items() if os.environ.get(key) != value})
+
+    def _add(
+        self,
+        name: str,
+        command: list[str],
+        variables: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start a process; ``_supervise`` starts it again."""
+
+        def start() -> None:
+            with (self.directory / f"{name}.log").open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    command, cwd=ROOT, env={**self._environment, **(variables or {})}, stdout=log,
+                    stderr=subprocess.STDOUT, start_new_session=True, pass_fds=descriptors,
+                )  # fmt: skip
+
+        self._starts[name] = start
+        start()
+
+    def _supervise(self) -> None:
+        while not self._stopping:
+            for name, process in list(self.processes.items()):
+                if process.poll() is None or self._stopping:
+                    continue
+                if name in self._worker_ids:
+                    self.deaths.append((name, process.returncode))
+                    with contextlib.suppress(redis.RedisError):  # its messages come back when its lease has expired
+                        release_worker(self.client, name)
+                self._starts[name]()
+            time.sleep(0.05)
+
+    def ready_workers(self) -> list[WorkerState]:
+        """The workers that hold the model."""
+        payloads = [self.client.get(redis_keys.worker(worker_id)) for worker_id in self._worker_ids]
+        states = [WorkerState.from_json(payload) for payload in payloads if payload]
+        return [state for state in states if any(model.status == "ready" for model in state.models)]
+
+    def held_by(self, worker_id: str) -> set[str]:
+        """The requests that a worker has recorded as its own."""
+        return {value.decode() for value in self.client.hvals(redis_keys.tags(worker_id))}
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a process and its children; one that has just ended gets none."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.processes[name].pid, number)
+
+    def stop(self) -> None:
+        """Kill all processes."""
+        self._stopping = True
+        if self._supervisor.is_alive():
+            self._supervisor.join(10)
+        for name in self.processes:
+            self.signal(name, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait(10)
+        for listener in self._listeners:
+            listener.close()
+        self.client.close()
+        self._runtime.cleanup()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/livez", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False

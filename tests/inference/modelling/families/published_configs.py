@@ -1,0 +1,122 @@
+"""Keys that config.json of published checkpoints have, and the values that matter for them.
+
+These are not copies of the files: sizes are shared examples, and only the keys are tested.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_USUAL: dict[str, Any] = {
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1", "use_cache": True, "vocab_size": 32000,
+}  # fmt: skip
+_MAMBA: dict[str, Any] = {
+    "bos_token_id": 0, "conv_kernel": 4, "eos_token_id": 0, "expand": 2, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.1, "intermediate_size": 8192, "layer_norm_epsilon": 1e-05, "num_hidden_layers": 64,
+    "pad_token_id": 0, "rescale_prenorm_residual": False, "residual_in_fp32": True, "tie_word_embeddings": False,
+    "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001,
+    "time_step_rank": 256, "time_step_scale": 1.0, "torch_dtype": "bfloat16", "transformers_version": "4.44.0.dev0",
+    "use_bias": False, "use_cache": True, "use_conv_bias": True, "vocab_size": 32768,
+}  # fmt: skip
+_QWEN = _USUAL | {"attention_dropout": 0.0, "max_window_layers": 28, "rope_theta": 1e6, "sliding_window": 32768,
+                  "use_sliding_window": False}  # fmt: skip
+_DEEPSEEK = _USUAL | {
+    "attention_bias": False, "attention_dropout": 0.0, "auto_map": {"AutoConfig": "configuration_deepseek.x"},
+    "aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": None,
+    "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+    "norm_topk_prob": False, "num_experts_per_tok": 6, "pretraining_tp": 1, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "topk_group": 1,
+    "topk_method": "greedy", "v_head_dim": 128, "rope_theta": 10000,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+                     "original_max_position_embeddings": 4096, "type": "yarn"},
+}  # fmt: skip
+_HYBRID = {
+    "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 128, "mamba_expand": 2,
+    "mamba_proj_bias": False,
+}  # fmt: skip
+
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "meta-llama/Llama-2-7b-hf": ("llama", _USUAL | {
+        "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "pretraining_tp": 1,
+        "rope_scaling": None}),
+    "meta-llama/Llama-3.1-8B": ("llama", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False, "pretraining_tp": 1,
+        "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0}),
+    "HuggingFaceTB/SmolLM2-135M": ("llama", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "is_llama_config": True, "mlp_bias": False,
+        "pretraining_tp": 1, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}}),
+    "mistralai/Ministral-8B-Instruct-2410": ("mistral", _USUAL | {
+        "attention_dropout": 0.0, "head_dim": 128, "rope_theta": 1e8, "sliding_window": 32768}),
+    "Qwen/Qwen2.5-7B-Instruct": ("qwen2", _QWEN),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ("qwen2", _QWEN | {"use_mrope": False}),
+    "Qwen/Qwen3-8B": ("qwen3", _QWEN | {
+        "attention_bias": False, "head_dim": 128, "rope_scaling": None, "sliding_window": None}),
+    "Qwen/Qwen1.5-MoE-A2.7B": ("qwen2_moe", _QWEN | {
+        "decoder_sparse_step": 1, "moe_intermediate_size": 1408, "norm_topk_prob": False, "num_experts": 60,
+        "num_experts_per_tok": 4, "output_router_logits": False, "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 5632, "qkv_bias": True, "mlp_only_layers": []}),
+    "Qwen/Qwen3-30B-A3B": ("qwen3_moe", _QWEN | {
+        "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "mlp_only_layers": [],
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
+        "output_router_logits": False, "rope_scaling": None, "router_aux_loss_coef": 0.001, "sliding_window": None}),
+    "mistralai/Mixtral-8x7B-v0.1": ("mixtral", _USUAL | {
+        "attention_dropout": 0.0, "num_experts_per_tok": 2, "num_local_experts": 8, "output_router_logits": False,
+        "rope_theta": 1e6, "router_aux_loss_coef": 0.02, "sliding_window": None}),
+    "microsoft/Phi-4-mini-instruct": ("phi3", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "auto_map": {"AutoTokenizer": "Xenova/gpt-4o"},
+        "embd_pdrop": 0.0, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+        "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+        "resid_pdrop": 0.0, "rope_theta": 10000.0, "sliding_window": 262144,
+        "rope_scaling": {"long_factor": [1], "short_factor": [1], "type": "longrope"}}),
+    "google/gemma-2-9b": ("gemma2", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096}),
+    "deepseek-ai/DeepSeek-V2-Lite": ("deepseek_v2", _DEEPSEEK),
+    "deepseek-ai/DeepSeek-V3": ("deepseek_v3", _DEEPSEEK | {
+        "n_group": 8, "norm_topk_prob": True, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+        "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc"}),
+    "state-spaces/mamba-130m-hf": ("mamba", _MAMBA | {
+        "d_inner": 8192, "d_model": 4096, "fused_add_norm": True, "n_layer": 64, "pad_vocab_size_multiple": 8,
+        "rms_norm": True, "ssm_cfg": {}, "state_size": 16}),
+    "tiiuae/falcon-mamba-7b": ("falcon_mamba", _MAMBA | {"_name_or_path": "./", "expand": 16, "state_size": 16}),
+    "mistralai/Mamba-Codestral-7B-v0.1": ("mamba2", _MAMBA | {
+        "chunk_size": 256, "head_dim": 64, "n_groups": 8, "norm_before_gate": True, "num_heads": 128, "rms_norm": True,
+        "state_size": 128, "time_step_limit": [0.0, float("inf")]}),
+    "ibm-ai-platform/Bamba-9B": ("bamba", _USUAL | _HYBRID | {
+        "attention_bias": False, "attention_dropout": 0.0, "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64,
+        "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_n_heads": 128, "mlp_bias": False, "num_logits_to_keep": 1,
+        "pad_token_id": 0, "rope_theta": 10000.0, "use_mamba_kernels": True}),
+    "ibm-granite/granite-4.0-h-tiny": ("granitemoehybrid", _USUAL | _HYBRID | {
+        "attention_bias": False, "attention_dropout": 0.0, "attention_multiplier": 0.0078125,
+        "embedding_multiplier": 12, "init_method": "mup", "layer_types": ["mamba", "attention"], "logits_scaling": 6,
+        "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_n_heads": 48, "normalization_function": "rmsnorm",
+        "num_experts_per_tok": 6, "num_local_experts": 64, "output_router_logits": False, "pad_token_id": 100256,
+        "position_embedding_type": "nope", "residual_multiplier": 0.22, "rope_scaling": None, "rope_theta": 10000,
+        "router_aux_loss_coef": 0.0, "shared_intermediate_size": 1024}),
+    "nvidia/Nemotron-H-8B-Base-8K": ("nemotron_h", {key: value for key, value in _USUAL.items() if key != "hidden_act"}
+                                     | {
+        "attention_bias": False, "attention_dropout": 0.0, "attention_head_dim": 128, "chunk_size": 128,
+        "conv_kernel": 4, "expand": 2, "hidden_dropout": 0.0, "hybrid_override_pattern": "M-M*",
+        "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 128,
+        "mamba_proj_bias": False, "mlp_bias": False, "mlp_hidden_act": "relu2", "n_groups": 8, "num_logits_to_keep": 1,
+        "num_query_groups": 8, "pad_token_id": 0, "rescale_prenorm_residual": True, "residual_in_fp32": False,
+        "sliding_window": None, "ssm_state_size": 128, "time_step_floor": 0.0001,
+        "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256,
+        "use_bias": False, "use_conv_bias": True, "use_mamba_kernels": True}),
+    "ai21labs/Jamba-v0.1": ("jamba", _USUAL | {
+        "attention_dropout": 0.0, "attn_layer_offset": 4, "attn_layer_period": 8,
+        "calc_logits_for_entire_prompt": False, "expert_layer_offset": 1, "expert_layer_period": 2,
+        "mamba_conv_bias": True, "mamba_d_conv": 4,
+        "mamba_d_state": 16, "mamba_dt_rank": 256, "mamba_expand": 2, "mamba_inner_layernorms": True,
+        "mamba_proj_bias": False, "n_ctx": 262144, "num_experts": 16, "num_experts_per_tok": 2,
+        "output_router_logits": False, "pad_token_id": 0, "router_aux_loss_coef": 0.001, "sliding_window": None,
+        "use_mamba_kernels": True}),
+}  # fmt: skip
+"""Repository whose keys these are, to ``model_type`` and config."""

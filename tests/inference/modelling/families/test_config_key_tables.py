@@ -1,0 +1,286 @@
+"""Every key of every family: changing it changes the spec, is refused by name, or changes nothing in transformers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from inference.errors import CheckpointError, TensorShapeMismatch, UnsupportedArchitecture
+from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
+from inference.modelling.families.config_key_tables import CONFIG_KEYS, ROPE_MEMBERS
+from inference.modelling.families.config_keys import (
+    Biases,
+    Harmless,
+    Members,
+    Only,
+    Used,
+    _has_biases,
+    check_config_keys,
+)
+from inference.modelling.families.registry import FAMILIES, family_builder
+from inference.modelling.spec import ModelSpec
+from tests.inference.modelling.families.headers import llama, view_of
+from tests.inference.modelling.families.published_configs import PUBLISHED
+from tests.inference.modelling.harness import read_view
+from tests.inference.modelling.huggingface import read_config
+from tests.inference.modelling.test_network_attention import CASES as ATTENTION_CASES
+from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
+from tests.models_registry.detection.builders import EXAMPLES
+
+TYPES = {
+    "llama": "llama-mha-bias", "mistral": "mistral-window-shorter-than-prompt", "qwen2": "qwen2-window-in-last-layers",
+    "qwen3": "qwen3-window-by-type", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe",
+    "mixtral": "mixtral-window", "phi3": "phi3-longrope-short", "gemma2": "gemma2-strong-caps",
+    "deepseek_v2": "deepseek_v2-q-lora-groups-yarn", "deepseek_v3": "deepseek_v3-bias-yarn",
+    "mamba": "mamba-biases-untied-kernel3", "falcon_mamba": "falcon_mamba",
+    "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
+    "nemotron_h": "nemotron_h-moe", "jamba": "jamba",
+}  # fmt: skip
+"""``model_type`` to a case of the tests of logits."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"position_embedding_type": "rope"},
+    "qwen2_moe": {
+        "use_sliding_window": True, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen3_moe": {"use_sliding_window": True, "sliding_window": 6},
+}  # fmt: skip
+"""Changes of a config, so that more of its keys matter."""
+
+OUTSIDE_THE_SPEC = {
+    "model_type", "architectures", "quantization_config", "compression_config", "tokenizer_vocab", "bos_token_id",
+    "eos_token_id",
+}  # fmt: skip
+"""Keys that the detection and the tokenisers read, each tested there."""
+NO_ROPE_PARAMETERS = {"rope_parameters": None, "rope_scaling": None}
+PREPARED: dict[str, dict[str, Any]] = {
+    "rope_theta": NO_ROPE_PARAMETERS,
+    "partial_rotary_factor": NO_ROPE_PARAMETERS,
+    "rotary_percent": NO_ROPE_PARAMETERS,
+    "original_max_position_embeddings": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    "max_window_layers": {"layer_types": None},
+    "num_layers": {"num_hidden_layers": None},
+    "n_layer": {"num_hidden_layers": None},
+    "max_seq_len": {"max_position_embeddings": None},
+    "num_heads": {"num_attention_heads": None},
+    "num_kv_heads": {"num_key_value_heads": None},
+    "num_experts": {"num_local_experts": None, "n_routed_experts": None},
+    "num_local_experts": {"num_experts": None, "n_routed_experts": None},
+    "num_mtp_layers": {"num_nextn_predict_layers": None, "num_hidden_layers": 2},
+    "num_nextn_predict_layers": {"num_hidden_layers": 2, "num_nextn_predict_layers": 1},
+    "d_inner": {"intermediate_size": None},
+    "rms_norm_eps": {"layer_norm_epsilon": None},
+    "hybrid_override_pattern": {"layers_block_type": None},
+    "layer_types": {"layers_block_type": None},
+    "layers_block_type": {"layer_types": None},
+}
+"""What has to be absent, or present, for a key to matter: another spelling wins over it."""
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A tiny checkpoint: transformers' model, config.json, and the tensor table."""
+
+    model: torch.nn.Module
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    made: dict[str, Tiny] = {}
+
+    def make(model_type: str) -> Tiny:
+        if model_type not in made:
+            case = TYPES[model_type]
+            if case in ATTENTION_CASES:
+                config = copy.deepcopy(ATTENTION_CASES[case])
+            else:
+                family, values = RECURRENT_CASES[case]
+                config = getattr(transformers, f"{family}Config")(**values)
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+            directory = tmp_path_factory.mktemp(model_type)
+            model.save_pretrained(directory)
+            saved = read_config(directory) | SETTINGS.get(model_type, {})
+            made[model_type] = Tiny(model, saved, dict(read_view(directory).tensors))
+        return made[model_type]
+
+    return make
+
+
+def build(model_type: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> ModelSpec:
+    view = CheckpointView(CheckpointConfig(config), TensorTable(tensors), Facts())
+    return family_builder(model_type)(view)
+
+
+def refusal(model_type: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> CheckpointError | None:
+    try:
+        build(model_type, config, tensors)
+    except CheckpointError as error:
+        return error
+    return None
+
+
+def others(value: Any) -> Iterator[Any]:
+    """Other values of the same type; for an absent key, some of each."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value + 1, value * 2, value * 0.5, 0)
+    elif isinstance(value, str):
+        yield from ("gelu", "nope", "other")
+    elif isinstance(value, list):
+        yield from (value[::-1], value[:-1], [0], [0.1, 0.2])
+    else:
+        yield from (3, True, False, 0.5, 2, "other", ["other"], [0.1, 0.2], [0], 1)
+
+
+def test_every_family_has_a_table() -> None:
+    assert set(CONFIG_KEYS) == set(FAMILIES)
+    assert set(TYPES) == set(FAMILIES) - {"oxidizr"}
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_every_key_of_transformers_is_in_the_table(model_type: str) -> None:
+    keys = AutoConfig.for_model(model_type).to_dict()
+    assert not [key for key in keys if key not in CONFIG_KEYS[model_type] and not key.startswith("_")]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_changing_any_key_has_the_effect_that_the_table_says(model_type: str, tiny: Callable[[str], Tiny]) -> None:
+    found = tiny(model_type)
+    spec = build(model_type, found.config, found.tensors)
+    wrong: list[str] = []
+    for key, rule in CONFIG_KEYS[model_type].items():
+        value = found.config.get(key)
+        if isinstance(rule, Used) and key not in OUTSIDE_THE_SPEC:
+            if not _has_effect(model_type, key, found):
+                wrong.append(f"{key} is used, but no value changes anything")
+        elif isinstance(rule, Harmless):
+            for other in ({}, True, 7, "other"):
+                if build(model_type, found.config | {key: other}, found.tensors) != spec:
+                    wrong.append(f"{key} is harmless, but {other!r} changes the spec")
+        elif isinstance(rule, Only):
+            error = refusal(model_type, found.config | {key: "never"}, found.tensors)
+            if not isinstance(error, UnsupportedArchitecture) or key not in error.message:
+                wrong.append(f"{key} is not refused")
+        elif isinstance(rule, Biases):
+            present = _has_biases(found.tensors, rule.owners)
+            error = refusal(model_type, found.config | {key: not present}, found.tensors)
+            if not isinstance(error, TensorShapeMismatch) or error.param != key:
+                wrong.append(f"{key}: {value} has biases {present}, and {not present} is not refused")
+        elif isinstance(rule, Members):
+            error = refusal(model_type, found.config | {key: {"mrope_section": [1]}}, found.tensors)
+            if not isinstance(error, UnsupportedArchitecture) or error.param != f"{key}.mrope_section":
+                wrong.append(f"{key}: an unknown member is not refused")
+    assert not wrong
+
+
+def _has_effect(model_type: str, key: str, found: Tiny) -> bool:
+    """Whether some other value of the key changes the spec, or is refused."""
+    config = found.config | PREPARED.get(key, {})
+    before = _outcome(model_type, config, found.tensors)
+    changed = (config | {key: other} for other in others(config.get(key)))
+    return any(_outcome(model_type, values, found.tensors) != before for values in changed)
+
+
+def _outcome(model_type: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> ModelSpec | str:
+    """The spec, or the message of the refusal."""
+    error = refusal(model_type, config, tensors)
+    return build(model_type, config, tensors) if error is None else error.message
+
+
+@pytest.mark.parametrize("member", [name for name, rule in ROPE_MEMBERS.items() if isinstance(rule, Used)])
+def test_every_member_of_the_rope_keys_has_an_effect(member: str) -> None:
+    config = {"num_attention_heads": 4, "max_position_embeddings": 64}
+    base: dict[str, Any] = {"factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
+    lists = {"short_factor": [1.0, 2.0], "long_factor": [1.0, 2.0]}
+    for kind in ("linear", "dynamic", "llama3", "yarn", "longrope"):
+        rope = base | {"rope_type": kind} | (lists if kind == "longrope" else {})
+        if member == "type":
+            del rope["rope_type"]
+        before = family_builder("llama")(view_of(llama(1), config | {"rope_parameters": rope}))
+        for other in others(rope.get(member)):
+            changed = view_of(llama(1), config | {"rope_parameters": rope | {member: other}})
+            try:
+                if family_builder("llama")(changed) != before:
+                    return
+            except CheckpointError:
+                return
+    pytest.fail(f"{member} has no effect")
+
+
+def _other(value: float) -> float:
+    """Another value of the same type, in the range that transformers allows."""
+    if isinstance(value, bool):
+        return not value
+    return value * 2 + 1 if isinstance(value, int) else value / 2 + 0.1
+
+
+NOT_FREE = {
+    "expand", "mamba_expand", "d_model", "head_dim", "num_key_value_heads", "n_shared_experts", "is_encoder_decoder",
+    "is_decoder", "return_dict",
+}  # fmt: skip
+"""Keys that transformers computes shapes from, where blazr has the shapes, and its form of a result."""
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_harmless_keys_change_no_logits_of_transformers(model_type: str, tiny: Callable[[str], Tiny]) -> None:
+    found = tiny(model_type)
+    config: PretrainedConfig = found.model.config
+    tokens = torch.randint(0, 90, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = found.model(tokens, use_cache=False).logits
+    tested = 0
+    for key, rule in CONFIG_KEYS[model_type].items():
+        value = config.to_dict().get(key)
+        if not isinstance(rule, Harmless) or key in NOT_FREE or not isinstance(value, bool | int | float):
+            continue
+        other = copy.deepcopy(config)
+        setattr(other, key, _other(value))
+        model = AutoModelForCausalLM.from_config(other, attn_implementation="eager").float().eval()
+        model.load_state_dict(found.model.state_dict())
+        with torch.inference_mode():
+            logits = model(tokens, use_cache=False, return_dict=True).logits
+        assert torch.allclose(logits, expected, atol=1e-5), key
+        tested += 1
+    assert tested >= 4
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_keys_of_published_checkpoints_pass(name: str) -> None:
+    model_type, config = PUBLISHED[name]
+    check_config_keys(view_of({}, config), model_type, CONFIG_KEYS[model_type])
+
+
+def test_a_published_checkpoint_of_each_family_is_among_them() -> None:
+    assert {model_type for model_type, _ in PUBLISHED.values()} == set(TYPES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_keys_of_oxidizrs_examples_pass(name: str) -> None:
+    check_config_keys(view_of({}, EXAMPLES[name]), "oxidizr", CONFIG_KEYS["oxidizr"])
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"logit_scale": 2.0}, "logit_scale"),
+        ({"vision": {"layers": 2}}, "vision"),
+        ({"attention": {"use_alibi": True}}, "attention.use_alibi"),
+        ({"attention": {"rope_theta": 500000.0}}, "attention.rope_theta"),
+        ({"ssm": {"gate": 1}}, "ssm.gate"),
+    ],
+)
+def test_other_keys_of_oxidizr_are_refused(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        check_config_keys(view_of({}, EXAMPLES["nano"] | change), "oxidizr", CONFIG_KEYS["oxidizr"])
+    assert caught.value.param == param
