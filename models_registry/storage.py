@@ -12,7 +12,6 @@ killed process holds none.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -24,7 +23,7 @@ from pathlib import Path
 from django.conf import settings
 
 from inference.host import disk
-from inference.host.disk import kernel_lock
+from inference.host.disk import kernel_lock, try_lock
 
 _READ_BYTES = 1 << 20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
@@ -135,12 +134,7 @@ def upload_lock(upload_id: uuid.UUID | str) -> Iterator[bool]:
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield try_lock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -152,12 +146,7 @@ def part_lock(upload_id: uuid.UUID, number: int) -> Iterator[int | None]:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield descriptor
+        yield descriptor if try_lock(descriptor) else None
     finally:
         os.close(descriptor)
 

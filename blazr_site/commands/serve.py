@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from inference.access.api_keys import api_key_create, key_prefix
 from inference.demo.paths import PREBUILT_DIRECTORY, SERVED_MODEL_NAME
 from inference.errors import Conflict
 from inference.host.confinement import confinement
+from inference.host.disk import try_lock
 from inference.host.units import format_bytes, format_count
 from inference.models import ApiKey
 from inference.values.principal import SCOPES
@@ -50,12 +50,10 @@ def _only_one(data_dir: Path) -> Iterator[None]:
         Conflict: Another server runs on the directory.
     """
     with (data_dir / "serve.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock.fileno()):
             raise Conflict(
                 f"another blazr serve runs on the data directory {str(data_dir)!r}; stop it, or choose --data-dir."
-            ) from None
+            )
         yield
 
 

@@ -29,6 +29,15 @@ def fresh_caches() -> Iterator[None]:
     yield
 
 
+@pytest.fixture
+def redis_client(redis_urls_in_settings: RedisUrls) -> Iterator[Any]:
+    """A client of the session's Redis, which is emptied."""
+    import redis
+
+    with redis.Redis.from_url(redis_urls_in_settings.client, protocol=2) as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
 def two_threads() -> Iterator[None]:
     """For tests of what compute threads do together, also where each process has one (``tests/two_processes.py``)."""

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-import redis
-
 from inference.transport import control
 from inference.transport import keys as redis_keys
 from inference.transport.control import CancelledRequests, ControlReader, cancel_generation, request_unload
 from tests.inference.worker.fakes import wait_until
-
-
-@pytest.fixture
-def client(redis_urls_in_settings):
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.close()
 
 
 def test_the_oldest_cancels_are_forgotten():

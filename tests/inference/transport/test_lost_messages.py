@@ -17,13 +17,6 @@ NAMES = [f"r{number}" for number in range(40)]
 
 
 @pytest.fixture
-def client(redis_urls_in_settings):
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.close()
-
-
-@pytest.fixture
 async def reader(redis_urls_in_settings):
     found = redis.asyncio.Redis.from_url(redis_urls_in_settings.client, protocol=2)
     yield found

@@ -5,20 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-import redis
 
 from inference.errors import QueueFull, RequestTooLarge, Unavailable
 from inference.transport import keys as redis_keys
 from inference.transport import open_requests, queue
 from tests.inference.transport.queued import queued_ids
 from tests.inference.worker.fakes import message
-
-
-@pytest.fixture
-def client(redis_urls_in_settings):
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.close()
 
 
 async def publish(request_id, caller="a", **members):

@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-import redis
 
 from inference.transport import keys as redis_keys
 from inference.transport.publisher import Acknowledgement, EventPublisher
@@ -19,14 +18,6 @@ STREAMS = 20
 
 def step(index: int) -> list[GenerationEvent]:
     return [delta(number, index) for number in range(STREAMS)]
-
-
-@pytest.fixture
-def client(redis_urls_in_settings):
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.delete(redis_keys.out("web"))
-    found.close()
 
 
 @pytest.fixture

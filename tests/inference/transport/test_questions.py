@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import pytest
-import redis
 
 from inference.errors import PromptTooLong, Unavailable
 from inference.transport import keys as redis_keys
@@ -17,12 +16,9 @@ from inference.transport.questions import fits_somewhere, model_fit, query_worke
 from inference.values.states import WorkerState
 
 
-@pytest.fixture
-def client(redis_urls_in_settings, monkeypatch):
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch):
     monkeypatch.setattr(questions, "POLL_TIMEOUT_S", 0.05)
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.close()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import json
 import time
 
 import pytest
-import redis
 
 from inference.errors import QueueFull
 from inference.transport import hub as streams
@@ -17,13 +16,6 @@ from inference.transport import queue as broker
 from inference.transport.hub import StreamHub
 from tests.inference.transport.cut_connections import close_broker, cut_once
 from tests.inference.worker.fakes import message
-
-
-@pytest.fixture
-def client(redis_urls_in_settings):
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.close()
 
 
 @pytest.fixture

@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-import redis
 
 from inference.transport import redis_time
 
 
-@pytest.fixture
-def client(redis_urls_in_settings, monkeypatch):
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch):
     monkeypatch.setattr(redis_time, "_measured", None)
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.close()
 
 
 def test_a_wrong_clock_of_this_machine_does_not_count(client, monkeypatch):

@@ -5,19 +5,9 @@ from __future__ import annotations
 import json
 import time
 
-import pytest
-import redis
-
 from inference.transport import keys as redis_keys
 from inference.transport.worker_states import model_states, model_states_sync, worker_states, worker_states_sync
 from inference.values.states import WorkerState
-
-
-@pytest.fixture
-def client(redis_urls_in_settings):
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.close()
 
 
 async def test_failed_loads_are_reported_for_a_while(client):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
@@ -14,10 +12,9 @@ from tests.inference.worker.harness import Bench, Worker
 
 
 @pytest.fixture
-def client(redis_urls_in_settings) -> Iterator[redis.Redis]:
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.close()
+def client(redis_client: redis.Redis) -> redis.Redis:
+    """A client of the session's Redis, instead of pytest-django's of the site."""
+    return redis_client
 
 
 @pytest.fixture

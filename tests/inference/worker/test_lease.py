@@ -24,14 +24,6 @@ WORKER = "lease-test"
 
 
 @pytest.fixture
-def client(redis_urls_in_settings):
-    found = redis.Redis.from_url(redis_urls_in_settings.client, protocol=2)
-    yield found
-    found.flushall()
-    found.close()
-
-
-@pytest.fixture
 def keeper(client):
     # Its thread isn't started: rounds are called here.
     return LeaseKeeper(client, WORKER, on_fenced=lambda: pytest.fail("no worker was declared dead"))
