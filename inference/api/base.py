@@ -7,6 +7,7 @@ negotiation: it checks method and caller, and calls the handler.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import orjson
@@ -26,6 +27,7 @@ from inference.errors import InvalidRequest, NotAuthenticated, RequestTooLarge
 from inference.host.client_json import read_by_size, read_json
 from inference.records.tracing import is_tracing, route_set
 from inference.values.principal import LOCAL, Principal, principal_set
+from inference.values.request_key import RequestKey
 
 T = TypeVar("T")
 
@@ -57,6 +59,8 @@ class ApiView(APIView):
         session_allowed: Callable with the session of a staff member too.
         admits_itself: The handler of POST counts against the caller's limits by itself (as ``generation_start`` does),
             or must not, because it ends work. Otherwise each POST counts as a request.
+        principal: Who is calling.
+        request_key: The request's idempotency key; a handler that stores rows keeps it in them.
     """
 
     authentication_classes = (ApiKeyAuthentication,)
@@ -65,6 +69,7 @@ class ApiView(APIView):
     session_allowed: ClassVar[bool] = False
     admits_itself: ClassVar[bool] = False
     principal: Principal = LOCAL
+    request_key: RequestKey | None = None
 
     async def dispatch(  # type: ignore[override]
         self, request: HttpRequest, *args: Any, **kwargs: Any
@@ -88,7 +93,7 @@ class ApiView(APIView):
                 self.principal.check_scope(request.method or "", request.path)
                 principal_set(self.principal)
             if request.method == "POST" and META_KEY in request.META and not self.public:
-                response = await respond_once(request, self.principal, lambda: self._handle(handler, request))
+                response = await respond_once(request, self.principal, partial(self._handle, handler, request))
             else:
                 response = await self._handle(handler, request)
         except Exception as error:
@@ -99,7 +104,10 @@ class ApiView(APIView):
             response[name] = value
         return response
 
-    async def _handle(self, handler: Callable[..., Any], request: HttpRequest) -> Any:
+    async def _handle(
+        self, handler: Callable[..., Any], request: HttpRequest, request_key: RequestKey | None = None
+    ) -> Any:
+        self.request_key = request_key
         if request.method != "POST" or self.public or self.admits_itself:
             return await handler(request, *self.args, **self.kwargs)
         async with admitted(self.principal, tokens=0):

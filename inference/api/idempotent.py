@@ -25,6 +25,7 @@ from inference.errors import BlazrError, InvalidRequest
 from inference.host.coroutines import run_in_background
 from inference.serving.idempotency import MAX_BYTES, RENEW_S, Claim, KeptResponse, idempotency_claim
 from inference.values.principal import Principal
+from inference.values.request_key import RequestKey
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,12 @@ _OWN_HEADERS = ("x-ratelimit-", "date")
 
 
 async def respond_once(
-    request: HttpRequest, principal: Principal, run: Callable[[], Awaitable[HttpResponseBase]]
+    request: HttpRequest, principal: Principal, run: Callable[[RequestKey], Awaitable[HttpResponseBase]]
 ) -> HttpResponseBase:
     """Return the response of ``run``, or the stored response of an earlier equal request.
+
+    The response is stored after ``run``. What a handler stores in the database keeps the key that ``run`` gets, because
+    the process may end between the two.
 
     Raises:
         InvalidRequest: The key is empty, too long, or not ASCII.
@@ -50,12 +54,13 @@ async def respond_once(
     key = request.META[META_KEY].strip()
     if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise InvalidRequest(f"{HEADER} must have 1 to {MAX_KEY_CHARS} printable ASCII characters.", param=HEADER)
-    claim = await idempotency_claim(tenant=principal.tenant, key=key, digest=await _request_digest(request))
+    digest = await _request_digest(request)
+    claim = await idempotency_claim(tenant=principal.tenant, key=key, digest=digest)
     if isinstance(claim, KeptResponse):
         return HttpResponse(claim.body, status=claim.status, headers={**claim.headers, REPLAYED: "true"})
     holder = _Holder(claim)
     try:
-        response = await run()
+        response = await run(RequestKey.of(key, digest))
         if response.status_code >= 400:
             await holder.release()
         elif isinstance(response, StreamingHttpResponse):

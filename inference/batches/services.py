@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -35,6 +35,7 @@ from inference.models import TERMINAL_BATCH_STATES, Batch, BatchState
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
+    from inference.values.request_key import RequestKey
 
 MAX_OPEN = 100
 """Most unfinished batches per caller: each has a file on disk and costs time in each turn of the runner."""
@@ -44,20 +45,57 @@ _WINDOW = re.compile(r"([1-9][0-9]{0,4})([mhd])")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 
 
-def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id: str = "") -> Batch:
-    """Store a batch; a worker validates its file and runs it.
+def batch_create(
+    *,
+    values: Mapping[str, Any],
+    principal: Principal,
+    schedule_id: str = "",
+    request_key: RequestKey | None = None,
+) -> Batch:
+    """Store a batch; a worker validates its file and runs it. A request with a known key returns the first one's batch.
 
     Args:
         values: The validated members of a ``BatchRequestSerializer``.
         principal: The caller.
         schedule_id: The schedule that creates the batch.
+        request_key: The idempotency key of the request.
 
     Raises:
+        IdempotencyKeyReused: The key came with another request before.
         InvalidRequest: A member is wrong.
         NotFound: The file doesn't exist.
         PermissionRefused: The caller may not set this priority.
         QueueFull: The caller has too many unfinished batches.
     """
+    if request_key is not None and (earlier := _batch_of_key(request_key, principal.tenant)):
+        return earlier
+    row = _new_batch(values, principal, schedule_id, request_key)
+    try:
+        with (
+            lines_reserved(principal=principal, lines=row.num_lines, count=lambda: num_open(principal.tenant)),
+            transaction.atomic(),
+        ):
+            row.save()
+            transaction.on_commit(hints.wake_workers, robust=True)
+    except IntegrityError:
+        # Another process stored a batch of the same key between our look and our insert.
+        if request_key is None or not (earlier := _batch_of_key(request_key, principal.tenant)):
+            raise
+        return earlier
+    return row
+
+
+def _batch_of_key(request_key: RequestKey, tenant: str) -> Batch | None:
+    row = Batch.objects.filter(tenant=tenant, request_key=request_key.name).first()
+    if row is not None:
+        request_key.check_digest(row.request_digest)
+    return row
+
+
+def _new_batch(
+    values: Mapping[str, Any], principal: Principal, schedule_id: str, request_key: RequestKey | None
+) -> Batch:
+    """Return the row of a batch that has passed all checks, not stored yet."""
     principal.check_options(priority=values.get("priority", 0), keep_alive_s=None)
     window_s = window_seconds(values["completion_window"])
     metadata = values.get("metadata")
@@ -78,30 +116,26 @@ def batch_create(*, values: Mapping[str, Any], principal: Principal, schedule_id
             "wait for one to end or cancel one.",
             retry_after_s=60,
         )
-    now, num_lines = timezone.now(), _count_lines(file.sha256)
-    with (
-        lines_reserved(principal=principal, lines=num_lines, count=lambda: num_open(principal.tenant)),
-        transaction.atomic(),
-    ):
-        batch = Batch.objects.create(
-            batch_id=f"batch_{secrets.token_hex(12)}",
-            tenant=principal.tenant,
-            endpoint=values["endpoint"],
-            input_file_id=file.file_id,
-            input_sha256=file.sha256,
-            num_lines=num_lines,
-            completion_window=values["completion_window"],
-            metadata="" if metadata is None else orjson.dumps(metadata).decode(),
-            priority=values.get("priority", 0),
-            output_expires_s=output_expires_s,
-            webhook_url=url,
-            webhook_secret=secret,
-            schedule_id=schedule_id,
-            created_at=now,
-            expires_at=now + timedelta(seconds=window_s),
-        )
-        transaction.on_commit(hints.wake_workers, robust=True)
-    return batch
+    now = timezone.now()
+    return Batch(
+        batch_id=f"batch_{secrets.token_hex(12)}",
+        tenant=principal.tenant,
+        endpoint=values["endpoint"],
+        input_file_id=file.file_id,
+        input_sha256=file.sha256,
+        num_lines=_count_lines(file.sha256),
+        completion_window=values["completion_window"],
+        metadata="" if metadata is None else orjson.dumps(metadata).decode(),
+        priority=values.get("priority", 0),
+        output_expires_s=output_expires_s,
+        webhook_url=url,
+        webhook_secret=secret,
+        schedule_id=schedule_id,
+        request_key=None if request_key is None else request_key.name,
+        request_digest="" if request_key is None else request_key.digest,
+        created_at=now,
+        expires_at=now + timedelta(seconds=window_s),
+    )
 
 
 def _count_lines(sha256: str) -> int:

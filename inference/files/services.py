@@ -21,6 +21,7 @@ from inference.models import Batch, BatchState, StoredFile
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
+    from inference.values.request_key import RequestKey
 
 UPLOAD_PURPOSES = ("batch",)
 MIN_EXPIRY_S = 3600
@@ -33,9 +34,15 @@ MAX_BYTES = 128 << 30
 
 
 def file_create(
-    *, writer: file_store.FileWriter, filename: str, purpose: str, tenant: str, expires_s: int | None
+    *,
+    writer: file_store.FileWriter,
+    filename: str,
+    purpose: str,
+    tenant: str,
+    expires_s: int | None,
+    request_key: RequestKey | None = None,
 ) -> StoredFile:
-    """Publish the bytes of ``writer`` and store their row.
+    """Publish the bytes of ``writer`` and store their row; a request with a known key returns the row of the first one.
 
     Args:
         writer: Has received all bytes; this function ends it.
@@ -43,16 +50,30 @@ def file_create(
         purpose: OpenAI's purpose of the file, such as ``batch``.
         tenant: The owner of the file.
         expires_s: Seconds until the file expires; None: the server's default.
+        request_key: The idempotency key of the request.
 
     Raises:
+        IdempotencyKeyReused: The key came with another request before.
         QueueFull: The tenant has too many files.
         RequestTooLarge: The tenant's files would have too many bytes.
         StorageFull: The files of all tenants would have too many bytes, or the disk is full.
     """
     try:
         with file_store.store_lock():  # so that simultaneous uploads see each other's rows
+            if request_key is not None:
+                earlier = StoredFile.objects.filter(tenant=tenant, request_key=request_key.name).first()
+                if earlier is not None:
+                    request_key.check_digest(earlier.request_digest)
+                    return earlier
             _check_quotas(tenant, writer.size_bytes)
-            return file_store_row(writer=writer, filename=filename, purpose=purpose, tenant=tenant, expires_s=expires_s)
+            return file_store_row(
+                writer=writer,
+                filename=filename,
+                purpose=purpose,
+                tenant=tenant,
+                expires_s=expires_s,
+                request_key=request_key,
+            )
     finally:
         writer.discard()
 
@@ -80,7 +101,13 @@ def _check_quotas(tenant: str, size_bytes: int) -> None:
 
 
 def file_store_row(
-    *, writer: file_store.FileWriter, filename: str, purpose: str, tenant: str, expires_s: int | None
+    *,
+    writer: file_store.FileWriter,
+    filename: str,
+    purpose: str,
+    tenant: str,
+    expires_s: int | None,
+    request_key: RequestKey | None = None,
 ) -> StoredFile:
     """``file_create`` without the limits, for callers that hold ``store_lock``, taken before any transaction."""
     now = timezone.now()
@@ -92,6 +119,8 @@ def file_store_row(
         purpose=purpose,
         size_bytes=writer.size_bytes,
         sha256=writer.publish(),
+        request_key=None if request_key is None else request_key.name,
+        request_digest="" if request_key is None else request_key.digest,
         created_at=now,
         expires_at=now + timedelta(seconds=seconds) if seconds else None,
     )

@@ -48,6 +48,8 @@ class Batch(models.Model):
     webhook_url = models.TextField(blank=True, default="")
     webhook_secret = models.CharField(max_length=120, blank=True, default="")
     schedule_id = models.CharField(max_length=40, blank=True, default="", help_text="The schedule that made it.")
+    request_key = models.CharField(max_length=64, null=True, blank=True)  # noqa: DJ001 (null: no key; unique)
+    request_digest = models.CharField(max_length=64, blank=True, default="", help_text="Of the request with the key.")
 
     state = models.CharField(max_length=12, choices=BatchState.choices, default=BatchState.VALIDATING)
     ending = models.CharField(
@@ -80,6 +82,11 @@ class Batch(models.Model):
         app_label = "inference"
         ordering: ClassVar[list[str]] = ["-id"]
         verbose_name_plural = "batches"
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(
+                fields=["tenant", "request_key"], condition=Q(request_key__isnull=False), name="batch_request_key"
+            ),
+        ]
         indexes: ClassVar[list[Any]] = [
             models.Index(fields=["tenant", "-id"], name="batch_by_tenant"),
             models.Index(fields=["state", "priority", "id"], name="batch_open", condition=Q(ended_at__isnull=True)),

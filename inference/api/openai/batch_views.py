@@ -61,7 +61,7 @@ class BatchesView(ApiView):
         is_drawn = "webhook" in values and "secret" not in values["webhook"]
 
         def store() -> dict[str, Any]:
-            row = batch_create(values=values, principal=self.principal)
+            row = batch_create(values=values, principal=self.principal, request_key=self.request_key)
             return batch_object(row, batch_progress(row), secret=row.webhook_secret if is_drawn else None)
 
         tokens = await sync_to_async(self._file_tokens)(values["input_file_id"])

@@ -65,6 +65,7 @@ class FilesView(ApiView):
                 purpose=purpose,
                 tenant=self.principal.tenant,
                 expires_s=expires_s,
+                request_key=self.request_key,
             )
             return file_object(row)
 

@@ -34,6 +34,7 @@ from inference.values.plan import GenerationPlan
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
+    from inference.values.request_key import RequestKey
 
 MAX_CONVERSATION_ITEMS = 4096
 OPEN_STATES = ("queued", "in_progress")
@@ -48,18 +49,28 @@ _AT_THE_START: dict[str, Any] = {
 """Members of a response that change while it runs."""
 
 
-def background_submit(*, request: ResponseRequest, plan: GenerationPlan, principal: Principal) -> StoredResponse:
-    """Queue a response as a job; stores both rows or none.
+def background_submit(
+    *,
+    request: ResponseRequest,
+    plan: GenerationPlan,
+    principal: Principal,
+    request_key: RequestKey | None = None,
+) -> StoredResponse:
+    """Queue a response as a job; stores both rows or none. A request with a known key returns the first one's response.
 
     Raises:
         BlazrError: As ``jobs_submit`` raises.
     """
     response_id = f"resp_{secrets.token_hex(16)}"
     body = request.skeleton(plan, response_id=response_id, created=int(time.time()), model=plan.model)
-    job = JobRequest(replace(plan, stream=False), keep_events=True)
+    name = None if request_key is None else f"response-{request_key.name}"
+    job = JobRequest(replace(plan, stream=False), idempotency_key=name, keep_events=True)
     with transaction.atomic():
         (row,) = jobs_submit(requests=[job], principal=principal, batch_label=response_id)
-        return response_store(body=body | {"status": "queued"}, items=request.items, principal=principal, job=row)
+        earlier = StoredResponse.objects.filter(job=row).first()
+        return earlier or response_store(
+            body=body | {"status": "queued"}, items=request.items, principal=principal, job=row
+        )
 
 
 def background_check(principal: Principal) -> None:

@@ -105,7 +105,9 @@ class ResponsesView(ApiView):
                 except BaseException:
                     admission.release(tokens=0)
                     raise
-            row = await sync_to_async(background_submit)(request=request, plan=plan, principal=self.principal)
+            row = await sync_to_async(background_submit)(
+                request=request, plan=plan, principal=self.principal, request_key=self.request_key
+            )
         if request.values.get("stream", False):
             return FollowingStream(row)
         return json_response(orjson.loads(row.body), headers={"x-request-id": row.response_id})

@@ -14,7 +14,7 @@ import redis
 from inference.access.api_keys import api_key_create
 from inference.api.idempotent import _stream_digest
 from inference.errors import GenerationFailed
-from inference.models import GenerationJob
+from inference.models import Batch, GenerationJob, StoredFile
 from inference.serving import idempotency
 from inference.transport import keys as redis_keys
 from inference.values.limits import KeyLimits
@@ -253,3 +253,40 @@ def test_jobs_have_the_header_s_key_in_their_rows(http, keys, body):
     assert len({job["id"] for job in first}) == len(first)
     other = http.post("/api/jobs", json=body, headers=once("others")).json()["data"]
     assert not {job["id"] for job in other} & {job["id"] for job in first}
+
+
+def lose_kept_responses(keys) -> None:
+    """What is left when a process ends between the commit and the storing of its response."""
+    keys.delete(*keys.scan_iter(f"{redis_keys.PREFIX}idem:*"))
+
+
+def test_files_and_batches_have_the_key_in_their_rows(http, keys, settings, tmp_path):
+    settings.BLAZR_FILES_DIR = tmp_path / "files"
+
+    def upload(content: bytes) -> httpx.Response:
+        form = {"files": {"file": ("in.jsonl", content)}, "data": {"purpose": "batch"}}
+        return http.post("/v1/files", headers=once("file"), **form)
+
+    def create(window: str) -> httpx.Response:
+        file_id = StoredFile.objects.get().file_id
+        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": window}
+        return http.post("/v1/batches", json=body, headers=once("batch"))
+
+    for send, value, other in ((upload, b"{}\n", b"{} \n"), (create, "24h", "12h")):
+        first = send(value)
+        lose_kept_responses(keys)
+        assert send(value).json()["id"] == first.json()["id"]
+        lose_kept_responses(keys)
+        is_error(send(other), 422, "idempotency_key_reused")
+    assert (StoredFile.objects.count(), Batch.objects.count()) == (1, 1)
+
+
+def test_a_background_response_has_the_key_in_its_job(http, keys, checkpoint):
+    body = {"model": "tiny", "input": "Hi", "background": True}
+    first = http.post("/v1/responses", json=body, headers=once("a"))
+    lose_kept_responses(keys)
+    again = http.post("/v1/responses", json=body, headers=once("a"))
+    assert again.json()["id"] == first.json()["id"]
+    assert GenerationJob.objects.count() == 1
+    lose_kept_responses(keys)
+    is_error(http.post("/v1/responses", json={**body, "input": "Ho"}, headers=once("a")), 409, "conflict")

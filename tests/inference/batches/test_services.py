@@ -1,0 +1,48 @@
+"""Batches of requests with idempotency keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.batches import services
+from inference.errors import IdempotencyKeyReused
+from inference.models import Batch
+from inference.values.principal import LOCAL
+from inference.values.request_key import RequestKey
+from tests.inference.batches.fakes import line, store_file
+
+KEY = RequestKey.of("a", "digest")
+
+
+def create(key: RequestKey | None, **values) -> Batch:
+    return services.batch_create(
+        values={
+            "input_file_id": store_file([line("a")]).file_id,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+            **values,
+        },
+        principal=LOCAL,
+        request_key=key,
+    )
+
+
+def test_a_key_makes_one_batch(model):
+    assert create(KEY).pk == create(KEY).pk
+    with pytest.raises(IdempotencyKeyReused):
+        create(RequestKey.of("a", "other"))
+    assert len({create(None).pk, create(None).pk, create(RequestKey.of("b", "digest")).pk}) == 3
+
+
+def test_a_batch_that_another_process_stored_meanwhile_is_returned(model, monkeypatch):
+    first = create(KEY)
+    look, looks = services._batch_of_key, []
+
+    def late(key: RequestKey, tenant: str) -> Batch | None:
+        looks.append(key)
+        return look(key, tenant) if len(looks) > 1 else None
+
+    monkeypatch.setattr(services, "_batch_of_key", late)
+    assert create(KEY).pk == first.pk
+    assert len(looks) == 2
+    assert Batch.objects.count() == 1
