@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from inference.errors import QueueFull
+from inference.host.caller_turns import CallerTurns
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class FairThreads:
         self._work = work
         self._max_waiting, self._max_waiting_each, self._timeout_s = max_waiting, max_waiting_each, timeout_s
         self._num_free = num_threads
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: CallerTurns[asyncio.Future[None]] = CallerTurns()
 
     async def run(self, caller: str, work: Callable[[], T]) -> T:
         """Return the result of ``work``, which a thread calls when it is the caller's turn.
@@ -49,10 +49,9 @@ class FairThreads:
         return await asyncio.shield(future)
 
     async def _wait(self, caller: str) -> None:
-        own = len(self._waiting.get(caller, ()))
         for held, limit, whose in (
-            (own, self._max_waiting_each, "of yours"),
-            (sum(map(len, self._waiting.values())), self._max_waiting, "in all"),
+            (self._waiting.count(caller), self._max_waiting_each, "of yours"),
+            (len(self._waiting), self._max_waiting, "in all"),
         ):
             if held >= limit:
                 raise QueueFull(
@@ -60,7 +59,7 @@ class FairThreads:
                     retry_after_s=1,
                 )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, deque()).append(turn)
+        self._waiting.add(caller, turn)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.shield(turn)
@@ -68,7 +67,7 @@ class FairThreads:
             if turn.done():
                 self._release()
             else:
-                self._forget(caller, turn)
+                self._waiting.remove(caller, turn)
             if isinstance(error, TimeoutError):
                 raise QueueFull(
                     f"No thread for {self._work} was free for {self._timeout_s:g} s; try again in a moment.",
@@ -78,19 +77,9 @@ class FairThreads:
 
     def _release(self, _: object = None) -> None:
         """Give a free thread to the next caller."""
-        if not self._waiting:
+        head = next(self._waiting.heads(), None)
+        if head is None:
             self._num_free += 1
             return
-        caller, turns = next(iter(self._waiting.items()))
-        turn = turns[0]
-        self._forget(caller, turn)
-        turn.set_result(None)
-
-    def _forget(self, caller: str, turn: asyncio.Future[None]) -> None:
-        """Remove a turn; the caller's next turn comes after those of other callers."""
-        turns = self._waiting[caller]
-        turns.remove(turn)
-        if turns:
-            self._waiting.move_to_end(caller)
-        else:
-            del self._waiting[caller]
+        self._waiting.remove(*head)
+        head[1].set_result(None)

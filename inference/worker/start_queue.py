@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from inference.errors import QueueFull
+from inference.host.caller_turns import CallerTurns
 from inference.worker.resident import ActiveRequest
 
 logger = logging.getLogger(__name__)
@@ -60,20 +61,20 @@ class _ModelQueue:
     """The requests of one model.
 
     Attributes:
-        clients, background: Waiting requests by caller, in the order of turns.
+        clients, background: Waiting requests, in turns of callers.
         chars: Characters of the waiting requests of clients, by caller.
         num_open: Number of requests from ``add`` to ``remove``.
         num_in_engine: Number of sequences of clients' requests among them that don't wait.
     """
 
-    clients: OrderedDict[str, deque[_Start]] = field(default_factory=OrderedDict)
-    background: OrderedDict[str, deque[_Start]] = field(default_factory=OrderedDict)
+    clients: CallerTurns[_Start] = field(default_factory=CallerTurns)
+    background: CallerTurns[_Start] = field(default_factory=CallerTurns)
     chars: dict[str, int] = field(default_factory=dict)
     num_open: int = 0
     num_preparing: int = 0
     num_in_engine: int = 0
 
-    def callers(self, *, is_interactive: bool) -> OrderedDict[str, deque[_Start]]:
+    def turns(self, *, is_interactive: bool) -> CallerTurns[_Start]:
         return self.clients if is_interactive else self.background
 
 
@@ -105,7 +106,7 @@ class StartQueue:
         start = _Start(request, _num_chars(request.message["prompt"]), max_in_engine)
         with self._lock:
             model = self._models.setdefault(request.message["model"], _ModelQueue())
-            has_place = start.caller not in model.clients and model.num_in_engine < max_in_engine
+            has_place = not model.clients.count(start.caller) and model.num_in_engine < max_in_engine
             is_here = _is_quick(request) and (has_place or not request.is_interactive)
             if is_here:
                 start.is_waiting = False
@@ -129,9 +130,7 @@ class StartQueue:
             model = self._models[request.message["model"]]
             model.num_open -= 1
             if start.is_waiting:
-                callers = model.callers(is_interactive=request.is_interactive)
-                callers[start.caller].remove(start)
-                self._forget_waiting(model, callers, start)
+                self._forget_waiting(model, start)
             else:
                 model.num_in_engine -= start.num_places
             self._drop_if_empty(request.message["model"])
@@ -143,8 +142,7 @@ class StartQueue:
             model = self._models.get(checkpoint_id)
             if model is None:
                 return NumPreparations(0, 0)
-            waiting = sum(len(starts) for group in (model.clients, model.background) for starts in group.values())
-            return NumPreparations(waiting, model.num_preparing)
+            return NumPreparations(len(model.clients) + len(model.background), model.num_preparing)
 
     def stop(self) -> None:
         """Prepare nothing more."""
@@ -166,19 +164,16 @@ class StartQueue:
                         retry_after_s=5,
                     )
             model.chars[caller] = own + start.num_chars
-        model.callers(is_interactive=request.is_interactive).setdefault(caller, deque()).append(start)
+        model.turns(is_interactive=request.is_interactive).add(caller, start)
 
-    def _forget_waiting(self, model: _ModelQueue, callers: OrderedDict[str, deque[_Start]], start: _Start) -> None:
-        """Subtract a request that waits no more; the caller's other requests come after those of other callers."""
-        caller = start.caller
+    def _forget_waiting(self, model: _ModelQueue, start: _Start) -> None:
+        """Take out a request that waits no more."""
+        caller, is_interactive = start.caller, start.request.is_interactive
         start.is_waiting = False
-        if start.request.is_interactive:
+        model.turns(is_interactive=is_interactive).remove(caller, start)
+        if is_interactive:
             model.chars[caller] -= start.num_chars
-        if callers[caller]:
-            callers.move_to_end(caller)
-        else:
-            del callers[caller]
-            if start.request.is_interactive:
+            if not model.clients.count(caller):
                 del model.chars[caller]
 
     def _drop_if_empty(self, checkpoint_id: str) -> None:
@@ -201,15 +196,13 @@ class StartQueue:
         return None
 
     def _candidates(self, model: _ModelQueue, *, is_interactive: bool) -> Iterator[_Start]:
-        for caller, starts in model.callers(is_interactive=is_interactive).items():
-            has_place = not is_interactive or model.num_in_engine < starts[0].max_in_engine
+        for caller, start in model.turns(is_interactive=is_interactive).heads():
+            has_place = not is_interactive or model.num_in_engine < start.max_in_engine
             if has_place and self._preparing.get(caller, 0) < MAX_THREADS_EACH:
-                yield starts[0]
+                yield start
 
     def _take(self, checkpoint_id: str, model: _ModelQueue, start: _Start) -> None:
-        callers = model.callers(is_interactive=start.request.is_interactive)
-        callers[start.caller].popleft()
-        self._forget_waiting(model, callers, start)
+        self._forget_waiting(model, start)
         self._models.move_to_end(checkpoint_id)
         model.num_in_engine += start.num_places
         model.num_preparing += 1

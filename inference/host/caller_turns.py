@@ -1,0 +1,46 @@
+"""Waiting items of callers, who take turns."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class CallerTurns(Generic[T]):
+    """Queues of callers: a caller of whom an item was removed comes after the other callers."""
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[str, deque[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """The number of items of all callers."""
+        return sum(map(len, self._queues.values()))
+
+    def count(self, caller: str) -> int:
+        """Return the number of a caller's items."""
+        return len(self._queues.get(caller, ()))
+
+    def add(self, caller: str, item: T) -> None:
+        """Put an item at the end of its caller's queue."""
+        self._queues.setdefault(caller, deque()).append(item)
+
+    def heads(self) -> Iterator[tuple[str, T]]:
+        """Yield each caller with its oldest item, in the order of their turns."""
+        for caller, queue in self._queues.items():
+            yield caller, queue[0]
+
+    def remove(self, caller: str, item: T) -> None:
+        """Remove an item, which was taken or given up.
+
+        Raises:
+            KeyError, ValueError: The item isn't there.
+        """
+        queue = self._queues[caller]
+        queue.remove(item)
+        if queue:
+            self._queues.move_to_end(caller)
+        else:
+            del self._queues[caller]
