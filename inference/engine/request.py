@@ -47,13 +47,14 @@ class EngineRequest:
         prompt_token_ids: At least one id, each below the model's vocab_size.
         params: Parameters with ``n`` 1 and a ``seed``, unless greedy. The engine ignores stop strings.
         eos_token_ids: Ids that end the sequence unless ``ignore_eos``.
-        priority: Lower goes first; ties by arrival.
+        priority: Lower goes first; ties by turns of callers, then by arrival.
         prior_output_token_ids: Tokens that an earlier attempt already delivered. They count as output
             (penalties, min_tokens, max_tokens, draw positions) and are not emitted again.
         cache_salt: The request shares the prefix cache with requests of the same salt only.
         pooling: Return the pooled hidden rows of the prompt instead of tokens; requires ``max_tokens`` 0.
         constraint: Restricts the next tokens; its position is after ``prior_output_token_ids``. None: no restriction.
         dry_breakers: Texts over which no match of the DRY penalty reaches. None: there are none.
+        caller: Name of the caller, which shares the prefill tokens of a step with other callers of its priority.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class EngineRequest:
     pooling: Pooling | None = None
     constraint: TokenConstraint | None = None
     dry_breakers: SequenceBreakers | None = None
+    caller: str = ""
 
 
 @dataclass(slots=True)

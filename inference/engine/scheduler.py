@@ -4,10 +4,10 @@ Prefill and decode are the same: a request has uncomputed tokens, one when it de
 must be recomputed. Each step computes some of them, under two budgets: the tokens of the step, and state (blocks,
 slots, request indices).
 
-Requests are ranked by (priority, arrival), lower first. Decodes get their token first, then prefills by rank. A request
-is admitted with blocks for all its known tokens, so that only decodes can run out of blocks. The worst-ranked request
-is then preempted: it frees its state and is recomputed later. The best-ranked request can take all state, and
-``RequestChecks`` has refused requests that need more; so every step makes progress.
+Requests are ranked by (priority, arrival), lower first. Decodes get their token first, then prefills by priority, in
+turns of callers. A request is admitted with blocks for all its known tokens, so that only decodes can run out of
+blocks. The worst-ranked request is then preempted: it frees its state and is recomputed later. The best-ranked request
+can take all state, and ``RequestChecks`` has refused requests that need more; so every step makes progress.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from heapq import merge
 from operator import attrgetter
 from typing import NamedTuple
 
+from inference.engine.caller_turns import CallerTurns
 from inference.engine.config import EngineConfig
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.lookup import Match
@@ -94,7 +95,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.token_budget = config.max_num_batched_tokens
-        self._max_num_seqs = config.max_num_seqs
+        self._turns = CallerTurns()
         self._states = states
         self._cache = cache
 
@@ -174,21 +175,25 @@ class Scheduler:
     def _schedule_prefills(self, scheduled: list[ScheduledRequest]) -> None:
         """Spend the rest of the token budget on prompts.
 
-        Running prefills and the queue compete by rank, so that the long prompt of a running batch job doesn't delay
-        an interactive request.
+        Running prefills and the queue compete, so that the long prompt of a running batch job doesn't delay an
+        interactive request, nor one caller's many prompts another caller's one.
         """
         prefilling = [request for request in self.running if not request.is_decoding]
-        queued = self.waiting[: self._max_num_seqs]
+        preempted: list[Request] = []
         is_open = True
-        for request in merge(prefilling, queued, key=_rank):
-            left = self._budget_left(scheduled)
+        left = self._budget_left(scheduled)
+        for request in self._turns.order(merge(prefilling, self.waiting, key=_rank)):
             if left == 0:
                 break
-            if request in queued:
-                # No request overtakes the head of the queue, or a long prompt would wait for ever.
-                is_open = is_open and self._admit(request, scheduled)
+            if request.status is RequestStatus.WAITING:
+                # No request overtakes the first one that waits, or a long prompt would wait for ever.
+                is_open = is_open and self._admit(request, scheduled, preempted)
+                left = self._budget_left(scheduled)
             if request.status is RequestStatus.RUNNING:
-                scheduled.append(scheduled_request(request, self._chunk(request, left)))
+                count = self._chunk(request, left)
+                scheduled.append(scheduled_request(request, count))
+                self._turns.record(request, count)
+                left -= count
 
     def _budget_left(self, scheduled: Sequence[ScheduledRequest]) -> int:
         return self.token_budget - sum(item.num_tokens for item in scheduled)
@@ -204,9 +209,9 @@ class Scheduler:
             self.preempt(victim)
         return True
 
-    def _admit(self, request: Request, scheduled: list[ScheduledRequest]) -> bool:
+    def _admit(self, request: Request, scheduled: list[ScheduledRequest], preempted: list[Request]) -> bool:
         """Start a request if its state fits, if needed after preempting requests of worse priority."""
-        if self.waiting[0] is not request:
+        if any(other.rank <= request.rank for other in preempted):
             return False
         match = self._find(request)
         if not self._has_capacity(request, match):
@@ -218,10 +223,11 @@ class Scheduler:
                     return False
                 victim = victims.pop()
                 self.preempt(victim)
+                preempted.append(victim)
                 scheduled[:] = [item for item in scheduled if item.request is not victim]
                 # The victim's state has entered the prefix cache and may have evicted other state.
                 match = self._find(request)
-        self.waiting.pop(0)
+        self.waiting.remove(request)
         self._start(request, match)
         return True
 

@@ -148,6 +148,7 @@ class RequestPreparer:
                 priority=message["priority"],
                 cache_salt=message.get("cache_salt", ""),
                 pooling=pooling,
+                caller=message.get("owner", ""),
             )
             for number, token_ids in enumerate(inputs)
         )
@@ -198,6 +199,7 @@ class RequestPreparer:
             priority=message["priority"],
             prior_output_token_ids=prior,
             cache_salt=message.get("cache_salt", ""),
+            caller=message.get("owner", ""),
         )
 
     def _dry_breakers(self, params: SamplingParams) -> TextBreakers | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +24,7 @@ SCHEDULES_PER_KIND = 150
 
 @pytest.mark.parametrize("kind", ["paged", "slots", "hybrid"])
 def test_random_schedules_never_change_greedy_tokens(kind):
-    """Requests join at any time, with any priority, are aborted, chunked and preempted, under tiny budgets."""
+    """Requests of several callers join, with any priority, are aborted, chunked and preempted, under tiny budgets."""
     spec = make_spec(kind)
     preemptions = aborts = mixed = 0
     for seed in range(SCHEDULES_PER_KIND):
@@ -44,12 +45,15 @@ def test_random_schedules_never_change_greedy_tokens(kind):
         for number in range(rng.randint(2, 9)):
             prompt = [rng.randrange(97) for _ in range(rng.randint(1, 20))]
             plans[f"r{number}"] = (
-                request(
-                    f"r{number}",
-                    prompt,
-                    priority=rng.choice([0, 0, 0, 1, 7]),
-                    max_tokens=rng.randint(1, 40 - len(prompt)),
-                    eos=[rng.randrange(97)],
+                replace(
+                    request(
+                        f"r{number}",
+                        prompt,
+                        priority=rng.choice([0, 0, 0, 1, 7]),
+                        max_tokens=rng.randint(1, 40 - len(prompt)),
+                        eos=[rng.randrange(97)],
+                    ),
+                    caller="abc"[number % 3],
                 ),
                 rng.randint(0, 15),
                 rng.randint(1, 30) if rng.random() < 0.2 else None,

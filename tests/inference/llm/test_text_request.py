@@ -197,3 +197,11 @@ def test_a_prompt_with_too_many_bytes_is_refused_without_tokenising_it(llm: LLM,
     with pytest.raises(PromptTooLong, match=r"maximum context length is 128 tokens\. .* characters") as caught:
         llm.prepare(message(prompt=prompt))
     assert (caught.value.code, caught.value.param, encoded) == ("context_length_exceeded", param, [])
+
+
+def test_every_choice_carries_the_caller(llm: LLM) -> None:
+    owned = {**message(n=2), "owner": "key:1"}
+    assert [choice.caller for choice in llm.prepare(owned).choices] == ["key:1", "key:1"]
+    pooled = {**message(prompt={"inputs": [{"text": "ab"}]}), "owner": "key:1", "pooling": None}
+    assert [choice.caller for choice in llm.prepare(pooled).choices] == ["key:1"]
+    assert [choice.caller for choice in llm.prepare(message()).choices] == [""]

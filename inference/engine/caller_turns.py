@@ -1,0 +1,57 @@
+"""CallerTurns: order prefills so that callers of the same priority get the same number of tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+from inference.engine.running_request import Request
+
+Caller = tuple[int, str]  # priority and name: a caller's requests of another priority have turns of their own
+
+
+class CallerTurns:
+    """Count the prefill tokens of each caller for as long as one of its requests waits or prefills.
+
+    The caller with the fewest tokens is next; of equal callers, the one with the oldest request. A caller without a
+    count starts at the lowest of its priority: it neither catches up on tokens that it didn't request before, nor
+    overtakes a request that waits already.
+
+    Source: the virtual token counter of Sheng et al. 2024, https://arxiv.org/abs/2401.00588, algorithm 2, of prompts.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[Caller, int] = {}
+
+    def order(self, ranked: Iterable[Request]) -> Iterator[Request]:
+        """Yield requests by priority, then in turns of callers, which ``record`` changes meanwhile.
+
+        Args:
+            ranked: All requests that wait or prefill, by rank; a caller's requests are yielded in this order.
+        """
+        queues: dict[Caller, deque[Request]] = {}
+        for request in ranked:
+            queues.setdefault(_caller(request), deque()).append(request)
+        known = {caller: count for caller, count in self._counts.items() if caller in queues}
+        lowest: dict[int, int] = {}
+        for (priority, _), count in known.items():
+            lowest[priority] = min(count, lowest.get(priority, count))
+        self._counts = {caller: known.get(caller, lowest.get(caller[0], 0)) for caller in queues}
+
+        turns = [(caller[0], self._counts[caller], queue[0].arrival, caller) for caller, queue in queues.items()]
+        heapify(turns)
+        while turns:
+            *_, caller = heappop(turns)
+            queue = queues[caller]
+            yield queue.popleft()
+            if queue:
+                heappush(turns, (caller[0], self._counts[caller], queue[0].arrival, caller))
+
+    def record(self, request: Request, num_tokens: int) -> None:
+        """Count tokens of a request that ``order`` has yielded."""
+        self._counts[_caller(request)] += num_tokens
+
+
+def _caller(request: Request) -> Caller:
+    return request.source.priority, request.source.caller
