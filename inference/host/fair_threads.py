@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from inference.errors import QueueFull
-from inference.host.caller_turns import CallerTurns
+from inference.host.caller_queues import CallerQueues
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class FairThreads:
         self._work = work
         self._max_waiting, self._max_waiting_each, self._timeout_s = max_waiting, max_waiting_each, timeout_s
         self._num_free = num_threads
-        self._waiting: CallerTurns[asyncio.Future[None]] = CallerTurns()
+        self._waiting: CallerQueues[asyncio.Future[None]] = CallerQueues()
 
     async def run(self, caller: str, work: Callable[[], T]) -> T:
         """Return the result of ``work``, which a thread calls when it is the caller's turn.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from inference.errors import QueueFull
-from inference.host.caller_turns import CallerTurns
+from inference.host.caller_queues import CallerQueues
 from inference.worker.resident import ActiveRequest
 
 logger = logging.getLogger(__name__)
@@ -67,14 +67,14 @@ class _ModelQueue:
         num_in_engine: Number of sequences of clients' requests among them that don't wait.
     """
 
-    clients: CallerTurns[_Start] = field(default_factory=CallerTurns)
-    background: CallerTurns[_Start] = field(default_factory=CallerTurns)
+    clients: CallerQueues[_Start] = field(default_factory=CallerQueues)
+    background: CallerQueues[_Start] = field(default_factory=CallerQueues)
     chars: dict[str, int] = field(default_factory=dict)
     num_open: int = 0
     num_preparing: int = 0
     num_in_engine: int = 0
 
-    def turns(self, *, is_interactive: bool) -> CallerTurns[_Start]:
+    def turns(self, *, is_interactive: bool) -> CallerQueues[_Start]:
         return self.clients if is_interactive else self.background
 
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class CallerTurns(Generic[T]):
+class CallerQueues(Generic[T]):
     """Queues of callers: a caller of whom an item was removed comes after the other callers."""
 
     def __init__(self) -> None:

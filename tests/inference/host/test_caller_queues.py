@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inference.host.caller_turns import CallerTurns
+from inference.host.caller_queues import CallerQueues
 
 
-def taken(turns: CallerTurns[str]) -> list[str]:
+def taken(turns: CallerQueues[str]) -> list[str]:
     """All items in the order in which they are taken."""
     found = []
     while len(turns):
@@ -18,7 +18,7 @@ def taken(turns: CallerTurns[str]) -> list[str]:
 
 
 def test_a_caller_with_many_items_waits_for_the_others():
-    turns: CallerTurns[str] = CallerTurns()
+    turns: CallerQueues[str] = CallerQueues()
     for caller, item in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"), ("b", "b2")):
         turns.add(caller, item)
     assert (len(turns), turns.count("a"), turns.count("d")) == (6, 3, 0)
@@ -28,7 +28,7 @@ def test_a_caller_with_many_items_waits_for_the_others():
 
 
 def test_an_item_that_was_given_up_leaves_no_trace():
-    turns: CallerTurns[str] = CallerTurns()
+    turns: CallerQueues[str] = CallerQueues()
     turns.add("a", "a1")
     turns.add("a", "a2")
     turns.add("b", "b1")
