@@ -21,7 +21,7 @@ from inference.errors import InvalidRequest, RequestTooLarge
 T = TypeVar("T")
 
 MAX_VALUES = 1 << 19
-"""Most values of one text; a name in an object takes the parser twice as long, and counts as two."""
+"""Most values of one text. What takes the parser longer counts more: a string as two, a name in an object as four."""
 MAX_DEPTH = 128
 """Most levels of lists and objects; orjson writes up to 254 only, and values go on with some levels around them."""
 INLINE_BYTES = 1 << 16
@@ -88,9 +88,9 @@ def _check_size(text: bytes) -> None:
     """Refuse too many values or levels, which a parser would read before the end of ``text`` or its first error.
 
     Each name is followed by a colon, and each value but the first by a comma or within a bracket, so outside of strings
-    these characters are counted.
+    these characters are counted, and the quotes of strings.
     """
-    num_values, depth, position, is_string = 0, 0, 0, False
+    num_values, num_quotes, depth, position, is_string = 0, 0, 0, 0, False
     while position < len(text):
         step = text[position : position + _STEP_BYTES]
         if (len(step) - len(step.rstrip(b"\\"))) % 2:  # ends within an escape
@@ -103,11 +103,12 @@ def _check_size(text: bytes) -> None:
         if len(parts) % 2 == 0:
             is_string = not is_string
         brackets = plain.translate(None, _NO_BRACKETS)
-        num_values += plain.count(b",") + 2 * plain.count(b":") + brackets.count(b"[") + brackets.count(b"{")
-        if num_values > MAX_VALUES:
+        num_quotes += len(parts) - 1
+        num_values += plain.count(b",") + 3 * plain.count(b":") + brackets.count(b"[") + brackets.count(b"{")
+        if num_values + num_quotes // 2 > MAX_VALUES:
             raise RequestTooLarge(
-                f"The request has more than {MAX_VALUES:,} JSON values, the limit (a name counts as two); split "
-                "the request."
+                f"The request has more than {MAX_VALUES:,} JSON values, the limit (a string counts as two, a name as "
+                "four); split the request."
             )
         depths = list(itertools.accumulate(map(_LEVELS.__getitem__, brackets), initial=depth))
         depth = depths[-1]

@@ -5,6 +5,7 @@ One class builds the stream and the whole response. Shapes: https://docs.anthrop
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from typing import Any
 
@@ -196,10 +197,15 @@ def _complete_members(text: str) -> dict[str, Any]:
             ends.append(position)
     if text[-1] in '"}]':  # a number may go on, a closed value doesn't
         ends.append(len(text))
-    for end in reversed(ends):
-        try:
-            found: dict[str, Any] = orjson.loads(text[:end] + "}")
-        except orjson.JSONDecodeError:  # a name without a value, or no JSON at all
-            continue
-        return found
-    return {}
+    # What ends earlier is an object if what ends later is one, so few of many ends are tried.
+    num_complete = bisect.bisect_left(ends, True, key=lambda end: _members(text, end) is None)
+    return _members(text, ends[num_complete - 1]) or {} if num_complete else {}
+
+
+def _members(text: str, end: int) -> dict[str, Any] | None:
+    """Return the object that ``text`` begins if it ends at ``end``; None: a name without a value, or no JSON at all."""
+    try:
+        found: dict[str, Any] = orjson.loads(text[:end] + "}")
+    except orjson.JSONDecodeError:
+        return None
+    return found

@@ -145,6 +145,32 @@ class ThinkField(serializers.Field[Any, Any, Any, Any]):
         return value
 
 
+@extend_schema_field(
+    {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_INPUTS},
+        ]
+    }
+)
+class TextsField(serializers.Field[Any, Any, Any, Any]):
+    """One text or several; the value is a list of texts.
+
+    DRF's JSONField would write the value as JSON once more, in one piece that stops the event loop.
+    """
+
+    def to_internal_value(self, data: Any) -> list[str]:
+        texts = [data] if isinstance(data, str) else data
+        if not isinstance(texts, list) or not texts or not all(isinstance(item, str) for item in texts):
+            raise serializers.ValidationError(f"must be a text or a list of texts, got {shown(data)}.")
+        if len(texts) > MAX_INPUTS:
+            raise serializers.ValidationError(f"has {len(texts)} texts, at most {MAX_INPUTS} go into one request.")
+        return texts
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
 class OllamaRequestSerializer(StrictSerializer):
     """Fields that /api/generate and /api/chat have in common."""
 
@@ -262,7 +288,7 @@ class OllamaEmbedRequestSerializer(StrictSerializer):
     takes_hints = True
 
     model = StrictCharField(max_length=256, help_text="A name from GET /api/tags.")
-    input = serializers.JSONField(help_text="A text or a list of texts.")
+    input = TextsField(help_text="A text or a list of texts.")
     truncate = StrictBooleanField(
         required=False, allow_null=True, help_text="Cut what is longer than the context (the default), or refuse it."
     )
@@ -275,15 +301,6 @@ class OllamaEmbedRequestSerializer(StrictSerializer):
     )
     keep_alive = KeepAliveField(required=False, allow_null=True)
     options = JSONObjectField(required=False, allow_null=True, help_text="Only num_ctx.")
-
-    def validate_input(self, value: Any) -> list[str]:
-        """Return the input as a list of texts."""
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not texts or not all(isinstance(item, str) for item in texts):
-            raise serializers.ValidationError("must be a text or a list of texts.")
-        if len(texts) > MAX_INPUTS:
-            raise serializers.ValidationError(f"has {len(texts)} texts, at most {MAX_INPUTS} go into one request.")
-        return texts
 
     def plan(self, values: Mapping[str, Any], served: ServedModel, *, normalize: bool = True) -> GenerationPlan:
         """Return the plan of the embedding request.

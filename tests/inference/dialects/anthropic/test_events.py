@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from inference.dialects.anthropic.events import MessageEvents, message_error
@@ -46,6 +48,7 @@ def test_thinking_text_and_calls_are_blocks_of_their_own():
         ('{"at": "x"', "length", {"at": "x"}),
         ('{"at": {"x": 1, "y"', "length", {}),
         ("look at", "length", {}),
+        ('{"at": 1, to, 2, 3', "length", {"at": 1}),
     ],
 )
 def test_a_call_s_input_is_the_complete_part_of_its_arguments(text, finish_reason, expected):
@@ -54,6 +57,17 @@ def test_a_call_s_input_is_the_complete_part_of_its_arguments(text, finish_reaso
     machine.take(EndPiece(finish_reason, None))
     machine.finished(USAGE)
     assert machine.message["content"][0]["input"] == expected
+
+
+def test_a_long_input_that_is_no_json_is_searched_in_few_steps():
+    text = '{"at": "' + "x" * 100_000 + '", to' + "," * 100_000  # its error is far behind the start
+    machine = MessageEvents(message_id="msg_1", model="tiny")
+    machine.take(CallPiece(0, "call_1", "look", text))
+    machine.take(EndPiece("length", None))
+    started = time.process_time()
+    machine.finished(USAGE)
+    assert time.process_time() - started < 1  # one parse for each comma would take longer than a minute's tenth
+    assert machine.message["content"][0]["input"] == {"at": "x" * 100_000}
 
 
 def test_error_types_by_status():
