@@ -1,6 +1,6 @@
-"""Limit the time and the bytes of request headers, for which uvicorn has no setting.
+"""Limit the time and the bytes of request headers, for which uvicorn has no setting, and end stalled readers.
 
-uvicorn's setting ``http`` takes the class in place of a name.
+uvicorn's settings ``http`` and ``ws`` take the classes in place of names.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from blazr_site.stalled_readers import StallGuard
 
 HEADERS_TIMEOUT_S = 20.0
 """Seconds from a connection's start, or from a request's first byte, to the end of the request's headers."""
@@ -19,14 +22,14 @@ MAX_CONNECTIONS = 4096
 """Connections of the web process; a request beyond them gets 503 from uvicorn."""
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(StallGuard, HttpToolsProtocol):
     """uvicorn's protocol, which closes the connection of a client that doesn't complete its headers."""
 
     _timer: asyncio.TimerHandle | None = None
     _is_within_headers = False
     _num_header_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start a connection."""
         super().connection_made(transport)
         self._start_timer()
@@ -73,3 +76,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+class WebSocketProtocol(StallGuard, WebSocketsSansIOProtocol):
+    """uvicorn's protocol for WebSockets, which closes the connection of a client that reads nothing."""

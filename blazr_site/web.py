@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import uvicorn
 from django.conf import settings
 
-from blazr_site.http_protocol import MAX_CONNECTIONS, HttpProtocol
+from blazr_site.http_protocol import MAX_CONNECTIONS, HttpProtocol, WebSocketProtocol
 from blazr_site.listeners import BACKLOG, open_listeners
 from blazr_site.process_environment import use_settings
 from blazr_site.settings.storage import prepare_data_dir
@@ -37,7 +37,7 @@ def main(descriptors: Sequence[str]) -> int:
         http=HttpProtocol,
         limit_concurrency=MAX_CONNECTIONS,
         loop="uvloop",
-        ws="websockets-sansio",
+        ws=WebSocketProtocol,
         ws_max_size=settings.BLAZR_MAX_BODY_BYTES,
         lifespan="on",
         timeout_graceful_shutdown=settings.BLAZR_DRAIN_GRACE_S,

@@ -1,0 +1,119 @@
+"""Clients that read nothing lose their connection; those that read slowly keep theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import uvicorn
+
+from blazr_site import stalled_readers
+from blazr_site.http_protocol import HttpProtocol, WebSocketProtocol
+
+STALL_S = 0.4
+PIECE_BYTES = 1 << 16
+NUM_PIECES = 128
+"""More in all than the system keeps for a connection without a limit of its own."""
+HTTP = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
+WEBSOCKET = (
+    b"GET %b HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+async def flood(scope, receive, send) -> None:
+    """Send 8 MiB: in one piece that the transport keeps whole, or in pieces, each after the one before."""
+    num, size = (1, PIECE_BYTES * NUM_PIECES) if scope["path"] == "/whole" else (NUM_PIECES, PIECE_BYTES)
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+        for _ in range(num):
+            await send({"type": "websocket.send", "bytes": bytes(size)})
+        await send({"type": "websocket.close"})
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        for _ in range(num):
+            await send({"type": "http.response.body", "body": bytes(size), "more_body": True})
+        await send({"type": "http.response.body"})
+
+
+@contextlib.asynccontextmanager
+async def running_server(loop: str) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+    """A server of ``flood``, and its port."""
+    config = uvicorn.Config(
+        flood, port=0, http=HttpProtocol, ws=WebSocketProtocol, loop=loop, lifespan="off", log_level="critical",
+        timeout_keep_alive=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield server, server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    async with asyncio.timeout(10):
+        await serving
+
+
+@contextlib.contextmanager
+def asked(port: int, request: bytes, path: bytes):
+    """A connection with a small buffer, whose request was sent."""
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", port))
+        raw.sendall(request % path)
+        raw.setblocking(False)
+        yield raw
+
+
+async def until_idle(server: uvicorn.Server, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        while server.server_state.connections or server.server_state.tasks:
+            await asyncio.sleep(0.02)
+
+
+async def until_connected(server: uvicorn.Server) -> None:
+    async with asyncio.timeout(10):
+        while not server.server_state.connections:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("path", [b"/whole", b"/pieces"])
+@pytest.mark.parametrize("request_bytes", [HTTP, WEBSOCKET], ids=["http", "websocket"])
+async def test_a_client_that_reads_nothing_is_cut(monkeypatch, request_bytes, path):
+    monkeypatch.setattr(stalled_readers, "STALL_S", STALL_S)
+    async with running_server("asyncio") as (server, port):
+        with asked(port, request_bytes, path) as raw:
+            await until_connected(server)
+            await until_idle(server, 10 * STALL_S)
+            with pytest.raises(ConnectionResetError):  # not a response that looks complete
+                while await asyncio.get_running_loop().sock_recv(raw, 1 << 20):
+                    pass
+
+
+@pytest.mark.parametrize("request_bytes", [HTTP, WEBSOCKET], ids=["http", "websocket"])
+async def test_a_client_that_reads_slowly_gets_everything(monkeypatch, request_bytes):
+    monkeypatch.setattr(stalled_readers, "STALL_S", STALL_S)
+    loop = asyncio.get_running_loop()
+    async with running_server("asyncio") as (server, port):
+        with asked(port, request_bytes, b"/whole") as raw:
+            num_bytes = 0
+            begun = loop.time()
+            while loop.time() < begun + 3 * STALL_S:
+                num_bytes += len(await loop.sock_recv(raw, 16384))
+                await asyncio.sleep(0.01)
+            while num_bytes < PIECE_BYTES * NUM_PIECES:
+                received = len(await loop.sock_recv(raw, 1 << 20))
+                assert received
+                num_bytes += received
+        await until_idle(server, 5)
+
+
+async def test_the_system_keeps_little_for_a_client():
+    async with running_server("asyncio") as (server, port):
+        with asked(port, HTTP, b"/pieces"):
+            await until_connected(server)
+            (protocol,) = server.server_state.connections
+            sent_bytes = protocol.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            assert sent_bytes == 2 * stalled_readers.SEND_BUFFER_BYTES
