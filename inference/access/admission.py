@@ -122,17 +122,6 @@ async def text_admitted(principal: Principal, body: Any) -> AsyncIterator[None]:
         yield
 
 
-@contextlib.asynccontextmanager
-async def submission_admitted(principal: Principal, *, tokens: int) -> AsyncIterator[None]:
-    """Admit a submission of work that runs later: one request, and its tokens up to a minute's worth.
-
-    Jobs and batches may have more tokens than a minute's; the limit of lines applies to them as well.
-    """
-    limit = principal.limits.tokens
-    async with admitted(principal, tokens=tokens if limit is None else min(tokens, limit)):
-        yield
-
-
 def headers_reset() -> None:
     """Clear the headers of an earlier request in this context."""
     _headers.set(None)

@@ -1,8 +1,11 @@
 """Count the requests and tokens of API keys in Redis, with one script to admit and one to release.
 
 Each tenant has a hash with two token buckets (their levels and the time of those levels), and a sorted set of open
-requests. An open request is a lease that its web process renews, so that the places of a killed process are free after
-``LEASE_S``. All times are those of Redis, so the clocks of web machines need not agree.
+requests. An open request is a lease that its process renews, so that the places of a killed process are free after
+``LEASE_S``. All times are those of Redis, so the clocks of machines need not agree.
+
+Web processes count requests of clients. Workers count jobs and lines of batches in the same buckets
+(``inference.access.start_limits``).
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import redis
+
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client, redis_repeatable
-from inference.values.limits import WINDOW_S, KeyLimits
+from inference.values.limits import UNLIMITED, WINDOW_S, KeyLimits
 
 LEASE_S = 30.0
 RENEW_S = 10.0
@@ -21,12 +26,14 @@ COUNTER_EXPIRE_S = 600
 """Counters expire after so long without a request, when the buckets are full; later if a level is below zero."""
 
 # A limit of -1 means none. The release of a request may take a level below zero; further requests wait longer then.
-# A lease that is open already was admitted by a call whose reply was lost.
+# A lease that is open already was admitted by a call whose reply was lost. Without a lease nothing is taken: the reply
+# says what could be taken. Stored work keeps a part of each limit free.
 _ADMIT = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
 local rpm, tpm, open = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local cost, window = tonumber(ARGV[4]), tonumber(ARGV[5])
+local number, free_requests, free_tokens = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local found = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'at')
 local passed = math.max(0, now - (tonumber(found[3]) or now))
 local requests = math.min(rpm, (tonumber(found[1]) or rpm) + passed * rpm / window)
@@ -37,18 +44,18 @@ local verdict, wait = 'ok', 0
 if redis.call('ZSCORE', KEYS[2], ARGV[7]) then
   return {verdict, '0', tostring(requests), tostring(tokens), running}
 end
-if rpm >= 0 and requests < 1 then
-  verdict, wait = 'requests', (1 - requests) * window / rpm
+if rpm >= 0 and number > 0 and requests < number + free_requests then
+  verdict, wait = 'requests', (number + free_requests - requests) * window / rpm
 end
-if tpm >= 0 and tokens < math.max(1, cost) then
-  local missing = (math.max(1, cost) - tokens) * window / tpm
+if tpm >= 0 and tokens < math.max(1, cost) + free_tokens then
+  local missing = (math.max(1, cost) + free_tokens - tokens) * window / tpm
   if missing > wait then verdict, wait = 'tokens', missing end
 end
 if open >= 0 and running >= open then
   if verdict == 'ok' then verdict, wait = 'concurrent', 1 end
 end
-if verdict == 'ok' then
-  requests, tokens = requests - 1, tokens - cost
+if verdict == 'ok' and ARGV[7] ~= '' then
+  requests, tokens = requests - number, tokens - cost
   -- No level is kept without a limit: one that is set later starts full.
   redis.call('DEL', KEYS[1])
   redis.call('HSET', KEYS[1], 'at', tostring(now))
@@ -121,14 +128,49 @@ async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: i
             2,
             redis_keys.limit_counters(tenant),
             redis_keys.limit_open(tenant),
-            *(-1 if limit is None else limit for limit in (limits.requests, limits.tokens, limits.concurrent)),
-            tokens,
-            WINDOW_S,
-            LEASE_S,
-            lease,
-            COUNTER_EXPIRE_S,
+            *_admit_arguments(limits, UNLIMITED, lease, tokens, 1),
         )
     )
+    return _count(reply)
+
+
+def count_stored(
+    client: redis.Redis, *, tenant: str, limits: KeyLimits, lease: str, tokens: int, requests: int = 1
+) -> Count:
+    """Admit a job or a line of a batch, or return the limit that it reached; it leaves ``limits.kept_free()``.
+
+    Args:
+        client: A client of the caller's.
+        tenant: The tenant that submitted the work.
+        limits: The tenant's limits.
+        lease: The name of the work among the tenant's open requests; empty: take nothing, return the levels.
+        tokens: Estimated tokens, reserved until the release.
+        requests: Requests that the work counts as.
+    """
+    arguments = _admit_arguments(limits, limits.kept_free(), lease, tokens, requests)
+    keys = redis_keys.limit_counters(tenant), redis_keys.limit_open(tenant)
+    return _count(client.eval(_ADMIT, 2, *keys, *arguments))
+
+
+def _admit_arguments(
+    limits: KeyLimits, kept_free: KeyLimits, lease: str, tokens: int, requests: int
+) -> tuple[float | str, ...]:
+    concurrent = -1 if limits.concurrent is None else limits.concurrent - (kept_free.concurrent or 0)
+    return (
+        *(-1 if limit is None else limit for limit in (limits.requests, limits.tokens)),
+        concurrent,
+        tokens,
+        WINDOW_S,
+        LEASE_S,
+        lease,
+        COUNTER_EXPIRE_S,
+        requests,
+        kept_free.requests or 0,
+        kept_free.tokens or 0,
+    )
+
+
+def _count(reply: Any) -> Count:
     verdict, wait_s, requests, level, running = reply
     return Count(verdict.decode(), float(wait_s), float(requests), float(level), int(running))
 
@@ -144,18 +186,41 @@ async def release_request(
         Unavailable: Redis can't be reached; the lease expires then.
     """
     async with redis_client() as client:
-        await client.eval(
-            _RELEASE,
-            2,
-            redis_keys.limit_counters(tenant),
-            redis_keys.limit_open(tenant),
-            lease,
-            refund,
-            -1 if limits.tokens is None else limits.tokens,
-            WINDOW_S,
-            COUNTER_EXPIRE_S,
-            int(was_admitted),
-        )
+        await client.eval(*_release_call(tenant, limits, lease, refund, was_admitted=was_admitted))
+
+
+def _release_call(tenant: str, limits: KeyLimits, lease: str, refund: int, *, was_admitted: bool) -> tuple[Any, ...]:
+    return (
+        _RELEASE,
+        2,
+        redis_keys.limit_counters(tenant),
+        redis_keys.limit_open(tenant),
+        lease,
+        refund,
+        -1 if limits.tokens is None else limits.tokens,
+        WINDOW_S,
+        COUNTER_EXPIRE_S,
+        int(was_admitted),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRelease:
+    """The end of stored work, as ``release_request`` takes it."""
+
+    tenant: str
+    limits: KeyLimits
+    lease: str
+    refund: int
+    was_admitted: bool = True
+
+
+def release_stored(client: redis.Redis, released: Sequence[StoredRelease]) -> None:
+    """End stored work and refund the tokens that it did not use, in one round trip."""
+    pipe = client.pipeline(transaction=False)
+    for item in released:
+        pipe.eval(*_release_call(item.tenant, item.limits, item.lease, item.refund, was_admitted=item.was_admitted))
+    pipe.execute()
 
 
 async def renew_leases(leases: Sequence[tuple[str, str]]) -> None:
@@ -165,10 +230,21 @@ async def renew_leases(leases: Sequence[tuple[str, str]]) -> None:
         Unavailable: Redis can't be reached.
     """
     async with redis_client() as client:
-        seconds, micros = await client.time()
-        until = seconds + micros / 1e6 + LEASE_S
         pipe: Any = client.pipeline(transaction=False)
-        for tenant, lease in leases:
-            pipe.zadd(redis_keys.limit_open(tenant), {lease: until}, xx=True)
-            pipe.expire(redis_keys.limit_open(tenant), int(LEASE_S) + 1)
+        _renew(pipe, leases, await client.time())
         await pipe.execute()
+
+
+def renew_stored(client: redis.Redis, leases: Sequence[tuple[str, str]]) -> None:
+    """``renew_leases`` for stored work."""
+    pipe: Any = client.pipeline(transaction=False)
+    _renew(pipe, leases, client.time())
+    pipe.execute()
+
+
+def _renew(pipe: Any, leases: Sequence[tuple[str, str]], now: Any) -> None:
+    seconds, micros = now
+    until = seconds + micros / 1e6 + LEASE_S
+    for tenant, lease in leases:
+        pipe.zadd(redis_keys.limit_open(tenant), {lease: until}, xx=True)
+        pipe.expire(redis_keys.limit_open(tenant), int(LEASE_S) + 1)

@@ -16,6 +16,7 @@ import orjson
 from django.db.models import Count
 from django.utils import timezone
 
+from inference.access.start_limits import StartLimits
 from inference.batches import policy
 from inference.batches.lines import SUSPECTS_TOGETHER, ClaimedLine, has_suspects, lines_claim
 from inference.batches.services import OPEN_BATCHES, open_batches
@@ -44,11 +45,13 @@ class LineClaimer:
     Args:
         manager: The worker's models.
         owner: The worker's id.
+        limits: The limits of API keys per minute.
     """
 
-    def __init__(self, manager: Manager, *, owner: str) -> None:
+    def __init__(self, manager: Manager, *, owner: str, limits: StartLimits) -> None:
         self._manager = manager
         self._owner = owner
+        self._limits = limits
         self._suspects: Batch | None = None
         self._swapped_at = time.monotonic()
         self._recent: deque[tuple[float, int]] = deque()
@@ -83,7 +86,8 @@ class LineClaimer:
         if not OPEN_BATCHES.exists():
             return [], []
         batches = {row.pk: row for row in open_batches().filter(state=BatchState.IN_PROGRESS, ending="")}
-        candidates = [self._candidate(row) for row in batches.values() if row.num_open]
+        capacities = {tenant: self._limits.capacity(tenant) for tenant in {row.tenant for row in batches.values()}}
+        candidates = [self._candidate(row) for row in batches.values() if row.num_open and capacities[row.tenant] != 0]
         lines: list[ClaimedLine] = []
         with_suspects: list[Batch] = []
         if not candidates:
@@ -103,14 +107,16 @@ class LineClaimer:
             spent: set[int] = set()
             for share in found:
                 batch = batches[share.key]
-                taken = lines_claim(
-                    batch=batch, owner=self._owner, limit=share.count, checkpoint_ids=share.checkpoint_ids
-                )
+                capacity = capacities[batch.tenant]
+                count = share.count if capacity is None else min(share.count, capacity)
+                taken = lines_claim(batch=batch, owner=self._owner, limit=count, checkpoint_ids=share.checkpoint_ids)
                 lines += taken
                 running[batch.tenant] = running.get(batch.tenant, 0) + len(taken)
+                if capacity is not None:
+                    capacities[batch.tenant] = capacity - len(taken)
                 if len(taken) < share.count:
                     spent.add(share.key)
-                    if has_suspects(batch):
+                    if len(taken) < count and has_suspects(batch):
                         with_suspects.append(batch)
             if not spent:
                 break
@@ -122,9 +128,13 @@ class LineClaimer:
         return lines, with_suspects
 
     def _suspects_of(self, batch: Batch) -> list[ClaimedLine]:
-        lines = lines_claim(
-            batch=batch, owner=self._owner, limit=SUSPECTS_TOGETHER, min_attempts=1, max_attempts=1
-        ) or lines_claim(batch=batch, owner=self._owner, limit=1, min_attempts=2, max_attempts=MAX_ATTEMPTS)
+        capacity = self._limits.capacity(batch.tenant)
+        limit = SUSPECTS_TOGETHER if capacity is None else min(SUSPECTS_TOGETHER, capacity)
+        if limit == 0:
+            return []
+        lines = lines_claim(batch=batch, owner=self._owner, limit=limit, min_attempts=1, max_attempts=1) or lines_claim(
+            batch=batch, owner=self._owner, limit=1, min_attempts=2, max_attempts=MAX_ATTEMPTS
+        )
         self._record_swaps(lines, self._resident())
         return lines
 

@@ -21,6 +21,7 @@ import orjson
 from django.db import DatabaseError, InterfaceError
 
 from inference.access.api_keys import principal_of_tenant
+from inference.access.start_limits import StartLimits
 from inference.batches import claiming
 from inference.batches.claiming import LineClaimer
 from inference.batches.line_requests import LineRequest, line_request, refusal_line, unrun_line
@@ -53,6 +54,7 @@ from inference.jobs.claim_runner import (
 )
 from inference.jobs.claims import MAX_ATTEMPTS
 from inference.serving.served_models import plan_for_model, served_model_read
+from inference.values.limits import estimate_tokens
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import JOB_PRIORITY
@@ -131,7 +133,8 @@ class BatchRunner(ClaimRunner):
         self._parts: dict[str, tuple[_Running, int]] = {}
         self._outbox = _Outbox()
         self._unstarted: deque[ClaimedLine] = deque()
-        self._claimer = LineClaimer(manager, owner=owner)
+        self._limits = StartLimits()
+        self._claimer = LineClaimer(manager, owner=owner, limits=self._limits)
 
     # --- the thread ----------------------------------------------------------------------------
 
@@ -147,6 +150,7 @@ class BatchRunner(ClaimRunner):
         now = time.monotonic()
         if len(self._outbox) and (not self._running or self._outbox.is_due(now)):
             self._flush()
+        self._limits.flush()
         if now - self._beat_at >= (HINTED_HEARTBEAT_S if self._hinted and self._running else HEARTBEAT_S):
             self._hinted = False
             self._heartbeat(now)
@@ -183,6 +187,7 @@ class BatchRunner(ClaimRunner):
             item.open_parts.clear()
         if not item.open_parts:
             self._running.pop(item.line.claim, None)
+            self._release(item)
             self._complete_line(item)
 
     def _complete_line(self, item: _Running) -> None:
@@ -286,8 +291,13 @@ class BatchRunner(ClaimRunner):
             logger.warning("%d lines were claimed and never started; they go back", len(strays))
             lines_release(claims=strays)
 
+    def _release(self, item: _Running) -> None:
+        tokens = item.builder.prompt_tokens + item.builder.completion_tokens
+        self._limits.release(item.line.request_id, tokens=tokens)
+
     def _drop(self, item: _Running) -> None:
         self._running.pop(item.line.claim, None)
+        self._release(item)
         for request_id in item.open_parts:
             self._parts.pop(request_id, None)
             self._manager.cancel(request_id)
@@ -299,6 +309,7 @@ class BatchRunner(ClaimRunner):
         for item in rest:
             self._drop(item)
         lines_release(claims=[item.line.claim for item in rest])
+        self._limits.flush()
 
     # --- the engines ---------------------------------------------------------------------------
 
@@ -314,7 +325,11 @@ class BatchRunner(ClaimRunner):
                 model = request.plan.model
                 if model not in served:
                     served[model] = served_model_read(model)
-                self._submit(line, request.resolved(partial(plan_for_model, model=served[model])))
+                request = request.resolved(partial(plan_for_model, model=served[model]))
+                if not self._limits.admit(line.batch.tenant, line.request_id, tokens=estimate_tokens(request.plan)):
+                    self._queue_again(line.batch.tenant)
+                    continue
+                self._submit(line, request)
             except BlazrError as error:
                 self._refuse(line, error)
             except (DatabaseError, InterfaceError):
@@ -325,6 +340,12 @@ class BatchRunner(ClaimRunner):
                     line, GenerationFailed("The request could not be started because of an internal error.")
                 )
             self._unstarted.popleft()
+
+    def _queue_again(self, tenant: str) -> None:
+        """Give the lines of a tenant back that haven't started, because its limit is reached."""
+        mine = [line for line in self._unstarted if line.batch.tenant == tenant]
+        lines_release(claims=[line.claim for line in mine])
+        self._unstarted = deque(line for line in self._unstarted if line.batch.tenant != tenant)
 
     def _check_options(self, line: ClaimedLine, request: LineRequest) -> None:
         """Refuse options that need a scope which the batch's caller lacks; reads the caller only if there are any."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -96,6 +96,7 @@ def jobs_claim(
     checkpoint_ids: Iterable[str] | None = None,
     min_age_s: float = 0.0,
     suspects: bool = False,
+    capacity: Callable[[str], int | None] = lambda tenant: None,
     lease_s: float = LEASE_S,
 ) -> list[ClaimedJob]:
     """Claim up to ``limit`` queued jobs: best priority first, then tenants in turns, then in order of arrival.
@@ -106,17 +107,21 @@ def jobs_claim(
         checkpoint_ids: Only jobs of these models; None: of any.
         min_age_s: Only jobs that have waited so long, which leaves workers that hold the model time to claim them.
         suspects: Only jobs on their last attempt, which have to run alone; otherwise only other jobs.
+        capacity: Returns how many jobs of a tenant may start now; None: no limit. Called outside of the transaction.
         lease_s: Seconds until the claim lapses without a heartbeat.
     """
     if limit <= 0:
         return []
+    capacities = {
+        tenant: limit if (found := capacity(tenant)) is None else found for tenant in _tenant_pages.next_page()
+    }
     with transaction.atomic():
         candidates = _due().filter(_SUSPECT if suspects else ~_SUSPECT)
         if checkpoint_ids is not None:
             candidates = candidates.filter(checkpoint_id__in=list(checkpoint_ids))
         if min_age_s > 0:
             candidates = candidates.filter(created_at__lte=seconds_from_now(-min_age_s))
-        keys = _shared_keys(candidates, limit)
+        keys = _shared_keys(candidates, limit, capacities)
         if not keys:
             return []
         # The state is checked again: without row locks (SQLite) this makes the claim exclusive.
@@ -133,15 +138,16 @@ def jobs_claim(
         return [_claimed(row) for row in rows.prefetch_related("chunks")]
 
 
-def _shared_keys(candidates: QuerySet[GenerationJob], limit: int) -> list[int]:
-    """Choose and lock up to ``limit`` of the jobs, divided between their tenants."""
+def _shared_keys(candidates: QuerySet[GenerationJob], limit: int, capacities: Mapping[str, int]) -> list[int]:
+    """Choose and lock up to ``limit`` jobs, divided between tenants; of each tenant at most its capacity."""
     if connection.features.has_select_for_update_skip_locked:
         candidates = candidates.select_for_update(skip_locked=True)
     candidates = candidates.order_by("priority", "id")
-    tenants = _tenant_pages.next_page()
     running = GenerationJob.objects.filter(state=JobState.RUNNING).order_by().values_list("tenant")
     waiting = {
-        tenant: list(candidates.filter(tenant=tenant).values_list("priority", "pk")[:limit]) for tenant in tenants
+        tenant: list(candidates.filter(tenant=tenant).values_list("priority", "pk")[: min(limit, capacity)])
+        for tenant, capacity in capacities.items()
+        if capacity > 0
     }
     return share_places(waiting, dict(running.annotate(number=Count("pk")).values_list("tenant", "number")), limit)
 
@@ -185,9 +191,10 @@ def _due() -> QuerySet[GenerationJob]:
     return GenerationJob.objects.filter(due, state=JobState.QUEUED, cancel_requested=False)
 
 
-def suspects_wait() -> bool:
-    """Whether a job waits that has to run alone."""
-    return _due().filter(_SUSPECT).exists()
+def suspects_wait(*, without: Collection[str] = ()) -> bool:
+    """Whether a job waits that has to run alone; jobs of the tenants ``without`` don't count."""
+    suspects = _due().filter(_SUSPECT)
+    return (suspects.exclude(tenant__in=without) if without else suspects).exists()
 
 
 def _claimed(row: GenerationJob) -> ClaimedJob:

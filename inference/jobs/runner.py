@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from django.db import transaction
 
+from inference.access.start_limits import StartLimits
 from inference.dialects.openai.outputs.formats import output_formatter
 from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
 from inference.jobs.claim_runner import (
@@ -42,6 +44,7 @@ from inference.records.job_usage import job_usage_id
 from inference.records.request_log import logged_contents
 from inference.records.usage import Usage, usage_now, usage_store
 from inference.transport.crash_record import tokens_alone
+from inference.values.limits import estimate_tokens
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import JOB_PRIORITY
@@ -132,6 +135,7 @@ class JobRunner(ClaimRunner):
         super().__init__("jobs", "the job table", owner=owner, window=window)
         self._manager = manager
         self._running: dict[str, _RunningJob] = {}
+        self._limits = StartLimits()
         self._swept_at = 0.0
 
     # --- the thread ----------------------------------------------------------------------------
@@ -148,6 +152,7 @@ class JobRunner(ClaimRunner):
         now = time.monotonic()
         self._flush(now)
         self._finish_ended()
+        self._limits.flush()
         if now - self._beat_at >= (HINTED_HEARTBEAT_S if self._hinted and self._running else HEARTBEAT_S):
             self._hinted = False
             self._heartbeat(now)
@@ -189,7 +194,7 @@ class JobRunner(ClaimRunner):
                     usage_store(records=[_usage(item)])
             if not is_kept:
                 logger.warning("job %s ended here, but another worker holds it by now", item.job.job_id)
-            self._running.pop(item.job.request_id, None)
+            self._forget(item)
             self._look_now = True
 
     def _finish(self, item: _RunningJob) -> bool:
@@ -248,8 +253,13 @@ class JobRunner(ClaimRunner):
 
     def _drop(self, item: _RunningJob, why: str) -> None:
         logger.warning("job %s is given up here: %s", item.job.job_id, why)
-        self._running.pop(item.job.request_id, None)
+        self._forget(item)
         self._manager.cancel(item.job.request_id)
+
+    def _forget(self, item: _RunningJob) -> None:
+        self._running.pop(item.job.request_id, None)
+        tokens = item.builder.prompt_tokens + item.builder.completion_tokens
+        self._limits.release(item.job.request_id, tokens=tokens)
 
     def _claim(self) -> None:
         num_free = self._window - len(self._running)
@@ -257,20 +267,26 @@ class JobRunner(ClaimRunner):
             return
         if not OPEN_JOBS.exists():
             return
-        if suspects_wait():
+        claim = partial(jobs_claim, owner=self._owner, capacity=self._limits.capacity)
+        if suspects_wait(without=self._limits.paused()):
             # A suspect runs alone, once the window is empty.
             if not self._running:
-                for job in jobs_claim(owner=self._owner, limit=1, suspects=True):
+                for job in claim(limit=1, suspects=True):
                     self._start(job)
             return
         resident = [model.checkpoint_id for model in self._manager.describe()]
-        claimed = jobs_claim(owner=self._owner, limit=num_free, checkpoint_ids=resident) if resident else []
+        claimed = claim(limit=num_free, checkpoint_ids=resident) if resident else []
         if len(claimed) < num_free:
-            claimed += jobs_claim(owner=self._owner, limit=num_free - len(claimed), min_age_s=MIN_AGE_ELSEWHERE_S)
+            claimed += claim(limit=num_free - len(claimed), min_age_s=MIN_AGE_ELSEWHERE_S)
         for job in claimed:
             self._start(job)
 
     def _start(self, job: ClaimedJob) -> None:
+        # The submission of a background response was its request.
+        requests = 0 if job.keep_events else 1
+        if not self._limits.admit(job.tenant, job.request_id, tokens=estimate_tokens(job.plan), requests=requests):
+            job_release(key=job.key, fence=job.fence)
+            return
         builder = OutputBuilder(job.plan)
         for chunk in job.chunks:
             for event in chunk:
@@ -306,7 +322,8 @@ class JobRunner(ClaimRunner):
         for item in list(self._running.values()):
             self._manager.cancel(item.job.request_id)
             job_release(key=item.job.key, fence=item.job.fence)
-        self._running.clear()
+            self._forget(item)
+        self._limits.flush()
 
 
 def _usage(item: _RunningJob) -> Usage:

@@ -18,6 +18,9 @@ WINDOW_S = 60.0
 """A bucket that is empty is full again after so long."""
 MAX_LIMIT = 10**9
 
+KEPT_FREE_DIVISOR = 4
+"""Jobs and lines of batches leave one of so many parts of a key's limits to its interactive requests."""
+
 BYTES_PER_TOKEN = 4
 UNSTATED_OUTPUT_TOKENS = 256
 """Expected output of a request without ``max_tokens``; the tokens that were used replace it at the end."""
@@ -39,6 +42,14 @@ class KeyLimits:
     tokens: int | None = None
     concurrent: int | None = None
     lines: int | None = None
+
+    def kept_free(self) -> KeyLimits:
+        """Return the part of each limit that stored work leaves to interactive requests: a quarter, rounded down."""
+        requests, tokens, concurrent = (
+            None if limit is None else limit // KEPT_FREE_DIVISOR
+            for limit in (self.requests, self.tokens, self.concurrent)
+        )
+        return KeyLimits(requests, tokens, concurrent)
 
     @property
     def is_metered(self) -> bool:

@@ -9,7 +9,6 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter
 
-from inference.access.admission import submission_admitted
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.openai.batch_schemas import (
     BatchListSerializer,
@@ -32,16 +31,12 @@ from inference.batches.schedules import (
     schedules_of,
 )
 from inference.batches.services import batch_cancel, batch_create, batch_get, batch_list, batch_object
-from inference.files.services import file_get
-from inference.values.limits import BYTES_PER_TOKEN
 
 MAX_PAGE = 100
 
 
 class BatchesView(ApiView):
     """/v1/batches."""
-
-    admits_itself = True
 
     @documented(
         operation_id="batches_create",
@@ -64,15 +59,7 @@ class BatchesView(ApiView):
             row = batch_create(values=values, principal=self.principal, request_key=self.request_key)
             return batch_object(row, batch_progress(row), secret=row.webhook_secret if is_drawn else None)
 
-        tokens = await sync_to_async(self._file_tokens)(values["input_file_id"])
-        async with submission_admitted(self.principal, tokens=tokens):
-            return json_response(await sync_to_async(store)())
-
-    def _file_tokens(self, file_id: str) -> int:
-        if self.principal.limits.tokens is None:
-            return 0
-        file = file_get(file_id=file_id, principal=self.principal, param="input_file_id")
-        return -(-file.size_bytes // BYTES_PER_TOKEN)
+        return json_response(await sync_to_async(store)())
 
     @documented(
         operation_id="batches_list",

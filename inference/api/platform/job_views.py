@@ -11,7 +11,6 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer
 
-from inference.access.admission import submission_admitted
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.idempotent import HEADER, META_KEY
 from inference.api.platform.job_serializers import JobItemSerializer, JobSubmissionSerializer
@@ -28,7 +27,6 @@ from inference.errors import InvalidRequest
 from inference.jobs.selectors import job_counts, job_error, job_get, job_list, job_result
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob
-from inference.values.limits import estimate_tokens
 
 MAX_PAGE = 500
 
@@ -59,7 +57,6 @@ def job_object(row: GenerationJob) -> dict[str, Any]:
 class JobsView(ApiView):
     """/api/jobs."""
 
-    admits_itself = True
     session_allowed = True
 
     @documented(
@@ -79,18 +76,12 @@ class JobsView(ApiView):
         values = await json_body(request, JobSubmissionSerializer.shared().parse)
 
         # All work is in threads, because checking 50,000 bodies takes seconds.
-        def read() -> tuple[list[JobRequest], int]:
-            requests = with_keys(job_requests(values), request.META.get(META_KEY))
-            return requests, sum(estimate_tokens(request.plan) for request in requests)
-
-        requests, tokens = await sync_to_async(read)()
-
         def store() -> dict[str, Any]:
+            requests = with_keys(job_requests(values), request.META.get(META_KEY))
             rows = jobs_submit(requests=requests, principal=self.principal, batch_label=values.get("batch_label", ""))
             return {"object": "list", "data": [job_object(row) for row in rows]}
 
-        async with submission_admitted(self.principal, tokens=tokens):
-            return json_response(await sync_to_async(store)(), status=202)
+        return json_response(await sync_to_async(store)(), status=202)
 
     @documented(
         operation_id="jobs_list",

@@ -47,7 +47,7 @@ from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
 from inference.records.stored_responses import response_delete, response_get
 from inference.serving.grammar_checks import grammar_checks
 from inference.serving.tokenizers import prompt_tokens
-from inference.values.limits import estimate_prompt_tokens, estimate_tokens
+from inference.values.limits import estimate_prompt_tokens
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
 
@@ -96,15 +96,12 @@ class ResponsesView(ApiView):
         return json_response(body, headers={"x-request-id": running.generation.request_id})
 
     async def _in_background(self, request: ResponseRequest, plan: GenerationPlan) -> HttpResponseBase:
-        async with admitted(self.principal, tokens=estimate_tokens(plan)) as admission:
+        # Its tokens count when its job starts.
+        async with admitted(self.principal, tokens=0):
             if plan.params.grammar is not None:
                 # After the limits of the key: a refused request must cost no compilation.
-                try:
-                    await sync_to_async(background_check)(self.principal)
-                    await grammar_checks().check(plan.params.grammar)
-                except BaseException:
-                    admission.release(tokens=0)
-                    raise
+                await sync_to_async(background_check)(self.principal)
+                await grammar_checks().check(plan.params.grammar)
             row = await sync_to_async(background_submit)(
                 request=request, plan=plan, principal=self.principal, request_key=self.request_key
             )

@@ -135,13 +135,14 @@ def test_a_reached_limit_holds_the_websocket(live_url, worker, counters, limit):
     assert (frame["type"], frame["status"]) == ("error", 429)
 
 
-def test_a_large_batch_takes_a_minute_of_tokens_at_most(live_url, worker, counters):
+def test_a_submission_counts_as_a_request_and_its_tokens_when_its_lines_start(live_url, worker, counters):
     row, key = api_key_create(name="batches", limits=KeyLimits(tokens=10))
     tenant = f"key:{row.pk}"
     file = store_file([line(str(number)) for number in range(50)], principal_of_tenant(tenant))
     body = {"input_file_id": file.file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
     with httpx.Client(base_url=live_url, timeout=20, headers={"Authorization": f"Bearer {key}"}) as http:
-        assert http.post("/v1/batches", json=body).status_code == 200
-        assert http.post("/v1/batches", json=body).status_code == 429
-        assert http.post("/v1/completions", json={**TEXT, "max_tokens": 1}).status_code == 429
+        assert http.post("/v1/batches", json=body).headers["x-ratelimit-remaining-tokens"] == "10"
+        jobs = {"jobs": 9 * [{"endpoint": "completion", "body": {**TEXT, "max_tokens": 50}}]}
+        assert http.post("/api/jobs", json=jobs).headers["x-ratelimit-remaining-tokens"] == "10"
+        assert http.post("/v1/completions", json={**TEXT, "max_tokens": 1}).status_code == 200
     assert ApiKey.objects.count() == 1

@@ -217,16 +217,16 @@ def test_deleting_the_input_before_its_validation_fails_the_batch(http):
     assert (shown["status"], shown["errors"]["data"][0]["code"]) == ("failed", "file_deleted")
 
 
-def test_a_submission_is_a_request_and_its_lines_are_lines_only(http, worker, checkpoint):
-    """20 lines by a key with three requests a minute: two submissions and a completion."""
-    row, key = api_key_create(name="night", limits=KeyLimits(requests=3, concurrent=1, lines=20))
+def test_a_submission_is_a_request_and_so_is_each_of_its_lines(http, worker, checkpoint):
+    """Two submissions, 20 lines and a completion are 23 requests."""
+    row, key = api_key_create(name="night", limits=KeyLimits(requests=32, concurrent=8, lines=20))
     headers = {"Authorization": f"Bearer {key}"}
     principal = principal_of_tenant(f"key:{row.pk}")
     values = {"input_file_id": store_file([line(str(number)) for number in range(20)], principal).file_id,
               "endpoint": "/v1/completions", "completion_window": "24h"}  # fmt: skip
     made = http.post("/v1/batches", json=values, headers=headers)
     assert made.status_code == 200, made.text
-    assert made.headers["x-ratelimit-remaining-requests"] == "2"
+    assert made.headers["x-ratelimit-remaining-requests"] == "31"
     refused = http.post("/v1/batches", json=values, headers=headers)
     assert "limit of 20" in error_of(refused, 429)["message"]
     batch = work(
@@ -239,4 +239,4 @@ def test_a_submission_is_a_request_and_its_lines_are_lines_only(http, worker, ch
     request = {"model": "tiny", "prompt": "a", "max_tokens": 9}
     answer = http.post("/v1/completions", json=request, headers=headers)
     assert answer.status_code == 200, answer.text
-    assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+    assert answer.headers["x-ratelimit-remaining-requests"] in ("9", "10", "11")  # it fills meanwhile
