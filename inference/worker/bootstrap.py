@@ -55,6 +55,7 @@ def make_runtime() -> WorkerRuntime:
         preload=tuple(settings.BLAZR_PRELOAD),
         min_residence_s=MIN_RESIDENCE_S,
         stream_interval_s=STREAM_INTERVAL_S,
+        ends_stuck_process=True,
     )
     return WorkerRuntime(
         config,

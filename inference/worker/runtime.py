@@ -56,6 +56,7 @@ class WorkerConfig:
         preload: Checkpoint ids to load at the start and keep.
         min_residence_s: See ``ModelManager``.
         stream_interval_s: See ``EventPublisher``.
+        ends_stuck_process: See ``StepWatch``.
     """
 
     worker_id: str
@@ -67,6 +68,7 @@ class WorkerConfig:
     preload: tuple[str, ...] = ()
     min_residence_s: float = 0.0
     stream_interval_s: float = 0.0
+    ends_stuck_process: bool = False
 
 
 class WorkerRuntime:
@@ -119,7 +121,7 @@ class WorkerRuntime:
             leases=self.leases,
             cancelled=self.cancelled,
         )
-        self.step_watch = StepWatch(self.manager.loops, self._on_hung)
+        self.step_watch = StepWatch(self.manager.loops, self._on_hung, ends_stuck_process=config.ends_stuck_process)
         self.questions = Questions(connect(config.redis_url), config.worker_id, self.manager)
         self.control = ControlReader(
             connect(config.redis_url),

@@ -1,7 +1,8 @@
-"""Detect an engine step that doesn't end, and have the process replaced."""
+"""Detect an engine step that doesn't end, or a process without a running thread, and have the process replaced."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -16,6 +17,11 @@ MAX_SLOWDOWN = 8
 """A token takes at most so many times as long as one of the slowest step so far: contexts grow, machines get busy."""
 FIRST_ALLOWANCE_S = 300.0
 """Allowance of an engine's first step, which may compile kernels, and limit of the others'."""
+
+STUCK_AFTER_S = 30.0
+"""Seconds without a tick after which the process ends, because a thread holds the GIL. Loading a model of 1.2 billion
+parameters, quantised or not, held it for less than 0.2 s at a time. Other workers have its requests after 10 s."""
+_STDERR = 2
 
 
 class Steps(Protocol):
@@ -46,11 +52,21 @@ class StepWatch:
     Args:
         loops: Returns the loops of all engines.
         on_hung: Called once, when a step has taken ``HUNG_AFTER_S`` longer than its allowance.
+        ends_stuck_process: Whether the process ends itself with exit code 1, after it has printed what each thread
+            does, when the watch's thread didn't run for ``STUCK_AFTER_S``. A thread without the GIL, started by
+            ``faulthandler``, does that.
     """
 
-    def __init__(self, loops: Callable[[], Iterable[Steps]], on_hung: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        loops: Callable[[], Iterable[Steps]],
+        on_hung: Callable[[], object],
+        *,
+        ends_stuck_process: bool = False,
+    ) -> None:
         self._loops = loops
         self._on_hung = on_hung
+        self._ends_stuck_process = ends_stuck_process
         self._ages: dict[Steps, tuple[int, float]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="step-watch", daemon=True)
@@ -66,11 +82,15 @@ class StepWatch:
 
     def _run(self) -> None:
         while not self._stopping.wait(TICK_S):
+            if self._ends_stuck_process:
+                faulthandler.dump_traceback_later(STUCK_AFTER_S, exit=True, file=_STDERR)  # replaces the earlier one
             late_s = self.tick()
             if late_s > HUNG_AFTER_S:
                 logger.critical("a step of an engine has taken %.0f s longer than its allowance", late_s)
                 self._on_hung()
-                return
+                return  # with the timer, because the end of the process may hang too
+        if self._ends_stuck_process:
+            faulthandler.cancel_dump_traceback_later()
 
     def tick(self) -> float:
         """Look at all engines once; return how long the latest step is over its allowance, in seconds."""

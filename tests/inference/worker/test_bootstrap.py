@@ -37,6 +37,7 @@ def test_the_runtime_follows_the_settings(settings, monkeypatch):
     (config,) = made
     assert (config.worker_id, config.device, config.preload) == ("w-1", "cpu", ("a", "b"))
     assert (config.budget_bytes, config.min_residence_s) == (1 << 30, bootstrap.MIN_RESIDENCE_S)
+    assert config.ends_stuck_process
 
 
 def test_parts_beside_the_requests_stop_at_the_same_time():

@@ -1,12 +1,37 @@
-"""When a step of an engine counts as hung."""
+"""When a step of an engine counts as hung, and a process as stuck."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from inference.worker import step_watch
 from inference.worker.step_watch import FIRST_ALLOWANCE_S, HUNG_AFTER_S, TICK_S, StepWatch, allowance_s
 from tests.inference.worker.fakes import wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+WATCHED = """
+import ctypes, time
+from inference.worker import step_watch
+
+step_watch.TICK_S, step_watch.STUCK_AFTER_S = 0.05, {stuck_after_s}
+watch = step_watch.StepWatch(lambda: (), lambda: None, ends_stuck_process=True)
+watch.start()
+time.sleep(0.3)  # the watch ticks
+
+def forward_without_end():
+    {work}
+
+forward_without_end()
+watch.stop()
+watch._thread.join(5)
+time.sleep(2)
+print("went on")
+"""
 
 
 class Loop:
@@ -81,3 +106,22 @@ def test_a_hung_step_is_reported_once(monkeypatch):
     watch._thread.join(5)
     assert hung == [True]
     assert watch.is_late
+
+
+def run_watched(work: str, stuck_after_s: float) -> tuple[int, str, str, float]:
+    started = time.monotonic()
+    code = WATCHED.format(work=work, stuck_after_s=stuck_after_s)
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return run.returncode, run.stdout, run.stderr, time.monotonic() - started
+
+
+def test_a_process_whose_gil_is_held_ends_and_says_where():
+    code, _, log, took_s = run_watched("ctypes.PyDLL(None).sleep(50)", 1.0)
+    assert code == 1
+    assert took_s < 20
+    assert "forward_without_end" in log
+
+
+def test_a_process_whose_threads_run_goes_on_and_so_does_one_that_has_stopped_its_watch():
+    """``CDLL`` gives the GIL back during the call."""
+    assert run_watched("ctypes.CDLL(None).sleep(2)", 1.5)[:3] == (0, "went on\n", "")
