@@ -20,7 +20,7 @@ from blazr_site.callers import api_view, body_caller
 from blazr_site.request_thread import request_thread
 from blazr_site.routes import FILE_ROUTE, LARGE_ROUTES, PIECE_ROUTE, SMALL_BODY_BYTES, route_or_none
 from inference.api.exception_handler import RequestTimeout, error_response
-from inference.errors import BlazrError, RequestTooLarge, Unavailable
+from inference.errors import BlazrError, InvalidRequest, RequestTooLarge, Unavailable
 from models_registry.upload_rules import CHUNK_BYTES
 
 Message = MutableMapping[str, Any]
@@ -69,6 +69,10 @@ class BodyLimit:
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         route = route_or_none(scope["path"])
+        if scope["http_version"] == "1.1" and [name for name, _ in scope["headers"]].count(b"host") != 1:
+            error: BlazrError = InvalidRequest("A request of HTTP/1.1 needs one Host header (RFC 9112, section 3.2).")
+            await _refuse(route, error, receive, send)
+            return
         if b"transfer-encoding" not in headers and headers.get(b"content-length", b"0") == b"0":
             await self._app(scope, receive, send)
         elif self._budget.num_open > MAX_OPEN_REQUESTS:

@@ -43,7 +43,7 @@ def data_directory(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
 @register
 def confinement_of_children(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     """Warn if the kernel can't deny the network and files to the child processes that read checkpoints."""
-    hint = "Use Linux 6.7 or newer with Landlock, or serve only checkpoints that you trust."
+    hint = "Use Linux 6.7 or newer with Landlock and seccomp, or serve only checkpoints that you trust."
     return [Warning(gap, hint=hint, id="blazr.W003") for gap in confinement().gaps]
 
 

@@ -31,7 +31,7 @@ class SameOrigin:
         headers = dict(scope.get("headers", ()))
         host = headers.get(b"host", b"").decode("latin1")
         origin = headers.get(b"origin")
-        if not validate_host(split_domain_port(host)[0], settings.ALLOWED_HOSTS):
+        if not host or not validate_host(split_domain_port(host)[0], settings.ALLOWED_HOSTS):
             return await self._deny(receive, send)
         if origin is None:
             scope = {**scope, "headers": [item for item in scope["headers"] if item[0] != b"cookie"]}

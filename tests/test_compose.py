@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 import yaml
 
 import blazr_site.settings  # noqa: F401 - reading them declares the variables
@@ -45,7 +47,29 @@ def test_the_services_are_those_of_the_design():
 
 @pytest.mark.parametrize("service", OURS)
 def test_every_variable_is_known_to_the_settings(service):
-    assert set(_environment(service)) <= {*read.KNOWN, "CELERY_CUSTOM_WORKER_POOL"}
+    assert set(_environment(service)) <= {
+        *read.KNOWN,
+        "CELERY_CUSTOM_WORKER_POOL",
+        "FORWARDED_ALLOW_IPS",
+    }
+
+
+async def test_the_web_process_takes_the_client_address_from_the_proxies_that_it_is_told(monkeypatch):
+    """By default from none: the port is open to others."""
+    clients = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        clients.append(scope["client"][0])
+
+    for given in (None, "172.16.0.0/12"):
+        if given is not None:
+            monkeypatch.setitem(GIVEN, "FORWARDED_ALLOW_IPS", given)
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", _environment("web")["FORWARDED_ALLOW_IPS"])
+        config = uvicorn.Config(app, lifespan="off")
+        config.load()
+        scope = {"type": "http", "client": ("172.18.0.1", 5), "headers": [(b"x-forwarded-for", b"192.0.2.60")]}
+        await config.loaded_app(scope, None, None)  # type: ignore[arg-type]
+    assert clients == ["172.18.0.1", "192.0.2.60"]
 
 
 @pytest.mark.parametrize("service", OURS)

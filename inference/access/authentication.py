@@ -12,7 +12,7 @@ from inference.access.accounts import principal_of_user
 from inference.access.api_keys import principal_of_key
 from inference.errors import InvalidRequest, NotAuthenticated, PermissionRefused
 from inference.host.addresses import is_loopback
-from inference.values.principal import LOCAL, UNAUTHENTICATED, Principal
+from inference.values.principal import KEY_MARK, LOCAL, UNAUTHENTICATED, Principal
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -52,15 +52,16 @@ def _header_names(request: HttpRequest) -> list[str]:
 async def _principal(authorization: str | None, headers: Iterable[str], peer: str | None) -> Principal | None:
     """Return the caller that an Authorization header names; None: the header is missing, and a key is required.
 
-    Where no key is required a wrong one is no error, as most clients always send one.
+    Where no key is required, keys of other services are no error, because most clients always send one. A key of blazr
+    is: it was meant for a server like this one, and is wrong, expired or revoked.
 
     Raises:
-        NotAuthenticated: A key is required and missing, wrong, expired or revoked.
+        NotAuthenticated: A key is required and missing, or the given one is wrong, expired or revoked.
     """
     principal = await principal_of_key(authorization) if authorization else None
     if principal is not None:
         return principal
-    if not requires_key(headers, peer):
+    if not requires_key(headers, peer) and not _is_own_key(authorization):
         return LOCAL if _is_from_here(headers, peer) else UNAUTHENTICATED
     if not authorization:
         return None
@@ -69,11 +70,15 @@ async def _principal(authorization: str | None, headers: Iterable[str], peer: st
     )
 
 
+def _is_own_key(authorization: str | None) -> bool:
+    return authorization is not None and authorization.strip().rpartition(" ")[2].startswith(f"{KEY_MARK}_")
+
+
 async def principal_of_connection(scope: Mapping[str, Any]) -> Principal | None:
     """Return the caller of an ASGI connection by its headers; None: a key is missing.
 
     Raises:
-        NotAuthenticated: A key is required, and this one is wrong, expired or revoked.
+        NotAuthenticated: The key is wrong, expired or revoked.
     """
     headers = dict(scope.get("headers", ()))
     authorization, client = headers.get(b"authorization"), scope.get("client")

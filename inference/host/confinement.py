@@ -80,19 +80,24 @@ class Confinement:
             gaps.append(
                 "The kernel has no Landlock: templates and tokenizers of checkpoints could read this user's files."
             )
-        if not self.has_seccomp and self.landlock < 4:
+        if not self.has_seccomp:
+            network = "reach the network" if self.landlock < 4 else "send UDP datagrams, use Unix sockets"
             gaps.append(
-                "The kernel has no seccomp filters: templates and tokenizers of checkpoints could reach the network."
+                "There are no seccomp filters (a kernel without them, or a processor other than x86-64 and ARM64): "
+                f"templates and tokenizers of checkpoints could {network}, and change modes of this user's files."
             )
         return tuple(gaps)
 
 
 def confinement() -> Confinement:
     """Return what ``confine`` can do on this machine."""
+    if sys.platform != "linux":
+        return Confinement(0, False)
+    # Landlock's system calls have the same numbers on all processors.
+    version = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     machine = _machine_index()
     if machine is None:
-        return Confinement(0, False)
-    version = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+        return Confinement(max(version, 0), False)
     action = ctypes.c_uint32(_REFUSE & 0xFFFF0000)
     available = _libc().syscall(_SECCOMP[machine], _SECCOMP_IS_AVAILABLE, 0, ctypes.byref(action))
     return Confinement(max(version, 0), available == 0)

@@ -100,6 +100,10 @@ def count_for_key(model: str, key_class: str, outcome: str, tokens: Mapping[str,
             child(KEY_TOKENS, model, key_class, kind).inc(number)
 
 
+def _is_late(worker: WorkerState) -> float:
+    return float(worker.is_late)
+
+
 def _families(
     models: Mapping[str, ModelState],
     workers: Mapping[str, WorkerState],
@@ -117,6 +121,7 @@ def _families(
     yield GaugeMetricFamily("blazr_workers", "Workers with a fresh heartbeat.", value=len(workers))
     of_workers: Mapping[str, tuple[str, Callable[[WorkerState], float]]] = {
         "step_age_seconds": ("Time since the last step of the worker's slowest busy engine.", lambda w: w.step_age_s),
+        "late": ("1 while a step takes longer than it may; /readyz is 503 when all workers are late.", _is_late),
         "active": ("Requests that the worker holds.", lambda w: w.num_active),
         "free": ("Requests that the worker can still take.", lambda w: w.num_free),
         "memory_used_bytes": ("Memory of resident models.", lambda w: w.memory_used_bytes),

@@ -46,8 +46,11 @@ class App:
 class Client:
     """A client whose body comes in ``chunks``; then it sends nothing more, and waits."""
 
+    http_version = "1.1"
+
     def __init__(self, *chunks: bytes, length: bytes | None = None, is_whole: bool = True, **headers: str) -> None:
         self.headers = [(b"content-length", length) if length is not None else (b"transfer-encoding", b"chunked")]
+        self.headers += [] if "host" in headers else [(b"host", b"localhost")]
         self.headers += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         self._waiting = [
             {"type": "http.request", "body": chunk, "more_body": number < len(chunks) or not is_whole}
@@ -64,6 +67,7 @@ class Client:
     async def call(self, limit: BodyLimit, path: str = "/v1/completions") -> list[dict[str, Any]]:
         scope = {
             "type": "http",
+            "http_version": self.http_version,
             "client": ("127.0.0.1", 50000),
             "method": "POST",
             "path": path,
@@ -302,6 +306,18 @@ async def test_a_large_body_has_the_time_of_its_bytes(monkeypatch):
 # --- connections without a body
 
 
+@pytest.mark.parametrize("num", [0, 2])
+async def test_http_1_1_needs_one_host_header(num):
+    """RFC 9112, section 3.2; caches and proxies may read another one of two than this server."""
+    app, client = App(), Client(b"{}", length=b"2")
+    client.headers = [item for item in client.headers if item[0] != b"host"] + [(b"host", b"localhost")] * num
+    assert "Host header" in assert_refused(await client.call(limited(app)), 400)["error"]["message"]
+    assert not app.bodies
+    old = Client(b"{}", length=b"2")
+    old.http_version, old.headers = "1.0", client.headers
+    assert (await old.call(limited(app)))[0]["status"] == 200
+
+
 async def test_other_connections_pass():
     seen = []
 
@@ -310,5 +326,6 @@ async def test_other_connections_pass():
 
     limit = BodyLimit(app, budget(), max_bytes=LIMIT)
     await limit({"type": "websocket"}, None, None)
-    await limit({"type": "http", "method": "GET", "path": "/v1/models", "headers": []}, None, None)
+    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/v1/models", "headers": [(b"host", b"a")]}
+    await limit(scope, None, None)
     assert seen == ["websocket", "http"]

@@ -24,10 +24,11 @@ from inference.dialects.ollama.serializers import (
 )
 from inference.dialects.openai.outputs.embedding import EmbeddingFormat
 from inference.serving.generation import Generation, generation_start
-from inference.transport.worker_states import model_states
+from inference.transport.worker_states import worker_states
 from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
 from inference.values.served_model import ServedModel
+from inference.values.states import ResidentModel
 
 _STREAM = "A stream of JSON lines unless stream is false. Fields that aren't listed are refused."
 
@@ -45,11 +46,17 @@ class GenerationView(OllamaView):
         return json_response(await running.whole(), headers={"x-request-id": generation.request_id})
 
     async def _load(self, served: ServedModel, values: dict[str, Any], part: dict[str, Any]) -> HttpResponseBase:
-        """Serve a request without a prompt: load the model, or unload it with keep_alive 0, then respond."""
+        """Serve a request without a prompt: load the model, or unload it with keep_alive 0, then respond.
+
+        A pinned model stays whatever its keep_alive is, and the response says so: ``load``.
+        """
         keep_alive_s = values.get("keep_alive")
         self.principal.check_options(priority=0, keep_alive_s=keep_alive_s)
-        is_resident = served.checkpoint_id in await model_states() if keep_alive_s == 0 else True
-        if is_resident:
+        held: list[ResidentModel] = []
+        if keep_alive_s == 0:
+            workers = (await worker_states()).values()
+            held = [item for worker in workers for item in worker.models if item.checkpoint_id == served.checkpoint_id]
+        if held or keep_alive_s != 0:
             # max_tokens 0 and one token: the request ends on arrival, so nothing is computed.
             plan = GenerationPlan(
                 endpoint="completion",
@@ -60,7 +67,8 @@ class GenerationView(OllamaView):
             )
             generation = await generation_start(plan=plan, principal=self.principal, api_name=API_NAME)
             await generation.wait()
-        reason = "unload" if keep_alive_s == 0 else "load"
+        is_staying = keep_alive_s != 0 or any(item.pinned for item in held)
+        reason = "load" if is_staying else "unload"
         return json_response(
             {"model": values["model"], "created_at": now(), **part, "done": True, "done_reason": reason}
         )

@@ -69,6 +69,18 @@ async def test_without_a_required_key_any_caller_is_local_unless_its_key_is_know
     assert await principal_authenticate(request(authorization="Bearer good")) == KEY
 
 
+@pytest.mark.parametrize("given", ["Bearer blazr_wrong", "bearer  blazr_wrong ", "blazr_wrong"])
+async def test_a_wrong_key_of_this_server_is_refused_also_where_none_is_required(settings, given):
+    """Otherwise a revoked key goes on as the local caller, who may do more than the key."""
+    for no_auth in (False, True):
+        settings.BLAZR_NO_AUTH = no_auth
+        with pytest.raises(NotAuthenticated, match="wrong, expired or revoked"):
+            await principal_authenticate(request(authorization=given))
+        assert await principal_of_websocket(scope(authorization=given)) is None
+    with pytest.raises(NotAuthenticated, match="wrong, expired or revoked"):
+        await principal_authenticate(request(**{"x-api-key": "blazr_wrong"}))
+
+
 FORWARDED = [
     ("forwarded", "for=192.0.2.60;proto=https"),
     ("via", "1.1 proxy"),

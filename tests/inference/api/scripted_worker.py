@@ -87,6 +87,7 @@ class ScriptedWorker:
     def __init__(self, url: str) -> None:
         self.script: Script = say("Hello", ", world")
         self.checkpoint_ids: set[str] = set()
+        self.pinned = False
         self.messages: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self._flags: dict[str, threading.Event] = {}
@@ -119,7 +120,7 @@ class ScriptedWorker:
     def beat(self, client: redis.Redis) -> None:
         """What a real worker's heartbeat writes."""
         held = tuple(self.checkpoint_ids)  # tests add to the set while this thread reads it
-        models = tuple(ResidentModel(item, "ready", 1.0) for item in held)
+        models = tuple(ResidentModel(item, "ready", 1.0, pinned=self.pinned) for item in held)
         state = WorkerState("scripted", heartbeat_at=time.time(), max_active=8, models=models)
         client.set(redis_keys.worker("scripted"), state.to_json(), ex=redis_keys.HEARTBEAT_EXPIRE_S)
         client.zadd(redis_keys.WORKERS, {"scripted": time.time()})

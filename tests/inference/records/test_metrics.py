@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference.records.metrics import KEY_REQUESTS, REGISTRY, child, count_for_key, exposition
@@ -37,9 +39,11 @@ def worker(name: str, **stats) -> WorkerState:
 
 
 def test_workers_and_models_are_shown_by_name():
-    found = Scrape(worker("a"), worker("b"), jobs={"queued": 4, "running": 0})
+    found = Scrape(replace(worker("a"), is_late=True), worker("b"), jobs={"queued": 4, "running": 0})
     assert found.value("workers") == 2
     assert found.value("worker_active", worker="a") == 3
+    assert found.value("worker_late", worker="a") == 1
+    assert found.value("worker_late", worker="b") == 0
     assert found.value("worker_free", worker="b") == 5
     assert found.value("model_ready", model="tiny") == 1
     assert found.value("model_memory_bytes", model="tiny") == 10

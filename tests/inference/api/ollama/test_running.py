@@ -39,6 +39,14 @@ def test_an_empty_prompt_loads_and_unloads(ollama, http, worker):
     assert len(worker.messages) == count + 1
 
 
+def test_a_pinned_model_stays_and_the_response_says_so(ollama, http, worker):
+    worker.pinned = True
+    wait_for(lambda: http.get("/api/ps").json()["models"])
+    wait_for(lambda: ollama.generate("tiny", keep_alive=0).done_reason == "load")
+    worker.pinned = False
+    wait_for(lambda: ollama.generate("tiny", keep_alive=0).done_reason == "unload")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(ollama, worker, stream):
     from tests.inference.api.openai.test_views_tool_calls import TOOL_TEMPLATE, TWO_CALLS, WEATHER, pieces
