@@ -177,6 +177,7 @@ class Upload(models.Model):
     )
     served_model_name = models.CharField(max_length=MAX_NAME_CHARS)
     size_bytes = models.BigIntegerField(help_text="Declared total.")
+    overrides = models.JSONField(default=dict, blank=True, help_text="Facts set by the uploader, by name.")
     state = models.CharField(max_length=12, choices=State.choices, default=State.RECEIVING)
     stage = models.CharField(max_length=100, blank=True, default="", help_text="What the check is at.")
     reason = models.TextField(blank=True, default="", help_text="Why it was refused.")

@@ -38,6 +38,7 @@ from inference.errors import (
 )
 from models_registry import storage
 from models_registry.detection.child import inspect_in_child
+from models_registry.detection.facts import check_overrides
 from models_registry.models import Checkpoint, Upload, UploadFile
 from models_registry.names import check_name
 from models_registry.services import Inspector, checkpoint_register
@@ -66,16 +67,23 @@ class UploadCancelled(BlazrError):
     http_status = 409
 
 
-def upload_create(*, owner: AbstractBaseUser | None, served_model_name: str, files: Sequence[DeclaredFile]) -> Upload:
-    """Create an upload, after all checks that need no bytes.
+def upload_create(
+    *,
+    owner: AbstractBaseUser | None,
+    served_model_name: str,
+    files: Sequence[DeclaredFile],
+    overrides: dict[str, Any] | None = None,
+) -> Upload:
+    """Create an upload, after all checks that need no bytes; ``overrides`` (by name) count instead of detected facts.
 
     Raises:
-        InvalidRequest, UnsupportedFormat, RequestTooLarge: The declaration is refused.
+        InvalidRequest, UnsupportedFormat, RequestTooLarge: The declaration or an override is refused.
         Conflict: The name is taken.
         QueueFull: Too many uploads are open.
         StorageFull: The disk has no space for this and the other open uploads.
     """
     check_name(served_model_name)
+    overrides = check_overrides(overrides or {})
     total = check_declaration(files, max_bytes=int(settings.BLAZR_MAX_UPLOAD_BYTES))
     _check_name_free(served_model_name)
     with transaction.atomic():
@@ -89,6 +97,7 @@ def upload_create(*, owner: AbstractBaseUser | None, served_model_name: str, fil
             owner_id=getattr(owner, "pk", None),
             served_model_name=served_model_name,
             size_bytes=total,
+            overrides=overrides,
             active_at=timezone.now(),
         )
         UploadFile.objects.bulk_create(
@@ -364,12 +373,14 @@ def _check_and_register(upload: Upload, inspect: Inspector) -> None:
     _set_stage(upload, "inspecting")
     # A single weight file is registered by its own path, so that its name becomes the served name.
     place = directory / files[0].name if len(files) == 1 else directory
-    inspection = inspect(place, overrides={})
+    inspection = inspect(place, overrides=upload.overrides)
     with transaction.atomic():
         checkpoint = checkpoint_register(
             path=place,
             served_model_name=upload.served_model_name,
             source=Checkpoint.Source.UPLOAD,
+            overrides=upload.overrides,
+            author=upload.owner,
             checkpoint_id=upload.pk,
             sha256=digests,
             inspect=lambda *_, **__: inspection,  # inspected outside of the transaction, because it is slow

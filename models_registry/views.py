@@ -21,6 +21,7 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from inference.errors import UnknownModel
 from models_registry import selectors, upload_rules
 from models_registry.api.views import checkpoint_detail, overview
+from models_registry.detection.facts import facts_to_set
 from models_registry.settings_schema import MODEL_SETTINGS, shown
 from models_registry.sign_in import SignInForm
 
@@ -106,12 +107,13 @@ class UploadPage(StaffPage):
     permission_required = "models_registry.add_upload"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the limits and kinds of files, so that the page can refuse a file at once."""
+        """Return the limits and kinds of files, so that the page can refuse a file at once, and the facts to set."""
         return {
             "rules": {
                 "kinds": upload_rules.accepted_kinds(),
                 "max_bytes": settings.BLAZR_MAX_UPLOAD_BYTES,
                 "max_files": upload_rules.MAX_FILES,
+                "facts": facts_to_set(),
             }
         }
 

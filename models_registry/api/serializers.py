@@ -30,6 +30,11 @@ class UploadCreateSerializer(serializers.Serializer[Any]):
         required=False, allow_blank=True, default="", max_length=1000
     )
     files = serializers.ListField(child=DeclaredFileSerializer(), min_length=1, max_length=MAX_FILES)
+    overrides = serializers.DictField(
+        child=serializers.JSONField(allow_null=True),
+        required=False,
+        help_text="Facts that count instead of detected ones.",
+    )
 
 
 class UploadFileSerializer(serializers.ModelSerializer[UploadFile]):

@@ -345,7 +345,12 @@ class UploadListView(StaffView):
         values = _values(shapes.UploadCreateSerializer(data=request.data))
         files = [DeclaredFile(**file) for file in values["files"]]
         name = values["served_model_name"] or services.free_name(suggest_name(values["label"]))
-        upload = uploads.upload_create(owner=cast("Any", request.user), served_model_name=name, files=files)
+        upload = uploads.upload_create(
+            owner=cast("Any", request.user),
+            served_model_name=name,
+            files=files,
+            overrides=values.get("overrides"),
+        )
         return Response(shapes.UploadSerializer(upload).data, status=201)
 
 

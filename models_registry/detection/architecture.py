@@ -160,7 +160,8 @@ def _unsupported(problem: str, stated: str, names: list[str], param: str) -> Uns
     reason = "by its name" if spelling else "by the tensor names, which don't show the arithmetic"
     return UnsupportedArchitecture(
         f"{problem}; {supported}. The nearest is {nearest} ({reason}). If it computes exactly as {nearest} does, "
-        f'force it: --override model_type={nearest}, or overrides = {{model_type = "{nearest}"}} under [[models]].',
+        f'force it: --override model_type={nearest}, overrides = {{model_type = "{nearest}"}} under [[models]], or set '
+        "model_type on the page for uploads.",
         param=param,
     )
 

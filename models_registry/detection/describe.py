@@ -17,7 +17,7 @@ from inference.modelling.layer_specs import (
     TokenMixerSpec,
 )
 from inference.modelling.spec import LayerSpec
-from models_registry.detection.facts import FACTS
+from models_registry.detection.facts import FACTS, facts_to_set
 from models_registry.detection.inspection import Inspection
 
 
@@ -60,19 +60,7 @@ def describe(inspection: Inspection) -> dict[str, Any]:
             "chat_template": tokenizer.chat_template_origin,
         },
         "facts": [fact.to_dict() | {"overridable": fact.name in FACTS} for fact in inspection.facts],
-        "overridable": [
-            {
-                "name": name,
-                "meaning": rule.meaning,
-                "kind": rule.kind,
-                "low": rule.low if rule.kind in ("integer", "number") else None,
-                "high": rule.high if rule.kind in ("integer", "number") else None,
-                "choices": list(rule.choices),
-                "nullable": rule.nullable,
-            }
-            for name, rule in FACTS.items()
-            if rule.used_by in ("all", spec.format)
-        ],
+        "overridable": facts_to_set(spec.format),
         "warnings": list(inspection.warnings),
         "files": [{"path": file.path, "size_bytes": file.size_bytes, "role": file.role} for file in inspection.files],
     }

@@ -96,6 +96,27 @@ def canonical_name(fact: str) -> str:
     return ALIASES.get(fact, fact)
 
 
+def facts_to_set(format_: str | None = None) -> list[dict[str, Any]]:
+    """Return the facts that a person may set, for forms.
+
+    Args:
+        format_: Leave out facts that only other formats use; None: all.
+    """
+    return [
+        {
+            "name": name,
+            "meaning": rule.meaning,
+            "kind": rule.kind,
+            "low": rule.low if rule.kind in ("integer", "number") else None,
+            "high": rule.high if rule.kind in ("integer", "number") else None,
+            "choices": list(rule.choices),
+            "nullable": rule.nullable,
+        }
+        for name, rule in FACTS.items()
+        if format_ is None or rule.used_by in ("all", format_)
+    ]
+
+
 def check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides under their canonical names, each of a legal value.
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.actions import DEMO, delete, demo_files, files_in, upload
 from tests.browser.conftest import Complaints
 from tests.live.conftest import LiveServer, wait_until
-from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
+from tests.models_registry.detection.builders import UNKNOWN_TYPE, llama_shapes, small_hybrid, write_checkpoint
 
 pytestmark = pytest.mark.browser
 
@@ -52,6 +52,27 @@ def test_a_broken_checkpoint_is_refused_with_the_reason(page: Page, site: LiveSe
     expect(page.locator("#outcome")).to_contain_text("model.safetensors")
     expect(page.locator("#outcome")).to_contain_text("truncated")
     wait_until(lambda: not files_in(site.data_dir / "uploads", site.data_dir / "blobs"), 10, "the cleaning up")
+
+
+def test_an_unknown_type_is_read_as_the_one_that_is_set_by_hand(
+    page: Page, site: LiveServer, tmp_path: Path, complaints: Complaints
+) -> None:
+    place = write_checkpoint(tmp_path / "cousin", llama_shapes(), UNKNOWN_TYPE)
+    upload(page, "cousin", [str(place / "model.safetensors"), str(place / "config.json")])
+    expect(page.locator("#outcome h2")).to_have_text("Refused")
+    expect(page.locator("#outcome")).to_contain_text("The nearest is llama")
+    page.click("#facts summary")
+    page.select_option("#fact", "model_type")
+    page.select_option("#fact-value", "llama")
+    page.click("#fact-form button")
+    expect(page.locator("#facts-set")).to_have_text('model_type = "llama"Remove')
+    page.click("#start")
+    expect(page.locator("#outcome h2")).to_have_text("cousin is registered")
+    page.click("text=Look at it")
+    page.click("text=History of overrides (1)")
+    history = page.locator("details", has_text="History of overrides").locator("li")
+    expect(history).to_contain_text("model_type = llama by admin")
+    delete(page, site, "cousin")
 
 
 def test_what_does_not_belong_is_left_out_or_refused(page: Page, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 // One model: layer map, live state, overrides, tensors, settings.
+import { factField, factValue } from "./facts.js";
 import { askFit, departureText } from "./fit.js";
 import { $, $$, act, bytes, call, confirmDialog, count, h, modelState, pageData, poll, setNotice, toast } from "./kit.js";
 
@@ -151,22 +152,8 @@ const factSelect = $("#override-fact");
 function drawOverride() {
   const rule = rules.get(factSelect.value);
   $("#override-meaning").textContent = rule.meaning;
-  const choices = rule.kind === "boolean" ? ["true", "false"] : rule.choices;
   const current = about.facts.find((fact) => fact.name === rule.name)?.value;
-  const listed = choices.length > 0;
-  const input = listed
-    ? h("select", { id: "override-value" }, rule.nullable && h("option", { value: "" }, "none"), choices.map((choice) => h("option", {}, choice)))
-    : h("input", {
-        id: "override-value",
-        type: rule.kind === "string" ? "text" : "number",
-        step: rule.kind === "integer" ? 1 : "any",
-        min: rule.low,
-        max: rule.high,
-        required: true,
-        autocomplete: "off",
-      });
-  if (current !== null && current !== undefined && (!listed || choices.includes(String(current)))) input.value = String(current);
-  $("#override-input").replaceChildren(input);
+  $("#override-input").replaceChildren(factField(rule, "override-value", current));
 }
 if (factSelect) {
   factSelect.addEventListener("change", drawOverride);
@@ -187,11 +174,7 @@ if (said) {
 $("#override")?.addEventListener("submit", (event) => {
   event.preventDefault();
   const rule = rules.get(factSelect.value);
-  const text = $("#override-value").value;
-  let value = text;
-  if (rule.kind === "integer" || rule.kind === "number") value = Number(text);
-  else if (rule.kind === "boolean") value = text === "true";
-  else if (rule.nullable && text === "") value = null;
+  const value = factValue(rule, $("#override-value").value);
   act(event.submitter, async () => {
     await call("POST", `${base}/overrides`, { fact: rule.name, value });
     reloadWith(`${rule.name} is set. A loaded model keeps the old value until its next load.`);

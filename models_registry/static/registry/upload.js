@@ -1,5 +1,6 @@
 // Uploads in pieces: each goes to the offset that the server names, so that a broken connection costs one piece.
-import { $, bytes, call, csrfToken, duration, errorOf, h, pageData } from "./kit.js";
+import { factField, factValue } from "./facts.js";
+import { $, $$, bytes, call, csrfToken, duration, errorOf, h, pageData } from "./kit.js";
 
 const rules = pageData("rules");
 const RETRIES = 6;
@@ -113,6 +114,43 @@ for (const [button, input] of [["#pick-folder", "#folder-input"], ["#pick-files"
   });
 }
 
+// --- facts set by hand -------------------------------------------------------------------------
+
+const facts = new Map(rules.facts.map((rule) => [rule.name, rule]));
+let overrides = {};
+
+function drawFact() {
+  const rule = facts.get($("#fact").value);
+  $("#fact-meaning").textContent = rule.meaning;
+  $("#fact-input").replaceChildren(factField(rule, "fact-value", overrides[rule.name]));
+}
+
+function drawOverrides() {
+  const names = Object.keys(overrides);
+  $("#facts-count").textContent = names.length ? ` (${names.length} set)` : "";
+  $("#facts-set").replaceChildren(
+    ...names.map((name) => {
+      const remove = h("button.button.quiet", { type: "button", "aria-label": `Remove ${name}` }, "Remove");
+      remove.addEventListener("click", () => {
+        delete overrides[name];
+        drawOverrides();
+        $("#fact").focus();
+      });
+      return h("li.row", {}, h("span.mono", {}, `${name} = ${JSON.stringify(overrides[name])}`), remove);
+    }),
+  );
+}
+
+$("#fact").replaceChildren(...rules.facts.map(({ name }) => h("option", {}, name)));
+$("#fact").addEventListener("change", drawFact);
+$("#fact-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const rule = facts.get($("#fact").value);
+  overrides[rule.name] = factValue(rule, $("#fact-value").value);
+  drawOverrides();
+});
+drawFact();
+
 // --- sending ---------------------------------------------------------------------------------
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -203,6 +241,7 @@ $("#form").addEventListener("submit", async (event) => {
     const upload = await call("POST", "/registry/uploads", {
       served_model_name: $("#name").value.trim(),
       files: chosen.map(({ name, file }) => ({ name, size_bytes: file.size })),
+      overrides,
     });
     run.id = upload.id;
     for (const item of chosen) item.sent = 0;
@@ -241,7 +280,7 @@ addEventListener("beforeunload", (event) => {
 });
 
 function setBusy(busy) {
-  for (const selector of ["#start", "#name", "#pick-folder", "#pick-files"]) $(selector).disabled = busy;
+  for (const item of $$("#start, #name, #pick-folder, #pick-files, #facts button, #facts select, #facts input")) item.disabled = busy;
   $("#total").hidden = !busy;
   if (busy) {
     $("#total-bar").value = 0;
@@ -251,6 +290,8 @@ function setBusy(busy) {
 }
 
 function succeed(upload) {
+  overrides = {};
+  drawOverrides();
   $("#work").hidden = true;
   showOutcome(
     "good",

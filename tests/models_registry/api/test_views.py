@@ -12,9 +12,11 @@ from django.test import Client
 from django.urls import get_resolver
 
 from models_registry import services
+from models_registry.api.serializers import UploadSerializer
 from models_registry.api.urls import urlpatterns
 from models_registry.models import Checkpoint, Upload
-from tests.models_registry.detection.builders import write_json
+from models_registry.uploads import upload_finish
+from tests.models_registry.detection.builders import UNKNOWN_TYPE, llama_shapes, write_checkpoint, write_json
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("storage_dirs")]
 
@@ -214,6 +216,32 @@ def test_refused_declarations_are_4xx_and_store_nothing(browser: Client, hybrid:
         assert wrong.status_code == 400, body
         error_of(wrong)
     assert not Upload.objects.exists()
+
+
+def test_facts_set_with_an_upload_count_and_are_its_senders(browser: Client, staff: User, tmp_path: Path) -> None:
+    place = write_checkpoint(tmp_path / "cousin", llama_shapes(), UNKNOWN_TYPE)
+
+    def uploaded(**members: object) -> dict:
+        upload = declare(browser, place, label="cousin", **members).json()
+        for file in upload["files"]:
+            put(browser, upload, file["number"], 0, (place / file["name"]).read_bytes())
+        return UploadSerializer(upload_finish(upload_id=upload["id"], wait=True)).data
+
+    assert uploaded()["state"] == "refused"
+    done = uploaded(overrides={"model_type": "llama", "eps": 1e-6})
+    assert (done["state"], done["reason"]) == ("done", "")
+    detail = browser.get(f"/registry/checkpoints/{done['checkpoint']}").json()
+    set_by = {row["fact"]: (row["value"], row["author_name"]) for row in detail["overrides"]}
+    assert set_by == {"model_type": ("llama", "vera"), "norm.eps": (1e-6, "vera")}
+    again = post(browser, f"/registry/checkpoints/{done['checkpoint']}/refresh")
+    assert again.status_code == 200, "the facts stay in force"
+
+
+@pytest.mark.parametrize("overrides", [{"colour": 1}, {"model_type": "brandnew"}, {"eps": "x"}, [], "model_type=llama"])
+def test_facts_that_cannot_be_set_refuse_the_upload_before_its_bytes(browser: Client, hybrid: Path, overrides) -> None:
+    wrong = declare(browser, hybrid, label="a", overrides=overrides)
+    assert (wrong.status_code, Upload.objects.exists()) == (400, False)
+    assert error_of(wrong)["message"]
 
 
 def test_a_full_disk_is_507(browser: Client, hybrid: Path, monkeypatch) -> None:

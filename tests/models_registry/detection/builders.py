@@ -276,6 +276,9 @@ LLAMA_CONFIG = {
     "tie_word_embeddings": False, "torch_dtype": "float32",
 }  # fmt: skip
 
+UNKNOWN_TYPE = LLAMA_CONFIG | {"model_type": "brandnew", "architectures": ["BrandnewForCausalLM"]}
+"""A type and class that no family has."""
+
 
 def llama_shapes() -> Shapes:
     shapes = model(16, 64, *(gqa_mlp(n, 16, heads=4, kv=2, f=24) for n in range(2)))
