@@ -83,7 +83,8 @@ def as_blazr_error(error: BaseException) -> BlazrError:
     if isinstance(error, exceptions.APIException | SuspiciousOperation):
         return InvalidRequest(str(getattr(error, "detail", "The request was refused.")))
     if _is_database_outage(error):
-        logger.error("the database can't be reached: %s", type(error).__name__, exc_info=error)
+        # One line: an outage has as many of them as there are requests.
+        logger.error("the database can't be reached: %s", str(error).strip().partition("\n")[0])
         return Unavailable("The database can't be reached; try again.", retry_after_s=RETRY_AFTER_S)
     logger.error("unexpected error", exc_info=error)
     return EngineError("Internal error; the server's log has the details.")

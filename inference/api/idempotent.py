@@ -23,11 +23,14 @@ from django.http.response import HttpResponseBase
 from inference.api.event_stream import EventStream, SendPart, parts_of
 from inference.errors import BlazrError, InvalidRequest
 from inference.host.coroutines import run_in_background
+from inference.host.outage import Outage
 from inference.serving.idempotency import MAX_BYTES, RENEW_S, Claim, KeptResponse, idempotency_claim
 from inference.values.principal import Principal
 from inference.values.request_key import RequestKey
 
 logger = logging.getLogger(__name__)
+
+_outage = Outage(logger, "responses under idempotency keys")
 
 HEADER = "Idempotency-Key"
 META_KEY = "HTTP_IDEMPOTENCY_KEY"
@@ -109,7 +112,9 @@ class _Holder:
             await work
         except BlazrError as error:
             # The response is sent anyway; the lease expires.
-            logger.warning("an idempotency key could not be updated: %s", error.message)
+            _outage.failed(error)
+        else:
+            _outage.succeeded()
 
 
 # --- streams -----------------------------------------------------------------------------------

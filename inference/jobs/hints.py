@@ -6,9 +6,12 @@ import logging
 import threading
 
 from inference.errors import BlazrError
+from inference.host.outage import Outage
 from inference.transport.control import hint_jobs_sync
 
 logger = logging.getLogger(__name__)
+
+_outage = Outage(logger, "hints about new jobs")
 
 
 def wake_workers() -> None:
@@ -20,4 +23,6 @@ def _send_hint() -> None:
     try:
         hint_jobs_sync()
     except BlazrError as error:
-        logger.info("the hint about new jobs was not sent: %s", error.message)
+        _outage.failed(error)
+    else:
+        _outage.succeeded()

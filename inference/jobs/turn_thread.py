@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from inference.host.outage import Outage
+
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
@@ -28,6 +30,7 @@ class TurnThread(ABC):
 
     def __init__(self, name: str, work: str) -> None:
         self._work = work
+        self._outage = Outage(logger, work, server="the database")
         self._wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -78,8 +81,9 @@ class TurnThread(ABC):
         """Run ``work``; the next turn tries it again after an error, such as a database that is away."""
         try:
             work()
+            self._outage.succeeded()
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("%s can't be used at the moment: %s", self._work, error)
+            self._outage.failed(error)
             connections.close_all()
             time.sleep(PAUSE_S)
         except Exception:

@@ -13,6 +13,7 @@ import redis
 from redis.exceptions import RedisError
 
 from inference.errors import BlazrError, GenerationFailed, Unavailable
+from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
 from inference.transport.crash_record import MAX_DELIVERIES, CrashRecord
 from inference.transport.redis_time import redis_now_estimated
@@ -96,6 +97,7 @@ class Resumer:
     # --- the thread
 
     def _run(self) -> None:
+        outage = Outage(logger, "the requests to resume")
         while True:
             with self._condition:
                 if not self._open:
@@ -107,9 +109,10 @@ class Resumer:
             try:
                 self._query([item for item in self._open if item.query_at <= time.monotonic()])
                 self._read_replies()
+                outage.succeeded()
                 time.sleep(POLL_S)
             except (RedisError, OSError) as error:
-                logger.warning("%d requests can't be resumed yet (%s), trying again", len(self._open), error)
+                outage.failed(error)
                 time.sleep(RETRY_S)
             except Exception:
                 logger.exception("requests could not be resumed, trying again")

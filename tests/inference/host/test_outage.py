@@ -26,3 +26,11 @@ def test_each_outage_has_two_lines_however_many_attempts_fail(caplog):
 def test_an_error_without_a_message_is_named(caplog):
     Outage(logger, "orders").failed(TimeoutError())
     assert "(TimeoutError)" in caplog.text
+
+
+def test_the_server_is_named_and_its_first_line_is_enough(caplog):
+    error = ConnectionError("refused\n\tIs the server running?\n")
+    Outage(logger, "the job table", server="the database").failed(error)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the job table: the database can't be reached (refused); trying again"
+    ]

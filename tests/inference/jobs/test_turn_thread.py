@@ -64,7 +64,7 @@ def test_turns_come_after_the_pause_anyway(thread):
 @pytest.mark.parametrize(
     ("error", "logged"),
     [
-        (OperationalError("the database is away"), "the rows of a test can't be used at the moment"),
+        (OperationalError("the database is away"), "the rows of a test: the database can't be reached"),
         (ValueError("a bug"), "a turn over the rows of a test failed"),
     ],
 )
