@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from queue import Empty
 from typing import Any
 
 from celery.app.amqp import AMQP
 from kombu.connection import Connection
 from kombu.transport import redis as redis_transport
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+
+logger = logging.getLogger(__name__)
 
 MAX_RECONNECT_PAUSE_S = 2
 
@@ -17,9 +23,34 @@ class Channel(redis_transport.Channel):
     Running requests go on without the connection: ``inference.worker.lease`` keeps their messages, and
     ``inference.transport.publisher`` acknowledges them. kombu would return the messages to their queues, or fail to and
     end the worker.
+
+    A Redis that replies but takes no writes, because its memory or its disk is full, counts as one that can't be
+    reached: kombu would lose the messages that it reads, and Celery would reconnect without a pause.
+
+    Raises:
+        redis.exceptions.ConnectionError: Redis takes no writes.
     """
 
     do_restore = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        try:
+            # Adds nothing, and is refused as any write is.
+            self.client.zadd(self.unacked_index_key, {"": 0}, xx=True)
+        except ResponseError as error:
+            self.close()  # type: ignore[no-untyped-call]
+            raise RedisConnectionError(f"Redis takes no writes: {error}") from error
+
+    def _brpop_read(self, **options: Any) -> Any:
+        """Read and deliver the next message; drop one that isn't Celery's, which would end the worker."""
+        try:
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
+        except (RedisError, OSError, Empty):
+            raise
+        except Exception as error:
+            logger.error("a message that can't be read is dropped: %r", error)
+            return True
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         """Acknowledge a message, unless the connection that delivered it is gone."""

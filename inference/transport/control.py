@@ -67,7 +67,7 @@ class ControlReader:
             self._last_id = entries[0][0]
         for _, fields in reversed(entries):
             if b"cancel" in fields:
-                self._cancelled.add(fields[b"cancel"].decode())
+                self._cancelled.add(fields[b"cancel"].decode(errors="replace"))
         self._thread.start()
 
     def stop(self) -> None:
@@ -89,7 +89,11 @@ class ControlReader:
             for _, entries in reply or ():
                 for entry_id, fields in entries:
                     self._last_id = entry_id
-                    self._handle({key.decode(): value.decode() for key, value in fields.items()})
+                    # Only orders are text; what isn't names no action or no request, and has no effect.
+                    texts = {
+                        key.decode(errors="replace"): value.decode(errors="replace") for key, value in fields.items()
+                    }
+                    self._handle(texts)
 
     def _handle(self, orders: Mapping[str, str]) -> None:
         for action, subject in orders.items():

@@ -197,7 +197,7 @@ class StreamHub:
                         subscription.accept(event)
             elif name == b"q":
                 await self._reply(*redis_keys.unpack(payload))
-        except (ValueError, KeyError, TypeError):
+        except Exception:  # an entry that isn't a worker's must not end the loop that reads the others
             logger.exception("an entry of the event stream can't be read")
 
     async def _reply(self, request_id: str, attempt: int) -> None:

@@ -74,6 +74,8 @@ end
 # ARGV: limit, seconds until the deadline, request id, message, delivery tag, model, caller, and the budgets of caller,
 # model and Redis. All times are those of Redis.
 # A request that is open already was pushed by a call whose reply was lost.
+# Redis checks its memory limit before the first write of a script only, and not before a deletion. The first write here
+# is therefore a ZADD that adds nothing.
 _ADMIT = (
     _LUA_RELEASE
     + _LUA_REMOVE_EXPIRED
@@ -85,6 +87,7 @@ local deadline, size = now + tonumber(ARGV[2]), #message
 local function reply(verdict, number) return {{verdict, number, redis.call('ZCOUNT', KEYS[4], now, '+inf')}} end
 local function total(field) return tonumber(redis.call('HGET', TOTALS, field) or 0) end
 if redis.call('HEXISTS', DETAILS, id) == 1 then return reply('admitted', 0) end
+redis.call('ZADD', OPEN, 'XX', 0, '')
 local expired_of = {{}}
 for _, expired in ipairs(redis.call('ZRANGEBYSCORE', OPEN, '-inf', now, 'LIMIT', 0, {EXPIRED_AT_ONCE})) do
   expired_of[release(expired) or model] = 1

@@ -43,3 +43,40 @@ def test_a_message_outlives_the_connection_that_delivered_it(redis_server):
     client.hdel("unacked", message.delivery_tag)
     client.zrem("unacked_index", message.delivery_tag)
     client.delete("_kombu.binding.outlives")
+
+
+@pytest.fixture
+def client(redis_server):
+    found = redis.Redis.from_url(redis_server.client)
+    yield found
+    found.config_set("maxmemory", 0)
+    found.flushall()
+    found.close()
+
+
+def test_a_redis_that_takes_no_writes_counts_as_away(client, redis_server, monkeypatch):
+    """kombu would take a message from its queue, fail to record it, and so lose it."""
+    monkeypatch.setattr("kombu.utils.functional.sleep", lambda seconds: client.config_set("maxmemory", 0))
+    client.config_set("maxmemory", 1)
+    seen: list[Exception] = []
+    connection = BrokerConnection(redis_server.celery)
+    connection.ensure_connection(lambda error, pause_s: seen.append(error), 3)
+    assert ["Redis takes no writes" in str(error) for error in seen] == [True]
+    connection.release()
+
+
+@pytest.mark.parametrize("item", [b"", b"{", b"[]", b"null", b"{}", b"\xff", b"[" * 50_000])
+def test_a_message_that_is_none_is_dropped(client, redis_server, item, caplog):
+    """It would end the worker, whose successor would read the next one."""
+    received: list[object] = []
+    with BrokerConnection(redis_server.celery) as connection:
+        queue = connection.SimpleQueue("garbage")
+        queue.put({"a": 1})
+        queue.consumer.callbacks = [lambda body, message: received.append(body)]
+        client.rpush("garbage", item)  # read first
+        queue.consumer.consume()
+        while not received:
+            connection.drain_events(timeout=5)
+    assert received == [{"a": 1}]
+    assert client.llen("garbage") == 0
+    assert "can't be read is dropped" in caplog.text

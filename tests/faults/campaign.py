@@ -9,8 +9,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -78,6 +79,14 @@ def variant(number: int) -> Entry:
 class Campaign:
     """Sends requests to a site while faults hit its processes.
 
+    Args:
+        site: The processes.
+        jobs: Number of jobs; lines of the batch and streams are in proportion.
+        kills: Number of faults of the seed's sequence.
+        seed: Of the sequence.
+        label: Begin of the idempotency keys, another for each campaign of a site.
+        steps: Faults to inject instead of a sequence, in order; each returns when the next one may come.
+
     Attributes:
         jobs: Ids of the jobs that the server has accepted, by number.
         batch_id: The accepted batch.
@@ -87,11 +96,21 @@ class Campaign:
         retried: Why clients sent requests again.
     """
 
-    def __init__(self, site: Site, *, jobs: int, kills: int, seed: int) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        jobs: int,
+        kills: int = 0,
+        seed: int,
+        steps: Sequence[Callable[[], object]] = (),
+        label: str = "campaign",
+    ) -> None:
         self._site = site
-        self._faults = fault_sequence(kills, seed)
+        self._continues: list[threading.Timer] = []
+        self._steps = [*steps, *(partial(self._inflict, fault) for fault in fault_sequence(kills, seed))]
         self._num_jobs = jobs
-        self._label = f"campaign-{seed}"
+        self._label = f"{label}-{seed}"
         self._num_faults = 0
         self._lock = threading.Lock()
         self._http = httpx.Client(timeout=REQUEST_TIMEOUT_S)
@@ -129,7 +148,7 @@ class Campaign:
                 share, do = next(iter(pending), (0.0, None))
             if do is None:
                 return
-            while share * len(self._faults) > self._num_faults + 1:
+            while share * len(self._steps) > self._num_faults + 1:
                 time.sleep(0.02)
             try:
                 do()
@@ -185,23 +204,25 @@ class Campaign:
     # --- faults ----------------------------------------------------------------------------------
 
     def _inject(self) -> None:
-        continues: list[threading.Timer] = []
-        for fault in self._faults:
-            if fault.target == "worker":
-                self._await_worker()
-            names = [name for name in self._site.processes if name.startswith(_PREFIXES[fault.target])]
-            name = names[fault.which % len(names)]
-            if fault.stopped_s:
-                self._site.signal(name, signal.SIGSTOP)
-                timer = threading.Timer(fault.stopped_s, self._site.signal, (name, signal.SIGCONT))
-                timer.start()
-                continues.append(timer)
-            else:
-                self._site.signal(name, signal.SIGKILL)
+        for step in self._steps:
+            step()
             self._num_faults += 1
-            time.sleep(fault.pause_s)
-        for timer in continues:
+        for timer in self._continues:
             timer.join()
+
+    def _inflict(self, fault: Fault) -> None:
+        if fault.target == "worker":
+            self._await_worker()
+        names = [name for name in self._site.processes if name.startswith(_PREFIXES[fault.target])]
+        name = names[fault.which % len(names)]
+        if fault.stopped_s:
+            self._site.signal(name, signal.SIGSTOP)
+            timer = threading.Timer(fault.stopped_s, self._site.signal, (name, signal.SIGCONT))
+            timer.start()
+            self._continues.append(timer)
+        else:
+            self._site.signal(name, signal.SIGKILL)
+        time.sleep(fault.pause_s)
 
     def _await_worker(self) -> None:
         """Wait until a worker is ready: faults that only hit the start of workers leave no work to disturb."""

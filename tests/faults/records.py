@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -76,8 +75,7 @@ class Records:
         return [*self._jobs(), *self._lines(), *self._streams(), *self._usage()]
 
     def _rows(self, query: str, *parameters: object) -> list[Any]:
-        with sqlite3.connect(self._site.directory / "db.sqlite3", timeout=20) as database:
-            return database.execute(query, parameters).fetchall()
+        return self._site.rows(query, *parameters)
 
     def _all_ended(self) -> bool:
         open_jobs = self._rows("select 1 from inference_generationjob where finished_at is null limit 1")

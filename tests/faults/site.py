@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,18 @@ REQUEST_TIMEOUT_S = 90
 """Longer than any request of the tests takes, so that requests without an owner end while a test waits."""
 ROOT = Path(__file__).resolve().parents[2]
 _CELERY = (sys.executable, "-m", "celery", "-q", "-A", "blazr_site.celery")
+
+_TABLES = (
+    "batchresult",
+    "batchline",
+    "batch",
+    "jobchunk",
+    "storedresponse",
+    "generationjob",
+    "usagerecord",
+    "usageday",
+)
+"""Tables of what requests leave behind, in an order in which their rows can be deleted."""
 
 _SET_UP = """
 import django; django.setup()
@@ -63,6 +77,7 @@ class Site:
         self._runtime = tempfile.TemporaryDirectory(prefix="blazr-faults-")  # a path of a socket is short
         self._socket = Path(self._runtime.name) / "redis.sock"
         urls = redis_urls(f"unix://{self._socket}?db=0")
+        self._redis_url = urls.client
         self.client = redis.Redis.from_url(urls.client, protocol=2, socket_timeout=2)
         self.urls: list[str] = []
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -72,6 +87,7 @@ class Site:
         self._listeners: list[socket.socket] = []
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         self._stopping = False
+        self._held: set[str] = set()
         own = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "DJANGO_", "REDIS_"))}
         self._environment = own | {
             "OMP_NUM_THREADS": "1",
@@ -85,7 +101,7 @@ class Site:
         self._add(
             "redis", embedded_redis.server_command(socket=self._socket, directory=directory / "redis", durable=True)
         )
-        embedded_redis.wait_until_ready(urls.client, timeout_s=10)
+        self.await_redis()
         done = subprocess.run(
             [sys.executable, "-c", _SET_UP], cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=60
         )
@@ -149,7 +165,7 @@ class Site:
     def _supervise(self) -> None:
         while not self._stopping:
             for name, process in list(self.processes.items()):
-                if process.poll() is None or self._stopping:
+                if process.poll() is None or self._stopping or name in self._held:
                     continue
                 if name in self._worker_ids:
                     self.deaths.append((name, process.returncode))
@@ -172,6 +188,61 @@ class Site:
         """Send a signal to a process and its children; one that has just ended gets none."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.processes[name].pid, number)
+
+    @contextlib.contextmanager
+    def away(self, name: str) -> Iterator[None]:
+        """Kill a process, and start it again at the end."""
+        self._held.add(name)
+        self.signal(name, signal.SIGKILL)
+        self.processes[name].wait(10)
+        try:
+            yield
+        finally:
+            self._starts[name]()
+            self._held.discard(name)
+
+    @contextlib.contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """Stop a process with SIGSTOP until the end."""
+        self.signal(name, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(name, signal.SIGCONT)
+
+    def redis_wiped(self) -> None:
+        """Kill Redis, and start it again without the requests, events and leases that it had."""
+        with self.away("redis"):
+            shutil.rmtree(self.directory / "redis")
+            (self.directory / "redis").mkdir()
+        self.await_redis()
+
+    def await_redis(self) -> None:
+        """Wait until Redis replies."""
+        embedded_redis.wait_until_ready(self._redis_url, timeout_s=10)
+
+    def rows(self, query: str, *parameters: object) -> list[Any]:
+        """Return the rows of a query of the database."""
+        with sqlite3.connect(self.directory / "db.sqlite3", timeout=20) as database:
+            return database.execute(query, parameters).fetchall()
+
+    def clear(self) -> None:
+        """Delete what earlier tests have stored, so that a ledger counts one test's rows."""
+        for table in _TABLES:
+            self.rows(f"delete from inference_{table}")
+
+    def log_sizes(self) -> dict[str, int]:
+        """Return the length of each process's log, for ``log_lines``."""
+        return {path.stem: path.stat().st_size for path in self.directory.glob("*.log")}
+
+    def log_lines(self, since: Mapping[str, int]) -> dict[str, list[str]]:
+        """Return the lines that each process has logged since."""
+        found: dict[str, list[str]] = {}
+        for path in sorted(self.directory.glob("*.log")):
+            with path.open("rb") as log:
+                log.seek(since.get(path.stem, 0))
+                found[path.stem] = log.read().decode(errors="replace").splitlines()
+        return found
 
     def stop(self) -> None:
         """Kill all processes."""

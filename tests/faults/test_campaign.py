@@ -32,6 +32,7 @@ def test_a_seed_gives_the_same_faults_and_every_target_has_its_share():
     "of tokens; no lease, message, admitted request, chunk or temporary file is left",
 )
 def test_f11_random_faults_lose_and_double_nothing(site):
+    site.clear()
     campaign = Campaign(site, jobs=NUM_JOBS, kills=NUM_FAULTS, seed=SEED)
     campaign.run()
     records = Records(site, campaign)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inference.transport import control
 from inference.transport import keys as redis_keys
 from inference.transport.control import CancelledRequests, ControlReader, cancel_generation, request_unload
@@ -38,3 +40,19 @@ async def test_a_reader_knows_earlier_cancels_and_gets_later_orders_only(client,
         reader.stop()
     assert orders == [("unload", "late"), ("cancel", "late")]
     assert "late" in cancelled
+
+
+@pytest.mark.parametrize("action", ["cancel", "unload"])
+async def test_orders_that_are_no_text_end_no_reader(client, monkeypatch, action):
+    """Entries stay in the stream, so a worker that they end would end at each of its starts."""
+    monkeypatch.setattr(control, "BLOCK_MS", 50)
+    client.xadd(redis_keys.CONTROL_STREAM, {action: b"\xc1"})
+    orders: list[str] = []
+    reader = ControlReader(client, {"unload": orders.append}, CancelledRequests())
+    reader.start()
+    try:
+        client.xadd(redis_keys.CONTROL_STREAM, {action: b"\xc1", b"\xff": b"\xff"})
+        await request_unload("model")
+        wait_until(lambda: "model" in orders)
+    finally:
+        reader.stop()

@@ -75,14 +75,20 @@ async def test_close_ends_open_requests_and_leaves_nothing_in_redis(redis_urls_i
     await client.aclose()
 
 
+BAD = redis_keys.pack(
+    [{"request_id": "other", "attempt": 0, "index": 0, "type": "delta", "choice": 0, "token_ids": [-1]}]
+)
+"""An event whose tokens no array takes (OverflowError)."""
+
+
 async def test_hub_outlives_garbage_on_its_stream(redis_urls_in_settings):
     import redis.asyncio
 
     hub = StreamHub(redis_urls_in_settings.client)
     await hub.start()
-    collected = Collected(hub, "r")
+    collected, _ = Collected(hub, "r"), Collected(hub, "other")
     client = redis.asyncio.Redis.from_url(redis_urls_in_settings.client)
-    for fields in ({"e": b"\xc1"}, {"q": b"\x01"}, {"x": b"y"}, {"e": redis_keys.pack([{"no": "id"}])}):
+    for fields in ({"e": b"\xc1"}, {"q": b"\x01"}, {"x": b"y"}, {"e": redis_keys.pack([{"no": "id"}])}, {"e": BAD}):
         await client.xadd(redis_keys.out(hub.web_id), fields)
     end = {"request_id": "r", "attempt": 0, "index": 0, "type": "done"}
     await client.xadd(redis_keys.out(hub.web_id), redis_keys.pack_events([end]))

@@ -142,3 +142,5 @@ async def test_a_full_redis_is_named(client):
     finally:
         client.config_set("maxmemory", 0)
     assert caught.value.retry_after_s
+    # A script is refused before its first write only, and not before a deletion.
+    assert not client.exists(*redis_keys.model_queues("a"), redis_keys.OPEN_REQUESTS)
