@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
+from inference.text.tokenisation.control_tokens import ControlTokens
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.text import check_text
 
@@ -45,8 +46,7 @@ class ChatTemplate:
     ) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
-        longest_first = sorted((text for text in control_tokens if text), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._control = ControlTokens(control_tokens)
         self._max_model_len = max_model_len
         self._max_chars = MAX_CHARS_PER_TOKEN * max_model_len
         self._sandbox = Sandbox(
@@ -90,9 +90,8 @@ class ChatTemplate:
             )
         values: dict[str, Any] = {"messages": read_messages(messages), **read_kwargs(template_kwargs or {})}
         start, end, cut = self._free_markers(values)
-        if self._control is not None:
-            pattern = self._control
-            values = _map_strings(values, lambda text: pattern.sub(lambda found: start + found[0] + end, text))
+        if self._control:
+            values = _map_strings(values, lambda text: self._marked(text, start, end))
         if continue_final_message:
             last = values["messages"][-1]
             if not isinstance(last.get("content"), str):
@@ -148,18 +147,29 @@ class ChatTemplate:
         free = (chr(code) for code in _MARKERS if chr(code) not in taken)
         return next(free), next(free), next(free)
 
+    def _marked(self, text: str, start: str, end: str) -> str:
+        """The text with each control token in it between the two marks."""
+        parts = self._control.split(text)
+        return "".join(start + part + end if number % 2 else part for number, part in enumerate(parts))
+
     def _split(self, text: str, start: str, end: str) -> list[Piece]:
         """Cut at the markers. A template may have cut a string and lost one of a pair; one is enough."""
-        if self._control is None:
-            return [(text, True)]
-        control = self._control.pattern
-        guarded = re.compile(f"{start}({control}){end}?|({control}){end}|[{start}{end}]")
         pieces: list[Piece] = []
         position = 0
-        for found in guarded.finditer(text):
-            pieces.append((text[position : found.start()], True))
-            pieces.append((found[1] or found[2] or "", False))
-            position = found.end()
+        for found in re.finditer(f"[{start}{end}]", text) if self._control else ():
+            at = found.start()
+            if at < position:  # the mark behind a token that was taken with the mark before it
+                continue
+            before, length = 0, 0
+            if found[0] == start:
+                length = self._control.match(text, at + 1)
+            else:
+                before = self._control.match_before(text, position, at)
+            pieces.append((text[position : at - before], True))
+            pieces.append((text[at - before : at] + text[at + 1 : at + 1 + length], False))
+            position = at + 1 + length
+            if length and text[position : position + 1] == end:
+                position += 1
         pieces.append((text[position:], True))
         return _joined(pieces)
 

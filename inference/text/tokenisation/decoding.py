@@ -18,6 +18,11 @@ from typing import Any
 
 from inference.errors import UnsupportedFormat
 
+MAX_STEPS = 64
+MAX_GROWTH = 16
+"""How many times longer than its stored form a token may become; the decoders in use make none longer."""
+MAX_STRIPPED = 64
+
 _Step = Callable[[str, bool], str | bytes]
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _CLEANUP = (
@@ -70,6 +75,7 @@ class TokenForms:
         self._tokens = tokens
         self._steps: list[_Step] = []
         self._fused = False
+        self._growth = 1
         self.lead = ""
         self.max_lead = 0
         if decoder is None:
@@ -97,7 +103,10 @@ class TokenForms:
         return token.encode("utf-8", "replace")
 
     def _add(self, decoder: Mapping[str, Any]) -> None:
+        """Add the decoder's steps. The steps run in the worker for every token, so each has a bounded cost."""
         kind = decoder.get("type")
+        if len(self._steps) == MAX_STEPS:
+            raise self._unsupported(f"of more than {MAX_STEPS} steps")
         if kind == "Sequence":
             for part in decoder["decoders"]:
                 self._add(part)
@@ -116,13 +125,19 @@ class TokenForms:
             pattern = decoder["pattern"].get("String")
             if not isinstance(pattern, str) or not pattern or (self._fused and len(pattern) > 1):
                 raise self._unsupported("Replace with a pattern that spans tokens")
-            self._steps.append(_replace(pattern, str(decoder["content"])))
+            content = str(decoder["content"])
+            self._growth *= max(1, -(-len(content) // len(pattern)))
+            if self._growth > MAX_GROWTH:
+                raise self._unsupported(f"that makes tokens more than {MAX_GROWTH} times longer")
+            self._steps.append(_replace(pattern, content))
         elif kind == "Strip":
             self._add_strip(str(decoder["content"]), int(decoder["start"]), int(decoder["stop"]))
         else:
             raise self._unsupported(f"of type {str(kind)[:40]!r}")
 
     def _add_strip(self, content: str, start: int, stop: int) -> None:
+        if max(start, stop) > MAX_STRIPPED:
+            raise self._unsupported(f"Strip of {max(start, stop)} characters, at most {MAX_STRIPPED} are read,")
         if not self._fused:
             self._steps.append(_strip(content, start, stop))
         elif stop:

@@ -20,6 +20,7 @@ from inference.errors import (
     UnsupportedFeature,
     UnsupportedFormat,
 )
+from inference.text.tokenisation.control_tokens import ControlTokens
 from inference.text.tokenisation.decoding import TokenForms
 from inference.text.tokenisation.length_bounds import check_text_length
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
@@ -272,14 +273,13 @@ class _SplitEncoder:
     def __init__(self, encode_ordinary: Callable[[str], list[int]], special_tokens: dict[str, int]) -> None:
         self._encode_ordinary = encode_ordinary
         self._special_tokens = special_tokens
-        longest_first = sorted(special_tokens, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        self._control = ControlTokens(special_tokens)
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        if not parse_special or self._pattern is None:
+        if not parse_special or not self._control:
             return self._encode_ordinary(text)
         ids: list[int] = []
-        for number, part in enumerate(self._pattern.split(text)):
+        for number, part in enumerate(self._control.split(text)):
             if number % 2:
                 ids.append(self._special_tokens[part])
             elif part:

@@ -66,3 +66,29 @@ def test_a_strip_after_fusing_is_the_lead_of_the_whole_text() -> None:
 def test_decoders_that_span_tokens_are_refused(decoder: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFormat, match="can't be streamed"):
         TokenForms(["a"], decoder)
+
+
+def replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([replace("a", "a" * 300)] * 5, "more than 16 times longer"),
+        ([replace("a", "aa")] * 5, "more than 16 times longer"),
+        ([{"type": "Strip", "content": "a", "start": 10**12, "stop": 0}], "at most 64"),
+        ([{"type": "Strip", "content": "a", "start": 0, "stop": 65}], "at most 64"),
+        ([{"type": "Fuse"}, {"type": "Strip", "content": "a", "start": 10**12, "stop": 0}], "at most 64"),
+        ([replace("a", "b")] * 65, "more than 64 steps"),
+    ],
+)
+def test_decoders_that_would_cost_the_worker_too_much_are_refused(steps: list[dict[str, Any]], message: str) -> None:
+    """They run for every token in the thread of the engine: one hung it, one made gigabytes of a token."""
+    with pytest.raises(UnsupportedFormat, match=message):
+        forms({"type": "Sequence", "decoders": steps}, "a")
+
+
+def test_decoders_at_the_limits_are_read() -> None:
+    steps = [replace("a", "aa")] * 4 + [{"type": "Strip", "content": "a", "start": 8, "stop": 7}]
+    assert forms({"type": "Sequence", "decoders": steps}, "a") == [(b"a", b"a")]
