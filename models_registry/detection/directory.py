@@ -140,11 +140,18 @@ def _listing(directory: Path) -> frozenset[str]:
                         f"{directory} has more than {MAX_DIRECTORY_ENTRIES} entries; it isn't a checkpoint.",
                         param="path",
                     )
-                if not entry.is_dir():
+                if not _is_directory(entry):
                     names.add(entry.name)
     except OSError as error:
         raise CorruptCheckpoint(f"{directory} can't be read: {error.strerror}.", param="path") from None
     return frozenset(names)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself; it is reported if it is needed
+        return False
 
 
 def _choose_weights(directory: Path, names: frozenset[str]) -> _Weights:

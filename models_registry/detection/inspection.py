@@ -42,6 +42,7 @@ from models_registry.detection.architecture import detect_format, detect_model_t
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
 from models_registry.detection.facts import check_overrides
 from models_registry.detection.json_file import read_object
+from models_registry.detection.printable import printable
 from models_registry.detection.safetensors_header import MAX_TENSORS, read_header
 from models_registry.detection.stored_values import are_alike, read_values
 from models_registry.detection.vocabulary import choose_tokenizer
@@ -142,7 +143,16 @@ def inspect_checkpoint(path: Path, *, overrides: Mapping[str, Any] | None = None
         CheckpointError: It can't be served; the message says which file or tensor, and why.
         InvalidRequest: An override is unknown, illegal, contradicts the tensors, or would have no effect.
     """
-    checked = check_overrides(overrides or {})
+    try:
+        return _inspect(path, check_overrides(overrides or {}))
+    except BlazrError as error:
+        # Messages quote names and values of the files, and go to terminals and logs.
+        error.message = printable(error.message)
+        error.param = None if error.param is None else printable(error.param)
+        raise
+
+
+def _inspect(path: Path, checked: dict[str, Any]) -> Inspection:
     resolved = resolve(path)
     tensors = _read_tensors(resolved)
     config_path = resolved.find("config.json")
@@ -172,8 +182,8 @@ def inspect_checkpoint(path: Path, *, overrides: Mapping[str, Any] | None = None
     return Inspection(
         spec=spec,
         tokenizer=tokenizer,
-        facts=tuple(replace(fact, value=_plain(fact.value)) for fact in facts.facts),
-        warnings=tuple(facts.warnings),
+        facts=tuple(replace(fact, value=_plain(fact.value), evidence=printable(fact.evidence)) for fact in facts.facts),
+        warnings=tuple(map(printable, facts.warnings)),
         directory=resolved.directory,
         files=resolved.files,
         tensors=tensors,
@@ -181,9 +191,11 @@ def inspect_checkpoint(path: Path, *, overrides: Mapping[str, Any] | None = None
 
 
 def _plain(value: Any) -> Any:
-    """A fact's value as strict JSON: no tuples, no infinities."""
+    """A fact's value as strict JSON: no tuples, no infinities, no control characters."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
+    if isinstance(value, str):
+        return printable(value)
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -28,9 +28,18 @@ def read_bytes(path: Path, limit: int) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise CorruptCheckpoint(f"{path.name} is not a regular file.", param=path.name)
-        content = b"" if status.st_size > limit else file.read(limit + 1)
+        try:
+            content = b"" if status.st_size > limit else file.read(limit + 1)
+        except OSError as error:
+            raise CorruptCheckpoint(f"{path.name} can't be read: {error.strerror}.", param=path.name) from None
     if max(status.st_size, len(content)) > limit:
         raise CorruptCheckpoint(f"{path.name} has {status.st_size} bytes; the limit is {limit}.", param=path.name)
+    if len(content) != status.st_size:  # also a link into /proc, whose files have no size
+        raise CorruptCheckpoint(
+            f"{path.name} has {status.st_size} bytes, but {len(content)} were read; it changed meanwhile, or is no "
+            "file on a disk.",
+            param=path.name,
+        )
     return content
 
 

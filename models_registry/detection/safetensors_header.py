@@ -74,6 +74,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         if not stat.S_ISREG(status.st_mode):
             raise CorruptCheckpoint(f"{path.name} is not a regular file.", param=path.name)
         header, data_bytes = _read_header_bytes(descriptor, status.st_size, path.name)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{path.name} can't be read: {error.strerror}.", param=path.name) from None
     finally:
         os.close(descriptor)
     entries = _Parser(header, path.name).parse()

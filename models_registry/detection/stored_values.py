@@ -61,6 +61,8 @@ def _read(directory: Path, info: TensorInfo, at: int, length: int) -> bytes:
         raise CorruptCheckpoint(f"{info.file} can't be opened: {error.strerror}.", param=info.file) from None
     try:
         data = os.pread(descriptor, length, info.begin + at)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{info.file} can't be read: {error.strerror}.", param=info.file) from None
     finally:
         os.close(descriptor)
     if len(data) != length:

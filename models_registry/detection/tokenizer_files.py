@@ -13,6 +13,7 @@ from typing import Any
 from inference.errors import CorruptCheckpoint
 from models_registry.detection.directory import CheckpointDirectory
 from models_registry.detection.json_file import read_object, read_text
+from models_registry.detection.printable import printable
 
 MAX_TOKENIZER_BYTES = 32 << 20
 MAX_TOKENIZER_CONFIG_BYTES = 8 << 20
@@ -93,7 +94,7 @@ def find_chat_template(resolved: CheckpointDirectory, tokenizer_config: Mapping[
             ]
             if named:
                 name, template = next((item for item in named if item[0] == "default"), named[0])
-                return _bounded(template, origin), f"{origin} ({name[:40]})"
+                return _bounded(template, origin), f"{origin} ({printable(name[:40])})"
     return None
 
 
