@@ -6,6 +6,7 @@ files. No function loads a model or calls a worker.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -113,7 +114,11 @@ def checkpoint_refresh(*, checkpoint: Checkpoint, inspect: Inspector | None = No
 
 
 def checkpoint_files_verify(checkpoint: Checkpoint) -> None:
-    """Check by size, time and inode that the files are the inspected ones; called before a load.
+    """Check that the files are the inspected ones; called before and after a load.
+
+    Size, times and inode are compared. A program can set the time of the last write, but not that of the last change
+    of the inode. The latter changes with mode, owner and links, too: then the digest decides, if there is one. Uploads
+    have digests, and share their files by links.
 
     Raises:
         ChecksumMismatch: A file is missing, or was replaced or edited.
@@ -127,9 +132,7 @@ def checkpoint_files_verify(checkpoint: Checkpoint) -> None:
                 f"{stamp['name']} of {checkpoint.served_model_name} is gone; restore it or register the model again.",
                 param=stamp["name"],
             ) from None
-        if [status.st_size, status.st_mtime_ns, status.st_ino] != [
-            stamp["size_bytes"], stamp["mtime_ns"], stamp["inode"],
-        ]:  # fmt: skip
+        if not _is_unchanged(file, status, stamp):
             raise ChecksumMismatch(
                 f"{stamp['name']} of {checkpoint.served_model_name} has changed since it was inspected "
                 f"({stamp['size_bytes']} bytes then, {status.st_size} now); inspect the model again.",
@@ -298,16 +301,28 @@ def _stamps(inspection: Inspection, sha256: Mapping[str, str]) -> list[dict[str,
                 f"{file.path} changed while it was inspected ({file.size_bytes} bytes, then {status.st_size}).",
                 param=file.path,
             )
-        stamps.append(
-            {
-                "name": file.path,
-                "size_bytes": status.st_size,
-                "mtime_ns": status.st_mtime_ns,
-                "inode": status.st_ino,
-                "sha256": sha256.get(file.path, ""),
-            }
-        )
+        stamps.append(_stamp(file.path, status, sha256.get(file.path, "")))
     return stamps
+
+
+def _stamp(name: str, status: os.stat_result, sha256: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "size_bytes": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+        "inode": status.st_ino,
+        "sha256": sha256,
+    }
+
+
+def _is_unchanged(file: Path, status: os.stat_result, stamp: Mapping[str, Any]) -> bool:
+    """Whether a file is the one of which a stamp was made; a digest decides where only the inode has changed."""
+    found = _stamp(stamp["name"], status, stamp["sha256"])
+    if found == {"ctime_ns": status.st_ctime_ns, **stamp}:  # rows of earlier versions have no ctime_ns
+        return True
+    is_same_file = found == {**stamp, "ctime_ns": status.st_ctime_ns}
+    return is_same_file and bool(stamp["sha256"]) and storage.sha256_file(file, lambda _: None) == stamp["sha256"]
 
 
 def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:
@@ -315,8 +330,8 @@ def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:
     _assign(checkpoint, _columns(inspection, {}))
     for stamp in checkpoint.file_stamps:
         # A digest is kept only if the file is unchanged since the digest was computed.
-        old = before.get(stamp["name"], {})
-        if stamp == {**old, "sha256": ""}:
+        old, file = before.get(stamp["name"]), Path(checkpoint.directory) / stamp["name"]
+        if old is not None and _is_unchanged(file, file.stat(), old):
             stamp["sha256"] = old["sha256"]
     checkpoint.save()
 

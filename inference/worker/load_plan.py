@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import DatabaseError, close_old_connections
 
 from inference.engine.device import is_memory_error, return_device_memory
-from inference.errors import ModelLoadFailed
+from inference.errors import BlazrError, ModelLoadFailed
 from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
@@ -57,9 +57,16 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
 
     def load(progress: Progress) -> LLM:
         try:
-            return LLM.load(
+            checkpoint_files_verify(checkpoint)  # evictions may have taken a minute since the plan was made
+            llm = LLM.load(
                 inspection.spec, inspection.tokenizer, inspection.weight_paths, options, progress, draft=draft
             )
+            try:
+                checkpoint_files_verify(checkpoint)
+            except BlazrError:
+                llm.close()
+                raise
+            return llm
         except BaseException as error:
             # The error's frames hold the loaded tensors, and a caller may keep the error.
             traceback.clear_frames(error.__traceback__)

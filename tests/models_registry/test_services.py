@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -171,6 +172,35 @@ def test_changed_files_are_noticed_before_a_load(hybrid: Path) -> None:
     weights.unlink()
     with pytest.raises(ChecksumMismatch, match="is gone"):
         services.checkpoint_files_verify(row)
+
+
+def test_an_edit_with_restored_times_is_noticed_before_a_load(hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    weights = hybrid / "model.safetensors"
+    times = (weights.stat().st_atime_ns, weights.stat().st_mtime_ns)
+    with weights.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x7f")
+    os.utime(weights, ns=times)
+    with pytest.raises(ChecksumMismatch, match="has changed"):
+        services.checkpoint_files_verify(row)
+
+
+def test_a_digest_decides_where_only_links_or_modes_changed(hybrid: Path) -> None:
+    """Uploads have digests and share their files by links."""
+    weights = hybrid / "model.safetensors"
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in hybrid.iterdir()}
+    row = services.checkpoint_register(path=hybrid, sha256=digests)
+    os.link(weights, hybrid / "another")
+    services.checkpoint_files_verify(row)
+    services.checkpoint_refresh(checkpoint=row)
+    assert {stamp["name"]: stamp["sha256"] for stamp in row.file_stamps} == digests, "digests are kept"
+    row.file_stamps = [{**stamp, "sha256": ""} for stamp in row.file_stamps]
+    weights.chmod(0o400)
+    with pytest.raises(ChecksumMismatch, match="has changed"):
+        services.checkpoint_files_verify(row)
+    row.file_stamps = [{key: stamp[key] for key in stamp if key != "ctime_ns"} for stamp in row.file_stamps]
+    services.checkpoint_files_verify(row)  # a row of an earlier version
 
 
 def test_refresh_keeps_the_last_good_inspection(hybrid: Path) -> None:
