@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import torch
+from rich.text import Text
 
 from blazr_site.commands.models import progress_bar, resolve_model, stderr
 from inference.errors import InvalidRequest
@@ -14,7 +15,8 @@ from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 from inference.values.speculative_options import SpeculativeOptions
-from models_registry.detection.inspection import Inspection, inspect_checkpoint
+from models_registry.detection.child import inspect_in_child
+from models_registry.detection.inspection import Inspection
 
 
 def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -35,14 +37,14 @@ def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def inspect_model(arguments: argparse.Namespace) -> Inspection:
     """Find and inspect the checkpoint of ``--model``."""
-    return inspect_checkpoint(resolve_model(arguments.model), overrides=overrides_from(arguments))
+    return inspect_in_child(resolve_model(arguments.model), overrides_from(arguments))
 
 
 def inspect_to_run(arguments: argparse.Namespace) -> Inspection:
     """Inspect the checkpoint of ``--model``, and print its warnings to the error stream."""
     inspection = inspect_model(arguments)
     for warning in inspection.warnings:
-        stderr.print(f"[yellow]note:[/] {warning}", highlight=False)
+        stderr.print(Text("note: ", style="yellow").append(warning, style="default"))
     return inspection
 
 
@@ -70,7 +72,7 @@ def _draft(options: SpeculativeOptions | None) -> DraftCheckpoint | None:
     """Return the draft model of the options, found like ``--model``."""
     if options is None or not options.draft_model:
         return None
-    found = inspect_checkpoint(resolve_model(options.draft_model))
+    found = inspect_in_child(resolve_model(options.draft_model))
     return DraftCheckpoint(options.draft_model, found.spec, found.tokenizer, found.weight_paths)
 
 

@@ -29,6 +29,7 @@ from inference.host.units import format_bytes, format_count
 from inference.models import ApiKey
 from inference.values.principal import SCOPES
 from models_registry.aliases import alias_checkpoint_id, alias_promote
+from models_registry.detection.child import inspect_in_child
 from models_registry.models import Checkpoint
 from models_registry.services import checkpoint_register, checkpoint_settings_update
 from models_registry.uploads import storage_sweep
@@ -127,6 +128,7 @@ def _register_one(model: ConfiguredModel, console: Console) -> ServedModel:
         source=Checkpoint.Source.HUB if is_hub else Checkpoint.Source.PATH,
         origin=model.model if is_hub else "",
         overrides=model.overrides,
+        inspect=inspect_in_child,
     )
     if model.settings:
         checkpoint_settings_update(checkpoint=row, values=model.settings)
