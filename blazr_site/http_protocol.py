@@ -1,11 +1,12 @@
-"""Limit the time and the bytes of request headers, for which uvicorn has no setting, and end stalled readers.
+"""Limit connections by the process's files, the time and the bytes of request headers, and end stalled readers.
 
-uvicorn's settings ``http`` and ``ws`` take the classes in place of names.
+uvicorn has no settings for these. Its settings ``http`` and ``ws`` take the classes in place of names.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -16,14 +17,27 @@ HEADERS_TIMEOUT_S = 20.0
 """Seconds from a connection's start, or from a request's first byte, to the end of the request's headers."""
 MAX_HEADERS_BYTES = 1 << 16
 """Bytes that may be read of headers which aren't complete."""
-
-
 MAX_CONNECTIONS = 4096
-"""Connections of the web process; a request beyond them gets 503 from uvicorn."""
+"""Connections of the web process, if it may open enough files."""
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files, usually 1024, to what its connections need, if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = 2 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * MAX_CONNECTIONS, hard)
+    if resource.RLIM_INFINITY != soft < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+
+
+def max_connections() -> int:
+    """Return how many connections leave a quarter of the process's files for the database, Redis and models."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft * 3 // 4)
 
 
 class HttpProtocol(StallGuard, HttpToolsProtocol):
-    """uvicorn's protocol, which closes the connection of a client that doesn't complete its headers."""
+    """uvicorn's protocol, which closes connections beyond the limit, and those of clients without complete headers."""
 
     _timer: asyncio.TimerHandle | None = None
     _is_within_headers = False
@@ -32,7 +46,11 @@ class HttpProtocol(StallGuard, HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start a connection."""
         super().connection_made(transport)
-        self._start_timer()
+        if len(self.connections) > max_connections():
+            self.transport.write(_TOO_MANY)
+            self.transport.close()
+        else:
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""

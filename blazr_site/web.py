@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import uvicorn
 from django.conf import settings
 
-from blazr_site.http_protocol import MAX_CONNECTIONS, HttpProtocol, WebSocketProtocol
+from blazr_site.http_protocol import HttpProtocol, WebSocketProtocol, raise_file_limit
 from blazr_site.listeners import BACKLOG, open_listeners
 from blazr_site.process_environment import use_settings
 from blazr_site.settings.storage import prepare_data_dir
@@ -24,6 +25,7 @@ def main(descriptors: Sequence[str]) -> int:
     Args:
         descriptors: Numbers of bound sockets; none: the address of the settings is bound here.
     """
+    raise_file_limit()
     use_settings()
     prepare_data_dir()
     sockets = [socket.socket(fileno=int(number)) for number in descriptors]
@@ -35,7 +37,6 @@ def main(descriptors: Sequence[str]) -> int:
     config = uvicorn.Config(
         "blazr_site.asgi:application",
         http=HttpProtocol,
-        limit_concurrency=MAX_CONNECTIONS,
         loop="uvloop",
         ws=WebSocketProtocol,
         ws_max_size=settings.BLAZR_MAX_BODY_BYTES,
@@ -47,6 +48,8 @@ def main(descriptors: Sequence[str]) -> int:
         log_level="warning",
     )
     server = uvicorn.Server(config)
+    # uvicorn raises the signal of its shutdown again; the process has done what the signal asks for.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     # Closed by the server at its drain, so that the kernel refuses new connections from then on.
     server.run(sockets)
     return 0 if server.started else EXIT_NOT_STARTED

@@ -65,6 +65,8 @@ CONTROL_MAX_ENTRIES = 10_000
 OUT_MAX_ENTRIES = 20_000
 OUT_EXPIRE_S = 3600
 HEARTBEAT_EXPIRE_S = 15
+HEARTBEAT_FRESH_S = 8
+"""A worker whose heartbeat is older isn't ready: readiness ends within 10 s."""
 HOLDER_EXPIRE_S = 15
 LOAD_REQUESTED_EXPIRE_S = 5
 FAILED_EXPIRE_S = 900

@@ -17,7 +17,7 @@ async def worker_states() -> dict[str, WorkerState]:
     """Return the live workers by name."""
 
     async def read(client: Any) -> Sequence[bytes | None]:
-        oldest = await redis_now(client) - redis_keys.HEARTBEAT_EXPIRE_S
+        oldest = await redis_now(client) - redis_keys.HEARTBEAT_FRESH_S
         names = await client.zrangebyscore(redis_keys.WORKERS, oldest, "+inf")
         return await client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
 
@@ -44,7 +44,7 @@ async def model_states() -> dict[str, ModelState]:
 def worker_states_sync() -> dict[str, WorkerState]:
     """``worker_states`` for synchronous code."""
     with redis_client_sync() as client:
-        oldest = redis_now_sync(client) - redis_keys.HEARTBEAT_EXPIRE_S
+        oldest = redis_now_sync(client) - redis_keys.HEARTBEAT_FRESH_S
         names: Any = client.zrangebyscore(redis_keys.WORKERS, oldest, "+inf")
         payloads: Any = client.mget([redis_keys.worker(name.decode()) for name in names]) if names else []
     return _parse_workers(payloads)

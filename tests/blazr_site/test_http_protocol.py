@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -13,6 +16,7 @@ from blazr_site import http_protocol
 from blazr_site.http_protocol import MAX_HEADERS_BYTES, HttpProtocol
 
 TIMEOUT_S = 0.3
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +103,24 @@ async def test_headers_without_an_end_are_refused():
         refused = await reader.read()
         assert refused.startswith(b"HTTP/1.1 400")
         assert str(MAX_HEADERS_BYTES).encode() in refused
+
+
+async def test_a_connection_beyond_the_limit_is_told_and_closed(monkeypatch):
+    monkeypatch.setattr(http_protocol, "max_connections", lambda: 1)
+    async with connection() as (reader, writer):
+        further, second = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        assert (await further.read()).startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
+        second.close()
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert await response(reader) == b"hello"
+
+
+def test_a_quarter_of_the_files_is_left_for_others_than_connections():
+    code = (
+        "import resource; from blazr_site.http_protocol import max_connections, raise_file_limit\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512)); print(max_connections())\n"
+        "raise_file_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE), max_connections())\n"
+        "raise_file_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout == "192\n(512, 512) 384\n(512, 512)\n", run.stderr

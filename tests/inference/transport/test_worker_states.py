@@ -29,3 +29,12 @@ async def test_a_clock_that_is_ahead_hides_no_worker_and_no_failure(client, monk
     monkeypatch.setattr(time, "time", lambda: clock() + 3600)
     assert set(await worker_states()) == set(worker_states_sync()) == {"w"}
     assert (await model_states())["a"].status == "failed"
+
+
+async def test_a_worker_that_is_silent_for_nine_seconds_is_not_shown(client):
+    """So readiness ends within ten seconds, also where no other worker declares this one dead."""
+    now = time.time()
+    for name, age_s in (("fresh", 5), ("silent", 9)):
+        client.zadd(redis_keys.WORKERS, {name: now - age_s})
+        client.set(redis_keys.worker(name), WorkerState(name).to_json())
+    assert set(await worker_states()) == set(worker_states_sync()) == {"fresh"}
