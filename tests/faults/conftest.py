@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.faults.ledger import Entry, Ledger, Reference
 from tests.faults.site import Site, wait_until
 
 
@@ -26,3 +27,23 @@ def site(running_site) -> Site:
     wait_until(lambda: len(running_site.ready_workers()) == 2, 60, "the load of the model by both workers")
     running_site.deaths.clear()
     return running_site
+
+
+@pytest.fixture(scope="package")
+def reference(running_site) -> Reference:
+    """The tokens of an undisturbed run of the same requests."""
+    known: dict[tuple[tuple[int, ...], int, int | None], list[int]] = {}
+
+    def run(entries: list[Entry]) -> list[list[int]]:
+        ledger = Ledger(running_site)
+        for entry in entries:
+            if entry.key not in known:
+                ledger.send(entry.prompt, entry.max_tokens, entry.seed)
+        ledger.wait(60)
+        for entry in ledger.entries:
+            assert entry.ends == ["done"], entry
+            assert len(entry.tokens) == entry.max_tokens
+            known[entry.key] = entry.tokens
+        return [known[entry.key] for entry in entries]
+
+    return run

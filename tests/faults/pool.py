@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 from inference.engine.engine import Engine
 from inference.worker.pool import EnginePool
+from inference.worker.runtime import WorkerRuntime
 
 POISON = [11, 13, 11, 13]
 """The first tokens of a prompt that kills its worker with the first step in which the prompt is computed."""
+DRAIN_GRACE_S = 1
+"""Seconds from SIGTERM to the return of unfinished requests."""
 
 _forward = Engine._step
 
@@ -24,6 +28,12 @@ def _step(engine: Engine) -> Any:
 
 class FaultyPool(EnginePool):
     """``EnginePool``; importing this module arms the fault."""
+
+    def make_runtime(self) -> WorkerRuntime:
+        """Return the parts of this worker, with a shorter grace time."""
+        runtime = super().make_runtime()
+        runtime.config = replace(runtime.config, drain_grace_s=DRAIN_GRACE_S)
+        return runtime
 
 
 Engine._step = _step  # type: ignore[method-assign]

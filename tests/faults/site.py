@@ -108,6 +108,12 @@ class Site:
         assert done.returncode == 0, done.stderr
         self.checkpoint_id = done.stdout.split()[-1]
 
+    def manage(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of manage.py with further variables."""
+        command = [sys.executable, "manage.py", *arguments]
+        environment = {**self._environment, **variables}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
     @property
     def workers(self) -> dict[str, subprocess.Popen[bytes]]:
         """The workers, by id."""

@@ -8,33 +8,13 @@ import time
 import pytest
 
 from inference.worker.runtime import EXIT_FENCED
-from tests.faults.ledger import Entry, Ledger, Reference
+from tests.faults.ledger import Ledger
 from tests.faults.pool import POISON
 from tests.faults.site import Site, wait_until
 
 pytestmark = pytest.mark.live
 
 LONG = 600
-
-
-@pytest.fixture(scope="module")
-def reference(running_site) -> Reference:
-    """The tokens of an undisturbed run of the same requests."""
-    known: dict[tuple[tuple[int, ...], int, int | None], list[int]] = {}
-
-    def run(entries: list[Entry]) -> list[list[int]]:
-        ledger = Ledger(running_site)
-        for entry in entries:
-            if entry.key not in known:
-                ledger.send(entry.prompt, entry.max_tokens)
-        ledger.wait(60)
-        for entry in ledger.entries:
-            assert entry.ends == ["done"], entry
-            assert len(entry.tokens) == entry.max_tokens
-            known[entry.key] = entry.tokens
-        return [known[entry.key] for entry in entries]
-
-    return run
 
 
 def prompt(number: int) -> list[int]:
