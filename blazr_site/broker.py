@@ -1,4 +1,4 @@
-"""Connect Celery to Redis, reconnect within seconds, and keep running requests when the connection is lost."""
+"""Connect Celery to Redis, reconnect within seconds, and keep running tasks when the connection is lost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ MAX_RECONNECT_PAUSE_S = 2
 
 
 class Channel(redis_transport.Channel):
-    """Channel whose loss leaves running requests alone.
+    """Channel whose loss leaves running tasks alone.
 
-    Running requests go on without the connection: ``inference.worker.lease`` keeps their messages, and
-    ``inference.transport.publisher`` acknowledges them. kombu would return the messages to their queues, or fail to and
-    end the worker.
+    kombu would return their messages to the queues, or fail to and end the worker.
 
     A Redis that replies but takes no writes, because its memory or its disk is full, counts as one that can't be
     reached: kombu would lose the messages that it reads, and Celery would reconnect without a pause.

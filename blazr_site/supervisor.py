@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import redis
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 from rich.console import Console
@@ -33,6 +34,7 @@ from blazr_site.listeners import BACKLOG
 from blazr_site.process_environment import child_environment
 from inference.errors import BlazrError, Unavailable
 from inference.transport import keys as redis_keys
+from inference.transport.held_messages import release_worker
 from inference.values.states import ModelState, WorkerState, merge_models
 
 READY_TIMEOUT_S = 120.0
@@ -303,11 +305,11 @@ class Supervisor:
         """Return a callback that requeues a dead worker's requests at once, before their leases expire."""
 
         def release(code: int) -> None:
-            from inference.worker.lease import release_worker  # torch comes with them
-            from inference.worker.runtime import connect  # torch
-
             try:
-                num = release_worker(connect(self._site.redis_url), worker_id)
+                with redis.Redis.from_url(
+                    self._site.redis_url, protocol=2, socket_timeout=10, socket_connect_timeout=2
+                ) as client:
+                    num = release_worker(client, worker_id)
             except (RedisError, OSError) as error:
                 self._report("serve", f"the requests of {worker_id} could not be handed back ({error})")
             else:

@@ -1,26 +1,14 @@
-"""Declare the Celery tasks; each calls one function. The engine pool takes ``generate`` before it would run here."""
+"""Declare the Celery tasks; each calls one function. Generations aren't tasks (``inference.worker.intake``)."""
 
 from __future__ import annotations
 
 from celery import shared_task
 
 from inference.batches import webhooks
-from inference.errors import EngineError
 from inference.jobs.sweep import jobs_sweep
 from inference.records import stored_responses
 from inference.records.request_log import request_log_sweep
 from inference.transport import keys as redis_keys
-from inference.values.messages import GenerateMessage
-
-
-@shared_task(name=redis_keys.GENERATE_TASK, acks_late=True, ignore_result=True)  # type: ignore[untyped-decorator]
-def generate(message: GenerateMessage) -> None:
-    """Run a generation; the engine pool does it, never a task thread.
-
-    Raises:
-        EngineError: The worker was started with another pool.
-    """
-    raise EngineError("generations need the engine pool; start the worker with: blazr serve, or celery … -P custom")
 
 
 @shared_task(name=redis_keys.LOAD_TASK, ignore_result=True)  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""Settings of Celery: late acks, and leases that workers keep (``inference.worker.lease``)."""
+"""Settings of Celery, which runs loads, sweeps and webhooks; generations have queues of their own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ BLAZR_WORKER_ADMISSION = 1024
 
 CELERY_BROKER_URL = _URLS.celery
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    # Seconds, by the clocks of the machines, after which kombu redelivers a message that a worker took and did not
-    # record before it was killed. inference.worker.lease keeps kombu from redelivering recorded messages.
+    # Seconds, by the clocks of the machines, after which kombu redelivers the task of a worker that was killed.
     "visibility_timeout": 10,
     "unacked_restore_interval": 2,
     "unacked_restore_throttle": 1,
     "unacked_mutex_expire": 5,
-    "priority_steps": [0, 3],  # requests and deferred requests; see inference.transport.open_requests
     "socket_keepalive": True,
     "socket_connect_timeout": BLAZR_REDIS_TIMEOUT_S,
     "health_check_interval": 15,
@@ -34,7 +32,7 @@ CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_RESULT_BACKEND = None
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-CELERY_WORKER_CONCURRENCY = BLAZR_WORKER_ADMISSION
+CELERY_WORKER_CONCURRENCY = 4  # threads for tasks
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_SEND_TASK_EVENTS = False

@@ -5,8 +5,8 @@ its events once, in order and without a gap, from any worker and any attempt:
 
 - ``index`` is dense within an attempt. An event with a lower index than expected is a repetition and is dropped. A
   higher index means that the stream was cut: the request fails rather than skip tokens.
-- When a worker dies, the broker delivers its message again. A worker that is killed between taking a message and
-  recording it loses the message; the hub then publishes the message again.
+- When a worker dies, its messages return to their queues. A Redis that restarts may have forgotten messages; the hub
+  then publishes them again.
 - The next worker first queries, on the same stream, which tokens the client already has. The hub's reply begins a new
   attempt: the hub drops later events of older attempts, and the new worker continues after the delivered tokens.
 
@@ -23,6 +23,7 @@ import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import redis.asyncio as aioredis
@@ -33,10 +34,10 @@ from inference.errors import Unavailable
 from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
 from inference.transport.control import cancel_generation
-from inference.transport.lost_messages import lost_candidates, queued_tags
+from inference.transport.open_requests import admit_message
 from inference.transport.queue import request_load
 from inference.transport.redis_time import redis_now
-from inference.transport.subscription import PublishedMessage, Subscription
+from inference.transport.subscription import Subscription
 from inference.values.messages import GenerationEvent
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ WORKER_LOST_TIMEOUT_S = 60
 """Seconds that a request waits while no worker is alive. A worker needs a few of them to start, many more on a busy
 machine, and may be lost again before it has come back."""
 MISSED_BEFORE_LOST = 2
-"""Consecutive heartbeats that must miss a message before the message is published again."""
+"""Consecutive heartbeats at which Redis doesn't know a message before the message is published again."""
 
 
 class StreamHub:
@@ -258,10 +259,10 @@ class StreamHub:
         for checkpoint_id, num_holders in zip(ordered, replies[4:], strict=True):
             if not num_holders and self._request_load is not None:
                 await self._request_load(checkpoint_id)
-        await self._find_lost_messages()
+        await self._publish_forgotten()
 
-    async def _find_lost_messages(self) -> None:
-        """Publish messages again that are neither in their queue nor held by a worker, twice in a row."""
+    async def _publish_forgotten(self) -> None:
+        """Publish messages again that a restarted Redis has forgotten; it didn't know them twice in a row."""
         assert self._client is not None
         old = [
             (subscription, subscription.published)
@@ -272,31 +273,16 @@ class StreamHub:
             return
         pipe = self._client.pipeline(transaction=False)
         for _, message in old:
-            pipe.hexists(redis_keys.UNACKED, message.tag)
-        held = await pipe.execute()
-        by_model: dict[str, list[tuple[Subscription, PublishedMessage]]] = {}
-        for (subscription, message), is_held in zip(old, held, strict=True):
-            if is_held or subscription.checkpoint_id is None:
-                subscription.num_missed = 0
-            else:
-                by_model.setdefault(subscription.checkpoint_id, []).append((subscription, message))
-        for checkpoint_id, items in by_model.items():
-            suspects = await lost_candidates(self._client, checkpoint_id, [item.request_id for item, _ in items])
-            for subscription, _ in items:
-                subscription.num_missed = subscription.num_missed + 1 if subscription.request_id in suspects else 0
-            missed = [item for item in items if item[0].num_missed >= MISSED_BEFORE_LOST]
-            if missed:
-                await self._publish_again(checkpoint_id, missed)
-
-    async def _publish_again(self, checkpoint_id: str, missed: list[tuple[Subscription, PublishedMessage]]) -> None:
-        """Publish those of the messages again that are in no queue."""
-        assert self._client is not None
-        queued = await queued_tags(self._client, checkpoint_id, {message.tag for _, message in missed})
-        for subscription, message in missed:
+            pipe.hexists(redis_keys.MESSAGES, message.request_id)
+        are_known = await pipe.execute()
+        for (subscription, message), is_known in zip(old, are_known, strict=True):
+            subscription.num_missed = 0 if is_known else subscription.num_missed + 1
+            left_s = (subscription.deadline or 0.0) - time.time()
+            if subscription.num_missed < MISSED_BEFORE_LOST or subscription.is_ended or left_s <= 0:
+                continue
             subscription.num_missed = 0
-            if message.tag not in queued and not subscription.is_ended:
-                logger.warning("the message of %s was lost and is published again", subscription.request_id)
-                await self._client.lpush(message.queue, redis_keys.as_redelivered(message.envelope))
+            logger.warning("Redis has forgotten the message of %s, it is published again", subscription.request_id)
+            await admit_message(self._client, replace(message, left_s=left_s), max_requests=0, is_again=True)
 
     def _expire_waiting(self) -> None:
         now = time.time()

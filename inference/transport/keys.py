@@ -1,11 +1,15 @@
 r"""Names and encodings of everything that web processes and workers share in Redis.
 
-    m.<checkpoint>            list      Celery queue of one model; consumed by workers that hold the model
-    m.<checkpoint>\x06\x163   list      Celery queue of the model's deferred messages: read when the other one is empty
-    blazr:flight:<checkpoint> zset      request ids of the model, queued or running; score: deadline
-    blazr:open_requests       zset      request ids of all models, queued or running; score: deadline
-    blazr:open_details        hash      size, delivery tag, model and caller of each of these requests
-    blazr:open_totals         hash      sums of these requests: numbers and bytes, by model and caller
+    m.<checkpoint>            list      ids of a model's queued requests; workers that hold the model take them
+    m.<checkpoint>:deferred   list      ids of deferred requests: taken when the other queues of the model are empty
+    m.<checkpoint>:returned   list      ids of requests that a worker had before: taken first
+    m.<checkpoint>:arrived    list      one element while requests are queued: it wakes one of the waiting workers
+    blazr:messages            hash      messages of the open requests of all models, queued or held, as JSON
+    blazr:messages:deadlines  zset      ids of these requests; score: deadline
+    blazr:messages:origins    hash      model and caller of each of these requests
+    blazr:messages:totals     hash      sums of these requests: numbers and bytes, by model and caller
+    blazr:held:<worker>       set       ids of the requests whose messages a worker has taken
+    blazr:wake:<worker>       list      an element ends the wait of a worker for messages
     blazr:holders:<checkpoint> zset     workers that hold (or load) the model; score: valid until
     blazr:load_requested:<checkpoint> string  a load was requested in the last seconds
     blazr:failures            hash      last load error per checkpoint as JSON, for users
@@ -13,7 +17,6 @@ r"""Names and encodings of everything that web processes and workers share in Re
     blazr:web:<web>           string    heartbeat of a web process
     blazr:w:<worker>          hash      heartbeat of a worker
     blazr:workers             zset      worker names; score: last heartbeat
-    blazr:tags:<worker>       hash      delivery tags that a worker holds unacknowledged, and their request ids
     blazr:alone:<worker>      string    the request that runs alone in a worker
     blazr:fenced:<worker>     string    peers have declared the worker dead and have taken its messages
     blazr:ctl                 stream    cancel, unload, pin, unpin, query, jobs: read by every worker
@@ -41,25 +44,17 @@ PREFIX = "blazr:"
 CONTROL_STREAM = f"{PREFIX}ctl"
 WORKERS = f"{PREFIX}workers"
 FAILURES = f"{PREFIX}failures"
-UNACKED = "unacked"  # kombu's own, with its defaults
-UNACKED_INDEX = "unacked_index"
-OPEN_REQUESTS = f"{PREFIX}open_requests"
-OPEN_DETAILS = f"{PREFIX}open_details"
-OPEN_TOTALS = f"{PREFIX}open_totals"
+MESSAGES = f"{PREFIX}messages"
+OPEN_REQUESTS = f"{PREFIX}messages:deadlines"
+OPEN_ORIGINS = f"{PREFIX}messages:origins"
+OPEN_TOTALS = f"{PREFIX}messages:totals"
 
 MODEL_QUEUES = "m."
 """Prefix of the names of the models' queues."""
-
-DEFERRED = "\x06\x163"
-"""End of the name of a queue of deferred messages: kombu's for priority 3, which workers read after priority 0."""
-
-LUA_TAG_OF = """
-local pattern = '"delivery_tag": ?"([^"]+)"'
-local function tag_of(item)
-  return string.match(string.sub(item, -160), pattern) or string.match(item, pattern)
-end
-"""
-"""Lua function ``tag_of(message)``: the delivery tag of a queued message, or nil; the tag is near the end."""
+RETURNED = ":returned"
+DEFERRED = ":deferred"
+ARRIVED = ":arrived"
+"""Ends of the names of a model's further keys."""
 
 CONTROL_MAX_ENTRIES = 10_000
 OUT_MAX_ENTRIES = 20_000
@@ -77,7 +72,6 @@ RESUME_EXPIRE_S = 60
 IDEMPOTENCY_KEPT = f"{PREFIX}idem-kept"
 IDEMPOTENCY_TOTALS = f"{PREFIX}idem-totals"
 
-GENERATE_TASK = "inference.generate"
 LOAD_TASK = "inference.load_model"
 SWEEP_TASK = "inference.sweep_jobs"
 WEBHOOKS_TASK = "inference.deliver_webhooks"
@@ -87,23 +81,19 @@ DEFAULT_QUEUE = "default"
 
 
 def model_queue(checkpoint_id: str) -> str:
-    """Return the Celery queue of one model."""
+    """Return the key of a model's queue."""
     return f"{MODEL_QUEUES}{checkpoint_id}"
 
 
-def deferred_queue(checkpoint_id: str) -> str:
-    """Return the Celery queue of one model's deferred messages."""
-    return f"{model_queue(checkpoint_id)}{DEFERRED}"
+def model_queues(checkpoint_id: str) -> tuple[str, str, str]:
+    """Return the keys of a model's queues, in the order in which workers take from them."""
+    queue = model_queue(checkpoint_id)
+    return f"{queue}{RETURNED}", queue, f"{queue}{DEFERRED}"
 
 
-def model_queues(checkpoint_id: str) -> tuple[str, str]:
-    """Return both queues of one model."""
-    return model_queue(checkpoint_id), deferred_queue(checkpoint_id)
-
-
-def flight(checkpoint_id: str) -> str:
-    """Return the key of a model's queued and running requests."""
-    return f"{PREFIX}flight:{checkpoint_id}"
+def arrived(checkpoint_id: str) -> str:
+    """Return the key that has an element while requests of a model are queued."""
+    return f"{model_queue(checkpoint_id)}{ARRIVED}"
 
 
 def holders(checkpoint_id: str) -> str:
@@ -131,9 +121,14 @@ def worker(worker_id: str) -> str:
     return f"{PREFIX}w:{worker_id}"
 
 
-def tags(worker_id: str) -> str:
-    """Return the key of a worker's unacknowledged delivery tags."""
-    return f"{PREFIX}tags:{worker_id}"
+def held(worker_id: str) -> str:
+    """Return the key of the requests whose messages a worker has taken."""
+    return f"{PREFIX}held:{worker_id}"
+
+
+def wake(worker_id: str) -> str:
+    """Return the key whose elements end a worker's wait for messages."""
+    return f"{PREFIX}wake:{worker_id}"
 
 
 def alone(worker_id: str) -> str:
@@ -200,11 +195,3 @@ def pack_resume_question(request_id: str, attempt_number: int) -> dict[Any, Any]
 def failure_message(payload: bytes) -> str:
     """Return the message of a load error that a worker recorded."""
     return str(json.loads(payload)["error"]["message"])
-
-
-def as_redelivered(envelope: bytes) -> bytes:
-    """Return a Celery message with kombu's mark of a repeated delivery."""
-    message = json.loads(envelope)
-    message["headers"]["redelivered"] = True
-    message["properties"]["delivery_info"]["redelivered"] = True
-    return json.dumps(message).encode()

@@ -1,12 +1,14 @@
 """Admit messages to the models' queues within limits of requests and bytes, and release them at their end.
 
 One script of Redis admits a message: it counts the open requests of the model and of the caller, and the bytes of all
-open messages, and pushes the message in the same call. An open message stays in Redis until its request has ended:
-first in its queue, then among Celery's unacknowledged messages. The script also releases requests past their deadline.
+open messages, and queues the message in the same call. An open message stays in Redis until its request has ended. Its
+id is in exactly one place: in a queue of its model, or in the set of the worker that has taken it
+(``inference.transport.held_messages``). The script also releases requests past their deadline.
 
-A caller with ``DEFERRED_FROM`` open requests of a model sends further ones to the model's deferred queue, which workers
-read when the other queue is empty. So a caller with few requests doesn't wait behind another caller's thousands. One of
-``PROMOTED_EVERY`` ends moves a deferred message to the other queue, so that deferred messages always advance.
+A caller with ``DEFERRED_FROM`` open requests of a model sends further ones to the model's deferred queue, from which
+workers take when the other queues are empty. So a caller with few requests doesn't wait behind another caller's
+thousands. One of ``PROMOTED_EVERY`` ends moves a deferred request to the other queue, so that deferred ones always
+advance.
 
 Standard library only.
 """
@@ -30,108 +32,119 @@ RESERVED_SHARE = 4
 DEFERRED_FROM = 16
 PROMOTED_EVERY = 4
 EXPIRED_AT_ONCE = 100
-"""Requests past their deadline that one admission releases, and their messages that it removes from a queue."""
+"""Requests past their deadline that one admission releases."""
 RETRY_AFTER_S = 2
 
-# release(request id): forget an open request and subtract what it held.
-_LUA_RELEASE = f"""
-local OPEN, DETAILS, TOTALS = '{redis_keys.OPEN_REQUESTS}', '{redis_keys.OPEN_DETAILS}', '{redis_keys.OPEN_TOTALS}'
+LUA_QUEUES = f"""
+local QUEUES = {{'{redis_keys.RETURNED}', '', '{redis_keys.DEFERRED}'}}
+local function queue_of(model, kind) return '{redis_keys.MODEL_QUEUES}' .. model .. kind end
+local function origin_of(id)
+  return string.match(redis.call('HGET', '{redis_keys.OPEN_ORIGINS}', id) or '', '^(%S+) (.*)$')
+end
+local function wake_one(model)
+  local key = queue_of(model, '{redis_keys.ARRIVED}')
+  if redis.call('EXISTS', key) == 0 then redis.call('LPUSH', key, '1') end
+end
+"""
+"""Lua: ``QUEUES``, the ends of the names of a model's queues in the order of taking; ``queue_of(model, end)``;
+``origin_of(request id)``: model and caller, or nothing; ``wake_one(model)``: wake one worker that waits for the model.
+"""
+
+# release(request id): forget an open request and subtract what it held; returns its model.
+_LUA_RELEASE = (
+    LUA_QUEUES
+    + f"""
+local MESSAGES, OPEN, TOTALS = '{redis_keys.MESSAGES}', '{redis_keys.OPEN_REQUESTS}', '{redis_keys.OPEN_TOTALS}'
 local function add(field, number)
   local total = redis.call('HINCRBY', TOTALS, field, number)
   if total <= 0 then redis.call('HDEL', TOTALS, field) end
   return total
 end
-local function count_field(model, caller) return 'requests:' .. model .. ':' .. caller end
+local function fields_of(model, caller)
+  return 'requests:' .. model, 'requests:' .. model .. ':' .. caller, 'callers:' .. model
+end
+local function byte_fields(model, caller)
+  return {{'bytes-of-caller:' .. caller, 'bytes-of-model:' .. model, 'bytes'}}
+end
 local function release(id)
-  local details = redis.call('HGET', DETAILS, id)
-  if not details then return end
-  local size, model, caller = string.match(details, '^(%d+) %S+ (%S+) (.*)$')
-  redis.call('HDEL', DETAILS, id)
+  local model, caller = origin_of(id)
+  if not model then return end
+  local all, own, callers = fields_of(model, caller)
+  for _, field in ipairs(byte_fields(model, caller)) do add(field, -redis.call('HSTRLEN', MESSAGES, id)) end
+  redis.call('HDEL', MESSAGES, id)
+  redis.call('HDEL', '{redis_keys.OPEN_ORIGINS}', id)
   redis.call('ZREM', OPEN, id)
-  redis.call('ZREM', '{redis_keys.flight("")}' .. model, id)
-  add('bytes', -size)
-  add('bytes-of-model:' .. model, -size)
-  add('bytes-of-caller:' .. caller, -size)
-  if add(count_field(model, caller), -1) <= 0 then add('callers:' .. model, -1) end
+  add(all, -1)
+  if add(own, -1) <= 0 then add(callers, -1) end
   return model
 end
 """
+)
 
-# remove_expired(queue): remove the oldest messages of a queue up to one of an open request. Without a worker nobody
-# else removes them. The id of a message is near its end.
-_LUA_REMOVE_EXPIRED = f"""
-local function remove_expired(queue)
-  for _ = 1, {EXPIRED_AT_ONCE} do
-    local item = redis.call('LINDEX', queue, -1)
-    local id = item and string.match(string.sub(item, -600), '"correlation_id": ?"([^"]+)"')
-    if not id or redis.call('HEXISTS', DETAILS, id) == 1 then return end
-    redis.call('RPOP', queue)
-  end
-end
-"""
-
-# KEYS: requests of the model, its queue, its deferred queue, its holders.
-# ARGV: limit, seconds until the deadline, request id, message, delivery tag, model, caller, and the budgets of caller,
-# model and Redis. All times are those of Redis.
-# A request that is open already was pushed by a call whose reply was lost.
+# KEYS: holders of the model. ARGV: 1 if the message is published again, seconds until the deadline, request id,
+# message, model, caller, limit of requests, and the budgets of caller, model and Redis. All times are those of Redis.
+# A request that is open already was queued by a call whose reply was lost.
 # Redis checks its memory limit before the first write of a script only, and not before a deletion. The first write here
 # is therefore a ZADD that adds nothing.
 _ADMIT = (
     _LUA_RELEASE
-    + _LUA_REMOVE_EXPIRED
     + f"""
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
-local limit, id, message, tag, model, caller = tonumber(ARGV[1]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local deadline, size = now + tonumber(ARGV[2]), #message
-local function reply(verdict, number) return {{verdict, number, redis.call('ZCOUNT', KEYS[4], now, '+inf')}} end
+local is_again, id, message, model, caller = ARGV[1] == '1', ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local limit, size = tonumber(ARGV[7]), #message
+local function reply(verdict, number) return {{verdict, number, redis.call('ZCOUNT', KEYS[1], now, '+inf')}} end
 local function total(field) return tonumber(redis.call('HGET', TOTALS, field) or 0) end
-if redis.call('HEXISTS', DETAILS, id) == 1 then return reply('admitted', 0) end
+if redis.call('HEXISTS', MESSAGES, id) == 1 then return reply('admitted', 0) end
 redis.call('ZADD', OPEN, 'XX', 0, '')
-local expired_of = {{}}
 for _, expired in ipairs(redis.call('ZRANGEBYSCORE', OPEN, '-inf', now, 'LIMIT', 0, {EXPIRED_AT_ONCE})) do
-  expired_of[release(expired) or model] = 1
-  redis.call('ZREM', OPEN, expired)
+  local of = release(expired)
+  for _, kind in ipairs(of and QUEUES or {{}}) do redis.call('LREM', queue_of(of, kind), 1, expired) end
 end
-for other in pairs(expired_of) do
-  remove_expired('{redis_keys.MODEL_QUEUES}' .. other)
-  remove_expired('{redis_keys.MODEL_QUEUES}' .. other .. '{redis_keys.DEFERRED}')
+local all, own, callers = fields_of(model, caller)
+local num_all, num_own, num_callers = total(all), total(own), total(callers)
+local byte_totals = byte_fields(model, caller)
+if not is_again then
+  if num_all >= limit then return reply('requests', num_all) end
+  if num_own == 0 then num_callers = num_callers + 1 end
+  local is_scarce = num_all >= limit - math.floor(limit / {RESERVED_SHARE})
+  if caller ~= '' and is_scarce and num_own >= math.floor(limit / (num_callers + 1)) then
+    return reply('share', num_own)
+  end
+  for index, verdict in ipairs({{'caller_bytes', 'model_bytes', 'bytes'}}) do
+    local held = total(byte_totals[index])
+    if held + size > tonumber(ARGV[7 + index]) then return reply(verdict, held) end
+  end
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-local open, own, callers = redis.call('ZCARD', KEYS[1]), total(count_field(model, caller)), total('callers:' .. model)
-if open >= limit then return reply('requests', open) end
-if own == 0 then callers = callers + 1 end
-local is_scarce = open >= limit - math.floor(limit / {RESERVED_SHARE})
-if caller ~= '' and is_scarce and own >= math.floor(limit / (callers + 1)) then return reply('share', own) end
-local totals = {{'bytes-of-caller:' .. caller, 'bytes-of-model:' .. model, 'bytes'}}
-for index, verdict in ipairs({{'caller_bytes', 'model_bytes', 'bytes'}}) do
-  local held = total(totals[index])
-  if held + size > tonumber(ARGV[7 + index]) then return reply(verdict, held) end
-end
-redis.call('LPUSH', (caller ~= '' and own >= {DEFERRED_FROM}) and KEYS[3] or KEYS[2], message)
-redis.call('ZADD', KEYS[1], deadline, id)
-redis.call('ZADD', OPEN, deadline, id)
-redis.call('HSET', DETAILS, id, size .. ' ' .. tag .. ' ' .. model .. ' ' .. caller)
-for _, field in ipairs(totals) do add(field, size) end
-if own == 0 then add('callers:' .. model, 1) end
-add(count_field(model, caller), 1)
-return reply('admitted', open)
+redis.call('HSET', MESSAGES, id, message)
+redis.call('HSET', '{redis_keys.OPEN_ORIGINS}', id, model .. ' ' .. caller)
+redis.call('ZADD', OPEN, now + tonumber(ARGV[2]), id)
+for _, field in ipairs(byte_totals) do add(field, size) end
+if num_own == 0 then add(callers, 1) end
+add(all, 1)
+add(own, 1)
+local is_deferred = caller ~= '' and num_own >= {DEFERRED_FROM}
+local kind = is_again and '{redis_keys.RETURNED}' or is_deferred and '{redis_keys.DEFERRED}' or ''
+redis.call('LPUSH', queue_of(model, kind), id)
+wake_one(model)
+return reply('admitted', num_all)
 """
 )
 
-# KEYS: requests of the model, its queue, its deferred queue. ARGV: ids of requests that have ended.
+# KEYS: requests that the worker holds. ARGV: ids of requests that have ended. A worker that was declared dead holds
+# none: it can't end a request that another worker runs.
 _RELEASE = (
     _LUA_RELEASE
     + f"""
 for _, id in ipairs(ARGV) do
-  redis.call('ZREM', KEYS[1], id)
-  release(id)
-  if redis.call('EXISTS', KEYS[3]) == 1 then
-    if redis.call('HINCRBY', TOTALS, 'ends:' .. KEYS[2], 1) % {PROMOTED_EVERY} == 0 then
-      redis.call('RPOPLPUSH', KEYS[3], KEYS[2])
+  local model = redis.call('SREM', KEYS[1], id) == 1 and release(id)
+  if model then
+    local deferred = queue_of(model, '{redis_keys.DEFERRED}')
+    if redis.call('EXISTS', deferred) == 0 then
+      redis.call('HDEL', TOTALS, 'ends:' .. model)
+    elseif redis.call('HINCRBY', TOTALS, 'ends:' .. model, 1) % {PROMOTED_EVERY} == 0 then
+      redis.call('RPOPLPUSH', deferred, queue_of(model, ''))
     end
-  else
-    redis.call('HDEL', TOTALS, 'ends:' .. KEYS[2])
   end
 end
 """
@@ -146,25 +159,24 @@ class NewMessage:
         model: Checkpoint id.
         caller: Tenant of the caller; empty: unknown, and no limit of a caller applies.
         left_s: Seconds until the deadline, at which the request is released however it went.
-        tag: Delivery tag of the message.
-        envelope: The Celery message.
+        body: The message as JSON.
     """
 
     request_id: str
     model: str
     caller: str
     left_s: float
-    tag: str
-    envelope: bytes
+    body: bytes
 
 
-async def admit_message(client: Any, message: NewMessage, *, max_requests: int) -> bool:
-    """Push a message to its model's queue, or refuse it; idempotent.
+async def admit_message(client: Any, message: NewMessage, *, max_requests: int, is_again: bool = False) -> bool:
+    """Add a message to its model's queue, or refuse it; idempotent.
 
     Args:
         client: Client of redis-py.
         message: The message.
         max_requests: Most open requests of a model.
+        is_again: Whether the message was admitted before, and Redis has forgotten it. No limit applies.
 
     Returns:
         Whether a worker holds the model.
@@ -174,33 +186,17 @@ async def admit_message(client: Any, message: NewMessage, *, max_requests: int) 
         Unavailable: The open messages of all callers take all of their bytes.
         RequestTooLarge: The message alone exceeds the caller's bytes.
     """
-    size = len(message.envelope)
+    size = len(message.body)
     if size > MAX_CALLER_BYTES:
         raise RequestTooLarge(
             f"The request takes {format_bytes(size)} in the queue, one caller may have "
             f"{format_bytes(MAX_CALLER_BYTES)} there; shorten the prompt."
         )
-    keys = (
-        redis_keys.flight(message.model),
-        redis_keys.model_queue(message.model),
-        redis_keys.deferred_queue(message.model),
-        redis_keys.holders(message.model),
-    )
     verdict, number, num_holders = await client.eval(
-        _ADMIT,
-        len(keys),
-        *keys,
-        max_requests,
-        repr(message.left_s),
-        message.request_id,
-        message.envelope,
-        message.tag,
-        message.model,
-        message.caller,
-        MAX_CALLER_BYTES,
-        MAX_MODEL_BYTES,
-        MAX_BYTES,
-    )
+        _ADMIT, 1, redis_keys.holders(message.model),
+        int(is_again), repr(message.left_s), message.request_id, message.body, message.model, message.caller,
+        max_requests, MAX_CALLER_BYTES, MAX_MODEL_BYTES, MAX_BYTES,
+    )  # fmt: skip
     if verdict != b"admitted":
         raise _refusal(verdict.decode(), number, size, max_requests)
     return bool(num_holders)
@@ -228,11 +224,6 @@ def _refusal(verdict: str, number: int, size: int, max_requests: int) -> BlazrEr
     )
 
 
-def release_messages(pipe: Any, checkpoint_id: str, request_ids: Sequence[str]) -> None:
-    """Add the release of requests of one model that have ended to a pipeline."""
-    keys = (
-        redis_keys.flight(checkpoint_id),
-        redis_keys.model_queue(checkpoint_id),
-        redis_keys.deferred_queue(checkpoint_id),
-    )
-    pipe.eval(_RELEASE, len(keys), *keys, *request_ids)
+def release_messages(pipe: Any, worker_id: str, request_ids: Sequence[str]) -> None:
+    """Add the release of requests that have ended to a pipeline; only those that the worker holds are released."""
+    pipe.eval(_RELEASE, 1, redis_keys.held(worker_id), *request_ids)

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import redis
 from redis.exceptions import RedisError
@@ -34,30 +33,15 @@ _Addressed = tuple[str, GenerationEvent]
 """The id of a web process, and an event for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledgement:
-    """The end of one delivered message.
-
-    Attributes:
-        tags: Delivery tags of the message; more than one after a repeated delivery.
-        then: Called after Redis has recorded the end.
-    """
-
-    request_id: str
-    checkpoint_id: str
-    tags: tuple[str, ...] = ()
-    then: Callable[[], None] | None = None
-
-
 @dataclass(slots=True)
 class _Batch:
-    """The events and acknowledgements of one flush."""
+    """The events of one flush, and the requests that end with it."""
 
     events: list[_Addressed] = field(default_factory=list)
-    acknowledgements: list[Acknowledgement] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.events or self.acknowledgements)
+        return bool(self.events or self.ended)
 
 
 class EventPublisher:
@@ -65,11 +49,22 @@ class EventPublisher:
 
     Args:
         client: Client of the Redis server that has the streams.
+        worker_id: The worker that holds the messages.
+        on_ended: Called with the ids of requests whose end Redis has recorded.
         interval_s: Flush interval in seconds; 0 sends every event at once.
     """
 
-    def __init__(self, client: redis.Redis, *, interval_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        worker_id: str,
+        *,
+        on_ended: Callable[[Sequence[str]], object],
+        interval_s: float = 0.0,
+    ) -> None:
         self._client = client
+        self._worker_id = worker_id
+        self._on_ended = on_ended
         self._interval_s = interval_s
         self._condition = threading.Condition()
         self._ready = _Batch()
@@ -86,16 +81,16 @@ class EventPublisher:
         """Start the thread; call once."""
         self._thread.start()
 
-    def publish(self, events: Sequence[_Addressed], acknowledgements: Sequence[Acknowledgement] = ()) -> None:
+    def publish(self, events: Sequence[_Addressed], ended: Sequence[str] = ()) -> None:
         """Queue the events of one step; block while more than ``MAX_WAITING_EVENTS`` events wait.
 
         Args:
             events: Pairs of web id and event, in order.
-            acknowledgements: Messages that end with these events.
+            ended: Ids of the requests that end with these events.
         """
         # A dict keeps the order of the requests, a set would not.
         urgent = dict.fromkeys(event["request_id"] for _, event in events if is_urgent(event))
-        urgent.update(dict.fromkeys(item.request_id for item in acknowledgements))
+        urgent.update(dict.fromkeys(ended))
         with self._condition:
             while self._num_waiting > MAX_WAITING_EVENTS and not self._stopping:
                 self._condition.wait()
@@ -103,7 +98,7 @@ class EventPublisher:
                 self._deferred.setdefault(item[1]["request_id"], []).append(item)
             self._num_waiting += len(events)
             self._make_ready(urgent)
-            self._ready.acknowledgements.extend(acknowledgements)
+            self._ready.ended.extend(ended)
             if self._ready:
                 self._condition.notify_all()
             elif self._deferred and self._flush_at == math.inf:
@@ -174,32 +169,17 @@ class EventPublisher:
                 self._outage.failed(error)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
-        for item in batch.acknowledgements:
-            if item.then is not None:
-                try:
-                    item.then()
-                except Exception:
-                    logger.exception("the end of request %s could not be reported", item.request_id)
+        if batch.ended:
+            self._on_ended(batch.ended)
 
     def _send_once(self, batch: _Batch) -> None:
         by_web: dict[str, list[GenerationEvent]] = {}
         for web_id, event in batch.events:
             by_web.setdefault(web_id, []).append(event)
-        with self._client.pipeline(transaction=bool(batch.acknowledgements)) as pipe:
+        with self._client.pipeline(transaction=bool(batch.ended)) as pipe:
             for web_id, events in by_web.items():
                 fields = redis_keys.pack_events(join_deltas(events))
                 pipe.xadd(redis_keys.out(web_id), fields, maxlen=redis_keys.OUT_MAX_ENTRIES, approximate=True)
-            _acknowledge(pipe, batch.acknowledgements)
+            if batch.ended:
+                release_messages(pipe, self._worker_id, batch.ended)
             pipe.execute()
-
-
-def _acknowledge(pipe: Any, acknowledgements: Sequence[Acknowledgement]) -> None:
-    """Acknowledge messages with one command per model, and two commands for all delivery tags."""
-    requests: dict[str, list[str]] = {}
-    for item in acknowledgements:
-        requests.setdefault(item.checkpoint_id, []).append(item.request_id)
-    for checkpoint_id, request_ids in requests.items():
-        release_messages(pipe, checkpoint_id, request_ids)
-    if tags := [tag for item in acknowledgements for tag in item.tags]:
-        pipe.zrem(redis_keys.UNACKED_INDEX, *tags)
-        pipe.hdel(redis_keys.UNACKED, *tags)

@@ -1,8 +1,9 @@
 """Publish requests to the models' queues with admission control, and request model loads.
 
-A generation is an ordinary Celery message (``app.amqp.as_task_v2`` in kombu's envelope), pushed by the async Redis
-client, because ``apply_async`` would block the event loop. A test compares the envelope with kombu's own. Every call
-has a timeout, and errors of Redis become ``Unavailable``.
+A generation is a message as JSON (``inference.transport.open_requests``). The request of a load is a Celery message
+(``app.amqp.as_task_v2`` in kombu's envelope), pushed by the async Redis client, because ``apply_async`` would block the
+event loop; a test compares the envelope with kombu's own. Every call has a timeout, and errors of Redis become
+``Unavailable``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
 from inference.transport.open_requests import NewMessage, admit_message
 from inference.transport.redis_time import redis_now
-from inference.transport.subscription import PublishedMessage, Subscription
+from inference.transport.subscription import Subscription
 from inference.values.messages import GenerateMessage
 
 _REQUEST_LOAD = """
@@ -42,19 +43,17 @@ async def publish_generation(message: GenerateMessage, subscription: Subscriptio
         RequestTooLarge: The message alone exceeds the caller's bytes.
         Unavailable: Redis can't be reached, or has no memory for the message.
     """
-    checkpoint_id, request_id = message["model"], message["request_id"]
+    checkpoint_id = message["model"]
     if subscription is not None:
         subscription.checkpoint_id, subscription.deadline = checkpoint_id, message["deadline"]
     left_s = message["deadline"] - time.time()
     message = {**message, "deadline": left_s + await redis_repeatable(redis_now)}
-    queue, tag = redis_keys.model_queue(checkpoint_id), str(uuid.uuid4())
-    envelope = task_envelope(redis_keys.GENERATE_TASK, (message,), task_id=request_id, queue=queue, delivery_tag=tag)
-    admitted = NewMessage(request_id, checkpoint_id, message.get("owner", ""), left_s, tag=tag, envelope=envelope)
+    admitted = NewMessage(message["request_id"], checkpoint_id, message.get("owner", ""), left_s, orjson.dumps(message))
     is_held = await redis_repeatable(
         lambda client: admit_message(client, admitted, max_requests=settings.BLAZR_MAX_IN_FLIGHT)
     )
     if subscription is not None:
-        subscription.published = PublishedMessage(queue, tag, envelope)
+        subscription.published = admitted
     if not is_held:
         await request_load(checkpoint_id)
 
@@ -84,9 +83,7 @@ def request_load_sync(checkpoint_id: str) -> None:
 # --- messages
 
 
-def task_envelope(
-    task: str, args: Sequence[Any], *, task_id: str, queue: str, delivery_tag: str | None = None
-) -> bytes:
+def task_envelope(task: str, args: Sequence[Any], *, task_id: str, queue: str) -> bytes:
     """Return a Celery message as kombu's Redis transport writes it to a queue."""
     headers, embed = _static_parts(task)
     body = orjson.dumps((args, {}, embed))
@@ -103,7 +100,7 @@ def task_envelope(
                 "delivery_info": {"exchange": "", "routing_key": queue},
                 "priority": 0,
                 "body_encoding": "base64",
-                "delivery_tag": delivery_tag or str(uuid.uuid4()),
+                "delivery_tag": str(uuid.uuid4()),
             },
         }
     )
@@ -112,7 +109,7 @@ def task_envelope(
 @functools.cache
 def _static_parts(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the headers and the last part of the body, which all messages of a task share."""
-    # argsrepr would copy the prompt into the headers, where tools and logs show it.
+    # argsrepr would copy the arguments into the headers.
     message = current_app.amqp.as_task_v2(
         "", task, args=(), kwargs={}, ignore_result=True, argsrepr="…", kwargsrepr="{}"
     )

@@ -5,20 +5,11 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from inference.errors import BlazrError, GenerationFailed
+from inference.transport.open_requests import NewMessage
 from inference.values.messages import GenerationEvent
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedMessage:
-    """A published message and its queue, kept to detect that the message was lost."""
-
-    queue: str
-    tag: str
-    envelope: bytes
 
 
 class Hub(Protocol):
@@ -43,8 +34,9 @@ class Subscription:
 
     Attributes:
         attempt: The current attempt; events of other attempts are dropped.
-        checkpoint_id, deadline, published: Set when the request is published.
-        num_missed: Consecutive heartbeats at which the message was in no queue and with no worker.
+        checkpoint_id, deadline: Set when the request is published.
+        published: The published message, kept in case Redis forgets it.
+        num_missed: Consecutive heartbeats at which Redis didn't know the message.
     """
 
     def __init__(self, hub: Hub, request_id: str, receive: Callable[[GenerationEvent], None]) -> None:
@@ -52,7 +44,7 @@ class Subscription:
         self.attempt = 0
         self.checkpoint_id: str | None = None
         self.deadline: float | None = None
-        self.published: PublishedMessage | None = None
+        self.published: NewMessage | None = None
         self.num_missed = 0
         self.created_at = self.last_event_at = time.monotonic()
         self._hub = hub

@@ -73,9 +73,12 @@ def _parse_workers(payloads: Sequence[bytes | None]) -> dict[str, WorkerState]:
 def _with_failures(
     merged: dict[str, ModelState], ordered: Sequence[str], replies: Sequence[Any], now: float
 ) -> dict[str, ModelState]:
-    lengths = zip(ordered, replies[1::2], replies[2::2], strict=True)
-    states = {key: replace(merged[key], num_queued=int(num) + int(deferred)) for key, num, deferred in lengths}
     failures: Mapping[bytes, bytes] = replies[0]
+    lengths = iter(replies[1:])
+    states = {
+        key: replace(merged[key], num_queued=sum(int(next(lengths)) for _ in redis_keys.model_queues(key)))
+        for key in ordered
+    }
     for key, payload in failures.items():
         checkpoint_id, failure = key.decode(), json.loads(payload)
         if checkpoint_id not in states and failure["at"] > now - redis_keys.FAILED_EXPIRE_S:

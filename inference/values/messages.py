@@ -1,6 +1,6 @@
 """Messages between the web process and the workers: one schema, JSON values only.
 
-A generation travels as a ``GenerateMessage`` (argument of the Celery message on the model's queue) and
+A generation travels as a ``GenerateMessage`` (JSON, ``inference.transport.open_requests``) and
 comes back as events on the stream of the web process that asked. Every event names the request,
 the attempt and a dense ``index`` from 0 per attempt (deltas that were merged take up ``span`` numbers);
 exactly one of them is terminal (``done`` or ``error``).

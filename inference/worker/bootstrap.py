@@ -26,10 +26,10 @@ STREAM_INTERVAL_S = 0.04
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
-def _attach(sender: Any, **kwargs: Any) -> None:
+def _attach(**kwargs: Any) -> None:
     """Attach the runtime when Celery's consumer is ready."""
     freeze_objects()
-    current().attach(sender)
+    current().attach()
 
 
 def make_runtime() -> WorkerRuntime:

@@ -1,6 +1,6 @@
-"""Track every Celery message from its delivery to its acknowledgement.
+"""Track every message from its delivery to the end of its request.
 
-A message is started at most once and acknowledged exactly once, together with the last event of its request. A
+A message is started at most once and ends exactly once, together with the last event of its request. A
 redelivered request continues after the tokens that its client already has.
 """
 
@@ -9,38 +9,35 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, cast
 
+import orjson
 import redis
 from redis.exceptions import RedisError
 
 from inference.errors import BlazrError, EngineError, Unavailable
 from inference.records.tracing import is_tracing, worker_trace
 from inference.transport.control import CancelledRequests
-from inference.transport.publisher import Acknowledgement, EventPublisher
+from inference.transport.held_messages import hand_back
+from inference.transport.publisher import EventPublisher
 from inference.transport.redis_time import redis_now_estimated
 from inference.values.messages import GenerateMessage, GenerationEvent
-from inference.worker.lease import LeaseKeeper, hand_back
 from inference.worker.model_manager import ModelManager
 from inference.worker.resume import Resumer, Resumption
 
 logger = logging.getLogger(__name__)
 
+_NEEDED = {"request_id", "web_id", "attempt", "model", "prompt", "params", "priority", "deadline"}
+"""Members that every message of this version has."""
+
 
 @dataclass(eq=False, slots=True)
 class _Delivery:
-    """One unacknowledged message.
-
-    Attributes:
-        tags: Delivery tags of the message: one, and one more for each repeated delivery.
-        acknowledge: Celery's callbacks, one for each tag.
-    """
+    """One message whose request has not ended."""
 
     message: GenerateMessage
-    tags: list[str]
-    acknowledge: list[Callable[[], None]]
     delivered_at: float = field(default_factory=time.monotonic)
 
 
@@ -51,8 +48,7 @@ class Deliveries:
         client: Redis client, for attempt counts and queries to web processes.
         worker_id: The worker's id.
         manager: Runs the requests.
-        publisher: Sends events and acknowledgements.
-        leases: Renews the leases on the messages.
+        publisher: Sends events, and records the ends of requests.
         cancelled: Ids of cancelled requests, also of requests that aren't delivered yet.
     """
 
@@ -63,14 +59,12 @@ class Deliveries:
         *,
         manager: ModelManager,
         publisher: EventPublisher,
-        leases: LeaseKeeper,
         cancelled: CancelledRequests,
     ) -> None:
         self._client = client
         self._worker_id = worker_id
         self._manager = manager
         self._publisher = publisher
-        self._leases = leases
         self._cancelled = cancelled
         self._lock = threading.Lock()
         self._deliveries: dict[str, _Delivery] = {}
@@ -78,46 +72,31 @@ class Deliveries:
         self._resumer = Resumer(client)
         self._resumer.start()
 
-    def deliver(
-        self,
-        message: GenerateMessage,
-        *,
-        tag: str,
-        redelivered: bool,
-        acknowledge: Callable[[], None],
-    ) -> None:
-        """Take one message; return quickly, because Celery's event loop waits.
-
-        The request starts once its message is recorded as this worker's, so that every crash counts.
+    def deliver(self, request_id: str, body: bytes, had_before: bool) -> None:
+        """Take one message that is recorded as this worker's; return quickly, because the intake waits.
 
         Args:
-            tag: Delivery tag of the message. The lease renews the tag; the end of the request acknowledges the tag.
-            redelivered: Whether another worker had the message before.
-            acknowledge: Called once, when the request has ended.
+            request_id: The id of the request.
+            body: The message as JSON.
+            had_before: Whether a worker had the message before.
         """
-        request_id = message["request_id"]
+        members = _parse(body)
+        if not members.keys() >= _NEEDED:
+            self._refuse(request_id, body)
+            return
+        message = cast("GenerateMessage", members)
         with self._lock:
-            if self._is_closed:
-                self._leases.hold(tag, request_id)  # the message goes back with the others
-                return
-            running = self._deliveries.get(request_id)
-            if running is not None:
-                # An expired lease has caused a second delivery of the message; both deliveries end together.
-                running.acknowledge.append(acknowledge)
-                if tag not in running.tags:
-                    running.tags.append(tag)
-                self._leases.hold(tag, request_id)
-                return
-            delivery = self._deliveries[request_id] = _Delivery(message, [tag], [acknowledge])
+            if self._is_closed or request_id in self._deliveries:
+                return  # the message goes back with the others; or Redis has forgotten it, and got it again
+            delivery = self._deliveries[request_id] = _Delivery(message)
         if request_id in self._cancelled:
             self._drop(request_id)
         elif message["deadline"] < redis_now_estimated():
             self._fail(delivery, Unavailable("The request waited past its deadline; try again later.", retry_after_s=5))
-        elif redelivered:
-            self._leases.hold(tag, request_id)
+        elif had_before:
             self._resumer.resume(message, partial(self._resumed, delivery))
         else:
-            self._leases.hold(tag, request_id, then=partial(self._submit, delivery))
+            self._submit(delivery)
 
     def cancel(self, request_id: str) -> None:
         """End a request early; unknown ids are ignored."""
@@ -131,7 +110,7 @@ class Deliveries:
             self._manager.cancel(request_id)
 
     def web_ids(self) -> list[str]:
-        """Return the web process of each unacknowledged message."""
+        """Return the web process of each message."""
         with self._lock:
             return [delivery.message["web_id"] for delivery in self._deliveries.values()]
 
@@ -139,15 +118,13 @@ class Deliveries:
         """Put messages that have not ended back into their queues; this worker stops."""
         with self._lock:
             unfinished, self._deliveries = self._deliveries, {}
-        tags = [tag for delivery in unfinished.values() for tag in delivery.tags]
-        if not tags:
+        if not unfinished:
             return
-        self._leases.release(tags)
         try:
-            hand_back(self._client, self._worker_id, tags)
-            logger.info("%d requests were returned to their queues", len(tags))
+            hand_back(self._client, self._worker_id, unfinished)
+            logger.info("%d requests were returned to their queues", len(unfinished))
         except (RedisError, OSError) as error:
-            logger.warning("requests could not be handed back (%s); their leases expire", error)
+            logger.warning("requests could not be handed back (%s); peers return them", error)
 
     def close(self) -> None:
         """Forget all unfinished messages, and start no further ones; this worker has crashed."""
@@ -187,14 +164,14 @@ class Deliveries:
             message["delivered"] = resumption.delivered
             if resumption.alone_tokens is not None:
                 message["alone_tokens"] = resumption.alone_tokens
-            self._leases.hold(delivery.tags[0], message["request_id"], then=partial(self._submit, delivery))
+            self._submit(delivery)
 
     # --- events and the end of a request
 
     def _send(self, events: list[GenerationEvent]) -> None:
-        """Send events to their web processes; the last event of a request acknowledges its message."""
+        """Send events to their web processes; the last event of a request ends its message."""
         addressed: list[tuple[str, GenerationEvent]] = []
-        ended: list[Acknowledgement] = []
+        ended: list[str] = []
         for event in events:
             request_id = event["request_id"]
             is_last = event["type"] in ("done", "error")
@@ -205,7 +182,7 @@ class Deliveries:
             if is_last:
                 if is_tracing():
                     worker_trace(delivery.message, event, delivered_at=delivery.delivered_at)
-                ended.append(self._acknowledgement(delivery))
+                ended.append(request_id)
         self._publisher.publish(addressed, ended)
 
     def _fail(self, delivery: _Delivery, error: BlazrError) -> None:
@@ -224,21 +201,30 @@ class Deliveries:
         )
 
     def _drop(self, request_id: str) -> None:
-        """Acknowledge a message without an event, because no client waits for one."""
-        delivery = self._remove(request_id)
-        if delivery is not None:
-            self._publisher.publish([], [self._acknowledgement(delivery)])
+        """End a message without an event, because no client waits for one."""
+        if self._remove(request_id) is not None:
+            self._publisher.publish([], [request_id])
 
     def _remove(self, request_id: str) -> _Delivery | None:
         """Remove and return a delivery; None: the request has ended, or its message was handed back."""
         with self._lock:
             return self._deliveries.pop(request_id, None)
 
-    def _acknowledgement(self, delivery: _Delivery) -> Acknowledgement:
-        def acknowledge() -> None:
-            self._leases.release(delivery.tags)
-            for callback in delivery.acknowledge:
-                callback()
+    def _refuse(self, request_id: str, body: bytes) -> None:
+        """End a request whose message can't be read; with an error event, if the message names its web process."""
+        logger.error("the message of request %s (%d bytes) isn't of this version, it is refused", request_id, len(body))
+        error = Unavailable("The worker is of another version and can't read the request; try again.", retry_after_s=5)
+        event: GenerationEvent = {
+            "request_id": request_id, "attempt": 0, "index": 0, "type": "error", "error": error.to_dict(),
+        }  # fmt: skip
+        web_id = _parse(body).get("web_id")
+        self._publisher.publish([(web_id, event)] if isinstance(web_id, str) else [], [request_id])
 
-        message = delivery.message
-        return Acknowledgement(message["request_id"], message["model"], tuple(delivery.tags), acknowledge)
+
+def _parse(body: bytes) -> dict[str, Any]:
+    """Return the members of a message; none if it isn't a JSON object."""
+    try:
+        found = orjson.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""Write the worker's heartbeat to Redis, and check that the web processes of its requests are alive."""
+"""Write the worker's heartbeat to Redis, and check those of other workers and of its web processes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
+from inference.transport.held_messages import DEAD_AFTER_S, release_dead_workers
 from inference.transport.redis_time import redis_now_sync
 from inference.values.states import WorkerState
 
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 WEB_CHECK_INTERVAL_S = 5.0
+PEER_CHECK_INTERVAL_S = 2.0
 MIN_GAP_S = 0.1
 
 
@@ -31,6 +33,7 @@ class Heartbeat:
         web_ids: Returns the web processes that have requests here.
         on_web_lost: Called with a web process whose heartbeat was missing twice in a row.
         tick: Called once per beat, before ``describe``; it does the manager's periodic work.
+        on_fenced: Called when other workers have declared this one dead and have taken its messages.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Heartbeat:
         web_ids: Callable[[], Iterable[str]],
         on_web_lost: Callable[[str], None],
         tick: Callable[[], None],
+        on_fenced: Callable[[], object],
     ) -> None:
         self._client = client
         self._worker_id = worker_id
@@ -49,8 +53,9 @@ class Heartbeat:
         self._web_ids = web_ids
         self._on_web_lost = on_web_lost
         self._tick = tick
+        self._on_fenced = on_fenced
         self._missing: set[str] = set()
-        self._checked_at = 0.0
+        self._checked_at = self._check_peers_at = 0.0
         self._changed = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -81,14 +86,22 @@ class Heartbeat:
         while not self._stopping:
             self._changed.clear()
             try:
+                if self._client.exists(redis_keys.fenced(self._worker_id)):
+                    self._on_fenced()
+                    return
                 self._tick()
                 self._beat()
+                if time.monotonic() >= self._check_peers_at:
+                    self._check_peers_at = time.monotonic() + PEER_CHECK_INTERVAL_S
+                    release_dead_workers(self._client)
                 if time.monotonic() - self._checked_at >= WEB_CHECK_INTERVAL_S:
                     self._checked_at = time.monotonic()
                     self._check_web_processes()
                 outage.succeeded()
             except (RedisError, OSError) as error:
                 outage.failed(error)
+                # Nobody could send a heartbeat; at Redis's return all workers look dead until they have.
+                self._check_peers_at = time.monotonic() + DEAD_AFTER_S
             except Exception:
                 logger.exception("the heartbeat failed")
             # The progress of a load wakes this thread often; limit the rate to ten heartbeats a second.

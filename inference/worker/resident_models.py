@@ -465,8 +465,9 @@ class ResidentModels:
 
         The queues of all models are paused while a request runs alone.
 
-        The worker keeps some waiting requests, because kombu's blocking read takes up to a second to notice a resumed
-        queue. Jobs and lines of batches don't count, because the engine preempts them for interactive requests.
+        The worker keeps some waiting requests, because the intake takes up to a second to notice a resumed model while
+        it waits for messages of others. Jobs and lines of batches don't count, because the engine preempts them for
+        interactive requests.
         """
         if resident.plan is None or resident.status != "ready":
             return

@@ -8,21 +8,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import redis
 
 from inference.errors import EngineDead, EngineError
 from inference.transport.control import CancelledRequests, ControlReader
+from inference.transport.held_messages import release_dead_workers, release_worker
 from inference.transport.keys import fenced
 from inference.transport.publisher import EventPublisher
 from inference.values.states import WorkerState
 from inference.worker.deliveries import Deliveries
 from inference.worker.heartbeat import Heartbeat
+from inference.worker.intake import Intake
 from inference.worker.interfaces import LoadPlan
-from inference.worker.lease import LeaseKeeper, release_dead_workers, release_worker
 from inference.worker.model_manager import ModelManager
-from inference.worker.presence import QueueSelector, RedisPresence
+from inference.worker.presence import RedisPresence
 from inference.worker.questions import Questions
 from inference.worker.step_watch import StepWatch
 
@@ -51,7 +52,7 @@ class WorkerConfig:
     Attributes:
         device: ``cpu`` or ``cuda:N``; shown to users.
         budget_bytes: Memory for models.
-        max_active: Maximum requests that Celery delivers at once.
+        max_active: Maximum requests that the worker holds, over all models.
         drain_grace_s: Seconds for running requests to finish at shutdown.
         preload: Checkpoint ids to load at the start and keep.
         min_residence_s: See ``ModelManager``.
@@ -95,9 +96,19 @@ class WorkerRuntime:
         self._draining = False
         self._stopped = False
         self.cancelled = CancelledRequests()
-        self.queues = QueueSelector()
-        self.publisher = EventPublisher(connect(config.redis_url), interval_s=config.stream_interval_s)
-        self.leases = LeaseKeeper(connect(config.redis_url), config.worker_id, on_fenced=self._on_fenced)
+        self.intake = Intake(
+            connect(config.redis_url),
+            config.worker_id,
+            max_held=config.max_active,
+            deliver=lambda *message: self.deliveries.deliver(*message),
+            on_fenced=self._on_fenced,
+        )
+        self.publisher = EventPublisher(
+            connect(config.redis_url),
+            config.worker_id,
+            on_ended=self.intake.release,
+            interval_s=config.stream_interval_s,
+        )
         self.heartbeat = Heartbeat(
             connect(config.redis_url),
             config.worker_id,
@@ -105,10 +116,11 @@ class WorkerRuntime:
             web_ids=lambda: self.deliveries.web_ids(),
             on_web_lost=lambda web_id: self.deliveries.cancel_of_web(web_id),
             tick=lambda: self.manager.tick(),
+            on_fenced=self._on_fenced,
         )
         self.manager = ModelManager(
             plan=plan,
-            presence=RedisPresence(self._client, config.worker_id, self.queues, changed=self.heartbeat.wake),
+            presence=RedisPresence(self._client, config.worker_id, self.intake, changed=self.heartbeat.wake),
             budget_bytes=config.budget_bytes,
             on_dead=self._on_engine_dead,
             min_residence_s=config.min_residence_s,
@@ -118,7 +130,6 @@ class WorkerRuntime:
             config.worker_id,
             manager=self.manager,
             publisher=self.publisher,
-            leases=self.leases,
             cancelled=self.cancelled,
         )
         self.step_watch = StepWatch(self.manager.loops, self._on_hung, ends_stuck_process=config.ends_stuck_process)
@@ -139,21 +150,17 @@ class WorkerRuntime:
     # --- start and stop
 
     def start(self) -> None:
-        """Return the messages of dead workers to their queues, and start the parts that Celery's consumer needs.
-
-        The consumer's first read then includes the returned messages.
-        """
+        """Return the messages of dead workers to their queues, and start the parts that a request needs."""
         release_worker(self._client, self.config.worker_id)  # an earlier process under the same name
         self._client.delete(fenced(self.config.worker_id))
         release_dead_workers(self._client)
         self.control.start()
         self.publisher.start()
-        self.leases.start()
+        self.intake.start()
         self.step_watch.start()
 
-    def attach(self, consumer: Any) -> None:
+    def attach(self) -> None:
         """Start the loads of the settings, the heartbeat and the background; Celery's consumer is ready."""
-        self.queues.attach(consumer)
         for checkpoint_id in self.config.preload:
             self.manager.ensure(checkpoint_id, pinned=True)
         self.heartbeat.start()
@@ -165,12 +172,12 @@ class WorkerRuntime:
             return
         self._stopped = self._draining = True
         self.heartbeat.wake()
+        self.intake.stop()
         deadline = time.monotonic() + (self.config.drain_grace_s if grace_s is None else grace_s)
         if self._background is not None:
             self._background.stop(timeout_s=max(1.0, min(5.0, deadline - time.monotonic())))
         self.manager.drain(max(0.0, deadline - time.monotonic()))
         self.publisher.flush(5)
-        self.leases.stop()  # before the messages are handed back, which a renewal would undo
         self.deliveries.hand_back()
         self.publisher.stop()
         self.control.stop()
@@ -223,9 +230,8 @@ class WorkerRuntime:
 
     def _exit(self) -> None:
         try:
+            self.intake.stop()
             self.publisher.flush(2)
-            self.leases.stop()  # a renewal would undo the release
-            self.leases.record()
             release_worker(self._client, self.config.worker_id)
         finally:
             os._exit(EXIT_ENGINE_DEAD)

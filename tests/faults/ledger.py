@@ -81,9 +81,9 @@ class Ledger:
         for entry, tokens in zip(whole, reference(whole), strict=True):
             assert entry.tokens == tokens, (entry.prompt, len(entry.tokens))
         client = self._site.client
-        wait_until(lambda: client.hlen(redis_keys.UNACKED) == 0, 10, "the last acknowledgement")
-        wait_until(lambda: client.zcard(redis_keys.flight(self._site.checkpoint_id)) == 0, 10, "the last end")
-        assert client.zcard(redis_keys.UNACKED_INDEX) == 0
+        wait_until(lambda: client.hlen(redis_keys.MESSAGES) == 0, 10, "the last end")
+        assert client.zcard(redis_keys.OPEN_REQUESTS) == 0
+        assert not any(self._site.held_by(worker_id) for worker_id in self._site.workers)
 
 
 def stream(url: str, entry: Entry) -> None:

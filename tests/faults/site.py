@@ -25,8 +25,8 @@ from blazr_site.listeners import BACKLOG, open_listeners
 from blazr_site.process_environment import child_environment
 from blazr_site.settings.redis import redis_urls
 from inference.transport import keys as redis_keys
+from inference.transport.held_messages import held_messages, release_worker
 from inference.values.states import WorkerState
-from inference.worker.lease import release_worker
 
 REQUEST_TIMEOUT_S = 90
 """Longer than any request of the tests takes, so that requests without an owner end while a test waits."""
@@ -187,8 +187,8 @@ class Site:
         return [state for state in states if any(model.status == "ready" for model in state.models)]
 
     def held_by(self, worker_id: str) -> set[str]:
-        """The requests that a worker has recorded as its own."""
-        return {value.decode() for value in self.client.hvals(redis_keys.tags(worker_id))}
+        """The requests whose messages a worker has taken."""
+        return held_messages(self.client, worker_id)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process and its children; one that has just ended gets none."""

@@ -8,6 +8,7 @@ import time
 import pytest
 import redis
 
+from inference.transport import keys as redis_keys
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.live
@@ -53,4 +54,4 @@ def test_connections_that_are_cut_lose_no_token_and_no_worker(cluster):
         thread.join(60)
     assert texts == [text] * 4
     wait_until(lambda: cluster.complete().status_code == 200, 60, "the next answer")
-    wait_until(lambda: cluster.client.hlen("unacked") == 0, 60, "the last ack")
+    wait_until(lambda: cluster.client.hlen(redis_keys.MESSAGES) == 0, 60, "the last ack")

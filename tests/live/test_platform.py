@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from blazr_site.settings.redis import runtime_dir
+from inference.transport import keys as redis_keys
 from tests.live.conftest import READY, ROOT, LiveServer, token_ids, wait_until
 
 pytestmark = pytest.mark.live
@@ -110,7 +111,7 @@ def test_killed_worker_goes_on_without_gap_or_repetition(server):
         assert result[0] == text
         assert token_ids(result[1]) == token_ids(chunks)
     assert server.pid_of("celery -q -A blazr_site.celery worker") != victim
-    assert server.client.hlen("unacked") == 0
+    assert server.client.hlen(redis_keys.MESSAGES) == 0
 
 
 def test_worker_that_is_asked_to_stop_finishes_its_requests(server):

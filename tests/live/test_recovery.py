@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from blazr_site import children
+from inference.transport import keys as redis_keys
 from tests.live.conftest import LiveServer, token_ids, wait_until
 
 pytestmark = pytest.mark.live
@@ -31,7 +32,7 @@ def _answers(server: LiveServer) -> bool:
 
 
 def test_a_killed_redis_is_started_again_under_a_stream(server):
-    """The stream is as if nothing had happened, and new requests are served by the same processes (kombu 8030)."""
+    """The stream is as if nothing had happened, and new requests are served by the same processes."""
     wait_until(
         lambda: server.client.info("server")["uptime_in_seconds"] > children.STABLE_AFTER_S, 30, "a stable Redis"
     )
@@ -52,7 +53,7 @@ def test_a_killed_redis_is_started_again_under_a_stream(server):
     assert token_ids(disturbed_chunks) == token_ids(chunks)
     wait_until(lambda: _answers(server), 10, "the next answer")
     assert time.monotonic() - killed_at < 30
-    wait_until(lambda: server.client.hlen("unacked") == 0, 15, "the last acknowledgement")
+    wait_until(lambda: server.client.hlen(redis_keys.MESSAGES) == 0, 15, "the last acknowledgement")
     assert [server.pid_of(word) for word in (WORKER, "blazr_site.web", "blazr_site.celery beat")] == processes
     log = _log_since(server, offset)
     assert log.count("redis │ ended with SIGKILL, starts again in 0.2 s") == 1

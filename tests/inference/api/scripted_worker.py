@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 import time
@@ -13,6 +12,7 @@ import redis
 
 from inference.errors import BlazrError
 from inference.transport import keys as redis_keys
+from inference.transport.held_messages import take_messages
 from inference.values.states import ResidentModel, WorkerState
 
 Event = dict[str, Any]
@@ -134,13 +134,13 @@ class ScriptedWorker:
             if time.monotonic() - beat_at > 0.3:
                 beat_at = time.monotonic()
                 self.beat(client)
-            queues = [queue for item in tuple(self.checkpoint_ids) for queue in redis_keys.model_queues(item)]
-            found: Any = client.brpop([*queues, f"{self._bell}:take"], timeout=0.1 if queues else 0.05)
-            if found and not self._stop.is_set():
-                body = json.loads(base64.b64decode(json.loads(found[1])["body"]))
-                message = body[0][0]
+            models = tuple(self.checkpoint_ids)
+            taken = take_messages(client, "scripted", models) if not self._stop.is_set() else None
+            for item in taken.messages if taken is not None else ():
+                message = json.loads(item.body)
                 self.messages.append(message)
                 threading.Thread(target=self._run, args=(message,), daemon=True).start()
+            client.blpop([*map(redis_keys.arrived, models), f"{self._bell}:take"], timeout=0.1 if models else 0.05)
         client.close()
 
     def _run(self, message: dict[str, Any]) -> None:

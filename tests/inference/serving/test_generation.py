@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 import redis.asyncio
@@ -59,7 +58,7 @@ class Worker:
         while await self.client.llen(redis_keys.model_queue("a")) < count:
             await asyncio.sleep(0.01)
         items = await self.client.lrange(redis_keys.model_queue("a"), 0, -1)
-        return {json.loads(item)["headers"]["id"] for item in items}
+        return {item.decode() for item in items}
 
     async def cancelled(self):
         return {fields.get(b"cancel") for _, fields in await self.client.xrange(redis_keys.CONTROL_STREAM)}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+import redis.asyncio
+from django.conf import settings
 
 from inference.errors import QueueFull, RequestTooLarge, Unavailable
 from inference.transport import keys as redis_keys
 from inference.transport import open_requests, queue
-from tests.inference.transport.queued import queued_ids
+from tests.inference.transport.queued import queued_ids, take
 from tests.inference.worker.fakes import message
 
 
@@ -17,13 +19,22 @@ async def publish(request_id, caller="a", **members):
     await queue.publish_generation(message(request_id, **members) | {"owner": caller})
 
 
-def release(client, *request_ids, model="a"):
+def end(client, *request_ids):
+    """Record the end of requests, which the worker has taken or not."""
+    for name in request_ids:
+        for queue_name in redis_keys.model_queues("a"):
+            client.lrem(queue_name, 0, name)
+        client.sadd(redis_keys.held("w1"), name)
+    release(client, *request_ids)
+
+
+def release(client, *request_ids, worker_id="w1"):
     with client.pipeline(transaction=True) as pipe:
-        open_requests.release_messages(pipe, model, request_ids)
+        open_requests.release_messages(pipe, worker_id, request_ids)
         pipe.execute()
 
 
-TEXT = "x" * 30_000  # more than 40,000 bytes in the queue
+TEXT = "x" * 42_000
 
 
 @pytest.mark.parametrize(
@@ -41,9 +52,9 @@ async def test_bytes_of_open_requests_are_limited(client, monkeypatch, limit, se
         await publish("r2", text=TEXT, **second)
     assert (type(caught.value), caught.value.retry_after_s) == (error, 2)
     await publish("small", **second)
-    release(client, "r1")
+    end(client, "r1")
     await publish("r2", text=TEXT, **second)
-    assert not client.hexists(redis_keys.OPEN_DETAILS, "r1")
+    assert not client.hexists(redis_keys.MESSAGES, "r1")
 
 
 async def test_a_message_that_never_fits_is_too_large(client, monkeypatch):
@@ -57,9 +68,10 @@ async def test_requests_past_their_deadline_give_back_all_that_they_held(client)
         await publish(f"r-{model}", model=model, deadline=time.time() + 0.05)
     time.sleep(0.1)
     await publish("new", model="b")
-    release(client, "new", model="b")
-    assert not client.exists(redis_keys.OPEN_REQUESTS, redis_keys.OPEN_DETAILS, redis_keys.OPEN_TOTALS)
-    assert not client.exists(redis_keys.flight("a"), redis_keys.flight("b"))
+    end(client, "new")
+    assert not client.exists(
+        redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS, redis_keys.OPEN_ORIGINS, redis_keys.OPEN_TOTALS
+    )
 
 
 async def test_messages_past_their_deadline_leave_queues_that_nobody_reads(client):
@@ -68,8 +80,7 @@ async def test_messages_past_their_deadline_leave_queues_that_nobody_reads(clien
     await publish("b", "other")
     time.sleep(0.6)
     await publish("new", model="another")
-    first, deferred = (queued_ids(client, name) for name in redis_keys.model_queues("a"))
-    assert (first, deferred) == (["b"], [])
+    assert [queued_ids(client, name) for name in redis_keys.model_queues("a")] == [[], ["b"], []]
 
 
 async def test_a_request_counts_once_and_ends_once(client):
@@ -78,8 +89,29 @@ async def test_a_request_counts_once_and_ends_once(client):
     assert client.hget(redis_keys.OPEN_TOTALS, "requests:a:a") == b"1"
     await publish("r2")
     for _ in range(2):
-        release(client, "r1")
+        end(client, "r1")
     assert client.hget(redis_keys.OPEN_TOTALS, "requests:a:a") == b"1"
+
+
+async def test_only_the_worker_that_holds_a_request_ends_it(client):
+    """A worker that was declared dead ends no request that another one runs."""
+    await publish("r1")
+    take(client, "w2")
+    release(client, "r1", worker_id="w1")
+    assert client.hexists(redis_keys.MESSAGES, "r1")
+    release(client, "r1", worker_id="w2")
+    assert not client.exists(redis_keys.MESSAGES, redis_keys.held("w2"), redis_keys.OPEN_TOTALS)
+
+
+async def test_a_message_that_redis_forgot_is_admitted_again_without_a_limit(client):
+    new = open_requests.NewMessage("r1", "a", "a", 60.0, b"{}")
+    reader = redis.asyncio.Redis.from_url(settings.BLAZR_REDIS_URL, protocol=2)
+    for _ in range(2):
+        await open_requests.admit_message(reader, new, max_requests=0, is_again=True)
+    await reader.aclose()
+    (found,) = take(client, "w1")
+    assert (found.request_id, found.had_before) == ("r1", True)
+    assert client.hget(redis_keys.OPEN_TOTALS, "requests:a") == b"1"
 
 
 async def test_the_last_places_are_for_callers_with_few_requests(client, settings):
@@ -92,7 +124,7 @@ async def test_the_last_places_are_for_callers_with_few_requests(client, setting
         await publish(f"b{number}", f"caller {number % 2}")
     with pytest.raises(QueueFull, match="16 requests of this model"):
         await publish("c", "late")
-    release(client, "b0")
+    end(client, "b0")
     with pytest.raises(QueueFull, match="12 of your requests"):
         await publish("a12", "flood")
     await publish("c", "late")
@@ -109,7 +141,7 @@ async def test_further_requests_of_a_caller_are_deferred(client):
     for number in range(open_requests.DEFERRED_FROM + 2):
         await publish(f"a{number}", "flood")
     await publish("b", "other")
-    first, deferred = (queued_ids(client, name) for name in redis_keys.model_queues("a"))
+    _, first, deferred = (queued_ids(client, name) for name in redis_keys.model_queues("a"))
     assert first == [*(f"a{number}" for number in range(open_requests.DEFERRED_FROM)), "b"]
     assert deferred == ["a16", "a17"]
 
@@ -120,18 +152,9 @@ async def test_deferred_requests_advance_although_others_come(client):
     for number in range(open_requests.PROMOTED_EVERY):
         await publish(f"b{number}", "other")
     for number in range(open_requests.PROMOTED_EVERY):
-        release(client, f"b{number}")
-    first, deferred = (queued_ids(client, name) for name in redis_keys.model_queues("a"))
+        end(client, f"b{number}")
+    _, first, deferred = (queued_ids(client, name) for name in redis_keys.model_queues("a"))
     assert (first[-1], deferred) == ("a16", ["a17"])
-
-
-def test_celery_reads_the_deferred_queue_after_the_other_one(redis_urls_in_settings):
-    from blazr_site.celery import app
-
-    with app.connection_for_read(url=redis_urls_in_settings.celery) as connection:
-        channel = connection.default_channel
-        names = [channel._q_for_pri("m.a", priority) for priority in channel.priority_steps]
-    assert tuple(names) == redis_keys.model_queues("a")
 
 
 async def test_a_full_redis_is_named(client):

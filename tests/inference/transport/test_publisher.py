@@ -8,12 +8,15 @@ import time
 import pytest
 
 from inference.transport import keys as redis_keys
-from inference.transport.publisher import Acknowledgement, EventPublisher
+from inference.transport.held_messages import held_messages
+from inference.transport.publisher import EventPublisher
 from inference.values.messages import GenerationEvent
+from tests.inference.transport.queued import enqueue, take
 from tests.inference.transport.test_deltas import delta, start
-from tests.inference.worker.fakes import wait_until
+from tests.inference.worker.fakes import message, wait_until
 
 STREAMS = 20
+WORKER = "w1"
 
 
 def step(index: int) -> list[GenerationEvent]:
@@ -24,9 +27,11 @@ def step(index: int) -> list[GenerationEvent]:
 def begin(client):
     """Start a publisher that has sent the first tokens of ``STREAMS`` requests, and flushed one delta."""
     publishers = []
+    ended: list[str] = []
 
     def begin(interval_s: float):
-        publisher = EventPublisher(client, interval_s=interval_s)
+        publisher = EventPublisher(client, WORKER, on_ended=ended.extend, interval_s=interval_s)
+        publisher.ended = ended
         publisher.start()
         publishers.append(publisher)
         for number, events in enumerate((step(1), [delta(99, 2)])):
@@ -42,8 +47,8 @@ def begin(client):
         publisher.stop()
 
 
-def publish(publisher: EventPublisher, events: list[GenerationEvent], acknowledgements=()) -> None:
-    publisher.publish([("web", event) for event in events], acknowledgements)
+def publish(publisher: EventPublisher, events: list[GenerationEvent], ended=()) -> None:
+    publisher.publish([("web", event) for event in events], ended)
 
 
 def test_deltas_of_one_interval_are_sent_together(begin):
@@ -72,11 +77,10 @@ def test_without_an_interval_every_step_is_sent_at_once(begin):
 
 def test_an_end_takes_along_the_deltas_of_its_request_only(begin):
     publisher, deliveries = begin(60.0)
-    acknowledged = threading.Event()
     publish(publisher, step(2))
     ends = [delta(0, 3, finish_reason="length"), {"request_id": "r0", "attempt": 0, "index": 4, "type": "done"}]
-    publish(publisher, [*ends, *step(3)[1:]], [Acknowledgement("r0", "a", then=acknowledged.set)])
-    assert acknowledged.wait(5)
+    publish(publisher, [*ends, *step(3)[1:]], ["r0"])
+    wait_until(lambda: publisher.ended == ["r0"])
     assert [(event["request_id"], event["index"], event.get("span")) for event in deliveries()[0]] == [
         ("r0", 2, 2),
         ("r0", 4, None),
@@ -87,12 +91,11 @@ def test_an_end_takes_along_the_deltas_of_its_request_only(begin):
     ]
 
 
-def test_an_acknowledgement_without_events_takes_along_the_deltas_of_its_request(begin):
+def test_an_end_without_events_takes_along_the_deltas_of_its_request(begin):
     publisher, deliveries = begin(60.0)
-    acknowledged = threading.Event()
     publish(publisher, step(2))
-    publish(publisher, [], [Acknowledgement("r3", "a", then=acknowledged.set)])
-    assert acknowledged.wait(5)
+    publish(publisher, [], ["r3"])
+    wait_until(lambda: publisher.ended == ["r3"])
     assert deliveries() == [[delta(3, 2)]]
 
 
@@ -144,46 +147,31 @@ def test_a_first_token_does_not_hold_up_the_engine_while_redis_is_away(begin, mo
     assert [[event["request_id"] for event in delivery] for delivery in deliveries()] == [["r0"], ["r1", "r2"]]
 
 
-def test_an_end_and_its_acknowledgements_are_one_transaction(begin, client):
+def test_an_end_and_its_record_are_one_transaction(begin, client):
     publisher, deliveries = begin(0.0)
-    acknowledged = [threading.Event(), threading.Event()]
-    flight = redis_keys.flight("a")
-    try:
-        for number in range(3):
-            client.zadd(flight, {f"r{number}": 1})
-            client.zadd(redis_keys.UNACKED_INDEX, {f"t{number}": 1})
-            client.hset(redis_keys.UNACKED, f"t{number}", "message")
-        client.config_resetstat()
-        ends = [{"request_id": f"r{number}", "attempt": 0, "index": 2, "type": "done"} for number in range(2)]
-        publish(publisher, ends, [Acknowledgement(f"r{n}", "a", (f"t{n}",), acknowledged[n].set) for n in range(2)])
-        assert all(event.wait(5) for event in acknowledged)
-        assert deliveries() == [ends]
-        assert client.info("commandstats")["cmdstat_exec"]["calls"] == 1
-        assert client.zrange(flight, 0, -1) == [b"r2"]
-        assert client.zrange(redis_keys.UNACKED_INDEX, 0, -1) == [b"t2"]
-        assert client.hkeys(redis_keys.UNACKED) == [b"t2"]
-    finally:
-        client.delete(flight, redis_keys.UNACKED_INDEX, redis_keys.UNACKED)
+    for number in range(3):
+        enqueue(client, message(f"r{number}"))
+    take(client, WORKER)
+    client.config_resetstat()
+    ends = [{"request_id": f"r{number}", "attempt": 0, "index": 2, "type": "done"} for number in range(2)]
+    publish(publisher, ends, ["r0", "r1"])
+    wait_until(lambda: publisher.ended == ["r0", "r1"])
+    assert deliveries() == [ends]
+    assert client.info("commandstats")["cmdstat_exec"]["calls"] == 1
+    assert held_messages(client, WORKER) == {"r2"}
+    assert client.hkeys(redis_keys.MESSAGES) == client.zrange(redis_keys.OPEN_REQUESTS, 0, -1) == [b"r2"]
 
 
-def test_an_acknowledgement_that_redis_refuses_is_tried_again(begin, client):
+def test_an_end_that_redis_refuses_is_tried_again(begin, client):
     publisher, _ = begin(0.0)
-    acknowledged = threading.Event()
-    flight = redis_keys.flight("a")
-    try:
-        client.set(flight, "not a sorted set")
-        publish(
-            publisher,
-            [{"request_id": "r1", "attempt": 0, "index": 2, "type": "done"}],
-            [Acknowledgement("r1", "a", (), acknowledged.set)],
-        )
-        assert not acknowledged.wait(0.3)
-        client.delete(flight)
-        client.zadd(flight, {"r1": 1})
-        assert acknowledged.wait(5)
-        assert not client.exists(flight)
-    finally:
-        client.delete(flight)
+    enqueue(client, message("r1"))
+    client.set(redis_keys.held(WORKER), "not a set")
+    publish(publisher, [{"request_id": "r1", "attempt": 0, "index": 2, "type": "done"}], ["r1"])
+    time.sleep(0.3)
+    assert publisher.ended == []
+    client.delete(redis_keys.held(WORKER))
+    take(client, WORKER)
+    wait_until(lambda: publisher.ended == ["r1"])
 
 
 def test_events_are_sent_although_the_connection_was_cut(begin, client):

@@ -1,4 +1,4 @@
-"""The broker: Celery's own message form, admission, loads, and a Redis that is away."""
+"""Published requests, Celery's own form of load requests, and a Redis that is away or forgets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from inference.transport import hub as streams
 from inference.transport import keys as redis_keys
 from inference.transport import queue as broker
 from inference.transport.hub import StreamHub
+from inference.transport.open_requests import release_messages
 from tests.inference.transport.cut_connections import close_broker, cut_once
+from tests.inference.transport.queued import queued_ids, take
 from tests.inference.worker.fakes import message
 
 
@@ -30,18 +32,17 @@ async def hub(redis_urls_in_settings):
 def test_envelope_is_what_kombu_writes(redis_urls_in_settings, client):
     """Compared member by member with a message that Celery published itself."""
     from blazr_site.celery import app
-    from inference.tasks import generate
+    from inference.tasks import load_model
 
-    item = message("r1", text="é \u2028")
     with app.connection_for_write(url=redis_urls_in_settings.celery) as connection:
-        generate.apply_async(args=[item], task_id="r1", queue="m.a", connection=connection, ignore_result=True)
-    theirs = json.loads(client.lpop("m.a"))
-    ours = json.loads(broker.task_envelope(redis_keys.GENERATE_TASK, (item,), task_id="r1", queue="m.a"))
+        load_model.apply_async(args=["é"], task_id="t1", queue="q", connection=connection, ignore_result=True)
+    theirs = json.loads(client.lpop("q"))
+    ours = json.loads(broker.task_envelope(redis_keys.LOAD_TASK, ("é",), task_id="t1", queue="q"))
     assert json.loads(base64.b64decode(ours.pop("body"))) == json.loads(base64.b64decode(theirs.pop("body")))
     for envelope in (ours, theirs):
         assert envelope["properties"].pop("delivery_tag")
         envelope["properties"].pop("reply_to")
-        # The prompt must not show up in the headers; Celery's own copy has it there.
+        # Celery copies the arguments into the headers.
         for name in ("argsrepr", "kwargsrepr"):
             envelope["headers"].pop(name)
         # None of the two is read by the worker.
@@ -49,17 +50,13 @@ def test_envelope_is_what_kombu_writes(redis_urls_in_settings, client):
     assert ours == theirs
 
 
-def test_prompts_do_not_show_in_headers():
-    envelope = json.loads(broker.task_envelope("t", ("canary-prompt",), task_id="x", queue="q"))
-    assert "canary-prompt" not in json.dumps(envelope["headers"])
-
-
 async def test_publish_queues_and_asks_for_the_model_once(hub, client):
     subscription = hub.register("r1", print)
     await broker.publish_generation(message("r1"), subscription)
     await broker.publish_generation(message("r2"))
     assert (subscription.checkpoint_id, client.llen("m.a"), client.llen("default")) == ("a", 2, 1)
-    assert client.zcard(redis_keys.flight("a")) == 2
+    assert client.zrange(redis_keys.OPEN_REQUESTS, 0, -1) == [b"r1", b"r2"]
+    assert json.loads(client.hget(redis_keys.MESSAGES, "r1"))["prompt"] == message("r1")["prompt"]
 
 
 async def test_publish_does_not_ask_for_a_model_that_is_held(hub, client):
@@ -74,27 +71,34 @@ async def test_publish_does_not_ask_for_a_model_that_is_held(hub, client):
 @pytest.mark.parametrize("ahead_s", [-3600, 3600])
 async def test_a_clock_that_is_wrong_changes_neither_admission_nor_deadline(hub, client, monkeypatch, ahead_s):
     right, clock = time.time(), time.time
-    client.zadd(redis_keys.flight("a"), {"ended": right - 1, "open": right + 60})
+    await broker.publish_generation(message("open"))
+    await broker.publish_generation(message("ended"))
+    client.zadd(redis_keys.OPEN_REQUESTS, {"ended": right - 1})
+    client.delete("default", redis_keys.load_requested("a"))
     client.zadd(redis_keys.holders("a"), {"w": right + 10})
     monkeypatch.setattr(time, "time", lambda: clock() + ahead_s)
     await broker.publish_generation(message("r1"))  # its deadline is in 60 s
     assert client.llen("default") == 0
-    assert sorted(client.zrange(redis_keys.flight("a"), 0, -1)) == [b"open", b"r1"]
-    assert client.zscore(redis_keys.flight("a"), "r1") == pytest.approx(right + 60, abs=5)
-    (sent,), _, _ = json.loads(base64.b64decode(json.loads(client.lpop("m.a"))["body"]))
+    assert sorted(client.zrange(redis_keys.OPEN_REQUESTS, 0, -1)) == [b"open", b"r1"]
+    assert client.zscore(redis_keys.OPEN_REQUESTS, "r1") == pytest.approx(right + 60, abs=5)
+    sent = json.loads(client.hget(redis_keys.MESSAGES, "r1"))
     assert sent["deadline"] == pytest.approx(right + 60, abs=5)
 
 
 async def test_admission_is_exact_and_forgets_expired_requests(hub, client, settings):
     settings.BLAZR_MAX_IN_FLIGHT = 3
-    client.zadd(redis_keys.flight("a"), {"old": time.time() - 1})
+    await broker.publish_generation(message("old"))
+    client.zadd(redis_keys.OPEN_REQUESTS, {"old": time.time() - 1})
     for number in range(3):
         await broker.publish_generation(message(f"r{number}"))
     with pytest.raises(QueueFull, match=r"3 requests .* the limit is 3") as caught:
         await broker.publish_generation(message("r3"))
     assert caught.value.retry_after_s
     assert client.llen("m.a") == 3
-    client.zrem(redis_keys.flight("a"), "r0")
+    take(client, "w", max_messages=1)
+    with client.pipeline() as pipe:
+        release_messages(pipe, "w", ["r0"])
+        pipe.execute()
     await broker.publish_generation(message("r4"))
 
 
@@ -107,12 +111,11 @@ async def test_requests_that_come_together_are_admitted_one_by_one(hub, client, 
     )
     refused = [name for name, answer in zip(subscriptions, found, strict=True) if isinstance(answer, QueueFull)]
     assert len(refused) == 1
-    queued = [json.loads(item)["headers"] for item in client.lrange("m.a", 0, -1)]
-    assert sorted([*refused, *(item["id"] for item in queued)]) == sorted(subscriptions)
-    assert all(item["id"] == item["root_id"] for item in queued)
+    queued = [name for queue in redis_keys.model_queues("a") for name in queued_ids(client, queue)]
+    assert sorted([*refused, *queued]) == sorted(subscriptions)
     for name, item in subscriptions.items():
         assert (item.published is None) == (name in refused)
-        assert item.published is None or json.loads(item.published.envelope)["headers"]["id"] == name
+        assert item.published is None or json.loads(item.published.body)["request_id"] == name
 
 
 async def test_requests_of_two_models_go_to_their_queues(client):
@@ -122,30 +125,33 @@ async def test_requests_of_two_models_go_to_their_queues(client):
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 async def test_a_cut_connection_neither_refuses_nor_doubles_a_request(hub, client, settings, before):
-    async with cut_once(settings.BLAZR_REDIS_URL, b"m.a", before=before) as (url, cuts):
+    async with cut_once(settings.BLAZR_REDIS_URL, b"holders:a", before=before) as (url, cuts):
         settings.BLAZR_REDIS_URL = url
         await broker.publish_generation(message("r1"))
         await close_broker()
-    assert cuts == [b"m.a"]
-    assert (client.llen("m.a"), client.zrange(redis_keys.flight("a"), 0, -1)) == (1, [b"r1"])
+    assert cuts == [b"holders:a"]
+    assert (queued_ids(client, "m.a"), client.zrange(redis_keys.OPEN_REQUESTS, 0, -1)) == (["r1"], [b"r1"])
 
 
-async def test_message_that_was_lost_on_its_way_is_published_again(hub, client, monkeypatch):
-    """A worker that is killed right after BRPOP takes the message along; so does a Redis that forgets everything."""
+async def test_messages_that_redis_has_forgotten_are_published_again(hub, client, monkeypatch):
+    """Those that are queued, held or past their deadline are not."""
     monkeypatch.setattr(streams, "HEARTBEAT_INTERVAL_S", 0.05)
     client.zadd(redis_keys.WORKERS, {"w": time.time()})
     await hub.start()
-    for name in ("lost", "held", "queued"):
-        await broker.publish_generation(message(name), hub.register(name, print))
-    lost, held = client.rpop("m.a"), client.rpop("m.a")
-    tag = json.loads(held)["properties"]["delivery_tag"]
-    client.hset(redis_keys.UNACKED, tag, "x")
+    names = ("forgotten", "held", "queued", "late")
+    subscriptions = {name: hub.register(name, print) for name in names}
+    for name in names:
+        await broker.publish_generation(message(name), subscriptions[name])
+    assert [item.request_id for item in take(client, "w", max_messages=2)] == ["forgotten", "held"]
+    subscriptions["late"].deadline = time.time() - 1
+    body = client.hget(redis_keys.MESSAGES, "forgotten")
+    for name in ("forgotten", "late"):
+        client.hdel(redis_keys.MESSAGES, name)
+    client.lrem("m.a", 0, "late")
     async with asyncio.timeout(15):
-        while client.llen("m.a") < 2:
+        while not client.hexists(redis_keys.MESSAGES, "forgotten"):
             await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)
-    queued = [json.loads(item) for item in client.lrange("m.a", 0, -1)]
-    assert sorted(item["headers"]["id"] for item in queued) == ["lost", "queued"]
-    again = next(item for item in queued if item["headers"]["id"] == "lost")
-    assert again["properties"]["delivery_info"]["redelivered"] is True
-    assert again["body"] == json.loads(lost)["body"]
+    assert [queued_ids(client, name) for name in redis_keys.model_queues("a")] == [["forgotten"], ["queued"], []]
+    assert client.hget(redis_keys.MESSAGES, "forgotten") == body
+    assert client.zscore(redis_keys.OPEN_REQUESTS, "forgotten") == pytest.approx(time.time() + 60, abs=20)

@@ -1,18 +1,18 @@
-"""A worker's runtime over a real Redis, where direct deliveries replace Celery; and a model manager alone."""
+"""A worker's runtime over a real Redis, without Celery; and a model manager alone."""
 
 from __future__ import annotations
 
-import time
-import uuid
+from collections.abc import Sequence
 
 import redis
 
 from inference.errors import BlazrError, EngineDead
-from inference.transport import keys as redis_keys
+from inference.transport.held_messages import wake_worker
 from inference.values.messages import GenerationEvent
 from inference.worker.model_manager import ModelManager
 from inference.worker.runtime import WorkerConfig, WorkerRuntime
 from tests.inference.transport.collected import Collected
+from tests.inference.transport.queued import enqueue
 from tests.inference.worker.fakes import Client, FakePlans, FakePresence, message
 
 
@@ -38,7 +38,11 @@ class Bench:
 
 
 class Worker:
-    """A runtime, and what Celery would do with its messages."""
+    """A runtime that takes the messages which a test queues.
+
+    Attributes:
+        acked: Ids of the requests whose end was recorded, in order.
+    """
 
     def __init__(self, url: str, client: redis.Redis, plans: FakePlans, name: str, **config: object) -> None:
         self.client = client
@@ -58,22 +62,28 @@ class Worker:
             ),
             plans,
         )
+        self.runtime.publisher._on_ended = self._end
         self.runtime.start()
         self.runtime.heartbeat.start()
 
-    def deliver(self, item, *, tag: str | None = None, redelivered: bool = False) -> str:
-        tag = tag or uuid.uuid4().hex
-        self.client.zadd(redis_keys.UNACKED_INDEX, {tag: time.time()})
-        self.client.hset(redis_keys.UNACKED, tag, "x")
-        self.runtime.deliveries.deliver(
-            item, tag=tag, redelivered=redelivered, acknowledge=lambda: self.acked.append(item["request_id"])
-        )
-        return tag
+    def _end(self, request_ids: Sequence[str]) -> None:
+        self.runtime.intake.release(request_ids)
+        self.acked.extend(request_ids)
+
+    def deliver(self, item, *, had_before: bool = False) -> None:
+        """Queue a message unless it is queued, and have it taken."""
+        enqueue(self.client, item, is_again=had_before)
+        self.take(item["model"])
+
+    def take(self, checkpoint_id: str = "a") -> None:
+        """Take the queued messages of a model, whether it is loaded or not."""
+        self.runtime.intake.add(checkpoint_id)
+        wake_worker(self.client, self.runtime.config.worker_id)
 
     def crash(self) -> None:
         """Stop everything without a word, as kill -9 would."""
-        self.runtime.publisher.publish = lambda events, acknowledgements=(): None
-        self.runtime.leases.stop()
+        self.runtime.publisher.publish = lambda events, ended=(): None
+        self.runtime.intake.stop()
         self.runtime.heartbeat._stopping = True
         self.runtime.control.stop()
         self.runtime.manager.drain(0)

@@ -1,27 +1,27 @@
-"""Each message is begun at most once, ends once, and is acknowledged with its end."""
+"""Each message is begun at most once, and ends once, with its request."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-import uuid
 from functools import partial
 
+import pytest
 import redis
 
 from inference.errors import EngineDead
 from inference.transport import keys as redis_keys
 from inference.transport.crash_record import MARGIN_TOKENS
-from inference.worker.lease import hand_back
+from inference.transport.held_messages import hand_back, held_messages, release_worker
 from tests.inference.transport.collected import Collected
+from tests.inference.transport.queued import enqueue, queued_ids
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
 from tests.inference.worker.harness import collect, error, tokens
 
 
 async def test_events_reach_their_readers_and_messages_are_settled(hub, worker, client):
     w = worker()
-    client.zadd(redis_keys.flight("a"), {f"r{number}": time.time() + 60 for number in range(8)})
     subscriptions = [Collected(hub, f"r{number}") for number in range(8)]
     for number in range(8):
         w.deliver(message(f"r{number}", text="x" * (number + 1)))
@@ -30,10 +30,9 @@ async def test_events_reach_their_readers_and_messages_are_settled(hub, worker, 
         kinds = [event["type"] for event in events]
         assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("start", {"delta"}, "done")
     wait_until(lambda: len(w.acked) == 8)
-    assert client.zcard(redis_keys.UNACKED_INDEX) == client.hlen(redis_keys.UNACKED) == 0
-    assert client.zcard(redis_keys.flight("a")) == 0
+    assert not client.exists(redis_keys.held("w1"), redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS)
     assert hub.num_streams == 0
-    assert w.runtime.leases.held() == []
+    assert w.runtime.intake.held == set()
 
 
 async def test_next_worker_goes_on_behind_what_the_client_has(hub, worker, client):
@@ -41,11 +40,12 @@ async def test_next_worker_goes_on_behind_what_the_client_has(hub, worker, clien
     first = worker("w1", make=lambda _: FakeLLM(step_s=0.01))
     subscription = Collected(hub, "r")
     item = message("r", max_tokens=60)
-    tag = first.deliver(item)
+    first.deliver(item)
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 10)
     await asyncio.to_thread(first.crash)
+    release_worker(client, "w1")
     second = worker("w2")
-    second.deliver(message("r", max_tokens=60), tag=tag, redelivered=True)
+    second.take()
     collecting = asyncio.create_task(collect(subscription))
     await asyncio.sleep(0.3)
     late = {"request_id": "r", "attempt": 0, "index": 30, "type": "delta", "choice": 0, "text": "?", "token_ids": [9]}
@@ -57,26 +57,27 @@ async def test_next_worker_goes_on_behind_what_the_client_has(hub, worker, clien
     assert second.plans.llms["a"].seen[0]["attempt"] == 1
 
 
-def test_acknowledged_tags_do_not_come_back(client):
-    hand_back(client, "w1", ["gone"])
-    assert client.zcard(redis_keys.UNACKED_INDEX) == 0
+def test_ended_messages_do_not_come_back(client):
+    client.sadd(redis_keys.held("w1"), "gone")
+    hand_back(client, "w1", ["gone", "of another"])
+    assert not client.exists(redis_keys.held("w1"), *redis_keys.model_queues("a"))
 
 
 async def test_a_request_fails_after_three_crashes_that_count(hub, worker, client):
     w = worker()
     client.hset(redis_keys.attempt("r"), mapping={"n": 2, "crashes": 3, "seen": 2})
     subscription = Collected(hub, "r")
-    w.deliver(message("r"), redelivered=True)
+    w.deliver(message("r"), had_before=True)
     assert "failed: 3 workers" in error(await collect(subscription)).message
     wait_until(lambda: w.acked == ["r"])
 
 
 async def test_deliveries_without_a_crash_do_not_count(hub, worker, client):
-    """A drained worker, or a message that came while its model was unloaded: kombu marks both as redelivered."""
+    """A drained worker, or a message that came while its model was unloaded: both come from the returned ones."""
     w = worker()
     client.hset(redis_keys.attempt("r"), "n", 7)
     subscription = Collected(hub, "r")
-    w.deliver(message("r"), redelivered=True)
+    w.deliver(message("r"), had_before=True)
     assert tokens(await collect(subscription)) == [300 + step for step in range(5)]
     assert "alone_tokens" not in w.plans.llms["a"].seen[0]
 
@@ -88,7 +89,7 @@ async def test_a_suspect_runs_alone_and_its_neighbours_afterwards(hub, worker, c
     subscriptions = {name: Collected(hub, name) for name in ("before", "suspect", "after")}
     w.deliver(message("before", max_tokens=10))
     await asyncio.to_thread(wait_until, lambda: w.plans.llms.get("a") and w.plans.llms["a"].running)
-    w.deliver(message("suspect", max_tokens=200), redelivered=True)
+    w.deliver(message("suspect", max_tokens=200), had_before=True)
     await asyncio.to_thread(wait_until, lambda: w.runtime.manager.runs_alone)
     w.deliver(message("after", max_tokens=10))
     assert [item["request_id"] for item in w.plans.llms["a"].seen] == ["before"]
@@ -123,7 +124,8 @@ async def test_a_poison_takes_no_neighbour_along(hub, worker, client, monkeypatc
             return super().step()
 
     subscriptions = {name: Collected(hub, name) for name in ("poison", *(f"r{number}" for number in range(8)))}
-    tags = {name: uuid.uuid4().hex for name in subscriptions}
+    for name in subscriptions:
+        enqueue(client, message(name, max_tokens=60))
     left = list(subscriptions)
 
     def has_ended(deaths: int) -> bool:
@@ -132,8 +134,7 @@ async def test_a_poison_takes_no_neighbour_along(hub, worker, client, monkeypatc
     while left:
         deaths = len(exits)
         w = worker(f"w{deaths}", make=lambda _: Poisoned(), max_num_seqs=16)
-        for name in left:
-            w.deliver(message(name, max_tokens=60), tag=tags[name], redelivered=deaths > 0)
+        w.take()
         await asyncio.to_thread(wait_until, partial(has_ended, deaths))
         left = [name for name, item in subscriptions.items() if not item.subscription.is_ended]
         assert len(exits) <= 3
@@ -146,21 +147,38 @@ async def test_a_poison_takes_no_neighbour_along(hub, worker, client, monkeypatc
             assert tokens(events) == [300 + step for step in range(60)]
 
 
-async def test_same_message_twice_runs_once_and_ends_both(hub, worker, client):
+async def test_a_message_that_redis_forgot_and_got_again_runs_once(hub, worker, client):
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
     subscription = Collected(hub, "r")
-    w.deliver(message("r", max_tokens=30), tag="one")
-    await asyncio.sleep(0.05)
-    w.deliver(message("r", max_tokens=30), tag="two", redelivered=True)
+    w.deliver(message("r", max_tokens=30))
+    await asyncio.to_thread(wait_until, lambda: subscription.num_delivered)
+    client.delete(redis_keys.MESSAGES, redis_keys.OPEN_ORIGINS, redis_keys.held("w1"))
+    w.deliver(message("r", max_tokens=30), had_before=True)
     assert tokens(await collect(subscription)) == [300 + step for step in range(30)]
-    wait_until(lambda: w.acked == ["r", "r"])
+    wait_until(lambda: w.acked == ["r"])
     assert len(w.plans.llms["a"].seen) == 1
-    assert client.hlen(redis_keys.UNACKED) == 0
+    assert not client.exists(redis_keys.held("w1"), redis_keys.MESSAGES)
 
 
-async def test_redelivered_message_that_nobody_waits_for_is_dropped(hub, worker, client):
+@pytest.mark.parametrize("body", [b"no JSON", b'["web-1"]', b'{"request_id": "r", "web_id": "web-1"}'])
+async def test_a_message_of_another_version_is_refused(hub, worker, client, caplog, body):
     w = worker()
-    w.deliver(message("unknown"), redelivered=True)
+    subscription = Collected(hub, "r")
+    enqueue(client, message("r"))
+    client.hset(redis_keys.MESSAGES, "r", body)
+    w.take()
+    await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
+    assert "isn't of this version" in caplog.text
+    assert not client.exists(redis_keys.held("w1"), redis_keys.MESSAGES)
+    if b"web_id" in body:
+        assert "another version" in error(await collect(subscription)).message
+    w.deliver(message("next"))
+    await asyncio.to_thread(wait_until, lambda: w.acked == ["r", "next"])
+
+
+async def test_returned_message_that_nobody_waits_for_is_dropped(hub, worker, client):
+    w = worker()
+    w.deliver(message("unknown"), had_before=True)
     await asyncio.to_thread(wait_until, lambda: w.acked == ["unknown"])
     assert w.plans.loads == []
 
@@ -222,17 +240,18 @@ async def test_request_that_can_not_be_submitted_ends_with_an_error(hub, worker,
 async def test_events_of_a_message_that_was_handed_back_are_dropped(worker, client):
     """The next worker ends it: a second last event would reach a client that reads the next attempt."""
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
-    tag = w.deliver(message("r", max_tokens=20))
+    w.deliver(message("r", max_tokens=20))
     await asyncio.to_thread(wait_until, lambda: "a" in w.plans.llms and w.plans.llms["a"].running)
-    w.runtime.leases.stop()
+    w.runtime.intake.stop()
     w.runtime.deliveries.hand_back()
     num_sent = client.xlen(redis_keys.out("web-1"))
     await asyncio.to_thread(wait_until, lambda: w.runtime.manager.num_active == 0)
     w.runtime.publisher.flush(5)
     assert client.xlen(redis_keys.out("web-1")) <= num_sent + 1  # what was on its way
     assert w.acked == []
-    assert w.runtime.deliveries.web_ids() == w.runtime.leases.held() == []
-    assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
+    assert w.runtime.deliveries.web_ids() == []
+    assert held_messages(client, "w1") == set()
+    assert queued_ids(client, redis_keys.model_queues("a")[0]) == ["r"]
 
 
 async def test_a_request_waits_for_a_redis_that_is_away_when_it_should_resume(hub, worker, client, monkeypatch):
@@ -247,7 +266,7 @@ async def test_a_request_waits_for_a_redis_that_is_away_when_it_should_resume(hu
     monkeypatch.setattr(w.runtime.deliveries._resumer._client, "pipeline", away)
     monkeypatch.setattr("inference.worker.resume.RETRY_S", 0.05)
     subscription = Collected(hub, "r")
-    w.deliver(message("r"), redelivered=True)
+    w.deliver(message("r"), had_before=True)
     assert tokens(await collect(subscription)) == [300 + step for step in range(5)]
     await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
     assert next(failures, None) is None

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from inference.transport import keys as redis_keys
+from inference.transport.redis_time import redis_now_sync
 from inference.values.states import ResidentModel, WorkerState
 from inference.worker import heartbeat as module
 from inference.worker.heartbeat import Heartbeat
@@ -24,8 +25,10 @@ class Beats:
     def __init__(self, client: redis.Redis) -> None:
         self.web_ids: list[str] = []
         self.lost: list[str] = []
+        self.fenced: list[bool] = []
         self.num_ticks = 0
         self.num_described = 0
+        self.num_failures = 0
         self.broken = False
         self.heartbeat = Heartbeat(
             client,
@@ -34,10 +37,13 @@ class Beats:
             web_ids=lambda: self.web_ids,
             on_web_lost=self.lost.append,
             tick=self.tick,
+            on_fenced=lambda: self.fenced.append(True),
         )
 
     def tick(self) -> None:
         self.num_ticks += 1
+        if self.num_ticks <= self.num_failures:
+            raise redis.ConnectionError("away")
         if self.broken:
             raise RuntimeError("broken")
 
@@ -114,3 +120,28 @@ def test_a_web_process_is_lost_when_it_is_missing_twice_in_a_row(beats, client):
     client.delete(redis_keys.web("alive"))
     beats.heartbeat._check_web_processes()
     assert beats.lost == ["gone"]
+
+
+def test_a_worker_that_was_declared_dead_beats_no_more(beats, client):
+    client.set(redis_keys.fenced(WORKER), "1", ex=60)
+    beats.heartbeat.start()
+    beats.heartbeat._thread.join(5)
+    assert (beats.fenced, beats.num_ticks) == ([True], 0)
+    assert client.zscore(redis_keys.WORKERS, WORKER) is None
+
+
+def test_after_an_outage_of_redis_its_workers_have_time_to_beat_again(beats, client, monkeypatch):
+    """Nobody could send a heartbeat meanwhile: a peer isn't dead for that."""
+    monkeypatch.setattr(module, "DEAD_AFTER_S", 1.0)
+    monkeypatch.setattr(module, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(module, "PEER_CHECK_INTERVAL_S", 0.05)
+    beats.num_failures = 1
+    old = redis_now_sync(client) - 30
+    client.zadd(redis_keys.WORKERS, {"alive": old, "gone": old})
+    beats.heartbeat.start()
+    wait_until(lambda: beats.num_ticks > 3)
+    assert {name for name, _ in client.zscan_iter(redis_keys.WORKERS)} == {b"alive", b"gone", WORKER.encode()}
+    client.zadd(redis_keys.WORKERS, {"alive": redis_now_sync(client) + 30})
+    wait_until(lambda: client.zscore(redis_keys.WORKERS, "gone") is None)
+    assert client.zscore(redis_keys.WORKERS, "alive") is not None
+    assert not beats.fenced

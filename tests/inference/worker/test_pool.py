@@ -1,4 +1,4 @@
-"""Celery's view of a worker: what it hands over is done and acknowledged once, whatever it is."""
+"""Celery's view of a worker: tasks run in threads; the pool starts and ends the parts of the worker."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from inference.transport import keys as redis_keys
 from inference.worker import runtime as worker_runtime
 from inference.worker.pool import EnginePool
 from inference.worker.runtime import current
+from tests.inference.transport.queued import queued_ids
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
 
 
@@ -26,56 +27,13 @@ def pool(worker, monkeypatch):
             return w.runtime
 
     made = Pool(4)
-    made.plans = w.plans
+    made.worker, made.plans = w, w.plans
     made.on_start()
     yield made
     made._threads.shutdown(wait=True)
 
 
-def apply(pool: EnginePool, request_id: str, args: list[Any], callback: Any = lambda result: None) -> Any:
-    request = {"args": args, "properties": {"delivery_tag": request_id}, "delivery_info": {"redelivered": False}}
-    return pool.on_apply(lambda *_: None, (redis_keys.GENERATE_TASK, request_id, request), {}, callback=callback)
-
-
-def test_a_generation_takes_no_thread_and_is_acknowledged_when_it_ends(pool):
-    results: list[Any] = []
-    accepted: list[int] = []
-    request = {"args": [message("r")], "properties": {"delivery_tag": "t"}, "delivery_info": {}}
-    pool.on_apply(
-        None,  # Celery's trace function, which a generation never calls
-        (redis_keys.GENERATE_TASK, "r", request),
-        {},
-        callback=results.append,
-        accept_callback=lambda pid, at: accepted.append(pid),
-    )
-    assert len(accepted) == 1
-    assert results == []
-    assert pool._get_info()["active"] == 1
-    wait_until(lambda: results)
-    (code, value, runtime_s) = results[0]
-    assert (code, value) == (0, None)
-    assert runtime_s > 0
-    assert pool._get_info()["active"] == 0
-
-
-@pytest.mark.parametrize("args", [[], ["text"], [{"request_id": "r"}]])
-def test_a_message_that_is_no_request_is_dropped(pool, args):
-    results: list[Any] = []
-    apply(pool, "r", args, results.append)
-    assert [result[:2] for result in results] == [(0, None)]
-    assert pool.plans.loads == []
-
-
-def test_revoke_ends_a_generation(pool):
-    results: list[Any] = []
-    handle = apply(pool, "r", [message("r", max_tokens=10_000)], results.append)
-    wait_until(lambda: "a" in pool.plans.llms and pool.plans.llms["a"].running)
-    handle.terminate()
-    wait_until(lambda: results)
-    assert pool.runtime.manager.num_active == 0
-
-
-def test_other_tasks_run_in_threads(pool):
+def test_tasks_run_in_threads(pool):
     ran: list[tuple[str, str]] = []
     results: list[Any] = []
 
@@ -97,12 +55,27 @@ def test_the_pools_runtime_is_this_processes(pool, monkeypatch):
         current()
 
 
+def test_a_task_that_has_not_begun_can_be_revoked(pool):
+    begun, may_end, results = [], threading.Event(), []
+
+    def trace(name: str, task_id: str, *args: Any) -> tuple[int, str, float]:
+        begun.append(task_id)
+        may_end.wait(10)
+        return (0, "done", 0.1)
+
+    handles = [
+        pool.on_apply(trace, ("t", f"t{n}", {}), {}, callback=results.append, accept_callback=lambda *_: None)
+        for n in range(5)  # one more than threads
+    ]
+    handles[-1].terminate()
+    may_end.set()
+    wait_until(lambda: len(results) == 4)
+    assert sorted(begun) == ["t0", "t1", "t2", "t3"]
+
+
 def test_termination_hands_running_requests_back(pool, client):
-    results: list[Any] = []
-    client.zadd(redis_keys.UNACKED_INDEX, {"r": 2e9})
-    apply(pool, "r", [message("r", max_tokens=10_000)], results.append)
+    pool.worker.deliver(message("r", max_tokens=10_000))
     wait_until(lambda: "a" in pool.plans.llms and pool.plans.llms["a"].running)
     pool.on_terminate()
-    assert results == []
-    assert client.zscore(redis_keys.UNACKED_INDEX, "r") == 1.0
-    client.zrem(redis_keys.UNACKED_INDEX, "r")
+    assert pool.worker.acked == []
+    assert queued_ids(client, redis_keys.model_queues("a")[0]) == ["r"]

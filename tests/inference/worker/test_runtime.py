@@ -1,4 +1,4 @@
-"""The worker's runtime and the web side's hub over a real Redis; direct deliveries replace Celery."""
+"""The worker's runtime and the web side's hub over a real Redis; without Celery."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import redis
 
 from inference.errors import InvalidRequest
 from inference.transport import keys as redis_keys
+from inference.transport.held_messages import held_messages, release_dead_workers, release_worker
 from inference.transport.worker_states import model_states, model_states_sync, worker_states
-from inference.worker.lease import HELD_SCORE, release_dead_workers, release_worker
 from inference.worker.runtime import EXIT_ENGINE_DEAD, EXIT_FENCED
 from tests.inference.transport.collected import Collected
+from tests.inference.transport.queued import queued_ids
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
 from tests.inference.worker.harness import collect, error, tokens
+
+
+def returned(client) -> list[str]:
+    """Ids of the returned requests."""
+    return queued_ids(client, redis_keys.model_queues("a")[0])
 
 
 async def test_one_stream_entry_per_step_not_per_token(hub, worker, client):
@@ -31,36 +37,34 @@ async def test_one_stream_entry_per_step_not_per_token(hub, worker, client):
     assert client.xlen(redis_keys.out("web-1")) <= 60  # 16 · 22 events
 
 
-async def test_lease_keeps_long_requests_and_a_dead_workers_tags_become_overdue(worker, client):
+async def test_a_worker_holds_long_requests_and_a_dead_ones_return(worker, client):
     w = worker(make=lambda _: FakeLLM(step_s=0.05))
-    tag = w.deliver(message("r", max_tokens=1000))
-    await asyncio.to_thread(wait_until, lambda: client.zscore(redis_keys.UNACKED_INDEX, tag) == HELD_SCORE)
-    assert client.hgetall(redis_keys.tags("w1")) == {tag.encode(): b"r"}
+    w.deliver(message("r", max_tokens=1000))
+    await asyncio.to_thread(wait_until, lambda: held_messages(client, "w1") == {"r"})
+    assert returned(client) == []
     await asyncio.to_thread(wait_until, lambda: b'"a"' in (client.get(redis_keys.worker("w1")) or b""))
     await asyncio.to_thread(w.crash)
     assert release_worker(client, "w1") == 1
-    assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
+    assert returned(client) == ["r"]
     assert client.zscore(redis_keys.WORKERS, "w1") is None
     assert client.zscore(redis_keys.holders("a"), "w1") is None  # its model is loaded elsewhere at once
 
 
-async def test_a_worker_that_was_declared_dead_ends_and_records_nothing(worker, client, monkeypatch):
+async def test_a_worker_that_was_declared_dead_ends_and_takes_nothing(worker, client, monkeypatch):
     """A stopped process goes on after its peers have taken its messages."""
     codes: list[int] = []
     monkeypatch.setattr("inference.worker.runtime.os._exit", codes.append)
-    monkeypatch.setattr("inference.worker.lease.RENEW_INTERVAL_S", 0.1)
     w = worker(make=lambda _: FakeLLM(step_s=0.05))
-    tag = w.deliver(message("r", max_tokens=1000))
-    await asyncio.to_thread(wait_until, lambda: client.hgetall(redis_keys.tags("w1")))
+    w.deliver(message("r", max_tokens=1000))
+    await asyncio.to_thread(wait_until, lambda: held_messages(client, "w1"))
     w.runtime.heartbeat._stopping = True
     w.runtime.heartbeat._thread.join()
     client.zadd(redis_keys.WORKERS, {"w1": time.time() - 60})
     release_dead_workers(client)  # what a peer does
     await asyncio.to_thread(wait_until, lambda: codes)
     assert codes[0] == EXIT_FENCED
-    assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
-    assert not client.exists(redis_keys.tags("w1"))
-    w.runtime.leases.stop()
+    assert returned(client) == ["r"]
+    assert held_messages(client, "w1") == set()
 
 
 async def test_a_hung_step_makes_the_worker_unready_and_ends_it(hub, worker, client, monkeypatch):
@@ -73,17 +77,17 @@ async def test_a_hung_step_makes_the_worker_unready_and_ends_it(hub, worker, cli
     monkeypatch.setattr("inference.worker.step_watch.MAX_SLOWDOWN", 2)
     w = worker(make=lambda _: FakeLLM(step_s=0.01, gate=gate))
     subscription = Collected(hub, "r")
-    tag = w.deliver(message("r", max_tokens=100))
+    w.deliver(message("r", max_tokens=100))
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 5)
     gate.clear()
     await asyncio.to_thread(wait_until, lambda: w.runtime.describe().is_late)
     assert not codes
     await asyncio.to_thread(wait_until, lambda: codes)
     assert codes == [EXIT_ENGINE_DEAD]
-    assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
+    assert returned(client) == ["r"]
     assert client.hget(redis_keys.attempt("r"), "crashes") == b"1"
     second = worker("w2")
-    second.deliver(message("r", max_tokens=100), tag=tag, redelivered=True)
+    second.take()
     assert tokens(await collect(subscription)) == [300 + step for step in range(100)]
     gate.set()
 
@@ -110,15 +114,15 @@ async def test_load_error_reaches_the_client_with_its_class(hub, worker):
 async def test_stop_hands_unfinished_requests_back_without_suspicion(hub, worker, client):
     w = worker(make=lambda _: FakeLLM(step_s=0.02))
     subscription = Collected(hub, "long")
-    tag = w.deliver(message("long", max_tokens=300))
+    w.deliver(message("long", max_tokens=300))
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 3)
     await asyncio.to_thread(w.runtime.stop, 0.2)
     assert w.acked == []
-    assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
+    assert returned(client) == ["long"]
     assert not client.exists(redis_keys.attempt("long"))
     assert not client.exists(redis_keys.worker("w1"))
     second = worker("w2")
-    second.deliver(message("long", max_tokens=300), tag=tag, redelivered=True)
+    second.take()
     assert tokens(await collect(subscription)) == [300 + step for step in range(300)]
 
 
@@ -170,14 +174,14 @@ async def test_dead_engine_hands_its_requests_over_and_leaves(hub, worker, clien
     monkeypatch.setattr("inference.worker.runtime.os._exit", codes.append)
     w = worker(make=lambda _: FakeLLM(step_s=0.01))
     subscription = Collected(hub, "r")
-    tag = w.deliver(message("r", max_tokens=100))
+    w.deliver(message("r", max_tokens=100))
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered > 5)
     w.plans.llms["a"].die = True
     await asyncio.to_thread(wait_until, lambda: codes)
     assert codes == [70]
     assert w.acked == []
-    assert client.zscore(redis_keys.UNACKED_INDEX, tag) == 1.0
+    assert returned(client) == ["r"]
     second = worker("w2")
-    second.deliver(message("r", max_tokens=100), tag=tag, redelivered=True)
+    second.take()
     assert tokens(await collect(subscription)) == [300 + step for step in range(100)]
     assert client.hget(redis_keys.attempt("r"), "crashes") == b"1"
