@@ -112,13 +112,13 @@ class Intake:
 
     def _run(self) -> None:
         outage = Outage(logger, "the messages of this worker")
-        may_have_lost = False
+        is_unsure = False
         while models := self._next_models():
             try:
-                if may_have_lost:
+                if is_unsure:
                     # Redis may have recorded messages as taken whose reply was lost.
                     hand_back(self._client, self._worker_id, held_messages(self._client, self._worker_id) - self.held)
-                    may_have_lost = False
+                    is_unsure = False
                 taken = take_messages(
                     self._client, self._worker_id, models, max_messages=self._max_held - len(self._held)
                 )
@@ -132,25 +132,25 @@ class Intake:
                     wake_others(self._client, arrived)
             except (RedisError, OSError) as error:
                 outage.failed(error)
-                may_have_lost = True
+                is_unsure = True
                 time.sleep(RETRY_S)
 
     def _next_models(self) -> list[str]:
         """Wait until messages can be taken; return the models in the order of turns, none to end the thread."""
         with self._condition:
-            self._condition.wait_for(lambda: self._stopping or (self._models and self._has_room()))
+            self._condition.wait_for(lambda: self._stopping or (self._models and self._has_capacity()))
             if self._stopping:
                 return []
             first = next(iter(self._models))
             self._models[first] = self._models.pop(first)
             return list(self._models)
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return len(self._held) < self._max_held
 
     def _takes(self, checkpoint_id: str) -> bool:
         with self._condition:
-            return checkpoint_id in self._models and self._has_room() and not self._stopping
+            return checkpoint_id in self._models and self._has_capacity() and not self._stopping
 
     def _pass_on(self, taken: Taken) -> None:
         if taken.unknown:

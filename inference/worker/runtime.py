@@ -97,18 +97,13 @@ class WorkerRuntime:
         self._stopped = False
         self.cancelled = CancelledRequests()
         self.intake = Intake(
-            connect(config.redis_url),
-            config.worker_id,
-            max_held=config.max_active,
-            deliver=lambda *message: self.deliveries.deliver(*message),
-            on_fenced=self._on_fenced,
-        )
+            connect(config.redis_url), config.worker_id, max_held=config.max_active,
+            deliver=lambda *message: self.deliveries.deliver(*message), on_fenced=self._on_fenced,
+        )  # fmt: skip
         self.publisher = EventPublisher(
-            connect(config.redis_url),
-            config.worker_id,
-            on_ended=self.intake.release,
+            connect(config.redis_url), config.worker_id, on_ended=self.intake.release,
             interval_s=config.stream_interval_s,
-        )
+        )  # fmt: skip
         self.heartbeat = Heartbeat(
             connect(config.redis_url),
             config.worker_id,
