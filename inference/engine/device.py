@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+_MEMORY_ERRORS = ("DefaultCPUAllocator", "std::bad_alloc", "no memory for")
+"""In the messages of torch's CPU allocator, of containers in C++, and of the native kernels."""
+
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Make a CUDA device the thread's current one, because kernels, streams and graphs use the current device."""
@@ -34,10 +37,10 @@ def return_device_memory() -> None:
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Whether ``error`` is a failed allocation; torch's CPU allocator raises a RuntimeError, known by its message."""
+    """Whether ``error`` is a failed allocation; torch and C++ raise a RuntimeError, known by its message."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_ERRORS)
 
 
 def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.device import is_memory_error, on_device
+from inference.engine.failures import failure_of
 from inference.engine.model_runner import ModelRunner, Network
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.disk import DiskTier
@@ -294,31 +295,31 @@ class Engine:
                 self._read_prompt_rows(item, hidden, first_row)
             first_row += item.num_tokens
             rows += range(first_row - item.num_sampled, first_row)
-            if item.num_sampled:
-                states += states_along(item.request.sampling, item.draft_token_ids)
+            try:
+                following = states_along(item.request.sampling, item.draft_token_ids)
+            except BaseException as error:
+                item.request.error = failure_of(error, "the draft tokens could not be verified")
+                following = [item.request.sampling] * item.num_sampled
+            states += following[: item.num_sampled]
         return rows, states
 
     def _read_prompt_rows(self, item: ScheduledRequest, hidden: torch.Tensor, first_row: int) -> None:
         """Score or pool the prompt tokens of a chunk, as requested."""
         request = item.request
-        if request.pooler is not None:
-            request.pooler.add(hidden[first_row : first_row + item.num_tokens], item.num_computed_tokens)
-        if request.prompt_logprobs is None or item.num_computed_tokens >= request.num_prompt_tokens:
-            return
         try:
-            request.prompt_logprobs += list(self._runner.score_prompt(hidden, item, first_row, self._sampler))
+            if request.pooler is not None:
+                request.pooler.add(hidden[first_row : first_row + item.num_tokens], item.num_computed_tokens)
+            if request.prompt_logprobs is not None and item.num_computed_tokens < request.num_prompt_tokens:
+                request.prompt_logprobs += list(self._runner.score_prompt(hidden, item, first_row, self._sampler))
         except BlazrError as error:
             request.error = error
-        except Exception as error:
-            logger.exception("scoring the prompt of request %s failed", request.request_id)
-            request.error = GenerationFailed(
-                f"the prompt's log-probabilities could not be computed ({type(error).__name__})."
-            )
+        except BaseException as error:
+            request.error = failure_of(error, "the prompt's rows could not be read")
 
     def _update(self, step: SchedulerOutput, sampled: SamplerOutput) -> None:
         """Append the sampled tokens, record the computed tokens, and report or finish the requests."""
         self._num_memory_errors = 0
-        self._scheduler.token_budget = min(2 * self._scheduler.token_budget, self.config.max_num_batched_tokens)
+        self._scheduler.token_budget.record_step()
         row = 0
         for item in step.scheduled:
             self._update_request(item, sampled, row)
@@ -333,7 +334,7 @@ class Engine:
     def _update_request(self, item: ScheduledRequest, sampled: SamplerOutput, row: int) -> None:
         """Update one request with its sampled rows, which begin at ``row``."""
         request = item.request
-        new_token_ids = self._append_verified(item, sampled, row)
+        new_token_ids, reason = self._append_verified(item, sampled, row)
         self._counts["generated_tokens"] += len(new_token_ids)
         if self._speculator is None:
             request.num_computed_tokens = item.stop
@@ -341,13 +342,11 @@ class Engine:
             # Each token but the last was an accepted draft token, so its state is computed.
             num_verified = max(0, len(new_token_ids) - 1)
             self._speculator.advance(item, item.stop - len(item.draft_token_ids) + num_verified)
-        reason: FinishReason | None = FinishReason.ERROR
         if request.error is None:
             state, cached = request.state, request.cached
             assert state is not None and cached is not None
             num_computed = request.num_computed_tokens
             self._prefix_cache.advance(cached, state.index, state.slot, request.token_ids, num_computed)
-            reason = request.ending() if new_token_ids or item.reaches_end else None
         if reason is not None:
             output = self._finish(request, reason, new_token_ids)
         elif new_token_ids:
@@ -355,26 +354,41 @@ class Engine:
         if new_token_ids and row in sampled.logprobs:
             output.logprobs = [sampled.logprobs[row + number] for number in range(len(new_token_ids))]
 
-    def _append_verified(self, item: ScheduledRequest, sampled: SamplerOutput, row: int) -> list[int]:
-        """Append and return sampled tokens, up to the first that isn't its row's draft token or ends the request.
+    def _append_verified(
+        self, item: ScheduledRequest, sampled: SamplerOutput, row: int
+    ) -> tuple[list[int], FinishReason | None]:
+        """Append sampled tokens, up to the first that isn't its row's draft token or ends the request.
 
-        Set ``request.error`` at a row with an error.
+        Returns:
+            The tokens, and why the request ends; None: it continues. At a row with an error the request gets it.
         """
         request = item.request
         new_token_ids: list[int] = []
-        if request.error is not None or not item.num_sampled:
-            return new_token_ids
+        if request.error is not None:
+            return new_token_ids, FinishReason.ERROR
+        reason = request.known_ending if item.reaches_end else None
+        if not item.num_sampled:
+            return new_token_ids, reason
         for number, draft_token_id in enumerate((*item.draft_token_ids, None), row):
-            if number in sampled.errors:
-                request.error = sampled.errors[number]
+            request.error = sampled.errors.get(number)
+            if request.error is None:
+                reason = self._append(request, sampled.token_ids[number])
+            if request.error is not None:
+                return new_token_ids, FinishReason.ERROR
+            new_token_ids.append(sampled.token_ids[number])
+            if sampled.token_ids[number] != draft_token_id or reason is not None:
                 break
-            token_id = sampled.token_ids[number]
-            request.token_ids.append(token_id)
+        return new_token_ids, reason
+
+    def _append(self, request: Request, token_id: int) -> FinishReason | None:
+        """Append one token; return why the request ends, None if it continues."""
+        try:
             request.sampling.append(token_id)
-            new_token_ids.append(token_id)
-            if token_id != draft_token_id or request.ending() is not None:
-                break
-        return new_token_ids
+            request.token_ids.append(token_id)
+            return request.ending()
+        except BaseException as error:
+            request.error = failure_of(error, "the request could not continue after a token")
+            return FinishReason.ERROR
 
     def _finish(self, request: Request, reason: FinishReason, new_token_ids: list[int] | None = None) -> EngineOutput:
         """Free a request and queue its last output."""
@@ -425,7 +439,7 @@ class Engine:
         started = [item.request for item in step.scheduled] if self._states.has_slots else [worst]
         for request in started:
             self._scheduler.preempt(request, is_state_valid=False)
-        self._scheduler.token_budget = max(1, self._scheduler.token_budget // 2)
+        self._scheduler.token_budget.lower()
         if self._num_memory_errors >= MAX_MEMORY_ERRORS:
             self._num_memory_errors = 0
             worst.error = GenerationFailed(

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from inference.errors import BlazrError, EngineDead, GenerationFailed, Unavailable
+from inference.engine.failures import failure_of
+from inference.errors import BlazrError, EngineDead, Unavailable
 from inference.host.compute_threads import release_compute_threads
 
 logger = logging.getLogger(__name__)
@@ -227,10 +228,8 @@ class EngineLoop(Generic[ItemT, EventT]):
             raise
         except BlazrError as error:
             self._call(self._on_refused, item, error)
-        except Exception:
-            logger.exception("a request could not be added")
-            failure = GenerationFailed("the request could not be started because of an internal error.")
-            self._call(self._on_refused, item, failure)
+        except BaseException as error:
+            self._call(self._on_refused, item, failure_of(error, "the request could not be started"))
 
     def _call(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call a callback; its exceptions don't end the loop."""

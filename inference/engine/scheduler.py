@@ -18,12 +18,13 @@ from heapq import merge
 from operator import attrgetter
 from typing import NamedTuple
 
-from inference.engine.caller_turns import CallerTurns
 from inference.engine.config import EngineConfig
+from inference.engine.prefill_order import PrefillOrder
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.lookup import Match
 from inference.engine.running_request import Request, RequestStatus
 from inference.engine.state_manager import SequenceState, StateManager
+from inference.engine.token_budget import TokenBudget
 
 _rank = attrgetter("rank")
 _NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
@@ -87,15 +88,15 @@ class Scheduler:
     Attributes:
         waiting, running: Requests, sorted by rank.
         num_preemptions: Number of preemptions so far.
-        token_budget: Maximum tokens of the next step; lowered for some steps when memory runs out.
+        token_budget: Maximum tokens of the next step; lowered when memory runs out.
     """
 
     def __init__(self, config: EngineConfig, states: StateManager, cache: PrefixCache) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self.token_budget = config.max_num_batched_tokens
-        self._turns = CallerTurns()
+        self.token_budget = TokenBudget(config.max_num_batched_tokens)
+        self._prefill_order = PrefillOrder()
         self._states = states
         self._cache = cache
 
@@ -142,7 +143,7 @@ class Scheduler:
     def _schedule_decodes(self) -> list[ScheduledRequest]:
         """Give each running request that decodes its token, by rank."""
         scheduled: list[ScheduledRequest] = []
-        left = self.token_budget
+        left = self.token_budget.tokens
         # Only requests after the current one are preempted, from the end of the list.
         for number, request in enumerate(self.running):
             if left == 0:
@@ -182,7 +183,7 @@ class Scheduler:
         preempted: list[Request] = []
         is_open = True
         left = self._budget_left(scheduled)
-        for request in self._turns.order(merge(prefilling, self.waiting, key=_rank)):
+        for request in self._prefill_order.iterate(merge(prefilling, self.waiting, key=_rank)):
             if left == 0:
                 break
             if request.status is RequestStatus.WAITING:
@@ -192,11 +193,11 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING:
                 count = self._chunk(request, left)
                 scheduled.append(scheduled_request(request, count))
-                self._turns.record(request, count)
+                self._prefill_order.record(request, count)
                 left -= count
 
     def _budget_left(self, scheduled: Sequence[ScheduledRequest]) -> int:
-        return self.token_budget - sum(item.num_tokens for item in scheduled)
+        return self.token_budget.tokens - sum(item.num_tokens for item in scheduled)
 
     def _grow(self, request: Request, count: int) -> bool:
         """Allocate state for ``count`` more tokens; False if only better-ranked requests could free state."""

@@ -1,9 +1,11 @@
-"""The worker's own pool, whose engines kill the process when they compute a request that begins with ``POISON``."""
+"""The worker's own pool, with requests that kill the process, hang the engine or end its thread."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,10 @@ from inference.worker.runtime import WorkerRuntime
 
 POISON = [11, 13, 11, 13]
 """The first tokens of a prompt that kills its worker with the first step in which the prompt is computed."""
+HANG = [17, 19, 17, 19]
+SILENT = [23, 29, 23, 29]
+"""Likewise: the step takes a minute, and the engine's thread ends by ``sys.exit``, which Python doesn't report. Both
+happen once: when the request has three tokens, and in no later attempt."""
 DRAIN_GRACE_S = 1
 """Seconds from SIGTERM to the return of unfinished requests."""
 
@@ -23,6 +29,11 @@ def _step(engine: Engine) -> Any:
     for request in [*engine._scheduler.running, *engine._scheduler.waiting]:
         if request.token_ids[: len(POISON)] == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
+        if request.num_output_tokens == 3 and not request.source.prior_output_token_ids:
+            if request.token_ids[: len(HANG)] == HANG:
+                time.sleep(60)
+            if request.token_ids[: len(SILENT)] == SILENT:
+                sys.exit()
     return _forward(engine)
 
 

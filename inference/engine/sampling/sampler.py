@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.device import fetch, upload, upload_ids
+from inference.engine.failures import failure_of
 from inference.engine.request import TokenLogprobs
 from inference.engine.sampling.dry import Dry
 from inference.engine.sampling.logits_processors import InvalidTokens, LogitBias, LogitsProcessor, MinTokens, Penalties
@@ -117,7 +118,9 @@ class Sampler:
         """
         try:
             return self._sample(logits, rows)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # also a Rust panic of a grammar, which is no Exception
             logger.exception("sampling a batch of %d failed; trying its rows one by one", len(rows))
         logits = recompute()
         return _concatenate([self._sample_alone(logits[at : at + 1], row) for at, row in enumerate(rows)])
@@ -125,17 +128,15 @@ class Sampler:
     def _sample_alone(self, logits: torch.Tensor, row: SamplingState) -> SamplerOutput:
         try:
             return self._sample(logits, [row])
-        except Exception as error:
-            logger.exception("sampling failed for one request")
-            failed = GenerationFailed(f"the next token could not be chosen ({type(error).__name__}).")
-            return SamplerOutput([0], {}, {0: failed})
+        except BaseException as error:
+            return SamplerOutput([0], {}, {0: failure_of(error, "the next token could not be chosen")})
 
     def _sample(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> SamplerOutput:
         if all(row.is_plain for row in rows):
             self._invalid.apply(logits, rows)
             return argmax_output(*self._row_maxima(logits))
-        # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. A mask hides them.
-        masked = [at for at, row in enumerate(rows) if self.masks.precedes(row)]
+        # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. Masks hide or make them.
+        masked = [at for at, row in enumerate(rows) if self.masks.precedes(row) or row.is_below_min_tokens]
         masked_maxima = select_rows(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
         scored = [at for at, row in enumerate(rows) if row.params.logprobs is not None]
         log_probs = torch.log_softmax(select_rows(logits, rows, scored)[0], dim=-1) if scored else None
@@ -235,11 +236,9 @@ def _row_error(row: SamplingState, chosen: float, maximum: float, unmasked_maxim
     Args:
         chosen: Logit of the chosen token.
         maximum: Maximum of the row after the processors.
-        unmasked_maximum: Maximum before the processors, of a row with a grammar's mask.
+        unmasked_maximum: Maximum before the processors, of a row with the mask of a grammar or of ``min_tokens``.
     """
-    # If min_tokens has masked all tokens, the logits themselves are valid.
-    is_emptied = unmasked_maximum is None and maximum == -math.inf and row.is_below_min_tokens
-    if not math.isfinite(maximum if unmasked_maximum is None else unmasked_maximum) and not is_emptied:
+    if not math.isfinite(maximum if unmasked_maximum is None else unmasked_maximum):
         return numerical_error()
     if row.constraint is not None and row.constraint.error is not None:
         return InvalidRequest(f"the grammar can't be followed any further ({row.constraint.error}); simplify it.")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from inference.engine.engine import MAX_MEMORY_ERRORS
+from inference.engine.engine import MAX_MEMORY_ERRORS, Engine
 from inference.engine.request import FinishReason
 from inference.engine.sampling import sampler as sampler_module
+from inference.engine.speculation.setup import Speculation
 from inference.errors import EngineDead, GenerationFailed
+from inference.values.speculative_options import SpeculativeOptions
 from tests.inference.engine.fakes import (
     FakeNetwork,
     assert_all_free,
@@ -191,6 +194,7 @@ def test_a_failing_forward_pass_ends_the_engine():
         torch.OutOfMemoryError("CUDA out of memory"),
         MemoryError(),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("std::bad_alloc"),
     ],
 )
 def test_running_out_of_memory_costs_a_step_and_no_request(kind, error):
@@ -230,3 +234,67 @@ def test_steps_grow_again_after_memory_ran_out():
     assert sizes[0] == 32 and 16 in sizes
     run(engine, request("c", range(30, 90), max_tokens=1))
     assert engine._runner._network.batches[len(sizes)] == (32, 0)
+
+
+class LimitedNetwork(FakeNetwork):
+    """Has memory for 40 tokens of a step; a larger step fails after all states have advanced."""
+
+    def __call__(self, batch, states):
+        hidden = super().__call__(batch, states)
+        if batch.num_tokens > 40:
+            raise MemoryError
+        return hidden
+
+
+@pytest.mark.parametrize("kind", ["paged", "slots", "hybrid"])
+def test_requests_end_although_every_large_step_fails(kind):
+    """A failed step makes requests with recurrent state start again; the next large one must not come too soon."""
+    spec = make_spec(kind)
+    engine = make_engine(
+        network=LimitedNetwork(spec), max_model_len=256, num_blocks=400, max_num_batched_tokens=256, prefix_cache=False
+    )
+    prompts = [[(i + j) % 97 for j in range(60 + 40 * i)] for i in range(4)]
+    found = run(engine, *(request(f"r{i}", prompt, max_tokens=9) for i, prompt in enumerate(prompts)))
+    failed = [name for name, entry in found.items() if entry.finish_reason is FinishReason.ERROR]
+    assert len(failed) <= 1, "256, 128 and 64 tokens fail one after the other"
+    for i, prompt in enumerate(prompts):
+        assert f"r{i}" in failed or found[f"r{i}"].tokens == expected_tokens(spec, prompt, 9)
+
+
+class PanicException(BaseException):
+    """What a Rust library raises through pyo3."""
+
+
+class FailingBreakers:
+    """Raises when the DRY penalty asks about a token of the output."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def ends_at(self, token_ids, stop):
+        if stop > 4:
+            raise self.error
+        return False
+
+
+@pytest.mark.parametrize("is_drafting", [False, True])
+@pytest.mark.parametrize("error", [ValueError("bad"), PanicException("rust"), RecursionError()])
+def test_an_exception_after_a_token_ends_only_its_request(error, is_drafting):
+    """It ended the engine, because a token is recorded after the sampler's own protection."""
+    options = OPTIONS | {"num_spare_slots": 2}
+    config = make_engine("hybrid", **options).config
+    speculation = Speculation(SpeculativeOptions("ngram", is_adaptive=False)) if is_drafting else None
+    engine = Engine(FakeNetwork(SPEC, block_size=config.block_size), SPEC, config, speculation=speculation)
+    bad = request("bad", [1, 2, 1, 2], max_tokens=9, dry_multiplier=0.1)
+    found = run(engine, replace(bad, dry_breakers=FailingBreakers(error)), request("good", [1, 2, 3], max_tokens=9))
+    assert found["bad"].finish_reason is FinishReason.ERROR
+    assert type(error).__name__ in found["bad"].finals[0].error.message
+    assert found["good"].tokens == expected_tokens(SPEC, [1, 2, 3], 9)
+
+
+def test_a_keyboard_interrupt_is_no_request_error():
+    source = replace(
+        request("r", [1, 2, 3, 4], max_tokens=9, dry_multiplier=0.1), dry_breakers=FailingBreakers(KeyboardInterrupt())
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(make_engine("hybrid"), source)

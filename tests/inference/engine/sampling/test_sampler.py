@@ -15,7 +15,7 @@ from inference.engine.sampling import sampler as sampler_module
 from inference.engine.sampling.random_draws import uniforms
 from inference.engine.sampling.sampler import MIN_LOGPROB, Sampler, draw, truncate
 from inference.engine.sampling.sampling_state import SamplingState, TokenCounts
-from inference.errors import InvalidRequest
+from inference.errors import GenerationFailed, InvalidRequest
 from inference.values.sampling_params import SamplingParams
 from tests.inference.engine.sampling.reference_sampler import SampledRow, invert, kept, processed, rows_of
 
@@ -261,6 +261,13 @@ def test_a_row_with_everything_masked_fails_alone():
     masked, other = rows_of(Sampler((), CPU).sample(logits.clone(), rows, lambda: logits.clone()))
     assert isinstance(masked, InvalidRequest) and "min_tokens" in masked.message
     assert isinstance(other, SampledRow) and other.token_id == 0
+
+
+def test_logits_of_nothing_but_minus_infinity_are_an_error_of_the_model_below_min_tokens_too():
+    logits = torch.full((1, 3), -torch.inf)
+    rows = [state(temperature=0.0, min_tokens=1, stop_ids=(0,))]
+    (found,) = rows_of(Sampler((), CPU).sample(logits, rows, lambda: logits))
+    assert isinstance(found, GenerationFailed) and "numerical_error" in found.message
 
 
 def test_reference_inverts_as_documented():

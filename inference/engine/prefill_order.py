@@ -1,4 +1,4 @@
-"""CallerTurns: order prefills so that callers of the same priority get the same number of tokens."""
+"""PrefillOrder: order prefills so that callers of the same priority get the same number of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inference.engine.running_request import Request
 Caller = tuple[int, str]  # priority and name: a caller's requests of another priority have turns of their own
 
 
-class CallerTurns:
+class PrefillOrder:
     """Count the prefill tokens of each caller for as long as one of its requests waits or prefills.
 
     The caller with the fewest tokens is next; of equal callers, the one with the oldest request. A caller without a
@@ -24,7 +24,7 @@ class CallerTurns:
     def __init__(self) -> None:
         self._counts: dict[Caller, int] = {}
 
-    def order(self, ranked: Iterable[Request]) -> Iterator[Request]:
+    def iterate(self, ranked: Iterable[Request]) -> Iterator[Request]:
         """Yield requests by priority, then in turns of callers, which ``record`` changes meanwhile.
 
         Args:
@@ -49,7 +49,7 @@ class CallerTurns:
                 heappush(turns, (caller[0], self._counts[caller], queue[0].arrival, caller))
 
     def record(self, request: Request, num_tokens: int) -> None:
-        """Count tokens of a request that ``order`` has yielded."""
+        """Count tokens of a request that ``iterate`` has yielded."""
         self._counts[_caller(request)] += num_tokens
 
 

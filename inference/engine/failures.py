@@ -1,0 +1,24 @@
+"""Turn what is raised while one request is computed into the error of this request."""
+
+from __future__ import annotations
+
+import logging
+
+from inference.errors import GenerationFailed
+
+logger = logging.getLogger(__name__)
+
+
+def failure_of(error: BaseException, what: str) -> GenerationFailed:
+    """Return a request's error for anything that was raised, also for a Rust panic, which is no ``Exception``.
+
+    Args:
+        what: What failed, as the beginning of a sentence.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: ``error`` is one of these: the process ends.
+    """
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    logger.error("%s", what, exc_info=error)
+    return GenerationFailed(f"{what} ({type(error).__name__}).")

@@ -1,0 +1,39 @@
+"""TokenBudget: limit the tokens of a step, and lower the limit for as long as memory is short."""
+
+from __future__ import annotations
+
+MAX_WAIT = 4096
+
+
+class TokenBudget:
+    """Maximum tokens of the next step.
+
+    A step without memory halves the budget. It is doubled again after a number of good steps, which each failure
+    doubles: a failure makes requests start again, so failures must become rare enough for requests to end between two.
+
+    Args:
+        most: Budget while memory suffices.
+
+    Attributes:
+        tokens: The present budget.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.tokens = self._most = most
+        self._wait = 1
+        self._num_good = 0
+
+    def lower(self) -> None:
+        """Record a step that ran out of memory."""
+        self.tokens = max(1, self.tokens // 2)
+        self._wait = min(2 * self._wait, MAX_WAIT)
+        self._num_good = 0
+
+    def record_step(self) -> None:
+        """Record a step that had enough memory."""
+        self._num_good += 1
+        if self._num_good >= self._wait:
+            self._num_good = 0
+            if self.tokens == self._most:
+                self._wait = 1
+            self.tokens = min(2 * self.tokens, self._most)
