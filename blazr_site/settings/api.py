@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from django.core.exceptions import ImproperlyConfigured
 
 from blazr_site.settings import read
@@ -35,6 +37,13 @@ if BLAZR_NO_AUTH and "*" in ALLOWED_HOSTS:
         f"BLAZR_NO_AUTH (--no-auth) on the address {BLAZR_HOST} needs BLAZR_ALLOWED_HOSTS, the names under which the "
         "server is reached: any web page could otherwise use the server through its visitors' browsers (DNS "
         "rebinding). Set BLAZR_ALLOWED_HOSTS=name,192.168.1.10, or leave --no-auth out."
+    )
+# Internal, not a setting: the fault points of a test's process (inference/host/fault_points.py).
+BLAZR_FAULTS = os.environ.get("_BLAZR_FAULTS", "")
+if BLAZR_FAULTS and not _IS_FOR_THIS_MACHINE:
+    raise ImproperlyConfigured(
+        f"_BLAZR_FAULTS is {BLAZR_FAULTS[:80]!r}: it ends processes on purpose, for tests, and is refused on a server "
+        "that others reach. Remove it."
     )
 # Pages of this site's names may post, even if the proxy doesn't forward the Host header.
 CSRF_TRUSTED_ORIGINS = [

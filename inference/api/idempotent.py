@@ -23,6 +23,7 @@ from django.http.response import HttpResponseBase
 from inference.api.event_stream import EventStream, SendPart, parts_of
 from inference.errors import BlazrError, InvalidRequest
 from inference.host.coroutines import run_in_background
+from inference.host.fault_points import fault_point
 from inference.host.outage import Outage
 from inference.serving.idempotency import MAX_BYTES, RENEW_S, Claim, KeptResponse, idempotency_claim
 from inference.values.principal import Principal
@@ -69,7 +70,9 @@ async def respond_once(
         elif isinstance(response, StreamingHttpResponse):
             _record(response, holder)
         else:
+            fault_point("response.keep")
             await holder.store(response, cast("HttpResponse", response).content)
+            fault_point("response.kept")
     except BaseException:
         await asyncio.shield(run_in_background(holder.release()))
         raise

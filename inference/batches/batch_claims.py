@@ -74,6 +74,12 @@ class BatchClaim:
         self.write(owner="", lease_until=None, **values)
 
 
+def batches_abandon(*, owner: str) -> int:
+    """Expire the leases of ``owner``; called when a process of that name starts, as its predecessor is dead."""
+    held = Batch.objects.filter(owner=owner, lease_until__isnull=False)
+    return held.update(lease_until=Now() - timedelta(seconds=1))
+
+
 def batch_claim(rows: QuerySet[Batch], *, owner: str, stopping: Callable[[], bool], **values: Any) -> BatchClaim | None:
     """Claim the first of ``rows`` that no worker holds.
 

@@ -15,6 +15,7 @@ from inference.batches.batch_claims import BatchClaim
 from inference.batches.unrun_lines import fail_queued
 from inference.files.services import file_store_row
 from inference.files.store import FileWriter, store_lock
+from inference.host.fault_points import fault_point
 from inference.models import Batch, BatchLine, BatchResult, BatchState
 from inference.records.usage import Usage, usage_store
 
@@ -37,6 +38,7 @@ def batch_finalise(claim: BatchClaim) -> None:
         claim.write(finalizing_at=Now())
     files = {"output": _render(claim, is_error=False), "error": _render(claim, is_error=True)}
     try:
+        fault_point("batch.rendered")
         # Lock order: the file store first, then the database.
         with store_lock(), transaction.atomic():
             ids = {
@@ -51,6 +53,7 @@ def batch_finalise(claim: BatchClaim) -> None:
                 if writer is not None
             }
             batch_end(claim, BatchState(batch.ending or BatchState.COMPLETED), **ids)
+        fault_point("batch.ended")
     finally:
         for writer in files.values():
             if writer is not None:
@@ -85,6 +88,7 @@ def batch_end(claim: BatchClaim, state: BatchState, **values: Any) -> None:
     with transaction.atomic():
         claim.give_back(state=state, ended_at=Now(), **values)
         batch.refresh_from_db()
+        fault_point("batch.end")
         _charge(batch)
         webhooks.schedule(batch)
 

@@ -21,6 +21,7 @@ from django.db.models.functions import Now
 from inference.batches.line_requests import line_id, refusal_line
 from inference.batches.results import ID_BATCH, result_without_response, results_write, rows_locked
 from inference.errors import GenerationFailed
+from inference.host.fault_points import fault_point
 from inference.jobs.claims import LEASE_S, MAX_ATTEMPTS
 from inference.jobs.row_watch import RowWatch
 from inference.models import Batch, BatchLine, BatchResult, BatchState, LineState
@@ -200,6 +201,7 @@ def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:
                 for item in mine
             ]
         )
+        fault_point("lines.finish")
     return by_claim.keys() - held
 
 
@@ -257,6 +259,8 @@ def lines_sweep() -> int:
         ]
         results_write(rows)
         requeued = lapsed.filter(attempts__lt=MAX_ATTEMPTS).update(state=LineState.QUEUED, lease_until=None, owner="")
+        if requeued:
+            fault_point("lines.requeue")
     return len(rows) + requeued
 
 

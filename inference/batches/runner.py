@@ -43,6 +43,7 @@ from inference.errors import (
     PermissionRefused,
     Unavailable,
 )
+from inference.host.fault_points import fault_point
 from inference.jobs import claim_runner
 from inference.jobs.claim_runner import (
     HEARTBEAT_S,
@@ -161,7 +162,10 @@ class BatchRunner(ClaimRunner):
             if not self._unstarted and not self._manager.runs_alone:
                 is_empty = not self._running and not len(self._outbox)
                 self._unstarted += self._claimer.claim(num_free, is_empty=is_empty)
-            self._start()
+            if self._unstarted:
+                fault_point("lines.claimed")
+                self._start()
+                fault_point("lines.started")
 
     # --- events --------------------------------------------------------------------------------
 
@@ -205,7 +209,8 @@ class BatchRunner(ClaimRunner):
         elif item.is_cancelled:
             code, message = unrun_error(line.batch.ending)
             payload = unrun_line(line_id=line.line_id, custom_id=line.custom_id, code=code, message=message)
-            self._finish(item, payload, is_error=True)
+            # Without usage: the line says that it wasn't executed.
+            self._put(self._outbox.finished, FinishedLine(line=line, payload=payload, is_error=True))
         elif isinstance(error, Unavailable | EngineError | EngineDead):
             if counts_as_attempt(error):
                 self._try_again(line, error)
@@ -255,6 +260,7 @@ class BatchRunner(ClaimRunner):
         box = self._outbox
         if box.finished:
             lost = lines_finish(finished=box.finished)
+            fault_point("lines.finished")
             if lost:
                 logger.warning("%d lines ended here, but another worker holds them by now", len(lost))
             self._claimer.ended(len(box.finished))

@@ -16,6 +16,7 @@ from inference.batches.line_requests import InputLine, LineError, errors_text, r
 from inference.batches.unrun_lines import NO_CHECKPOINT, NOT_ALLOWED, fail_unservable
 from inference.errors import NotAuthenticated, UnknownModel
 from inference.files.store import open_file
+from inference.host.fault_points import fault_point
 from inference.jobs import hints
 from inference.models import BatchLine, BatchState
 from inference.serving.served_models import served_model_read
@@ -57,6 +58,7 @@ def batch_validate(claim: BatchClaim) -> None:
         num_total=BatchLine.objects.filter(batch=batch).count(),
         checkpoints=orjson.dumps(names).decode(),
     )
+    fault_point("batch.validated")
     fail_unservable(batch)
     hints.wake_workers()
 
@@ -105,6 +107,7 @@ def _store_lines(claim: BatchClaim, lines: Iterator[InputLine], *, allowed: froz
         with transaction.atomic():
             claim.keep()
             BatchLine.objects.bulk_create(rows)
+        fault_point("batch.stored_lines")
         rows.clear()
 
     for line in lines:

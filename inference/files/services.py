@@ -7,6 +7,7 @@ synchronous and use the database and the disk: call them off the event loop.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -180,8 +181,17 @@ def files_sweep() -> int:
     validated = Batch.objects.filter(state=BatchState.VALIDATING, ended_at=None).values("input_file_id")
     expired = StoredFile.objects.filter(expires_at__lte=timezone.now()).exclude(file_id__in=validated)
     keys = list(expired.values_list("pk", flat=True)[:1000])
-    file_store.sweep_strays()
     return _remove(StoredFile.objects.filter(pk__in=keys)) if keys else 0
+
+
+def stray_files_sweep() -> int:
+    """Remove the bytes that killed processes left without a row; returns the number of files. Reads the whole store."""
+    return file_store.sweep_strays(_named_digests)
+
+
+def _named_digests(digests: Collection[str]) -> set[str]:
+    rows = StoredFile.objects.order_by().values_list("sha256", flat=True).distinct()
+    return set(rows) & set(digests) if digests else set()
 
 
 def _remove(rows: QuerySet[StoredFile]) -> int:

@@ -1,7 +1,9 @@
 """Store the bytes of the API's files below the data directory, read-only, named by digest.
 
     <data>/files/<sha256>        whole files
-    <data>/files/tmp/<random>    files being written; the sweep removes those of killed processes
+    <data>/files/tmp/<random>    files being written
+
+The sweep removes what killed processes left: old unfinished files, and old bytes without a row.
 
 Rows hold the owners (``inference.files.services``). Several rows may have the same digest; deleting the last one
 removes the bytes. One file lock covers publishing and removing, so that no bytes are removed while a row is stored.
@@ -14,6 +16,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO
@@ -23,6 +26,7 @@ from django.conf import settings
 from inference.errors import RequestTooLarge, StorageFull
 from inference.host import disk
 from inference.host.disk import kernel_lock
+from inference.host.fault_points import fault_point
 
 READ_BYTES = 1 << 20
 RESERVE_BYTES = 256 << 20
@@ -94,6 +98,7 @@ class FileWriter:
                 os.fsync(self._file.fileno())
             self._file.close()
             self._path.chmod(0o400)
+            fault_point("file.publish")
             self._path.replace(file_path(sha256))
         except BaseException:
             self.discard()
@@ -103,6 +108,7 @@ class FileWriter:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        fault_point("file.published")
         return sha256
 
     def discard(self) -> None:
@@ -126,15 +132,34 @@ def remove(sha256: str) -> None:
     file_path(sha256).unlink(missing_ok=True)
 
 
-def sweep_strays() -> int:
-    """Remove unfinished files of killed processes and return their number."""
-    removed, limit = 0, time.time() - STRAY_S
-    for path in (_directory() / "tmp").iterdir():
-        with suppress(FileNotFoundError):
-            if path.stat().st_mtime < limit:
-                path.unlink()
-                removed += 1
-    return removed
+def sweep_strays(named: Callable[[Collection[str]], Collection[str]]) -> int:
+    """Remove what killed processes left, once it is old: unfinished files, and bytes that no row names.
+
+    Args:
+        named: Returns those digests that a row names; called while ``store_lock`` is held.
+
+    Returns:
+        The number of removed files.
+    """
+    limit = time.time() - STRAY_S
+    old = [path for path in (_directory() / "tmp").iterdir() if _is_older(path, limit)]
+    published = {path.name: path for path in _directory().iterdir() if _is_digest(path.name) and _is_older(path, limit)}
+    with store_lock():
+        found = named(published)
+        old += [path for name, path in published.items() if name not in found]
+        for path in old:
+            path.unlink(missing_ok=True)
+    return len(old)
+
+
+def _is_digest(name: str) -> bool:
+    return len(name) == hashlib.sha256().digest_size * 2
+
+
+def _is_older(path: Path, limit: float) -> bool:
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime < limit
+    return False
 
 
 def store_lock() -> AbstractContextManager[None]:

@@ -26,6 +26,7 @@ from django.db.models import Count, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from inference.errors import BlazrError, GenerationFailed
+from inference.host.fault_points import fault_point
 from inference.jobs.selectors import unkept_chunks
 from inference.jobs.sharing import share_places
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
@@ -301,6 +302,7 @@ def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[
             else:
                 lost.add((chunk.key, chunk.fence))
         JobChunk.objects.bulk_create(rows)
+        fault_point("job.flush")
     return lost
 
 

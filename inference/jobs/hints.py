@@ -6,6 +6,7 @@ import logging
 import threading
 
 from inference.errors import BlazrError
+from inference.host.fault_points import fault_point
 from inference.host.outage import Outage
 from inference.transport.control import hint_jobs_sync
 
@@ -16,6 +17,7 @@ _outage = Outage(logger, "hints about new jobs")
 
 def wake_workers() -> None:
     """Send the hint from a thread, as the caller must not wait for Redis."""
+    fault_point("hint")
     threading.Thread(target=_send_hint, name="job-hint", daemon=True).start()
 
 

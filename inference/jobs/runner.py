@@ -18,6 +18,7 @@ from django.db import transaction
 from inference.access.start_limits import StartLimits
 from inference.dialects.openai.outputs.formats import output_formatter
 from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
+from inference.host.fault_points import fault_point
 from inference.jobs.claim_runner import (
     HEARTBEAT_S,
     HINTED_HEARTBEAT_S,
@@ -177,6 +178,7 @@ class JobRunner(ClaimRunner):
         if not due:
             return
         lost = jobs_append(chunks=[item.chunk() for item in due])
+        fault_point("job.flushed")
         for item in due:
             item.pending.clear()
             item.pending_tokens = 0
@@ -190,8 +192,10 @@ class JobRunner(ClaimRunner):
             # Written before it is forgotten: after a database error the next turn tries again.
             with transaction.atomic():
                 is_kept = self._finish(item)
+                fault_point("job.finish")
                 if is_kept and not item.is_retried:
                     usage_store(records=[_usage(item)])
+            fault_point("job.finished")
             if not is_kept:
                 logger.warning("job %s ended here, but another worker holds it by now", item.job.job_id)
             self._forget(item)
@@ -278,6 +282,8 @@ class JobRunner(ClaimRunner):
         claimed = claim(limit=num_free, checkpoint_ids=resident) if resident else []
         if len(claimed) < num_free:
             claimed += claim(limit=num_free - len(claimed), min_age_s=MIN_AGE_ELSEWHERE_S)
+        if claimed:
+            fault_point("job.claimed")
         for job in claimed:
             self._start(job)
 
@@ -309,6 +315,7 @@ class JobRunner(ClaimRunner):
             message["alone_tokens"] = tokens_alone(job.reach)
         try:
             self._manager.submit(message, self._on_events)
+            fault_point("job.started")
         except Exception:
             # Not the job's error, so the job goes back. The attempt counts, so that this can't repeat for ever.
             logger.exception("job %s could not be submitted", job.job_id)

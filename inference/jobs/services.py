@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from inference.access.line_limits import lines_reserved
 from inference.errors import BlazrError, Conflict, InvalidRequest, RequestTooLarge, StorageFull, UnsupportedFeature
+from inference.host.fault_points import fault_point
 from inference.jobs import hints
 from inference.jobs.selectors import job_get, num_open, unkept_chunks
 from inference.models import GenerationJob, JobState
@@ -191,6 +192,7 @@ def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[Generati
     if new:
         _check_bytes(principal.tenant, sum(row.size_bytes for row in new))
         GenerationJob.objects.bulk_create(new, batch_size=INSERT_BATCH)
+        fault_point("jobs.store")
         transaction.on_commit(hints.wake_workers, robust=True)
     return stored
 

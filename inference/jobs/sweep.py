@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from inference.access.api_keys import void_tenants
 from inference.errors import BlazrError, GenerationFailed
+from inference.host.fault_points import fault_point
 from inference.jobs import hints
 from inference.jobs.claims import MAX_ATTEMPTS, seconds_from_now
 from inference.jobs.row_watch import RowWatch
@@ -64,6 +65,7 @@ def jobs_sweep() -> SweepReport:
             state=JobState.QUEUED, lease_until=None, owner=""
         )
         if requeued:
+            fault_point("jobs.requeue")
             transaction.on_commit(hints.wake_workers, robust=True)
     return SweepReport(requeued, failed, cancelled)
 

@@ -51,3 +51,19 @@ def test_no_server_without_keys_answers_to_every_name(tmp_path, variables):
     done = run_python("import blazr_site.settings", BLAZR_DATA_DIR=str(tmp_path), **variables)
     assert done.returncode != 0
     assert "--no-auth" in done.stderr and "Set BLAZR_ALLOWED_HOSTS=" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"_BLAZR_FAULTS": "hint:sleep:1"}, ""),
+        ({"_BLAZR_FAULTS": "hint:sleep:1", "BLAZR_HTTPS": "1"}, "is refused on a server that others reach"),
+        ({"_BLAZR_FAULTS": "hint:sleep:1", "BLAZR_HOST": "0.0.0.0"}, "is refused on a server that others reach"),
+        ({"_BLAZR_FAULTS": "nowhere:sleep:1"}, "'nowhere' is no fault point"),
+    ],
+)
+def test_fault_points_are_for_servers_of_this_machine(tmp_path, variables, says):
+    variables = {**variables, "BLAZR_DATA_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "blazr_site.settings"}
+    done = run_python("import django; django.setup()", **variables)
+    assert (done.returncode == 0) is (not says), done.stderr
+    assert says in done.stderr

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from inference.batches.batch_claims import FenceLost, batch_claim
+from inference.batches.batch_claims import FenceLost, batch_claim, batches_abandon
 from inference.models import Batch
 from tests.inference.batches.fakes import line, make_batch
 
@@ -53,3 +53,14 @@ def test_lower_priority_numbers_go_first(model):
     Batch.objects.filter(pk=late.pk).update(priority=5)
     Batch.objects.filter(pk=soon.pk).update(priority=-5)
     assert claimed("one").row.pk == soon.pk
+
+
+def test_a_process_that_starts_again_frees_what_its_predecessor_held(model):
+    make_batch([line("a")])
+    first = claimed("one")
+    assert batches_abandon(owner="two") == 0
+    assert claimed("two") is None
+    assert batches_abandon(owner="one") == 1
+    assert claimed("two") is not None
+    with pytest.raises(FenceLost):
+        first.keep()

@@ -11,7 +11,7 @@ from inference.access.api_keys import api_key_create, api_key_revoke, principal_
 from inference.batches import lines, outcomes, runner, upkeep
 from inference.batches.services import batch_cancel
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoading
-from inference.models import BatchLine
+from inference.models import BatchLine, UsageRecord
 from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
 
@@ -116,6 +116,27 @@ def test_a_finished_batch_cannot_be_cancelled(manager):
     batch = work(make_batch([line("a")]), make_runner(manager))
     with pytest.raises(Conflict, match="completed"):
         batch_cancel(batch_id=batch.batch_id, principal=LOCAL)
+
+
+def test_a_cancelled_line_costs_nothing(manager):
+    """Its line of the error file says that it was not executed."""
+    manager.holds = lambda message: True
+    batch = make_batch([line("a")])
+    item = make_runner(manager)
+    work(batch, item, turns=2)
+    ((message, on_events),) = manager.held.values()
+    head = {"request_id": message["request_id"], "attempt": 0}
+    delta = {"choice": 0, "text": "cb", "token_ids": [1, 2], "finish_reason": None, "stop_reason": None}
+    on_events(
+        [{**head, "index": 0, "type": "start", "prompt_tokens": 3}, {**head, "index": 1, "type": "delta", **delta}]
+    )
+    item.turn()
+    batch_cancel(batch_id=batch.batch_id, principal=LOCAL)
+    batch = work(batch, item)
+    assert (batch.state, batch.num_failed, batch.prompt_tokens, batch.completion_tokens) == ("cancelled", 1, 0, 0)
+    (row,) = contents(batch.error_file_id)
+    assert row["error"]["code"] == "batch_cancelled"
+    assert UsageRecord.objects.count() == 0
 
 
 def test_the_same_seed_is_drawn_in_every_attempt(manager):

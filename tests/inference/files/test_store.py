@@ -61,6 +61,26 @@ def test_only_old_strays_are_swept(own_store):
     assert len(unfinished(own_store)) == 2
     hour_ago = time.time() - store.STRAY_S - 60
     os.utime(old._path, (hour_ago, hour_ago))
-    assert sweep_strays() == 1
+    assert sweep_strays(lambda digests: digests) == 1
     assert unfinished(own_store) == [young._path]
     young.discard()
+
+
+def test_bytes_that_no_row_names_are_swept_when_they_are_old():
+    """A process was killed between the rename and its transaction."""
+    digests = []
+    for content in (b"named", b"unnamed", b"fresh"):
+        writer = FileWriter()
+        writer.write(content)
+        digests.append(writer.publish())
+    for digest in digests[:2]:
+        os.utime(file_path(digest), (0, 0))
+    asked = []
+
+    def named(found):
+        asked.append(set(found))
+        return {digests[0]}
+
+    assert sweep_strays(named) == 1
+    assert asked == [set(digests[:2])]
+    assert [file_path(digest).exists() for digest in digests] == [True, False, True]
