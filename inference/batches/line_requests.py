@@ -19,6 +19,7 @@ from inference.dialects.openai.requests import plan_from_body
 from inference.dialects.responses.lines import response_request
 from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
+from inference.host.client_json import parse_json
 from inference.values.plan import Endpoint, GenerationPlan
 
 ENDPOINT_KINDS: dict[str, Endpoint] = {
@@ -28,6 +29,7 @@ ENDPOINT_KINDS: dict[str, Endpoint] = {
     "/v1/responses": "chat",
 }
 MAX_LINE_BYTES = 4 << 20
+MAX_BLANK_LINES = 50_000
 MAX_CUSTOM_ID = 512
 _MEMBERS = frozenset({"custom_id", "method", "url", "body"})
 
@@ -89,7 +91,7 @@ def read_lines(file: IO[bytes], *endpoints: str) -> Iterator[InputLine | LineErr
         file: JSON lines.
         endpoints: Allowed values of ``url``.
     """
-    number = 0
+    number = num_blank = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
@@ -97,6 +99,14 @@ def read_lines(file: IO[bytes], *endpoints: str) -> Iterator[InputLine | LineErr
             return
         if raw.strip():
             yield parse_line(raw, number, endpoints)
+            continue
+        num_blank += 1
+        if num_blank > MAX_BLANK_LINES:  # 200 million of them take longer than the lease of the batch
+            limit = MAX_BLANK_LINES
+            yield LineError(
+                "too_many_blank_lines", f"The file has more than {limit:,} blank lines; remove them.", number
+            )
+            return
 
 
 def parse_line(raw: bytes, number: int, endpoints: Sequence[str]) -> InputLine | LineError:
@@ -104,9 +114,9 @@ def parse_line(raw: bytes, number: int, endpoints: Sequence[str]) -> InputLine |
     if number == 1:
         raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        return LineError("invalid_json_line", f"This line isn't valid JSON: {error}.", number)
+        value = parse_json(raw, noun="This line")
+    except BlazrError as error:
+        return LineError("invalid_json_line", error.message, number)
     if not isinstance(value, dict):
         return LineError("invalid_json_line", "This line must be a JSON object.", number)
     unknown = next((name for name in value if name not in _MEMBERS), None)

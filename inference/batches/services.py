@@ -10,6 +10,7 @@ The rows are the truth; a message about a batch is only a hint. All functions ar
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Mapping
@@ -24,7 +25,8 @@ from django.utils import timezone
 
 from inference.access.line_limits import lines_reserved
 from inference.batches import webhooks
-from inference.batches.line_requests import MAX_LINE_BYTES, check_metadata
+from inference.batches.line_requests import MAX_BLANK_LINES, MAX_LINE_BYTES, check_metadata
+from inference.batches.validation import MAX_LINES
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull
 from inference.files.services import expiry_seconds, file_get
 from inference.files.store import open_file
@@ -142,7 +144,8 @@ def _count_lines(sha256: str) -> int:
     """Count the lines of a file, quickly; exact for each file that passes validation."""
     try:
         with open_file(sha256) as file:
-            return sum(1 for line in iter(lambda: file.readline(MAX_LINE_BYTES), b"") if line.strip())
+            lines = itertools.islice(iter(lambda: file.readline(MAX_LINE_BYTES), b""), MAX_LINES + MAX_BLANK_LINES)
+            return sum(1 for line in lines if line.strip())
     except FileNotFoundError:
         return 0
 

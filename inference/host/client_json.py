@@ -59,8 +59,8 @@ async def read_by_size(num_bytes: int, read: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_reader, read)
 
 
-def parse_json(text: bytes) -> Any:
-    """Return the value of ``text``.
+def parse_json(text: bytes, *, noun: str = "The request") -> Any:
+    """Return the value of ``text``, which errors call ``noun``.
 
     Unlike the standard library, orjson refuses NaN, numbers beyond a double, lone surrogates, and encodings other than
     UTF-8.
@@ -71,20 +71,20 @@ def parse_json(text: bytes) -> Any:
     """
     is_large = len(text) > INLINE_BYTES
     if is_large or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
-        _check_size(text)
+        _check_size(text, noun)
     collects = is_large and gc.isenabled()
     if collects:
         gc.disable()  # its rounds within a large text find nothing, and double the time
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The request isn't valid JSON: {error}.") from None
+        raise InvalidRequest(f"{noun} isn't valid JSON: {error}.") from None
     finally:
         if collects:
             gc.enable()
 
 
-def _check_size(text: bytes) -> None:
+def _check_size(text: bytes, noun: str = "The request") -> None:
     """Refuse too many values or levels, which a parser would read before the end of ``text`` or its first error.
 
     Each name is followed by a colon, and each value but the first by a comma or within a bracket, so outside of strings
@@ -107,10 +107,10 @@ def _check_size(text: bytes) -> None:
         num_values += plain.count(b",") + 3 * plain.count(b":") + brackets.count(b"[") + brackets.count(b"{")
         if num_values + num_quotes // 2 > MAX_VALUES:
             raise RequestTooLarge(
-                f"The request has more than {MAX_VALUES:,} JSON values, the limit (a string counts as two, a name as "
-                "four); split the request."
+                f"{noun} has more than {MAX_VALUES:,} JSON values, the limit (a string counts as two, a name as four); "
+                "split it."
             )
         depths = list(itertools.accumulate(map(_LEVELS.__getitem__, brackets), initial=depth))
         depth = depths[-1]
         if max(depths) > MAX_DEPTH:
-            raise InvalidRequest(f"The request's JSON has more than {MAX_DEPTH} levels, the limit.")
+            raise InvalidRequest(f"{noun} has JSON of more than {MAX_DEPTH} levels, the limit.")

@@ -19,6 +19,10 @@ def test_a_file_with_too_many_inputs_fails(manager, monkeypatch):
     assert work(fits, make_runner(manager)).num_completed == 2
 
 
+DEEP = b'{"custom_id":"d","method":"POST","url":"/v1/completions","body":{"x":' + b"[" * 300 + b"]" * 300 + b"}}"
+"""More levels than orjson writes, which a body's row would need."""
+
+
 @pytest.mark.parametrize(
     ("lines", "code", "number"),
     [
@@ -32,6 +36,8 @@ def test_a_file_with_too_many_inputs_fails(manager, monkeypatch):
         ([{**line("a"), "body": "x"}], "invalid_type", 1),
         ([{**line("a"), "more": 1}], "unknown_parameter", 1),
         ([b"  "], "empty_file", None),
+        ([line("a"), DEEP], "invalid_json_line", 2),
+        ([line("a"), b"\n" * 50_001], "too_many_blank_lines", 50_002),
     ],
 )
 def test_a_file_that_cannot_run_fails_with_the_lines_that_are_wrong(manager, lines, code, number):
