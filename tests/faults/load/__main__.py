@@ -1,0 +1,161 @@
+"""Run one of the load scenarios in its whole form: ``python -m tests.faults.load SCENARIO``, with processes of its own.
+
+The limits are those of docs/faults.md for a machine without other work; the command fails when one doesn't hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.faults.load import disconnects, limits, overload, queued, readers, soak, streams
+from tests.faults.load.disconnects import quantile
+from tests.faults.load.site import LoadSite
+
+MIB = 1 << 20
+MS = 1000
+Lines = Iterator[tuple[str, bool]]
+"""Sentences with a figure, and whether it is good enough."""
+
+
+def run_disconnects(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F37."""
+    found = asyncio.run(disconnects.Leavers(site).run(given.num or 1000))
+    shares = ", ".join(f"{quantile(found.freed_s, share) * MS:.0f} ms" for share in (0.5, 0.99, 1))
+    yield f"{len(found.freed_s)} slots freed after {shares} (median, p99, most); {dict(found.stages)}", True
+    yield "p99 within 250 ms", quantile(found.freed_s, 0.99) <= disconnects.FREED_WITHIN_S
+    yield f"{found.num_unadmitted} left before; a queue of waiting ones was empty after {found.dequeued_s:.3f} s", True
+    yield from _problems(found.problems)
+
+
+def run_readers(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F38."""
+    num = given.num or 24
+    found = asyncio.run(readers.Neighbours(site, num_slow=num, num_tokens=900, num_neighbour_tokens=800).run())
+    p95 = found.beside_p95_s / found.alone_p95_s
+    yield (
+        f"{num} slow readers: {found.memory_bytes / MIB:.2f} MiB of the web process each",
+        found.memory_bytes < 2 * MIB,
+    )
+    yield f"p95 between others' tokens {found.alone_p95_s * MS:.1f} to {found.beside_p95_s * MS:.1f} ms", p95 <= 1.1
+    yield f"the last connection ended after {found.ended_s:.0f} s", True
+    yield from _problems(found.problems)
+
+
+def run_streams(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F40."""
+    num = given.num or 1000
+    found = asyncio.run(streams.run_streams(site, num, 64))
+    yield f"{found.num_complete} of {num} streams whole, in {found.seconds:.0f} s", found.num_complete == num
+    delay = found.p99_delay_s
+    yield f"p99 from a worker's write to the client {delay * MS:.0f} ms ({len(found.delays_s)} deltas)", delay <= 0.5
+    yield f"{found.memory_bytes / MIB:.0f} MiB of a web process", found.memory_bytes <= 600 * MIB
+    yield from _problems(found.problems)
+
+
+def run_jobs(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F41."""
+    num = given.num or 100_000
+    found = queued.run_queued(site, num, num_run=100)
+    yield f"{num} jobs accepted in {found.submit_s:.0f} s", found.submit_s <= 120
+    yield f"web process {found.memory_bytes / MIB:+.0f} MiB", found.memory_bytes <= 64 * MIB
+    claims = f"{quantile(found.claims_s, 0.5) * MS:.1f} and {found.p99_claim_s * MS:.1f} ms (median, p99)"
+    yield f"a claim of {queued.CLAIMED} of {found.num_queued} jobs: {claims}", found.p99_claim_s <= 0.025
+    yield f"a page of the list: {max(found.lists_s) * MS:.0f} ms at most", max(found.lists_s) <= 0.5
+    yield f"first token of a request: {max(found.interactive_s) * MS:.0f} ms at most", max(found.interactive_s) <= 1
+    yield f"Redis {found.redis_bytes / MIB:.1f} MiB", found.redis_bytes <= 64 * MIB
+
+
+def run_overload(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F42."""
+    found = asyncio.run(overload.run_overload(site, given.seconds or 60))
+    share = found.goodput / found.capacity
+    yield f"{found.goodput:.0f} tokens a second of {found.capacity:.0f} ({share:.0%})", share >= 0.9
+    late = quantile(found.refused_s, 0.99)
+    yield f"refusals after {quantile(found.refused_s, 0.5) * MS:.0f} ms, p99 {late * MS:.0f} ms", late <= 0.05
+    yield f"statuses {dict(found.statuses)}", True
+    yield f"as fast as before after {found.recovered_s:.1f} s", found.recovered_s <= 10
+    yield from _problems(found.problems)
+
+
+def run_tenants(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F43."""
+    waits = asyncio.run(overload.run_tenants(site, int(given.seconds or 60)))
+    p95 = quantile(waits, 0.95)
+    yield f"first tokens after {quantile(waits, 0.5):.2f} and {p95:.2f} s (median, p95 of {len(waits)})", p95 <= 2
+
+
+def run_limits(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F44."""
+    num = given.num or 1000
+    rounds = asyncio.run(limits.run_concurrent(site, num))
+    exact = sum(statuses == {200: limits.LIMIT, 429: limits.NUM_AT_ONCE - limits.LIMIT} for statuses in rounds)
+    yield f"{exact} of {num} rounds admitted exactly {limits.LIMIT} of {limits.NUM_AT_ONCE}", exact == num
+
+
+def run_quotas(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F45."""
+    found = asyncio.run(limits.run_quota(site, given.num or 200, num_crashes=5))
+    sent = f"{len(found.streams)} requests, {found.num_cancelled} left early, {len(site.deaths)} crashes"
+    yield f"{sent}: {found.recorded} tokens recorded, {found.spent:.1f} spent", abs(found.spent - found.recorded) < 0.5
+    yield from _problems(found.problems)
+
+
+def _problems(problems: list[str]) -> Lines:
+    yield from ((problem, False) for problem in problems[:20])
+
+
+SCENARIOS: dict[str, tuple[Callable[[LoadSite, argparse.Namespace], Lines], dict[str, object], int]] = {
+    "disconnects": (run_disconnects, {}, 1),
+    "readers": (run_readers, {}, 1),
+    "streams": (run_streams, {"BLAZR_MAX_IN_FLIGHT": 1600}, 2),
+    "jobs": (run_jobs, {}, 1),
+    "overload": (run_overload, {}, 1),
+    "tenants": (run_tenants, {}, 1),
+    "limits": (run_limits, {}, 1),
+    "quotas": (run_quotas, {}, 1),
+    "soak": (soak.run_soak, {}, 2),
+}
+"""Each scenario with its settings and its number of workers."""
+
+
+def main(arguments: list[str]) -> int:
+    """Return 0 if every figure is good enough."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.load", description=__doc__)
+    parser.add_argument("scenario", choices=SCENARIOS)
+    parser.add_argument("--num", type=int, help="disconnects, readers, streams, jobs, rounds or requests")
+    parser.add_argument("--seconds", type=float, help="of an overload or a flood; 60")
+    parser.add_argument("--minutes", type=float, default=60, help="of a soak")
+    parser.add_argument("--seed", type=int, default=1, help="of a soak's faults")
+    given = parser.parse_args(arguments)
+    scenario, variables, num_workers = SCENARIOS[given.scenario]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes end too
+    directory = Path(tempfile.mkdtemp(prefix="blazr-load-"))
+    site = LoadSite(directory, **variables)
+    begun = time.monotonic()
+    bad = 0
+    try:
+        site.start(num_webs=2, num_workers=num_workers)
+        for line, is_good in scenario(site, given):
+            bad += not is_good
+            sys.stdout.write(f"{'' if is_good else 'FAILED '}{line}\n")
+            sys.stdout.flush()
+    finally:
+        site.stop()
+    if bad:
+        sys.stdout.write(f"logs: {directory}\n")
+    else:
+        shutil.rmtree(directory)
+    sys.stdout.write(f"{given.scenario}: {bad} of the figures are bad, {time.monotonic() - begun:.0f} s\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""Many clients at once: disconnects, slow readers, long queues, floods and limits; each in a short form.
+
+``python -m tests.faults.load`` has the whole forms, with the figures that need a machine without other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from statistics import median
+
+import pytest
+
+from tests.faults.load.disconnects import FREED_WITHIN_S, Leavers
+from tests.faults.load.limits import LIMIT, NUM_AT_ONCE, run_concurrent, run_minute, run_quota
+from tests.faults.load.overload import run_overload, run_tenants
+from tests.faults.load.queued import run_queued
+from tests.faults.load.readers import Neighbours
+from tests.faults.load.site import LoadSite
+from tests.faults.load.streams import run_streams
+from tests.faults.site import wait_until
+
+pytestmark = pytest.mark.live
+
+MIB = 1 << 20
+STALL_S = 3
+
+
+@pytest.fixture(scope="module")
+def running_site(tmp_path_factory) -> Iterator[LoadSite]:
+    """Two web processes and a worker whose engine computes 16 requests together."""
+    made = LoadSite(
+        tmp_path_factory.mktemp("load"), BLAZR_MAX_NUM_SEQS=16, BLAZR_MAX_IN_FLIGHT=280, FAULTS_STALL_S=STALL_S
+    )
+    try:
+        made.start(num_webs=2, num_workers=1)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def site(running_site) -> LoadSite:
+    wait_until(running_site.models, 60, "the load of the model")
+    return running_site
+
+
+@pytest.mark.fault(
+    "F37",
+    provoked="clients leave (FIN, RST) within their body, at once, while they wait, in prefill, in decode and between "
+    "deltas, over HTTP with and without a stream and over WebSockets: 60 and those of a full engine; 1,000 by command",
+    holds="slot and blocks are free after 250 ms (the median; by command 99 of 100); nothing is left: requests, "
+    "leases, slots, blocks, connections, descriptors, tasks",
+)
+def test_f37_disconnects_free_everything(site):
+    found = asyncio.run(Leavers(site).run(60))
+    assert found.problems == []
+    assert len(found.freed_s) >= 30
+    assert median(found.freed_s) <= FREED_WITHIN_S
+    assert max(found.freed_s) <= 10 * FREED_WITHIN_S
+    assert found.dequeued_s <= 10 * FREED_WITHIN_S
+    assert found.stages["decode"] > 0
+
+
+@pytest.mark.fault(
+    "F38",
+    provoked="clients of streams, whole responses and WebSockets that read nothing, or a byte each second",
+    holds="their connections end after 30 s without progress (3 s in the test); each takes less than 2 MiB of the web "
+    "process; the pace of other streams stays (the median within a factor of two; by command within 10 %)",
+)
+def test_f38_slow_readers_are_ended_and_harm_nobody(site):
+    found = asyncio.run(Neighbours(site, num_slow=9, num_tokens=400, num_neighbour_tokens=150).run())
+    assert found.problems == []
+    assert found.memory_bytes <= 2 * MIB
+    assert found.beside_s <= 2 * found.alone_s
+
+
+@pytest.mark.fault(
+    "F40",
+    provoked="200 streams at once, of completions and of responses; 1,000 by command",
+    holds="all are whole, in order, with the tokens of an undisturbed run; a web process takes less than 600 MiB; "
+    "nothing is left",
+)
+def test_f40_many_streams_have_no_gap(site):
+    found = asyncio.run(run_streams(site, 200, 24))
+    assert found.problems == []
+    assert found.num_complete == 200
+    assert found.memory_bytes <= 600 * MIB
+    assert found.delays_s
+    assert median(found.delays_s) <= 0.5
+
+
+@pytest.mark.fault(
+    "F41",
+    provoked="1,500 queued jobs of one tenant; 100,000 by command",
+    holds="a claim of 16 jobs takes a fraction of a second (by command 25 ms), a page of the list as well; an "
+    "interactive request starts within a second; web and Redis grow by less than 64 MiB",
+)
+def test_f41_a_long_queue_delays_nobody(site):
+    found = run_queued(site, 1500, num_run=10)
+    assert found.num_queued > 1000
+    assert median(found.claims_s) <= 0.25
+    assert median(found.lists_s) <= 1.0
+    assert median(found.interactive_s) <= 1.0
+    assert found.memory_bytes <= 64 * MIB
+    assert found.redis_bytes <= 64 * MIB
+
+
+@pytest.mark.fault(
+    "F42",
+    provoked="ten times as many requests as the server can compute; for a minute by command",
+    holds="refusals are 429 with a time to retry, within 100 ms (by command 50 ms); clients get tokens at 40 % of the "
+    "capacity beside a client on the same two cores (by command 90 %); all is released",
+)
+def test_f42_an_overload_is_refused_and_does_not_stop_the_work(site):
+    found = asyncio.run(run_overload(site, 3))
+    assert found.problems == []
+    assert set(found.statuses) <= {0, 200, 429}
+    assert found.statuses[429] > 20
+    assert median(found.refused_s) <= 0.1
+    assert found.goodput >= 0.4 * found.capacity
+
+
+@pytest.mark.fault(
+    "F43",
+    provoked="100 clients of one tenant send without a pause, another tenant sends a request each second",
+    holds="the other tenant's first tokens come within 2 s (the median of six; by command 95 of 100)",
+)
+def test_f43_a_flood_delays_other_tenants_little(site):
+    waits = asyncio.run(run_tenants(site, 6))
+    assert len(waits) == 6
+    assert median(waits) <= 2.0
+    assert max(waits) <= 8.0
+
+
+@pytest.mark.fault(
+    "F44",
+    provoked="50 requests at once to two web processes with a limit of 10, open or a minute: 20 rounds and 3; 1,000 by "
+    "command",
+    holds="exactly 10 are admitted in each round, the others get 429",
+)
+def test_f44_a_limit_is_exact_under_simultaneous_requests(site):
+    exact = {200: LIMIT, 429: NUM_AT_ONCE - LIMIT}
+    assert asyncio.run(run_concurrent(site, 20)) == [exact] * 20
+    for statuses, num_refilled in asyncio.run(run_minute(site, 3)):
+        assert LIMIT <= statuses[200] <= LIMIT + num_refilled
+        assert statuses[200] + statuses[429] == NUM_AT_ONCE
+
+
+@pytest.mark.fault(
+    "F45",
+    provoked="streams of one and of three choices with a quota of tokens; half of the clients leave; the worker is "
+    "killed under three streams",
+    holds="a whole stream is charged its tokens, one that was left at least those that its client has; the quota's "
+    "bucket lacks the sum of the usage records, to the token",
+)
+def test_f45_a_quota_is_charged_to_the_token(site):
+    found = asyncio.run(run_quota(site, 16, num_crashes=1))
+    assert found.problems == []
+    assert found.num_cancelled == 8
+    assert len(site.deaths) >= 1
+    assert abs(found.spent - found.recorded) < 0.5  # Lua writes times with 14 digits: 0.1 ms, in which 0.1 tokens come
