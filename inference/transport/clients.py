@@ -29,8 +29,14 @@ _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[str, aiored
 
 @contextlib.asynccontextmanager
 async def redis_client() -> AsyncIterator[Any]:
-    """Yield the Redis client of the running event loop; raise its errors as ``Unavailable``."""
+    """Yield the Redis client of the running event loop; raise its errors as ``Unavailable``.
+
+    Raises ``CancelledError`` where the client dropped a cancellation: it waits by ``asyncio.wait_for``, which in
+    Python 3.11 returns its result when a cancellation arrives at the same moment.
+    """
     loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    num_cancellations = 0 if task is None else task.cancelling()
     url = settings.BLAZR_REDIS_URL
     found = _clients.get(loop)
     if found is None or found[0] != url:
@@ -44,6 +50,8 @@ async def redis_client() -> AsyncIterator[Any]:
         yield found[1]
     except (TimeoutError, RedisError, OSError) as error:
         raise unavailable_on_redis_error(error) from error
+    if task is not None and task.cancelling() > num_cancellations:
+        raise asyncio.CancelledError
 
 
 async def redis_repeatable(call: Callable[[Any], Awaitable[T]]) -> T:
