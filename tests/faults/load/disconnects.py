@@ -62,10 +62,10 @@ class Leavers:
         self._numbers = itertools.count()
         self._left_at: dict[tuple[int, ...], float] = {}
 
-    def _prompt(self, num_tokens: int) -> tuple[tuple[int, ...], list[int]]:
+    def _prompt(self, num_tokens: int, stage: str = "", kind: str = "") -> tuple[tuple[int, ...], list[int]]:
         """A prompt that no other request has, and its first tokens."""
         number = next(self._numbers)
-        mark = (40 + number // 400, 40 + number % 400, 60, 70)
+        mark = (40 + number // 400, 40 + number % 400, 60 + (*STAGES, "").index(stage), 70 + (*KINDS, "").index(kind))
         return mark, [*mark, *(40 + self._dice.randrange(400) for _ in range(num_tokens - len(mark)))]
 
     async def run(self, num: int) -> Disconnects:
@@ -83,18 +83,21 @@ class Leavers:
         await asyncio.gather(*(client() for _ in range(NUM_RUNNING)))
         await self._fill_and_leave(found, max(4, num // 5))
         found.problems += await asyncio.to_thread(self._site.left_behind, before)
-        aborts = self._site.aborts()
+        begun, aborts = self._site.requests()
         for mark, left_at in self._left_at.items():
             if mark in aborts:
                 found.freed_s.append(aborts[mark].at - left_at)
                 found.stages[aborts[mark].stage] += 1
-        found.num_unadmitted = len(self._left_at) - len(found.freed_s)
+            elif mark in begun:
+                found.problems.append(f"a request was computed to its end although its client left: {mark}")
+            else:
+                found.num_unadmitted += 1
         return found
 
     # --- one client ------------------------------------------------------------------------------
 
     async def _http(self, stage: str, kind: str) -> None:
-        mark, prompt = self._prompt(LONG if stage == "prefill" else 8)
+        mark, prompt = self._prompt(LONG if stage == "prefill" else 8, stage, kind)
         members: dict[str, Any] = {} if kind == "sse" else {"stream": False}
         connection = await Connection.opened(self._site.urls[mark[1] % 2])
         data = connection.request("/v1/completions", completion(prompt, 1000 - len(prompt), **members))
@@ -120,7 +123,7 @@ class Leavers:
             await asyncio.sleep(self._dice.uniform(0.1, 0.2))
 
     async def _websocket(self, stage: str) -> None:
-        mark, prompt = self._prompt(LONG if stage == "prefill" else 8)
+        mark, prompt = self._prompt(LONG if stage == "prefill" else 8, stage, "websocket")
         url = self._site.urls[mark[1] % 2].replace("http", "ws")
         socket = await connect(f"{url}/v1/stream", max_size=None)
         body = completion(prompt, 1000 - len(prompt))
@@ -142,9 +145,9 @@ class Leavers:
         num_slots = model.stats["num_state_slots_total"]
         num_fillers = num_slots + max(2, num_slots // 4)  # as many as the engine takes (inference.worker.start_queue)
         fillers = [await self._filler() for _ in range(num_fillers)]
-        began = [asyncio.create_task(connection.head()) for _, connection in fillers]
+        reading = [asyncio.create_task(self._read(connection)) for _, connection in fillers]
         await self._until(lambda: self._site.num_open() == num_fillers)
-        await asyncio.wait(began[:num_slots], timeout=30)
+        await self._until(lambda: sum(bool(connection.stream.arrivals) for _, connection in fillers) >= num_slots)
         queued = [await self._filler(stream=bool(number % 2)) for number in range(num_queued)]
         await self._until(lambda: self._site.num_open() == num_fillers + num_queued)
         for mark, connection in queued:
@@ -152,17 +155,21 @@ class Leavers:
         last = time.monotonic()
         await self._until(lambda: self._site.num_open() <= num_fillers)
         found.dequeued_s = time.monotonic() - last
-        for task in began:
-            task.cancel()
-        await asyncio.gather(*began, return_exceptions=True)
         for mark, connection in fillers:
             self._left_at[mark] = connection.leave()
+        await asyncio.gather(*reading, return_exceptions=True)
 
     async def _filler(self, **members: Any) -> tuple[tuple[int, ...], Connection]:
         mark, prompt = self._prompt(8)
         connection = await Connection.opened(self._site.urls[mark[1] % 2])
         await connection.send(connection.request("/v1/completions", completion(prompt, LONG, **members)))
         return mark, connection
+
+    @staticmethod
+    async def _read(connection: Connection) -> None:
+        await connection.head()
+        async for _ in connection.events():
+            pass
 
     @staticmethod
     async def _until(check: Callable[[], bool]) -> None:

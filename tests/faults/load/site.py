@@ -175,11 +175,12 @@ class LoadSite(Site):
         """Requests that are queued or running."""
         return int(self.client.zcard(redis_keys.flight(self.checkpoint_id)))
 
-    def aborts(self) -> dict[tuple[int, ...], Abort]:
-        """The requests that ended early in an engine, by the first tokens of their prompts."""
+    def requests(self) -> tuple[set[tuple[int, ...]], dict[tuple[int, ...], Abort]]:
+        """The requests that engines began, and those that ended early, by the first tokens of their prompts."""
         path = self.directory / LOG
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return {tuple(mark): Abort(*fields) for mark, *fields in lines}
+        begun = {tuple(mark) for mark, stage, *_ in lines if stage == "begun"}
+        return begun, {tuple(mark): Abort(*fields) for mark, *fields in lines if fields[0] != "begun"}
 
     def left_behind(self, before: Mapping[str, Holdings]) -> list[str]:
         """Wait until everything of the requests is released; return what isn't, as sentences.
