@@ -167,7 +167,7 @@ class Quota:
     def _records(self) -> dict[str, tuple[int, int]]:
         """Tokens of prompt and output by request, when there is a record of each."""
         statement = "select request_id, prompt_tokens, completion_tokens from inference_usagerecord where tenant = ?"
-        rows = {row[0]: (row[1], row[2]) for row in self._site.query(statement, self._tenant)}
+        rows = {row[0]: (row[1], row[2]) for row in self._site.rows(statement, self._tenant)}
         return rows if len(rows) == len(self.found.streams) else {}
 
 

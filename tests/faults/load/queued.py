@@ -88,7 +88,7 @@ def run_queued(site: LoadSite, num: int, *, num_run: int) -> Queued:
     found.redis_bytes = site.client.info("memory")["used_memory"]
     found.num_queued = _states(site)["queued"]
     rest = "select id from inference_generationjob where state = 'queued' order by id limit -1 offset ?"
-    site.query(f"delete from inference_generationjob where id in ({rest})", num_run)
+    site.rows(f"delete from inference_generationjob where id in ({rest})", num_run)
     wait_until(lambda: not set(_states(site)) - {"succeeded"}, 120, "the end of the last jobs")
     return found
 
@@ -108,4 +108,4 @@ def _submit(site: LoadSite, num: int, label: str) -> None:
 
 
 def _states(site: LoadSite) -> dict[str, int]:
-    return dict(site.query("select state, count(*) from inference_generationjob group by 1"))
+    return dict(site.rows("select state, count(*) from inference_generationjob group by 1"))

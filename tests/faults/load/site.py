@@ -7,14 +7,12 @@ import functools
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -131,13 +129,8 @@ class LoadSite(Site):
 
     def tenant(self, key: str) -> str:
         """Return the tenant of a key."""
-        ((number,),) = self.query("select id from inference_apikey where prefix = ?", key.split("_")[1])
+        ((number,),) = self.rows("select id from inference_apikey where prefix = ?", key.split("_")[1])
         return f"key:{number}"
-
-    def query(self, statement: str, *parameters: object) -> list[Any]:
-        """Return the rows of a query of the database."""
-        with sqlite3.connect(self.directory / "db.sqlite3", timeout=20) as database:
-            return database.execute(statement, parameters).fetchall()
 
     # --- what processes hold -----------------------------------------------------------------------
 
@@ -173,7 +166,7 @@ class LoadSite(Site):
 
     def num_open(self) -> int:
         """Requests that are queued or running."""
-        return int(self.client.zcard(redis_keys.flight(self.checkpoint_id)))
+        return int(self.client.zcard(redis_keys.OPEN_REQUESTS))
 
     def requests(self) -> tuple[set[tuple[int, ...]], dict[tuple[int, ...], Abort]]:
         """The requests that engines began, and those that ended early, by the first tokens of their prompts."""
@@ -196,12 +189,13 @@ class LoadSite(Site):
     def _left(self, before: Mapping[str, Holdings]) -> list[str]:
         client = self.client
         sizes = {
-            "open requests": client.zcard(redis_keys.OPEN_REQUESTS),
-            "requests of the model": self.num_open(),
-            "totals of open requests": client.hlen(redis_keys.OPEN_TOTALS),
-            "unacknowledged messages": client.hlen(redis_keys.UNACKED),
-            "queued messages": client.llen(redis_keys.model_queue(self.checkpoint_id)),
-            "deferred messages": client.llen(redis_keys.deferred_queue(self.checkpoint_id)),
+            "open requests": self.num_open(),
+            "messages": client.hlen(redis_keys.MESSAGES),
+            "origins of messages": client.hlen(redis_keys.OPEN_ORIGINS),
+            "totals of open requests": sum(
+                not name.startswith(b"ends:") for name in client.hkeys(redis_keys.OPEN_TOTALS)
+            ),
+            "queues": client.exists(*redis_keys.model_queues(self.checkpoint_id)),
             "leases of workers": sum(len(self.held_by(worker_id)) for worker_id in self.workers),
             "open requests of keys": sum(client.zcard(key) for key in client.scan_iter(redis_keys.limit_open("*"))),
         }

@@ -7,8 +7,9 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from tests.faults.campaign import JOBS_PER_LINE, JOBS_PER_STREAM, NUM_VARIANTS, Campaign, Fault, fault_sequence, variant
@@ -43,25 +44,19 @@ def soak_faults(num: int, seed: int) -> list[Fault]:
     return faults
 
 
-class Soak(Campaign):
-    """A campaign whose faults come at fixed times."""
+def fault_steps(site: LoadSite, faults: Sequence[Fault]) -> list[Callable[[], object]]:
+    """The faults as steps of a campaign that begins now; each waits for its time."""
+    begun = time.monotonic()
 
-    def __init__(self, site: LoadSite, *, jobs: int, num: int, seed: int) -> None:
-        super().__init__(site, jobs=jobs, kills=num, seed=seed)
-        self._num, self._seed = num, seed
+    def inflict(number: int, fault: Fault) -> None:
+        time.sleep(max(0.0, begun + number * FAULT_EVERY_S - time.monotonic()))
+        names = [name for name in site.processes if name.startswith(PREFIXES[fault.target])]
+        name = names[fault.which % len(names)]
+        site.signal(name, signal.SIGSTOP if fault.stopped_s else signal.SIGKILL)
+        time.sleep(fault.stopped_s)
+        site.signal(name, signal.SIGCONT)
 
-    def _inject(self) -> None:
-        begun = time.monotonic()
-        for number, fault in enumerate(soak_faults(self._num, self._seed), 1):
-            time.sleep(max(0.0, begun + number * FAULT_EVERY_S - time.monotonic()))
-            if fault.target == "worker":
-                self._await_worker()
-            names = [name for name in self._site.processes if name.startswith(PREFIXES[fault.target])]
-            name = names[fault.which % len(names)]
-            self._site.signal(name, signal.SIGSTOP if fault.stopped_s else signal.SIGKILL)
-            time.sleep(fault.stopped_s)
-            self._site.signal(name, signal.SIGCONT)
-            self._num_faults += 1
+    return [partial(inflict, number, fault) for number, fault in enumerate(faults, 1)]
 
 
 class Sampler(threading.Thread):
@@ -134,7 +129,8 @@ def run_soak(site: LoadSite, given: argparse.Namespace) -> Iterator[tuple[str, b
     num_jobs = int(LOAD * capacity * seconds / tokens_per_request / requests_per_job)
     num_faults = max(1, int(seconds / FAULT_EVERY_S))
     yield f"{capacity:.0f} tokens a second; {num_jobs} jobs and {num_faults} faults in {given.minutes:g} min", True
-    soak = Soak(site, jobs=num_jobs, num=num_faults, seed=given.seed)
+    steps = fault_steps(site, soak_faults(num_faults, given.seed))
+    soak = Campaign(site, jobs=num_jobs, seed=given.seed, steps=steps)
     sampler = Sampler(site)
     sampler.start()
     begun = time.monotonic()
