@@ -87,7 +87,7 @@ def schedule_create(*, values: Mapping[str, Any], principal: Principal) -> Batch
     if BatchSchedule.objects.filter(tenant=principal.tenant).count() >= MAX_SCHEDULES:
         raise QueueFull(f"There are {MAX_SCHEDULES} schedules already; delete one first.", retry_after_s=60)
     return BatchSchedule.objects.create(
-        schedule_id=f"sched_{secrets.token_hex(12)}",
+        schedule_id=f"sched_{secrets.token_hex(16)}",
         tenant=principal.tenant,
         cron=" ".join(values["cron"].split()),
         request=orjson.dumps(request).decode(),

@@ -120,7 +120,7 @@ def _new_batch(
         )
     now = timezone.now()
     return Batch(
-        batch_id=f"batch_{secrets.token_hex(12)}",
+        batch_id=f"batch_{secrets.token_hex(16)}",
         tenant=principal.tenant,
         endpoint=values["endpoint"],
         input_file_id=file.file_id,

@@ -114,7 +114,7 @@ def file_store_row(
     now = timezone.now()
     seconds = expires_s if expires_s is not None else int(settings.BLAZR_FILE_EXPIRE_DAYS) * 86_400
     return StoredFile.objects.create(
-        file_id=f"file-{secrets.token_hex(12)}",
+        file_id=f"file-{secrets.token_hex(16)}",
         tenant=tenant,
         filename=filename,
         purpose=purpose,
