@@ -66,6 +66,11 @@ def test_usage_and_metrics_are_true_and_a_restart_keeps_the_prompt(tmp_path):
         server.stop()
 
 
+@pytest.mark.fault(
+    "F66",
+    provoked="the same long prompt under one key, under another, and without a key under a salt that names the first",
+    holds="no cached tokens for the others; each finds its own prompt again",
+)
 def test_keys_are_kept_apart_whatever_salt_is_asked_for(tmp_path):
     """A prompt of one key is as good as new for another one, and for a caller whose salt is the first one's name."""
     server = LiveServer(tmp_path / "data", "--cpu")
