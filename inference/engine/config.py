@@ -37,8 +37,6 @@ class EngineConfig:
             with recurrent state has no prefix cache.
         num_spare_slots: State slots beyond these, for the states of requests whose draft tokens are verified.
         snapshot_host_bytes: Host memory for snapshots that were evicted from their slots on a device.
-        logprobs_slice_bytes: Maximum bytes of float32 logits that exist at once while prompt tokens are scored.
-        replay_decodes: Record steps that only decode and replay them without Python, where the network allows it.
     """
 
     max_model_len: int
@@ -54,8 +52,6 @@ class EngineConfig:
     num_snapshot_slots: int = 0
     num_spare_slots: int = 0
     snapshot_host_bytes: int = 0
-    logprobs_slice_bytes: int = 32 << 20
-    replay_decodes: bool = True
 
     def __post_init__(self) -> None:
         for name in (
@@ -65,7 +61,6 @@ class EngineConfig:
             "block_size",
             "max_num_seqs",
             "max_num_batched_tokens",
-            "logprobs_slice_bytes",
         ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, it must be at least 1.", param=name)

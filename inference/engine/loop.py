@@ -65,6 +65,8 @@ class EngineLoop(Generic[ItemT, EventT]):
     Attributes:
         is_busy: Whether the owner has work, so that ``last_step_at`` must advance.
         last_step_at: ``time.monotonic()`` of the end of the last step, or of the last work that reached an idle loop.
+        step_number: Number of the step that runs now; None: no step runs.
+        longest_token_s: Seconds per token of the slowest step that has ended, the first one aside; 0: none has.
     """
 
     def __init__(
@@ -88,9 +90,9 @@ class EngineLoop(Generic[ItemT, EventT]):
         self._has_ended = False
         self.is_busy = False
         self.last_step_at = time.monotonic()
+        self.step_number: int | None = None
+        self.longest_token_s = 0.0
         self._num_steps = 0
-        self._is_stepping = False
-        self._longest_token_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     # --- any thread ----------------------------------------------------------------------------
@@ -149,19 +151,9 @@ class EngineLoop(Generic[ItemT, EventT]):
         return self._thread.is_alive()
 
     @property
-    def step_number(self) -> int | None:
-        """Number of the step that runs now; None: no step runs."""
-        return self._num_steps if self._is_stepping else None
-
-    @property
     def step_tokens(self) -> int:
         """Tokens in the step that runs now, or in the last one."""
         return self._owner.step_tokens
-
-    @property
-    def longest_token_s(self) -> float:
-        """Seconds per token of the slowest step that has ended, the first one aside; 0: none has."""
-        return self._longest_token_s
 
     # --- the loop's thread ---------------------------------------------------------------------
 
@@ -186,15 +178,15 @@ class EngineLoop(Generic[ItemT, EventT]):
     def _step(self) -> list[EventT]:
         started = time.monotonic()
         self._num_steps += 1
-        self._is_stepping = True
+        self.step_number = self._num_steps
         try:
             events = self._owner.step()
         finally:
-            self._is_stepping = False
+            self.step_number = None
         self.last_step_at = time.monotonic()
         if self._num_steps > 1 and self._owner.step_tokens:  # a first step may compile kernels
             token_s = (self.last_step_at - started) / self._owner.step_tokens
-            self._longest_token_s = max(self._longest_token_s, token_s)
+            self.longest_token_s = max(self.longest_token_s, token_s)
         return events
 
     def _read_inbox(self) -> bool:

@@ -17,13 +17,11 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.device import choose_attention, upload, upload_ids
 from inference.engine.request import TokenLogprobs
-from inference.engine.sampling.logits_processors import InvalidTokens
 from inference.engine.sampling.sampler import Sampler, numerical_error
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import StateManager
 from inference.engine.warm_up import warm_up
 from inference.modelling.backends.backend import Backend, bind_backend
-from inference.modelling.backends.native.decode_programs import DecodePrograms
 from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs
 from inference.modelling.forward_batch import UNPAGED, AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layer_specs import AttentionSpec, MLASpec
@@ -32,6 +30,9 @@ from inference.modelling.mapped import mapped_zeros
 from inference.modelling.spec import ModelSpec
 
 Int64Array = npt.NDArray[np.int64]
+LOGPROBS_SLICE_BYTES = 32 << 20
+"""Maximum bytes of float32 logits that exist at once while prompt tokens are scored."""
+
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -74,6 +75,10 @@ class ModelRunner:
         spec: Specification of the network.
         config: Sizes of the engine.
         states: State manager with the block tables.
+
+    Attributes:
+        layer_states: The state tensors of each layer.
+        backend: The faster forms of the network's device.
     """
 
     def __init__(self, network: Network, spec: ModelSpec, config: EngineConfig, states: StateManager) -> None:
@@ -81,11 +86,10 @@ class ModelRunner:
         self._states = states
         self._block_size = config.block_size
         self._device = torch.device(config.device)
-        self._layers = allocate_states(spec, config)
+        self.layer_states = allocate_states(spec, config)
         self._needs_rope_lengths = _depends_on_length(spec)
         self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
-        self._invalid = InvalidTokens(config.invalid_token_ids, self._device)
-        self._slice_rows = max(1, config.logprobs_slice_bytes // (4 * spec.vocab_size))
+        self._slice_rows = max(1, LOGPROBS_SLICE_BYTES // (4 * spec.vocab_size))
         # A test's network that isn't a module has no faster forms.
         self.backend = Backend(self._device, TORCH_DTYPES[config.dtype])
         if isinstance(network, torch.nn.Module):
@@ -94,29 +98,22 @@ class ModelRunner:
         if self._device.type == "cuda":
             choose_attention()
             if isinstance(network, torch.nn.Module):
-                warm_up(network, network.compute_logits, spec, self._layers, config, self.backend.warm_up_rows)
+                warm_up(network, network.compute_logits, spec, self.layer_states, config, self.backend.warm_up_rows)
                 paged = states.has_paged_state
                 self._graphs = self.backend.capture_decodes(
                     network,
                     spec,
-                    self._layers,
+                    self.layer_states,
                     max_rows=config.max_num_seqs,
                     max_blocks=config.max_num_seqs * config.max_blocks_per_sequence if paged else 1,
                     block_size=config.block_size if paged else 0,
                 )
-        self._programs: DecodePrograms | None = None
-        if config.replay_decodes:
-            self._programs = self.backend.decode_programs(network, self._layers)
+        self._programs = self.backend.decode_programs(network, self.layer_states)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of all state tensors."""
-        return sum(tensor.nbytes for layer in self._layers for tensor in layer.values())
-
-    @property
-    def layer_states(self) -> list[LayerState]:
-        """The state tensors of each layer."""
-        return self._layers
+        return sum(tensor.nbytes for layer in self.layer_states for tensor in layer.values())
 
     def forward(self, step: SchedulerOutput) -> torch.Tensor:
         """Return the (T, h) hidden rows of a step, in its order; advance the states."""
@@ -125,26 +122,22 @@ class ModelRunner:
                 return self._graphs.run(self.build_batch(step, torch.device("cpu")))
             if self._programs is not None:
                 return self._programs.run(self.build_batch(step, self._device))
-        return self._network(self.build_batch(step, self._device), self._layers)
+        return self._network(self.build_batch(step, self._device), self.layer_states)
 
     def logits_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Return the (len(rows), V) float32 logits of ``rows``, which are ascending and distinct."""
         return self._network.compute_logits(_select_rows(hidden, rows))
 
     def argmax_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the argmax of ``logits_of`` over the valid ids, without logits in memory if the network supports it.
+        """Return the argmax of ``logits_of`` over the valid ids, without logits in memory.
 
         Returns:
             (n,) int64 ids, the lowest of equal ones, and (n,) their logits, NaN if the row has NaN. None: the network
-            runs on a CPU and computes logits only, and the sampler is as fast.
+            computes logits only.
         """
         network: Any = self._network
         if not getattr(network, "can_choose", False):
-            if self._device.type == "cpu":
-                return None
-            logits = self.logits_of(hidden, rows)
-            self._invalid.apply(logits, ())
-            return self.backend.row_maxima(logits)
+            return None
         places, values = network.argmax_logits(_select_rows(hidden, rows), self._invalid_bits)
         return places, values
 

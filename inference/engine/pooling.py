@@ -34,11 +34,6 @@ class Pooler:
         """Whether the prefix cache can replace rows before the last."""
         return self._kind == "last"
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last row has been seen."""
-        return self._num_seen == self._num_tokens
-
     def add(self, rows: torch.Tensor, position: int) -> None:
         """Add the (n, h) hidden rows of the positions from ``position``."""
         stop = position + rows.shape[0]
@@ -60,7 +55,7 @@ class Pooler:
         Raises:
             GenerationFailed: The sequence isn't complete, or its rows hold NaN or infinity.
         """
-        if self._pooled is None or not self.is_complete:
+        if self._pooled is None or self._num_seen < self._num_tokens:
             raise GenerationFailed("the input was not computed to its end.")
         pooled = self._pooled / self._num_tokens if self._kind == "mean" else self._pooled
         found: Float32Array = pooled.cpu().numpy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from inference.engine.pooling import Pooler
 from inference.engine.prefix_cache.cache import CachedSequence
@@ -14,17 +13,9 @@ from inference.engine.state_manager import SequenceState
 from inference.errors import BlazrError
 
 
-class RequestStatus(StrEnum):
-    """Stage of a request in the engine."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-
-
 @dataclass(slots=True, eq=False)
 class Request:
-    """Mutable state of a request; the scheduler changes status and state, the engine changes the tokens.
+    """Mutable state of a request; the scheduler changes the state, the engine changes the tokens.
 
     Attributes:
         source: The request as the caller gave it.
@@ -37,6 +28,7 @@ class Request:
         num_to_replay: Generated tokens whose state was rolled back; they are computed again together with the last
             token (``speculation.rollback``).
         state: Location of the sequence's state; None unless the request is running.
+        has_ended: Whether the request neither runs nor waits any more.
         known_ending: Reason to end after the prompt, without a sampled token; None: tokens are sampled.
         error: Error with which the request ends after this step.
         prompt_logprobs: Entries so far, for prompt positions from 1; None if not requested, or already reported.
@@ -56,8 +48,8 @@ class Request:
     sampling: SamplingState
     num_computed_tokens: int = 0
     num_to_replay: int = 0
-    status: RequestStatus = RequestStatus.WAITING
     state: SequenceState | None = None
+    has_ended: bool = False
     known_ending: FinishReason | None = None
     error: BlazrError | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -78,6 +70,11 @@ class Request:
     def request_id(self) -> str:
         """Id of ``source``."""
         return self.source.request_id
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the request has state, and a part in the steps."""
+        return self.state is not None
 
     @property
     def rank(self) -> tuple[int, int]:

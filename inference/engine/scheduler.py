@@ -22,7 +22,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.prefill_order import PrefillOrder
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.lookup import Match
-from inference.engine.running_request import Request, RequestStatus
+from inference.engine.running_request import Request
 from inference.engine.state_manager import SequenceState, StateManager
 from inference.engine.token_budget import TokenBudget
 
@@ -34,8 +34,7 @@ class ScheduledRequest(NamedTuple):  # faster to create than a frozen dataclass
     """A request's share of a step: its next ``num_tokens`` uncomputed tokens.
 
     Attributes:
-        num_sampled: Number of last rows with a sampled token: one if the step computes all known tokens, and one for
-            each draft token.
+        reaches_end: Whether all known tokens are computed after the step.
         draft_token_ids: Draft tokens that the step verifies: the last of its tokens, not in the request's
             ``token_ids``.
     """
@@ -43,7 +42,7 @@ class ScheduledRequest(NamedTuple):  # faster to create than a frozen dataclass
     request: Request
     num_tokens: int
     num_computed_tokens: int
-    num_sampled: int
+    reaches_end: bool
     draft_token_ids: tuple[int, ...] = ()
 
     @property
@@ -57,17 +56,15 @@ class ScheduledRequest(NamedTuple):  # faster to create than a frozen dataclass
         return self.num_computed_tokens + self.num_tokens
 
     @property
-    def reaches_end(self) -> bool:
-        """Whether all known tokens are computed after the step."""
-        return self.stop == len(self.request.token_ids) + len(self.draft_token_ids)
+    def num_sampled(self) -> int:
+        """Number of last rows with a sampled token: one for the known tokens, and one for each draft token."""
+        return 1 + len(self.draft_token_ids) if self.reaches_end and self.request.known_ending is None else 0
 
 
 def scheduled_request(request: Request, num_tokens: int, draft_token_ids: tuple[int, ...] = ()) -> ScheduledRequest:
     """Return a share of ``num_tokens`` tokens, draft tokens included, from the first uncomputed token."""
-    num_drafts, num_computed = len(draft_token_ids), request.num_computed_tokens
-    reaches_end = num_computed + num_tokens == len(request.token_ids) + num_drafts
-    num_sampled = 1 + num_drafts if reaches_end and request.known_ending is None else 0
-    return ScheduledRequest(request, num_tokens, num_computed, num_sampled, draft_token_ids)
+    reaches_end = num_tokens == request.num_uncomputed_tokens + len(draft_token_ids)
+    return ScheduledRequest(request, num_tokens, request.num_computed_tokens, reaches_end, draft_token_ids)
 
 
 class SchedulerOutput(NamedTuple):
@@ -110,11 +107,11 @@ class Scheduler:
         Args:
             is_sound: False: the prefix cache must not keep its computed state.
         """
-        if request.status is RequestStatus.RUNNING:
+        if request.is_running:
             self._release(request, is_sound=is_sound)
         elif request in self.waiting:  # otherwise its prefix is still read from disk
             self.waiting.remove(request)
-        request.status = RequestStatus.FINISHED
+        request.has_ended = True
 
     def preempt(self, request: Request, *, is_state_valid: bool = True) -> None:
         """Free a running request's state and put it back into the queue, at its old rank.
@@ -123,7 +120,6 @@ class Scheduler:
             is_state_valid: False: a failed step has advanced a part of its recurrent state.
         """
         self._release(request, is_state_valid=is_state_valid)
-        request.status = RequestStatus.WAITING
         request.num_computed_tokens = request.num_to_replay = 0
         self.add(request)
         self.num_preemptions += 1
@@ -186,11 +182,11 @@ class Scheduler:
         for request in self._prefill_order.iterate(merge(prefilling, self.waiting, key=_rank)):
             if left == 0:
                 break
-            if request.status is RequestStatus.WAITING:
+            if not request.is_running:
                 # No request overtakes the first one that waits, or a long prompt would wait for ever.
                 is_open = is_open and self._admit(request, scheduled, preempted)
                 left = self._budget_left(scheduled)
-            if request.status is RequestStatus.RUNNING:
+            if request.is_running:
                 count = self._chunk(request, left)
                 scheduled.append(scheduled_request(request, count))
                 self._prefill_order.record(request, count)
@@ -262,7 +258,6 @@ class Scheduler:
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
             request.cache_miss_reason = None if match.reason is None else match.reason.value
             self._cache.record_found(request.num_cached_tokens, match.reason)
-        request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_rank)
 
     def _chunk(self, request: Request, budget: int) -> int:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from inference.engine.device import is_memory_error
-from inference.engine.running_request import Request, RequestStatus
+from inference.engine.running_request import Request
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.speculation.policy import DraftingPolicy
 from inference.engine.speculation.proposer import Drafts, Proposer
@@ -134,8 +134,8 @@ class Speculator:
 
     def _forget_stopped(self) -> None:
         """Drop the requests that ended or lost their state since the last step."""
-        for request in [request for request in self._requests if request.status is not RequestStatus.RUNNING]:
+        for request in [request for request in self._requests if not request.is_running]:
             self._proposer.forget(request)
             self._requests.remove(request)
-            if request.status is RequestStatus.FINISHED:
+            if request.has_ended:
                 self._policy.forget(request)

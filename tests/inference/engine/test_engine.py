@@ -72,10 +72,11 @@ def test_max_tokens_defaults_to_the_room_left():
     assert len(found.tokens) == 15 and found.finish_reason is FinishReason.LENGTH
 
 
-def test_scores_of_the_prompt_match_the_network():
+def test_scores_of_the_prompt_match_the_network(monkeypatch):
+    monkeypatch.setattr("inference.engine.model_runner.LOGPROBS_SLICE_BYTES", 2 * 4 * VOCAB_SIZE)
     reference = [torch.log_softmax(logits_after(SPEC, PROMPT[: i + 1]), -1) for i in range(len(PROMPT) - 1)]
     for chunk in (8, 1):
-        engine = make_engine(max_num_seqs=1, max_num_batched_tokens=chunk, logprobs_slice_bytes=2 * 4 * VOCAB_SIZE)
+        engine = make_engine(max_num_seqs=1, max_num_batched_tokens=chunk)
         found = run(engine, request("r", PROMPT, max_tokens=0, prompt_logprobs=2))["r"]
         assert found.tokens == [] and found.finish_reason is FinishReason.LENGTH
         assert found.prompt_logprobs is not None and len(found.prompt_logprobs) == len(PROMPT) - 1

@@ -89,7 +89,7 @@ def test_unusable_logits_end_only_their_request(value, row, monkeypatch):
 def test_nan_left_in_freed_blocks_does_not_reach_the_next_owner():
     """What a failed request wrote into its state is never read by another one."""
     engine = make_engine("hybrid", num_blocks=9, num_state_slots=2, max_num_seqs=1)
-    for layer in engine._runner._layers:
+    for layer in engine._runner.layer_states:
         for tensor in layer.values():
             tensor[4 if tensor.shape[0] > 2 else 1 :] = math.nan
     found = run(engine, request("r", [1, 2, 3], max_tokens=20))
