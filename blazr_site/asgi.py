@@ -29,30 +29,20 @@ from blazr_site.bare_handler import BareHandler
 from blazr_site.body_budget import BodyBudget
 from blazr_site.body_limit import BodyLimit
 from blazr_site.origin import SameOrigin
+from blazr_site.routes import is_bare, route_or_none
 from inference.consumers import StreamConsumer
 from inference.host.machine import freeze_objects
 from inference.records.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
 from inference.transport.hub import get_hub
 
-API_PREFIXES = ("/v1/", "/api/generate", "/api/chat", "/api/embed", "/api/tags", "/api/ps", "/api/show", "/api/version")
-API_PATHS = frozenset(
-    {
-        "/livez",
-        "/readyz",
-        "/health",
-        "/metrics",
-        "/tokenize",
-        "/detokenize",
-        "/tokenizer_info",
-        "/apply-template",
-        "/infill",
-    }
-)
 TRACED_PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/infill", "/apply-template")
 
 
 class Http:
-    """Routes the API's paths to the bare handler, and other paths through the pages' middleware."""
+    """Finds the route of a request once; views of the API without sessions run without the pages' middleware.
+
+    ``scope["route"]`` is the route; None: there is none.
+    """
 
     def __init__(self, api: Any, pages: Any) -> None:
         self._api = api
@@ -60,10 +50,9 @@ class Http:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
-        target = scope["path"]
-        is_api = target in API_PATHS or target.startswith(API_PREFIXES)
-        app = self._api if is_api else self._pages
-        if is_tracing() and target.startswith(TRACED_PREFIXES):
+        scope["route"] = route = route_or_none(scope["path"])
+        app = self._api if is_bare(route) else self._pages
+        if is_tracing() and scope["path"].startswith(TRACED_PREFIXES):
             await _serve_traced(app, scope, receive, send)
         else:
             await app(scope, receive, send)

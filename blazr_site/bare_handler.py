@@ -17,14 +17,13 @@ from asgiref.sync import sync_to_async
 from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, set_script_prefix
 
 from blazr_site.request_thread import has_connections
-from blazr_site.routes import find_route
 from inference.api.event_stream import EventStream
-from inference.api.exception_handler import error_response, page_not_found
+from inference.api.exception_handler import error_response
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -41,20 +40,18 @@ class BareHandler(ASGIHandler):
         """Load none, because each synchronous middleware costs a thread hop."""
 
     async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
-        """Resolve the path and call its view; ``ApiView`` turns its own exceptions into responses."""
+        """Call the view of the request's route; ``ApiView`` turns its own exceptions into responses."""
         try:
             found = self.resolve_request(request)
             response: HttpResponseBase = await found.func(request, *found.args, **found.kwargs)
-        except Http404 as error:
-            return page_not_found(request, error)
         except Exception as error:
             return error_response(error)
         return response
 
     def resolve_request(self, request: HttpRequest) -> ResolverMatch:
-        """Resolve the request's path."""
-        request.resolver_match = found = find_route(request.path_info)
-        return found
+        """Return the route that was found for the request."""
+        request.resolver_match = found = cast("Any", request).scope["route"]
+        return cast("ResolverMatch", found)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request."""

@@ -16,9 +16,9 @@ from django.http import HttpResponse
 from django.urls import ResolverMatch
 
 from blazr_site.body_budget import ANONYMOUS, MAX_ANONYMOUS_BODY_BYTES, RETRY_AFTER_S, BodyBudget
-from blazr_site.callers import api_view, body_caller
+from blazr_site.callers import body_caller
 from blazr_site.request_thread import request_thread
-from blazr_site.routes import FILE_ROUTE, LARGE_ROUTES, PIECE_ROUTE, SMALL_BODY_BYTES, route_or_none
+from blazr_site.routes import FILE_ROUTE, LARGE_ROUTES, PIECE_ROUTE, SMALL_BODY_BYTES, api_view
 from inference.api.exception_handler import RequestTimeout, error_response
 from inference.errors import BlazrError, InvalidRequest, RequestTooLarge, Unavailable
 from models_registry.upload_rules import CHUNK_BYTES
@@ -68,7 +68,7 @@ class BodyLimit:
 
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        route = route_or_none(scope["path"])
+        route = scope["route"]
         if scope["http_version"] == "1.1" and [name for name, _ in scope["headers"]].count(b"host") != 1:
             error: BlazrError = InvalidRequest("A request of HTTP/1.1 needs one Host header (RFC 9112, section 3.2).")
             await _refuse(route, error, receive, send)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from importlib import import_module
 from typing import Any
 
@@ -12,16 +12,17 @@ from django.contrib.auth import aget_user
 from django.http import HttpRequest, parse_cookie
 from django.urls import ResolverMatch
 
+from blazr_site.routes import api_view
 from inference.access.accounts import principal_of_user
 from inference.access.authentication import principal_of_connection
-from inference.api.base import ApiView
 from inference.errors import NotAuthenticated
 
 
-async def body_caller(scope: Mapping[str, Any], route: ResolverMatch | None) -> str | None:
+async def body_caller(scope: MutableMapping[str, Any], route: ResolverMatch | None) -> str | None:
     """Return the caller, by a key or the session of an account; None: an unknown one, on a public route.
 
-    What the caller may do, and whether another site's page sent the request, is the view's decision.
+    What the caller may do, and whether another site's page sent the request, is the view's decision. The view finds the
+    caller of a key in ``scope["principal"]``.
 
     Args:
         scope: ASGI's scope of the request.
@@ -33,7 +34,7 @@ async def body_caller(scope: Mapping[str, Any], route: ResolverMatch | None) -> 
     view = api_view(route)
     needs_caller = view is not None and not view.public and hasattr(view, scope["method"].lower())
     try:
-        principal = await principal_of_connection(_with_authorization(scope))
+        principal = scope["principal"] = await principal_of_connection(scope)
     except NotAuthenticated:
         if needs_caller:
             raise
@@ -47,21 +48,6 @@ async def body_caller(scope: Mapping[str, Any], route: ResolverMatch | None) -> 
     if needs_caller:
         raise NotAuthenticated("An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
     return None
-
-
-def api_view(route: ResolverMatch | None) -> type[ApiView] | None:
-    """Return the route's view if it belongs to the API."""
-    view = None if route is None else getattr(route.func, "view_class", None)
-    return view if view is not None and issubclass(view, ApiView) else None
-
-
-def _with_authorization(scope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the scope with a key of ``x-api-key`` as Authorization."""
-    headers = dict(scope["headers"])
-    key = headers.get(b"x-api-key")
-    if key is None or b"authorization" in headers:
-        return scope
-    return {**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + key)]}
 
 
 async def _account(scope: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,10 @@
-"""Find the route of a path, and the largest body that the route takes."""
+"""Find the route of a path, what serves it, and the largest body that the route takes."""
 
 from __future__ import annotations
 
 from django.urls import Resolver404, ResolverMatch, get_resolver
+
+from inference.api.base import ApiView
 
 SMALL_BODY_BYTES = 512 << 10
 """Largest body of routes that aren't listed below: settings, keys, batches, names of files, forms of the pages."""
@@ -56,3 +58,15 @@ def route_or_none(path: str) -> ResolverMatch | None:
         return find_route(path)
     except Resolver404:
         return None
+
+
+def api_view(route: ResolverMatch | None) -> type[ApiView] | None:
+    """Return the route's view if it belongs to the API."""
+    view = None if route is None else getattr(route.func, "view_class", None)
+    return view if view is not None and issubclass(view, ApiView) else None
+
+
+def is_bare(route: ResolverMatch | None) -> bool:
+    """Whether the route's view runs without the pages' middleware, which has sessions and the pages' headers."""
+    view = api_view(route)
+    return route is not None and route.namespace == "api" and view is not None and not view.session_allowed

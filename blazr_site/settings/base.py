@@ -21,7 +21,7 @@ INSTALLED_APPS = [
     "models_registry",
     "inference",
 ]
-# For pages. Paths of the API (blazr_site.asgi.API_PREFIXES) run without any middleware: each one that isn't
+# For pages. Views of the API (blazr_site.routes.is_bare) run without any middleware: each one that isn't
 # async costs a thread hop per request.
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -45,19 +45,24 @@ def _is_from_here(headers: Iterable[str], peer: str | None) -> bool:
     return not any(name in _FORWARDED or name.startswith(("x-forwarded-", "x-original-")) for name in headers)
 
 
-def _header_names(request: HttpRequest) -> list[str]:
-    return [name[5:].lower().replace("_", "-") for name in request.META if name.startswith("HTTP_")]
+async def _principal(headers: Mapping[str, str], peer: str | None) -> Principal | None:
+    """Return the caller that the headers name; None: they have no key, and one is required.
 
-
-async def _principal(authorization: str | None, headers: Iterable[str], peer: str | None) -> Principal | None:
-    """Return the caller that an Authorization header names; None: the header is missing, and a key is required.
+    Anthropic's clients send ``x-api-key`` in place of Authorization.
 
     Where no key is required, keys of other services are no error, because most clients always send one. A key of blazr
     is: it was meant for a server like this one, and is wrong, expired or revoked.
 
+    Args:
+        headers: The request's headers by their names in lower case.
+        peer: See ``requires_key``.
+
     Raises:
         NotAuthenticated: A key is required and missing, or the given one is wrong, expired or revoked.
     """
+    authorization = headers.get("authorization")
+    if authorization is None and "x-api-key" in headers:
+        authorization = f"Bearer {headers['x-api-key']}"
     principal = await principal_of_key(authorization) if authorization else None
     if principal is not None:
         return principal
@@ -80,17 +85,16 @@ async def principal_of_connection(scope: Mapping[str, Any]) -> Principal | None:
     Raises:
         NotAuthenticated: The key is wrong, expired or revoked.
     """
-    headers = dict(scope.get("headers", ()))
-    authorization, client = headers.get(b"authorization"), scope.get("client")
-    return await _principal(
-        authorization.decode("latin1") if authorization else None,
-        [name.decode("latin1") for name in headers],
-        client[0] if client else None,
-    )
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope.get("headers", ()):
+        name, value = raw_name.decode("latin1"), raw_value.decode("latin1")
+        headers[name] = f"{headers[name]},{value}" if name in headers else value  # as Django joins them
+    client = scope.get("client")
+    return await _principal(headers, client[0] if client else None)
 
 
 async def principal_authenticate(request: HttpRequest, *, session_allowed: bool = False) -> Principal:
-    """Return the caller of an HTTP request.
+    """Return the caller of an HTTP request; by its ASGI scope, if the caller was found before the body was read.
 
     Args:
         request: Django's request.
@@ -102,7 +106,13 @@ async def principal_authenticate(request: HttpRequest, *, session_allowed: bool 
         PermissionRefused: A page of another site sent the request.
         InvalidRequest: The Host header is not one of this site's names.
     """
-    principal = await _principal(_authorization(request), _header_names(request), request.META.get("REMOTE_ADDR"))
+    scope = getattr(request, "scope", {})
+    principal: Principal | None
+    if "principal" in scope:
+        principal = scope["principal"]
+    else:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        principal = await _principal(headers, request.META.get("REMOTE_ADDR"))
     if principal is not None and principal.kind == "key":
         return principal
     if session_allowed:
@@ -114,14 +124,6 @@ async def principal_authenticate(request: HttpRequest, *, session_allowed: bool 
         raise NotAuthenticated("An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
     _check_origin(request)
     return principal
-
-
-def _authorization(request: HttpRequest) -> str | None:
-    """Return the Authorization header; Anthropic's clients send ``x-api-key`` instead."""
-    found: str | None = request.META.get("HTTP_AUTHORIZATION")
-    if found is None and (key := request.META.get("HTTP_X_API_KEY")) is not None:
-        return f"Bearer {key}"
-    return found
 
 
 async def _account(request: HttpRequest) -> Principal | None:

@@ -12,6 +12,7 @@ from django.http import HttpResponse
 
 from blazr_site.bare_handler import BareHandler
 from blazr_site.request_thread import request_thread
+from blazr_site.routes import route_or_none
 
 SCOPE = {
     "type": "http",
@@ -34,7 +35,8 @@ class Handler(BareHandler):
 
 async def serve(handler, client, **scope):
     async with request_thread():
-        await handler({**SCOPE, **scope}, client.receive, client.send)
+        path = scope.get("path", SCOPE["path"])
+        await handler({**SCOPE, "route": route_or_none(path), **scope}, client.receive, client.send)
 
 
 class Client:

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from blazr_site import body_limit
 from blazr_site.body_budget import ANONYMOUS_BYTES, MAX_ANONYMOUS_BODY_BYTES, BodyBudget
 from blazr_site.body_limit import BodyLimit
-from blazr_site.routes import SMALL_BODY_BYTES
+from blazr_site.routes import SMALL_BODY_BYTES, route_or_none
 from inference.access.api_keys import api_key_create
 
 LIMIT = 10
@@ -71,6 +71,7 @@ class Client:
             "client": ("127.0.0.1", 50000),
             "method": "POST",
             "path": path,
+            "route": route_or_none(path),
             "headers": self.headers,
         }
         async with asyncio.timeout(10):
@@ -326,6 +327,7 @@ async def test_other_connections_pass():
 
     limit = BodyLimit(app, budget(), max_bytes=LIMIT)
     await limit({"type": "websocket"}, None, None)
-    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/v1/models", "headers": [(b"host", b"a")]}
+    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/v1/models", "route": None}
+    scope["headers"] = [(b"host", b"a")]
     await limit(scope, None, None)
     assert seen == ["websocket", "http"]

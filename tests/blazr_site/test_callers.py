@@ -17,7 +17,10 @@ def caller(path: str, headers: dict[str, str] | None = None, method: str = "POST
 
     raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     scope = {"client": ("127.0.0.1", 50000), "method": method, "headers": raw}
-    return async_to_sync(body_caller)(scope, route_or_none(path))
+    found = async_to_sync(body_caller)(scope, route_or_none(path))
+    principal = scope.get("principal")
+    assert (None if principal is None else principal.tenant) == (None if (found or "").startswith("user:") else found)
+    return found
 
 
 def cookie_of(user: User) -> dict[str, str]:

@@ -6,7 +6,7 @@ import pytest
 from django.urls import Resolver404, URLPattern, URLResolver, get_resolver
 
 from blazr_site import routes
-from blazr_site.routes import find_route, route_or_none
+from blazr_site.routes import find_route, is_bare, route_or_none
 
 
 def test_only_routes_without_parameters_are_remembered(monkeypatch):
@@ -20,6 +20,18 @@ def test_only_routes_without_parameters_are_remembered(monkeypatch):
         find_route("/nowhere")
     assert route_or_none("/nowhere") is None
     assert set(routes._fixed) == {"/v1/completions"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/livez", True), ("/v1/chat/completions", True), ("/v1/nothing", True), ("/api/chat", True),
+        ("/api/pull", True), ("/api/jobs", False), ("/docs", False), ("/schema", False), ("/login/", False),
+        ("/api/nothing", False), ("/registry/uploads", False), ("/admin/", False),
+    ],
+)  # fmt: skip
+def test_views_of_the_api_without_sessions_need_no_middleware(path, expected):
+    assert is_bare(route_or_none(path)) is expected
 
 
 def _names(resolver: URLResolver, namespace: str = "") -> set[str]:
