@@ -1,5 +1,7 @@
 """Run fault campaigns: ``python -m tests.faults --jobs 1000 --kills 200 --seeds 10``, or one with ``--seed``.
 
+``--rows F09,F10 --times 20`` repeats the tests of rows in place of campaigns.
+
 Each seed has processes, a database and a Redis of its own. A campaign whose ledger isn't exact keeps its directory
 with the logs. The order of the faults and the requests are the seed's; the moments depend on the machine.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +19,7 @@ from pathlib import Path
 
 from tests.faults.campaign import Campaign
 from tests.faults.records import Records
+from tests.faults.rows import ROOT, node_ids
 from tests.faults.site import Site
 
 
@@ -53,6 +57,16 @@ def run_campaign(jobs: int, kills: int, seed: int) -> list[str]:
     return records.problems
 
 
+def repeat(tests: list[str], times: int) -> int:
+    """Run tests several times, each time with new processes; return pytest's first exit code that isn't 0."""
+    for number in range(1, times + 1):
+        sys.stdout.write(f"run {number} of {times}\n")
+        sys.stdout.flush()
+        if code := subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT).returncode:
+            return code
+    return 0
+
+
 def main() -> int:
     """Return 0 if every ledger is exact."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
@@ -60,7 +74,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="faults: kill -9, or SIGSTOP for some seconds")
     parser.add_argument("--seeds", type=int, default=10, help="campaigns with the seeds 1, 2, …")
     parser.add_argument("--seed", type=int, help="only the campaign with this seed")
+    parser.add_argument("--rows", help="run the tests of these rows in place of campaigns, such as F09,F10")
+    parser.add_argument("--times", type=int, default=1, help="how often; until a test fails")
     given = parser.parse_args()
+    if given.rows:
+        return repeat(node_ids(given.rows.split(",")), given.times)
     seeds = range(1, given.seeds + 1) if given.seed is None else [given.seed]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes end too
     bad = [seed for seed in seeds if run_campaign(given.jobs, given.kills, seed)]

@@ -1,7 +1,8 @@
-"""The worker's own pool, with requests that kill the process, hang the engine or end its thread."""
+"""The worker's own pool, with requests that kill the process, hang the engine, hold the GIL or end the thread."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from inference.engine.engine import Engine
+from inference.worker import step_watch
 from inference.worker.pool import EnginePool
 from inference.worker.runtime import WorkerRuntime
 
@@ -19,6 +21,10 @@ HANG = [17, 19, 17, 19]
 SILENT = [23, 29, 23, 29]
 """Likewise: the step takes a minute, and the engine's thread ends by ``sys.exit``, which Python doesn't report. Both
 happen once: when the request has three tokens, and in no later attempt."""
+GIL_HOLDER = [31, 37, 31, 37]
+"""Likewise: the step holds the GIL for ever, once."""
+STUCK_AFTER_S = 3.0
+"""Seconds after which the worker ends then; 30 usually."""
 DRAIN_GRACE_S = 1
 """Seconds from SIGTERM to the return of unfinished requests."""
 
@@ -34,7 +40,15 @@ def _step(engine: Engine) -> Any:
                 time.sleep(60)
             if request.token_ids[: len(SILENT)] == SILENT:
                 sys.exit()
+            if request.token_ids[: len(GIL_HOLDER)] == GIL_HOLDER:
+                _hold_gil()
     return _forward(engine)
+
+
+def _hold_gil() -> None:
+    step_watch.STUCK_AFTER_S = STUCK_AFTER_S
+    time.sleep(2 * step_watch.TICK_S)  # the timer starts with the next tick
+    ctypes.PyDLL(None).sleep(600)
 
 
 class FaultyPool(EnginePool):

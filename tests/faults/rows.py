@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ with the marker `fault`; `python -m tests.faults.rows > docs/faults.md` writes t
 processes: Redis, two web processes, two workers and beat, which are started again when they end, as
 `blazr serve` does. `make faults` runs row F11 with 1,000 jobs and 200 faults for each of ten seeds
 (`ARGS="--jobs 150 --kills 25 --seed 3"`); a seed gives the same requests and the same order of faults.
+`make faults ARGS="--rows F09,F10 --times 20"` repeats the tests of rows.
 Rows F25, F31, F32, F34 and F35 run engines in the test's own process; their long forms are
 `python -m tests.faults.engine_schedules --schedules 10000` and
 `python -m tests.faults.engine_loads --cycles 250`.
@@ -147,6 +148,18 @@ def _rows_of(path: Path, root: Path) -> Iterator[Row]:
                     raise ValueError(f"{path}: the marker of {node.name} needs provoked and holds")
                 test = f"{path.relative_to(root).as_posix()}::{node.name}"
                 yield Row(ast.literal_eval(item.args[0]), texts["provoked"], texts["holds"], test)
+
+
+def node_ids(numbers: Iterable[str], root: Path = ROOT) -> list[str]:
+    """The tests of the given rows, as pytest takes them.
+
+    Raises:
+        ValueError: A row has no test.
+    """
+    found = {row.number: row.test for row in rows_with_test(root)}
+    if missing := [number for number in numbers if number not in found]:
+        raise ValueError(f"{', '.join(missing)}: no such row has a test; there are {', '.join(found)}")
+    return [found[number] for number in numbers]
 
 
 def page(root: Path = ROOT) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.rows import ROOT, TITLES, page, rows_with_test
+from tests.faults.rows import ROOT, TITLES, node_ids, page, rows_with_test
 
 TEST = """
 import pytest
@@ -33,3 +33,11 @@ def test_a_wrong_marker_is_refused(tmp_path, number, texts, message):
     (tmp_path / "tests" / "test_it.py").write_text(TEST.format(number=number, texts=texts))
     with pytest.raises(ValueError, match=message):
         rows_with_test(tmp_path)
+
+
+def test_rows_are_run_by_their_numbers():
+    assert node_ids(["F09", "F01"])[0].endswith(
+        "test_site_faults.py::test_f09_a_worker_that_is_asked_to_stop_loses_nothing"
+    )
+    with pytest.raises(ValueError, match="F99: no such row has a test; there are F01, "):
+        node_ids(["F01", "F99"])

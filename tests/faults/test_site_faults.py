@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference.host.confinement import confinement
 from tests.faults.ledger import Ledger
-from tests.faults.pool import DRAIN_GRACE_S
+from tests.faults.pool import DRAIN_GRACE_S, GIL_HOLDER, STUCK_AFTER_S
 from tests.faults.site import Site, wait_until
 
 pytestmark = pytest.mark.live
@@ -120,6 +120,21 @@ def test_f09_a_worker_that_is_asked_to_stop_loses_nothing(site, reference):
     assert sorted(batch.output()) == sorted(f"r{number}" for number in range(20))
     wait_until(lambda: site.deaths, 5, "the restart of the worker")
     assert site.deaths == [(victim, 0)]
+
+
+def test_a_worker_whose_gil_is_held_is_replaced_and_its_streams_go_on(site, reference):
+    """Its step watch is a thread that needs the GIL, too."""
+    ledger = Ledger(site)
+    holder = ledger.send([*GIL_HOLDER, 50], 20)
+    for number in range(8):
+        ledger.send(prompt(number), LONG)
+    wait_until(lambda: site.deaths, STUCK_AFTER_S + 10, "the end of the worker")
+    (victim, code), *others = site.deaths
+    assert (code, others) == (1, [])
+    ledger.wait(60)
+    ledger.check(reference)
+    assert len(holder.tokens) == 20
+    assert "_hold_gil" in (site.directory / f"{victim}.log").read_text()
 
 
 @pytest.mark.fault(
