@@ -14,7 +14,7 @@ from tests.faults.load.disconnects import quantile
 from tests.faults.load.site import LoadSite
 from tests.faults.site import wait_until
 
-MAX_PER_SUBMIT = 25_000
+MAX_PER_SUBMIT = 5_000
 JOB_TOKENS = 100
 NUM_CLAIMS = 100
 CLAIMED = 16
