@@ -236,7 +236,7 @@ def _marks(seen: list[tuple[float, str]], since: float) -> dict[str, float]:
     """When Redis saw each step for the first time; the watcher may be behind, so they are waited for."""
     searched: dict[str, Callable[[str], bool]] = {
         "published": lambda text: text.startswith("LPUSH m."),
-        "taken": lambda text: text.startswith("SADD blazr:held:"),
+        "taken": lambda text: text.startswith("HSETNX blazr:messages:holders"),
         "token": lambda text: text.startswith("XADD blazr:out:") and "delta" in text,
     }
     deadline = time.monotonic() + 5

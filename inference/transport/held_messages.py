@@ -31,13 +31,13 @@ DEAD_AFTER_S = 10.0
 FENCE_EXPIRE_S = 3600
 WAKE_EXPIRE_S = 60
 
-# KEYS: requests that the worker holds, fence. ARGV: worker, most messages, most bytes, models in the order of turns.
+# KEYS: fence. ARGV: worker, most messages, most bytes, models in the order of turns.
 # Each model's share is what its holders would take alike. Returns ids and messages, each with 1 if a worker had it
 # before, and the number of ids without a message; nothing if the worker is fenced.
 _TAKE = (
     LUA_QUEUES
     + f"""
-if redis.call('EXISTS', KEYS[2]) == 1 then return false end
+if redis.call('EXISTS', KEYS[1]) == 1 then return false end
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
 -- Peers look for the messages of workers that are in this set.
@@ -60,12 +60,11 @@ for number, kind in ipairs(QUEUES) do
     while left > 0 and left_bytes > 0 and shares[model] > 0 do
       local id = redis.call('RPOP', queue_of(model, kind))
       if not id then break end
-      local message = redis.call('HGET', '{redis_keys.MESSAGES}', id)
-      if message then
-        redis.call('SADD', KEYS[1], id)
+      local message = redis.call('HGET', MESSAGES, id)
+      if message and redis.call('HSETNX', HELD, id, ARGV[1]) == 1 then
         table.insert(taken, {{id, message, number == 1 and 1 or 0}})
         left, left_bytes, shares[model] = left - 1, left_bytes - #message, shares[model] - 1
-      else
+      elseif not message then
         unknown = unknown + 1
       end
     end
@@ -79,45 +78,48 @@ return {{taken, unknown}}
 """
 )
 
-# give_back(request id): return a message to its model; whether it is open.
+# give_back(request id): return a held message to its model.
 _LUA_GIVE_BACK = (
     LUA_QUEUES
     + f"""
 local function give_back(id)
   local model = origin_of(id)
-  if not model then return false end
+  if not model then return end
+  redis.call('HDEL', HELD, id)  -- first, because a full Redis checks the first write of a script only
   redis.call('LPUSH', queue_of(model, '{redis_keys.RETURNED}'), id)
   wake_one(model)
-  return true
 end
 """
 )
 
-# KEYS: requests that the worker holds. ARGV: ids.
+# ARGV: worker, ids.
 _HAND_BACK = (
     _LUA_GIVE_BACK
     + """
-for _, id in ipairs(ARGV) do
-  if redis.call('SREM', KEYS[1], id) == 1 then give_back(id) end
+for index = 2, #ARGV do
+  if redis.call('HGET', HELD, ARGV[index]) == ARGV[1] then give_back(ARGV[index]) end
 end
 """
 )
 
-# KEYS: requests that the worker holds, state, workers, request that runs alone, fence.
+# KEYS: state, workers, request that runs alone, fence.
 # ARGV: worker, prefix of the crash records, their expiry, crashes after which a request runs alone,
 # latest heartbeat of a dead worker ('' if it is known to be dead), expiry of the fence.
 _RELEASE_WORKER = (
     _LUA_GIVE_BACK
     + """
 if ARGV[5] ~= '' then
-  local beat = redis.call('ZSCORE', KEYS[3], ARGV[1])
+  local beat = redis.call('ZSCORE', KEYS[2], ARGV[1])
   if not beat or tonumber(beat) > tonumber(ARGV[5]) then return -1 end
-  redis.call('SET', KEYS[5], '1', 'EX', ARGV[6])
+  redis.call('SET', KEYS[4], '1', 'EX', ARGV[6])
 end
-local alone = redis.call('GET', KEYS[4])
+local alone = redis.call('GET', KEYS[3])
 local number = 0
-for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  if give_back(id) then
+local held = redis.call('HGETALL', HELD)
+for index = 1, #held, 2 do
+  local id = held[index]
+  if held[index + 1] == ARGV[1] then
+    give_back(id)
     number = number + 1
     local key = ARGV[2] .. id
     local is_shared = not alone and tonumber(redis.call('HGET', key, 'crashes') or '0') < tonumber(ARGV[4])
@@ -127,8 +129,8 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
     end
   end
 end
-redis.call('DEL', KEYS[1], KEYS[2], KEYS[4])
-redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('DEL', KEYS[1], KEYS[3])
+redis.call('ZREM', KEYS[2], ARGV[1])
 return number
 """
 )
@@ -171,10 +173,8 @@ def take_messages(
     Returns:
         The messages; None: the worker is fenced, and has taken nothing.
     """
-    keys = redis_keys.held(worker_id), redis_keys.fenced(worker_id)
-    found: Any = client.eval(
-        _TAKE, len(keys), *keys, worker_id, str(min(max_messages, MAX_MESSAGES)), str(MAX_BYTES), *checkpoint_ids
-    )
+    limits = str(min(max_messages, MAX_MESSAGES)), str(MAX_BYTES)
+    found: Any = client.eval(_TAKE, 1, redis_keys.fenced(worker_id), worker_id, *limits, *checkpoint_ids)
     if found is None:
         return None
     messages, unknown = found
@@ -207,15 +207,15 @@ def wake_worker(pipe: Any, worker_id: str) -> None:
 
 def held_messages(client: redis.Redis, worker_id: str) -> set[str]:
     """Return the ids of the requests whose messages a worker has taken."""
-    members: Any = client.smembers(redis_keys.held(worker_id))
-    return {_text(member) for member in members}
+    holders: Any = client.hgetall(redis_keys.HELD)
+    return {_text(request_id) for request_id, holder in holders.items() if _text(holder) == worker_id}
 
 
 def hand_back(client: redis.Redis, worker_id: str, request_ids: Iterable[str]) -> None:
     """Return messages that a worker holds to their queues."""
     ids = list(request_ids)
     if ids:
-        client.eval(_HAND_BACK, 1, redis_keys.held(worker_id), *ids)
+        client.eval(_HAND_BACK, 0, worker_id, *ids)
 
 
 def release_worker(client: redis.Redis, worker_id: str, *, dead_before: float | None = None) -> int:
@@ -234,7 +234,6 @@ def release_worker(client: redis.Redis, worker_id: str, *, dead_before: float | 
     """
     payload: Any = client.get(redis_keys.worker(worker_id))
     keys = (
-        redis_keys.held(worker_id),
         redis_keys.worker(worker_id),
         redis_keys.WORKERS,
         redis_keys.alone(worker_id),

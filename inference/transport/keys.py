@@ -7,8 +7,8 @@ r"""Names and encodings of everything that web processes and workers share in Re
     blazr:messages            hash      messages of the open requests of all models, queued or held, as JSON
     blazr:messages:deadlines  zset      ids of these requests; score: deadline
     blazr:messages:origins    hash      model and caller of each of these requests
+    blazr:messages:holders    hash      worker that has taken each of these requests; the others are queued
     blazr:messages:totals     hash      sums of these requests: numbers and bytes, by model and caller
-    blazr:held:<worker>       set       ids of the requests whose messages a worker has taken
     blazr:wake:<worker>       list      an element ends the wait of a worker for messages
     blazr:holders:<checkpoint> zset     workers that hold (or load) the model; score: valid until
     blazr:load_requested:<checkpoint> string  a load was requested in the last seconds
@@ -47,6 +47,7 @@ FAILURES = f"{PREFIX}failures"
 MESSAGES = f"{PREFIX}messages"
 OPEN_REQUESTS = f"{PREFIX}messages:deadlines"
 OPEN_ORIGINS = f"{PREFIX}messages:origins"
+HELD = f"{PREFIX}messages:holders"
 OPEN_TOTALS = f"{PREFIX}messages:totals"
 
 MODEL_QUEUES = "m."
@@ -119,11 +120,6 @@ def web(web_id: str) -> str:
 def worker(worker_id: str) -> str:
     """Return the key of a worker's heartbeat."""
     return f"{PREFIX}w:{worker_id}"
-
-
-def held(worker_id: str) -> str:
-    """Return the key of the requests whose messages a worker has taken."""
-    return f"{PREFIX}held:{worker_id}"
 
 
 def wake(worker_id: str) -> str:

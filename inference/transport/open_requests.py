@@ -1,9 +1,9 @@
 """Admit messages to the models' queues within limits of requests and bytes, and release them at their end.
 
 One script of Redis admits a message: it counts the open requests of the model and of the caller, and the bytes of all
-open messages, and queues the message in the same call. An open message stays in Redis until its request has ended. Its
-id is in exactly one place: in a queue of its model, or in the set of the worker that has taken it
-(``inference.transport.held_messages``). The script also releases requests past their deadline.
+open messages, and queues the message in the same call. An open message stays in Redis until its request has ended. It
+is in a queue of its model, or held by the worker that has taken it (``inference.transport.held_messages``). The script
+also releases requests past their deadline.
 
 A caller with ``DEFERRED_FROM`` open requests of a model sends further ones to the model's deferred queue, from which
 workers take when the other queues are empty. So a caller with few requests doesn't wait behind another caller's
@@ -36,6 +36,7 @@ EXPIRED_AT_ONCE = 100
 RETRY_AFTER_S = 2
 
 LUA_QUEUES = f"""
+local MESSAGES, HELD = '{redis_keys.MESSAGES}', '{redis_keys.HELD}'
 local QUEUES = {{'{redis_keys.RETURNED}', '', '{redis_keys.DEFERRED}'}}
 local function queue_of(model, kind) return '{redis_keys.MODEL_QUEUES}' .. model .. kind end
 local function origin_of(id)
@@ -46,15 +47,16 @@ local function wake_one(model)
   if redis.call('EXISTS', key) == 0 then redis.call('LPUSH', key, '1') end
 end
 """
-"""Lua: ``QUEUES``, the ends of the names of a model's queues in the order of taking; ``queue_of(model, end)``;
-``origin_of(request id)``: model and caller, or nothing; ``wake_one(model)``: wake one worker that waits for the model.
+"""Lua: ``MESSAGES`` and ``HELD``, keys; ``QUEUES``, the ends of the names of a model's queues in the order of taking;
+``queue_of(model, end)``; ``origin_of(request id)``: model and caller, or nothing; ``wake_one(model)``: wake one worker
+that waits for the model.
 """
 
 # release(request id): forget an open request and subtract what it held; returns its model.
 _LUA_RELEASE = (
     LUA_QUEUES
     + f"""
-local MESSAGES, OPEN, TOTALS = '{redis_keys.MESSAGES}', '{redis_keys.OPEN_REQUESTS}', '{redis_keys.OPEN_TOTALS}'
+local OPEN, TOTALS = '{redis_keys.OPEN_REQUESTS}', '{redis_keys.OPEN_TOTALS}'
 local function add(field, number)
   local total = redis.call('HINCRBY', TOTALS, field, number)
   if total <= 0 then redis.call('HDEL', TOTALS, field) end
@@ -70,10 +72,10 @@ local function release(id)
   local model, caller = origin_of(id)
   if not model then return end
   local all, own, callers = fields_of(model, caller)
-  for _, field in ipairs(byte_fields(model, caller)) do add(field, -redis.call('HSTRLEN', MESSAGES, id)) end
-  redis.call('HDEL', MESSAGES, id)
-  redis.call('HDEL', '{redis_keys.OPEN_ORIGINS}', id)
+  local size = redis.call('HSTRLEN', MESSAGES, id)
+  for _, hash in ipairs({{MESSAGES, HELD, '{redis_keys.OPEN_ORIGINS}'}}) do redis.call('HDEL', hash, id) end
   redis.call('ZREM', OPEN, id)
+  for _, field in ipairs(byte_fields(model, caller)) do add(field, -size) end
   add(all, -1)
   if add(own, -1) <= 0 then add(callers, -1) end
   return model
@@ -131,13 +133,14 @@ return reply('admitted', num_all)
 """
 )
 
-# KEYS: requests that the worker holds. ARGV: ids of requests that have ended. A worker that was declared dead holds
-# none: it can't end a request that another worker runs.
+# ARGV: worker, ids of requests that have ended. A worker that was declared dead holds none: it can't end a request that
+# another worker runs.
 _RELEASE = (
     _LUA_RELEASE
     + f"""
-for _, id in ipairs(ARGV) do
-  local model = redis.call('SREM', KEYS[1], id) == 1 and release(id)
+for index = 2, #ARGV do
+  local id = ARGV[index]
+  local model = redis.call('HGET', HELD, id) == ARGV[1] and release(id)
   if model then
     local deferred = queue_of(model, '{redis_keys.DEFERRED}')
     if redis.call('EXISTS', deferred) == 0 then
@@ -226,4 +229,4 @@ def _refusal(verdict: str, number: int, size: int, max_requests: int) -> BlazrEr
 
 def release_messages(pipe: Any, worker_id: str, request_ids: Sequence[str]) -> None:
     """Add the release of requests that have ended to a pipeline; only those that the worker holds are released."""
-    pipe.eval(_RELEASE, 1, redis_keys.held(worker_id), *request_ids)
+    pipe.eval(_RELEASE, 0, worker_id, *request_ids)

@@ -181,7 +181,7 @@ class Records:
         """Leases, messages, admitted requests, chunks and files that belong to nothing any more."""
         client, checkpoint_id = self._site.client, self._site.checkpoint_id
         for key in (redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS, redis_keys.OPEN_ORIGINS,
-                    *redis_keys.model_queues(checkpoint_id), *map(redis_keys.held, self._site.workers)):  # fmt: skip
+                    redis_keys.HELD, *redis_keys.model_queues(checkpoint_id)):  # fmt: skip
             if number := _size(client, key):
                 yield f"{key}: {number} left"
         totals: Any = client.hgetall(redis_keys.OPEN_TOTALS)
@@ -201,6 +201,6 @@ class Records:
 
 def _size(client: redis.Redis, key: str) -> int:
     kind: Any = client.type(key)
-    sizes = {b"hash": client.hlen, b"zset": client.zcard, b"list": client.llen, b"set": client.scard}
+    sizes = {b"hash": client.hlen, b"zset": client.zcard, b"list": client.llen}
     number: Any = sizes[kind](key) if kind in sizes else 0
     return int(number)

@@ -19,7 +19,7 @@ from inference.transport.held_messages import (
     wake_others,
     wake_worker,
 )
-from inference.transport.open_requests import DEFERRED_FROM
+from inference.transport.open_requests import DEFERRED_FROM, release_messages
 from tests.inference.transport.queued import enqueue, queued_ids, take
 from tests.inference.worker.fakes import message
 
@@ -113,6 +113,15 @@ def test_what_an_earlier_version_has_queued_is_counted_and_removed(client):
     assert not client.exists(FIRST)
 
 
+def test_an_id_that_is_queued_twice_is_taken_once(client):
+    queue(client, "r1", "r2")
+    client.lpush(FIRST, "r1", "r1")
+    assert taken_ids(client, WORKER, max_messages=1) == ["r1"]
+    client.lpush(RETURNED, "r1")
+    assert taken_ids(client, "w2") == ["r2"]
+    assert (held_messages(client, WORKER), held_messages(client, "w2")) == ({"r1"}, {"r2"})
+
+
 # --- returning
 
 
@@ -170,7 +179,9 @@ def test_a_worker_that_died_right_after_its_first_take_is_found(client, monkeypa
 def test_a_crash_counts_once_against_each_request_that_was_held(client):
     queue(client, "r1", "r2", "r3")
     take(client, WORKER)
-    client.hdel(redis_keys.OPEN_ORIGINS, "r3")  # it has ended
+    with client.pipeline() as pipe:
+        release_messages(pipe, WORKER, ["r3"])
+        pipe.execute()
     assert release_worker(client, WORKER) == 2
     assert [crashes(client, name) for name in ("r1", "r2", "r3")] == [1, 1, 0]
     assert release_worker(client, WORKER) == 0  # the supervisor and a peer, both

@@ -24,7 +24,7 @@ def end(client, *request_ids):
     for name in request_ids:
         for queue_name in redis_keys.model_queues("a"):
             client.lrem(queue_name, 0, name)
-        client.sadd(redis_keys.held("w1"), name)
+        client.hset(redis_keys.HELD, name, "w1")
     release(client, *request_ids)
 
 
@@ -100,7 +100,7 @@ async def test_only_the_worker_that_holds_a_request_ends_it(client):
     release(client, "r1", worker_id="w1")
     assert client.hexists(redis_keys.MESSAGES, "r1")
     release(client, "r1", worker_id="w2")
-    assert not client.exists(redis_keys.MESSAGES, redis_keys.held("w2"), redis_keys.OPEN_TOTALS)
+    assert not client.exists(redis_keys.MESSAGES, redis_keys.HELD, redis_keys.OPEN_TOTALS)
 
 
 async def test_a_message_that_redis_forgot_is_admitted_again_without_a_limit(client):

@@ -30,7 +30,7 @@ async def test_events_reach_their_readers_and_messages_are_settled(hub, worker, 
         kinds = [event["type"] for event in events]
         assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("start", {"delta"}, "done")
     wait_until(lambda: len(w.acked) == 8)
-    assert not client.exists(redis_keys.held("w1"), redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS)
+    assert not client.exists(redis_keys.HELD, redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS)
     assert hub.num_streams == 0
     assert w.runtime.intake.held == set()
 
@@ -58,9 +58,10 @@ async def test_next_worker_goes_on_behind_what_the_client_has(hub, worker, clien
 
 
 def test_ended_messages_do_not_come_back(client):
-    client.sadd(redis_keys.held("w1"), "gone")
-    hand_back(client, "w1", ["gone", "of another"])
-    assert not client.exists(redis_keys.held("w1"), *redis_keys.model_queues("a"))
+    client.hset(redis_keys.HELD, "held", "w2")
+    hand_back(client, "w1", ["gone", "held"])
+    assert not client.exists(*redis_keys.model_queues("a"))
+    assert client.hgetall(redis_keys.HELD) == {b"held": b"w2"}
 
 
 async def test_a_request_fails_after_three_crashes_that_count(hub, worker, client):
@@ -152,12 +153,12 @@ async def test_a_message_that_redis_forgot_and_got_again_runs_once(hub, worker, 
     subscription = Collected(hub, "r")
     w.deliver(message("r", max_tokens=30))
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered)
-    client.delete(redis_keys.MESSAGES, redis_keys.OPEN_ORIGINS, redis_keys.held("w1"))
+    client.delete(redis_keys.MESSAGES, redis_keys.OPEN_ORIGINS, redis_keys.HELD)
     w.deliver(message("r", max_tokens=30), had_before=True)
     assert tokens(await collect(subscription)) == [300 + step for step in range(30)]
     wait_until(lambda: w.acked == ["r"])
     assert len(w.plans.llms["a"].seen) == 1
-    assert not client.exists(redis_keys.held("w1"), redis_keys.MESSAGES)
+    assert not client.exists(redis_keys.HELD, redis_keys.MESSAGES)
 
 
 @pytest.mark.parametrize("body", [b"no JSON", b'["web-1"]', b'{"request_id": "r", "web_id": "web-1"}'])
@@ -169,7 +170,7 @@ async def test_a_message_of_another_version_is_refused(hub, worker, client, capl
     w.take()
     await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
     assert "isn't of this version" in caplog.text
-    assert not client.exists(redis_keys.held("w1"), redis_keys.MESSAGES)
+    assert not client.exists(redis_keys.HELD, redis_keys.MESSAGES)
     if b"web_id" in body:
         assert "another version" in error(await collect(subscription)).message
     w.deliver(message("next"))
