@@ -22,7 +22,7 @@ from rest_framework.views import APIView
 from inference.access.admission import admitted, headers_current, headers_reset
 from inference.access.authentication import principal_authenticate
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType, error_response
-from inference.api.idempotent import META_KEY, respond_once
+from inference.api.idempotent import META_KEY, request_key, respond_once
 from inference.errors import InvalidRequest, NotAuthenticated, RequestTooLarge
 from inference.host.client_json import read_by_size, read_json
 from inference.records.tracing import is_tracing, route_set
@@ -59,6 +59,8 @@ class ApiView(APIView):
         session_allowed: Callable with the session of a staff member too.
         admits_itself: The handler of POST counts against the caller's limits by itself (as ``generation_start`` does),
             or must not, because it ends work. Otherwise each POST counts as a request.
+        rows_keep_key: The handler of POST keeps the idempotency key in the rows that it stores, and returns these to a
+            request with the same key, so that no response has to be kept.
         principal: Who is calling.
         request_key: The request's idempotency key; a handler that stores rows keeps it in them.
     """
@@ -68,6 +70,7 @@ class ApiView(APIView):
     public: ClassVar[bool] = False
     session_allowed: ClassVar[bool] = False
     admits_itself: ClassVar[bool] = False
+    rows_keep_key: ClassVar[bool] = False
     principal: Principal = LOCAL
     request_key: RequestKey | None = None
 
@@ -92,10 +95,12 @@ class ApiView(APIView):
                 self.principal = await principal_authenticate(request, session_allowed=self.session_allowed)
                 self.principal.check_scope(request.method or "", request.path)
                 principal_set(self.principal)
-            if request.method == "POST" and META_KEY in request.META and not self.public:
-                response = await respond_once(request, self.principal, partial(self._handle, handler, request))
-            else:
+            if request.method != "POST" or META_KEY not in request.META or self.public:
                 response = await self._handle(handler, request)
+            elif self.rows_keep_key:
+                response = await self._handle(handler, request, await request_key(request))
+            else:
+                response = await respond_once(request, self.principal, partial(self._handle, handler, request))
         except Exception as error:
             response = self.error_response(error)
             if isinstance(error, MethodNotAllowed):

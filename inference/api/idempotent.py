@@ -23,7 +23,6 @@ from django.http.response import HttpResponseBase
 from inference.api.event_stream import EventStream, SendPart, parts_of
 from inference.errors import BlazrError, InvalidRequest
 from inference.host.coroutines import run_in_background
-from inference.host.fault_points import fault_point
 from inference.host.outage import Outage
 from inference.serving.idempotency import MAX_BYTES, RENEW_S, Claim, KeptResponse, idempotency_claim
 from inference.values.principal import Principal
@@ -48,35 +47,42 @@ async def respond_once(
 ) -> HttpResponseBase:
     """Return the response of ``run``, or the stored response of an earlier equal request.
 
-    The response is stored after ``run``. What a handler stores in the database keeps the key that ``run`` gets, because
-    the process may end between the two.
+    The response is stored after ``run``. A job that a handler stores keeps the key that ``run`` gets, because the
+    process may end between the two.
 
     Raises:
         InvalidRequest: The key is empty, too long, or not ASCII.
         IdempotencyKeyReused, IdempotencyKeyInUse, Conflict, Unavailable: See ``idempotency_claim``.
     """
-    key = request.META[META_KEY].strip()
-    if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
-        raise InvalidRequest(f"{HEADER} must have 1 to {MAX_KEY_CHARS} printable ASCII characters.", param=HEADER)
-    digest = await _request_digest(request)
-    claim = await idempotency_claim(tenant=principal.tenant, key=key, digest=digest)
+    key = await request_key(request)
+    claim = await idempotency_claim(tenant=principal.tenant, key=key.text, digest=key.digest)
     if isinstance(claim, KeptResponse):
         return HttpResponse(claim.body, status=claim.status, headers={**claim.headers, REPLAYED: "true"})
     holder = _Holder(claim)
     try:
-        response = await run(RequestKey.of(key, digest))
+        response = await run(key)
         if response.status_code >= 400:
             await holder.release()
         elif isinstance(response, StreamingHttpResponse):
             _record(response, holder)
         else:
-            fault_point("response.keep")
             await holder.store(response, cast("HttpResponse", response).content)
-            fault_point("response.kept")
     except BaseException:
         await asyncio.shield(run_in_background(holder.release()))
         raise
     return response
+
+
+async def request_key(request: HttpRequest) -> RequestKey:
+    """Return the idempotency key of a request that has one.
+
+    Raises:
+        InvalidRequest: The key is empty, too long, or not ASCII.
+    """
+    key = request.META[META_KEY].strip()
+    if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(f"{HEADER} must have 1 to {MAX_KEY_CHARS} printable ASCII characters.", param=HEADER)
+    return RequestKey(key, await _request_digest(request))
 
 
 class _Holder:

@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from inference.errors import InvalidRequest, NotFound, QueueFull, RequestTooLarge, StorageFull
 from inference.files import store as file_store
+from inference.host.fault_points import fault_point
 from inference.models import Batch, BatchState, StoredFile
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def file_create(
                     request_key.check_digest(earlier.request_digest)
                     return earlier
             _check_quotas(tenant, writer.size_bytes)
-            return file_store_row(
+            row = file_store_row(
                 writer=writer,
                 filename=filename,
                 purpose=purpose,
@@ -75,6 +76,8 @@ def file_create(
                 expires_s=expires_s,
                 request_key=request_key,
             )
+            fault_point("file.stored")
+            return row
     finally:
         writer.discard()
 

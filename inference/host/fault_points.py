@@ -24,8 +24,7 @@ SLEEP_S = 3.0
 POINTS = {
     "jobs.store": "in the transaction that stores submitted jobs",
     "hint": "behind a commit, before workers are told of it",
-    "response.keep": "behind a handler's commit, before the response is kept for its idempotency key",
-    "response.kept": "before the kept response is sent",
+    "file.stored": "behind the transaction that stores an uploaded file",
     "job.claimed": "behind the claim of jobs, before their start",
     "job.started": "behind the start of a job, before its first event",
     "job.flush": "in the transaction that stores events",

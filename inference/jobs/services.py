@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -28,6 +28,7 @@ from inference.models import GenerationJob, JobState
 from inference.records.job_usage import jobs_charge
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.plan import GenerationPlan
+from inference.values.request_key import RequestKey
 from inference.values.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ class JobRequest:
     Attributes:
         plan: The checked request; one prompt, no stream.
         idempotency_key: The same key and plan return the same job.
+        request_key: The key of the whole submission; ``idempotency_key`` is made of it.
         keep_events: The events stay with the job after its end, so that they can be streamed again.
     """
 
     plan: GenerationPlan
     idempotency_key: str | None = None
+    request_key: RequestKey | None = None
     keep_events: bool = False
 
 
@@ -73,7 +76,8 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
         InvalidRequest: A request is wrong; the message says which.
         UnknownModel: A model doesn't exist.
         StorageFull: The stored jobs would have too many bytes.
-        Conflict: An idempotency key came before with another request.
+        Conflict: An idempotency key of a job came before with another request.
+        IdempotencyKeyReused: The submission's key came before with another submission.
     """
     if not requests:
         raise InvalidRequest("jobs must not be an empty list.", param="jobs")
@@ -88,14 +92,15 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
         _new_row(number, request, principal, batch_label, models, is_only=len(requests) == 1)
         for number, request in enumerate(requests)
     ]
+    request_keys = {item.idempotency_key: item.request_key for item in requests if item.request_key is not None}
     with lines_reserved(principal=principal, lines=len(rows), count=lambda: num_open(principal.tenant)):
         try:
             with transaction.atomic():
-                return _store(rows, principal)
+                return _store(rows, principal, request_keys)
         except IntegrityError:
             # Another submission stored the same idempotency key between our look and our insert.
             with transaction.atomic():
-                return _store(rows, principal)
+                return _store(rows, principal, request_keys)
 
 
 def _check_bytes(tenant: str, size_bytes: int) -> None:
@@ -139,6 +144,8 @@ def _new_row(
             raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
         # The digest is of the request as it came; the row has the seed that was drawn for it.
         digest = hashlib.sha256(orjson.dumps(plan.to_dict(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+        if request.request_key is not None:
+            digest = request.request_key.digest
         stored = orjson.dumps(resolved.with_seed().to_dict())
         if len(stored) > MAX_PLAN_BYTES:
             raise RequestTooLarge(f"a job has at most {MAX_PLAN_BYTES} bytes, this one has {len(stored)}.")
@@ -162,7 +169,9 @@ def _new_row(
     )
 
 
-def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[GenerationJob]:
+def _store(
+    rows: Sequence[GenerationJob], principal: Principal, request_keys: Mapping[str | None, RequestKey]
+) -> list[GenerationJob]:
     keys = [row.idempotency_key for row in rows if row.idempotency_key is not None]
     known: dict[str, GenerationJob] = {}
     for start in range(0, len(keys), INSERT_BATCH):
@@ -182,6 +191,8 @@ def _store(rows: Sequence[GenerationJob], principal: Principal) -> list[Generati
             if row.idempotency_key is not None:
                 known[row.idempotency_key] = row
         elif earlier.digest != row.digest:
+            if row.idempotency_key in request_keys:
+                request_keys[row.idempotency_key].check_digest(earlier.digest)
             raise Conflict(
                 f"The idempotency key {(row.idempotency_key or '')[:60]!r} was used with another request; "
                 "choose a new key.",

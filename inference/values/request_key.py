@@ -12,26 +12,21 @@ from inference.errors import IdempotencyKeyReused
 class RequestKey:
     """The header ``Idempotency-Key`` of a request.
 
-    A row keeps both members, so that a retry finds what the first request made, even if the process that made it ended
-    before it could keep the response.
+    A row keeps ``name`` and ``digest``, so that a retry finds what the first request made, even if the process that
+    made it ended before its response was sent.
 
     Attributes:
-        name: SHA-256 of the key, as hexadecimal digits.
-        digest: SHA-256 of the whole request, likewise.
+        text: The key as the client sent it.
+        digest: SHA-256 of the whole request, as hexadecimal digits.
     """
 
-    name: str
+    text: str
     digest: str
 
-    @classmethod
-    def of(cls, key: str, digest: str) -> RequestKey:
-        """Return the key of a request.
-
-        Args:
-            key: The header's value.
-            digest: See ``RequestKey.digest``.
-        """
-        return cls(hashlib.sha256(key.encode()).hexdigest(), digest)
+    @property
+    def name(self) -> str:
+        """SHA-256 of the key, as hexadecimal digits."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     def check_digest(self, stored: str) -> None:
         """Refuse a request that differs from the one that made a row.
@@ -44,6 +39,7 @@ class RequestKey:
         """
         if stored != self.digest:
             raise IdempotencyKeyReused(
-                "The idempotency key came with another request before; choose a new key for each request.",
+                f"The idempotency key {self.text[:60]!r} came with another request before; choose a new key for each "
+                "request.",
                 param="Idempotency-Key",
             )

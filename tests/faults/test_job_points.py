@@ -41,7 +41,7 @@ from inference.values.states import ResidentModel
 from tests.inference.batches.fakes import contents, end_waits, line, make_batch, make_runner
 from tests.inference.rows import make_checkpoint
 
-WEB_POINTS = {"jobs.store", "hint", "response.keep", "response.kept"}
+WEB_POINTS = {"jobs.store", "hint", "file.stored"}
 """Points of web processes: rows F05 and F06."""
 SEVERAL = {"job.flush", "job.started", "job.finish", "job.finished", "lines.claimed", "lines.finish", "lines.finished"}
 """Points that the worker gets to again with the same work."""

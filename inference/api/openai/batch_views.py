@@ -38,6 +38,8 @@ MAX_PAGE = 100
 class BatchesView(ApiView):
     """/v1/batches."""
 
+    rows_keep_key = True
+
     @documented(
         operation_id="batches_create",
         summary="Run a file of requests",

@@ -40,6 +40,8 @@ MAX_PAGE = 10_000
 class FilesView(ApiView):
     """/v1/files."""
 
+    rows_keep_key = True
+
     @documented(
         operation_id="files_create",
         summary="Upload a file",

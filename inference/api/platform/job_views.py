@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer
 
 from inference.api.base import ApiView, json_body, json_response
-from inference.api.idempotent import HEADER, META_KEY
+from inference.api.idempotent import HEADER
 from inference.api.platform.job_serializers import JobItemSerializer, JobSubmissionSerializer
 from inference.api.schemas import (
     ChatCompletionSerializer,
@@ -27,6 +26,7 @@ from inference.errors import InvalidRequest
 from inference.jobs.selectors import job_counts, job_error, job_get, job_list, job_result
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob
+from inference.values.request_key import RequestKey
 
 MAX_PAGE = 500
 
@@ -58,6 +58,7 @@ class JobsView(ApiView):
     """/api/jobs."""
 
     session_allowed = True
+    rows_keep_key = True
 
     @documented(
         operation_id="jobs_submit",
@@ -77,7 +78,7 @@ class JobsView(ApiView):
 
         # All work is in threads, because checking 50,000 bodies takes seconds.
         def store() -> dict[str, Any]:
-            requests = with_keys(job_requests(values), request.META.get(META_KEY))
+            requests = with_keys(job_requests(values), self.request_key)
             rows = jobs_submit(requests=requests, principal=self.principal, batch_label=values.get("batch_label", ""))
             return {"object": "list", "data": [job_object(row) for row in rows]}
 
@@ -207,16 +208,14 @@ def job_requests(values: dict[str, Any]) -> list[JobRequest]:
     return requests
 
 
-def with_keys(requests: list[JobRequest], header: str | None) -> list[JobRequest]:
-    """Give jobs without a key of their own one of the ``Idempotency-Key`` header.
-
-    The kept response alone isn't enough: the process may end between the commit and the storing of the response.
-    """
-    if header is None:
+def with_keys(requests: list[JobRequest], request_key: RequestKey | None) -> list[JobRequest]:
+    """Give jobs without a key of their own one of the submission's key."""
+    if request_key is None:
         return requests
-    digest = hashlib.sha256(header.strip().encode()).hexdigest()
     return [
-        job if job.idempotency_key is not None else replace(job, idempotency_key=f"{HEADER}-{digest}-{number}")
+        job
+        if job.idempotency_key is not None
+        else replace(job, idempotency_key=f"{HEADER}-{request_key.name}-{number}", request_key=request_key)
         for number, job in enumerate(requests)
     ]
 

@@ -11,7 +11,7 @@ from inference.values.principal import LOCAL
 from inference.values.request_key import RequestKey
 from tests.inference.batches.fakes import line, store_file
 
-KEY = RequestKey.of("a", "digest")
+KEY = RequestKey("a", "digest")
 
 
 def create(key: RequestKey | None, **values) -> Batch:
@@ -30,8 +30,8 @@ def create(key: RequestKey | None, **values) -> Batch:
 def test_a_key_makes_one_batch(model):
     assert create(KEY).pk == create(KEY).pk
     with pytest.raises(IdempotencyKeyReused):
-        create(RequestKey.of("a", "other"))
-    assert len({create(None).pk, create(None).pk, create(RequestKey.of("b", "digest")).pk}) == 3
+        create(RequestKey("a", "other"))
+    assert len({create(None).pk, create(None).pk, create(RequestKey("b", "digest")).pk}) == 3
 
 
 def test_a_batch_that_another_process_stored_meanwhile_is_returned(model, monkeypatch):
