@@ -42,6 +42,7 @@ _TABLES = (
     "generationjob",
     "usagerecord",
     "usageday",
+    "storedfile",
 )
 """Tables of what requests leave behind, in an order in which their rows can be deleted."""
 
@@ -84,6 +85,7 @@ class Site:
         self.deaths: list[tuple[str, int]] = []
         self._worker_ids: list[str] = []
         self._starts: dict[str, Callable[[], None]] = {}
+        self._faults: dict[str, str] = {}
         self._listeners: list[socket.socket] = []
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         self._stopping = False
@@ -136,6 +138,15 @@ class Site:
         wait_until(lambda: len(self.ready_workers()) == num_workers, 60, "the load of the model by all workers")
         self._supervisor.start()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of all processes, for another one of the same site."""
+        return self._environment
+
+    def arm(self, name: str, faults: str) -> None:
+        """Give a process fault points (``inference.host.fault_points``) at its next start; later starts have none."""
+        self._faults[name] = faults
+
     def _add_worker(self, worker_id: str) -> None:
         variables = child_environment(
             worker_id=worker_id,
@@ -160,8 +171,9 @@ class Site:
 
         def start() -> None:
             with (self.directory / f"{name}.log").open("ab") as log:
+                faults = {"_BLAZR_FAULTS": self._faults.pop(name, "")}
                 self.processes[name] = subprocess.Popen(
-                    command, cwd=ROOT, env={**self._environment, **(variables or {})}, stdout=log,
+                    command, cwd=ROOT, env={**self._environment, **(variables or {}), **faults}, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True, pass_fds=descriptors,
                 )  # fmt: skip
 
@@ -234,8 +246,9 @@ class Site:
 
     def clear(self) -> None:
         """Delete what earlier tests have stored, so that a ledger counts one test's rows."""
-        for table in _TABLES:
-            self.rows(f"delete from inference_{table}")
+        with sqlite3.connect(self.directory / "db.sqlite3", timeout=20) as database:  # one transaction
+            for table in _TABLES:
+                database.execute(f"delete from inference_{table}")
 
     def log_sizes(self) -> dict[str, int]:
         """Return the length of each process's log, for ``log_lines``."""
