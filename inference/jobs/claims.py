@@ -27,7 +27,7 @@ from django.db.models.functions import Now
 
 from inference.errors import BlazrError, GenerationFailed
 from inference.host.fault_points import fault_point
-from inference.jobs.selectors import unkept_chunks
+from inference.jobs.selectors import chunks_end
 from inference.jobs.sharing import share_places
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
 from inference.records.job_usage import jobs_charge
@@ -349,7 +349,7 @@ def job_finish(
             return False
         if last is not None and last.events:
             JobChunk.objects.create(job_id=key, number=last.number, events=orjson.dumps(list(last.events)).decode())
-        unkept_chunks().filter(job_id=key).delete()
+        chunks_end([key])
     return True
 
 
@@ -373,7 +373,7 @@ def job_release(
         if counts:
             failed = _held(key, fence).filter(attempts__gte=MAX_ATTEMPTS)
             if failed.update(state=JobState.FAILED, lease_until=None, owner="", error=reason, finished_at=Now()):
-                unkept_chunks().filter(job_id=key).delete()
+                chunks_end([key])
                 outcome = GenerationFailed.code if error is None else error.code
                 jobs_charge(GenerationJob.objects.filter(pk=key), outcome=outcome)
                 return True

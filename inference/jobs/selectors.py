@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from django.db.models import F, QuerySet, Sum
+from django.db.models import F, Sum
 
 from inference.errors import BlazrError, Conflict, InvalidRequest, UnknownRequest
 from inference.models import Batch, GenerationJob, JobChunk, JobState
@@ -131,9 +133,21 @@ def open_jobs() -> JobQuerySet:
     return GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING))
 
 
-def unkept_chunks() -> QuerySet[JobChunk]:
-    """Return the stored events that are deleted when their job ends."""
-    return JobChunk.objects.filter(job__keep_events=False)
+def chunks_end(keys: Collection[int]) -> None:
+    """Delete the stored events of jobs that end; those that stay count in ``size_bytes`` of their jobs from now on.
+
+    Call it once for a job, in the transaction that ends it.
+
+    Args:
+        keys: Primary keys of the jobs.
+    """
+    chunks = JobChunk.objects.filter(job_id__in=keys)
+    chunks.filter(job__keep_events=False).delete()
+    kept: Counter[int] = Counter()
+    for key, events in chunks.order_by().values_list("job_id", "events").iterator():
+        kept[key] += len(events.encode())
+    for key, size_bytes in kept.items():
+        GenerationJob.objects.filter(pk=key).update(size_bytes=F("size_bytes") + size_bytes)
 
 
 def num_open_lines(tenant: str) -> int:

@@ -23,7 +23,7 @@ from inference.access.line_limits import lines_reserved
 from inference.errors import BlazrError, Conflict, InvalidRequest, RequestTooLarge, StorageFull, UnsupportedFeature
 from inference.host.fault_points import fault_point
 from inference.jobs import hints
-from inference.jobs.selectors import job_get, num_open, unkept_chunks
+from inference.jobs.selectors import chunks_end, job_get, num_open
 from inference.models import GenerationJob, JobState
 from inference.records.job_usage import jobs_charge
 from inference.serving.served_models import plan_for_model, served_model_read
@@ -39,7 +39,7 @@ MAX_PLAN_BYTES = 4 << 20
 INSERT_BATCH = 500
 MAX_BYTES_PER_TENANT = 16 << 30
 MAX_BYTES = 64 << 30
-"""Bytes of the plans and results of all stored jobs of a tenant, and of the server."""
+"""Bytes of the plans, results and kept events of all stored jobs of a tenant, and of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def job_cancel(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJo
     with transaction.atomic():
         same = GenerationJob.objects.filter(pk=row.pk)
         if same.filter(state=JobState.QUEUED).update(state=JobState.CANCELLED, finished_at=Now()):
-            unkept_chunks().filter(job=row).delete()
+            chunks_end([row.pk])
             jobs_charge(same, outcome="cancelled")  # for an earlier attempt
         else:
             # Running, or claimed just now: the worker sees the flag at its next heartbeat.

@@ -18,7 +18,7 @@ from inference.host.fault_points import fault_point
 from inference.jobs import hints
 from inference.jobs.claims import MAX_ATTEMPTS, seconds_from_now
 from inference.jobs.row_watch import RowWatch
-from inference.jobs.selectors import open_jobs, unkept_chunks
+from inference.jobs.selectors import chunks_end, open_jobs
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
 from inference.records.job_usage import jobs_charge
 
@@ -84,7 +84,7 @@ def _end(ended: Q, state: JobState, error: BlazrError | None = None) -> int:
             GenerationJob.objects.filter(pk__in=keys).update(
                 state=state, lease_until=None, owner="", finished_at=Now(), **reason
             )
-            unkept_chunks().filter(job_id__in=keys).delete()
+            chunks_end(keys)
             jobs_charge(found, outcome="cancelled" if error is None else error.code)
         done += len(found)
         if len(found) < END_BATCH:

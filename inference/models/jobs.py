@@ -62,7 +62,7 @@ class GenerationJob(models.Model):
     prompt_tokens = models.PositiveIntegerField(default=0)
     completion_tokens = models.PositiveIntegerField(default=0, help_text="Progress while it runs.")
     size_bytes = models.PositiveBigIntegerField(
-        default=0, help_text="Of the plan, and of the result once it is stored."
+        default=0, help_text="Of the plan; at the end of the result and the kept events, too."
     )
     num_chunks = models.PositiveIntegerField(default=0)
     keep_events = models.BooleanField(default=False, help_text="The chunks stay after the end.")

@@ -21,12 +21,16 @@ class StoredResponse(models.Model):
     previous_id = models.CharField(max_length=64, blank=True, default="")
     body = models.TextField(help_text="The response object, JSON.")
     input_items = models.TextField(help_text="Its own input items, a JSON list.")
+    size_bytes = models.PositiveBigIntegerField(default=0, help_text="Of the body and the input items.")
     job = models.OneToOneField(GenerationJob, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField()
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-created_at"]
-        indexes: ClassVar[list[Any]] = [models.Index(fields=["created_at"], name="response_by_age")]
+        indexes: ClassVar[list[Any]] = [
+            models.Index(fields=["created_at"], name="response_by_age"),
+            models.Index(fields=["tenant", "size_bytes"], name="response_bytes_by_tenant"),
+        ]
 
     def __str__(self) -> str:
         return self.response_id

@@ -7,6 +7,8 @@ All functions query the database synchronously: call them outside of the event l
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,10 +16,10 @@ from typing import Any
 import orjson
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, QuerySet, Sum
 from django.utils import timezone
 
-from inference.errors import NotFound
+from inference.errors import NotFound, StorageFull
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
 from inference.records.job_usage import jobs_charge
 from inference.values.principal import Principal
@@ -25,6 +27,47 @@ from inference.values.principal import Principal
 Item = dict[str, Any]
 
 SWEEP_BATCH = 500
+MAX_BYTES_PER_TENANT = 4 << 30
+MAX_BYTES = 32 << 30
+"""Bytes of the stored responses of a tenant, and of the server, with their inputs."""
+USED_CACHE_S = 5.0
+"""Seconds for which a process keeps the sums: each response that is to be stored asks for them."""
+_used: dict[str | None, tuple[float, int]] = {}
+"""Tenant (None: all) → (time of the query, bytes)."""
+
+
+def response_bytes_check(principal: Principal) -> None:
+    """Refuse a response that is to be stored, before it is generated.
+
+    The length of a response isn't known before its end, so responses that run may exceed the limits together.
+
+    Raises:
+        StorageFull: The stored responses of the caller, or of all callers, have reached their limit.
+    """
+    for tenant, limit, whose in (
+        (principal.tenant, MAX_BYTES_PER_TENANT, "Your stored responses"),
+        (None, MAX_BYTES, "The stored responses of all callers"),
+    ):
+        used = _used_bytes(tenant)
+        if used >= limit:
+            raise StorageFull(
+                f"{whose} have {used:,} bytes; the limit is {limit:,} bytes. Delete responses that aren't needed "
+                "(DELETE /v1/responses/{id}), or send store: false. Responses are deleted after "
+                f"{settings.BLAZR_RESPONSE_RETENTION_DAYS} days (BLAZR_RETENTION_DAYS; 0: never).",
+                param="store",
+            )
+
+
+def _used_bytes(tenant: str | None) -> int:
+    now = time.monotonic()
+    read_at, used = _used.get(tenant, (-math.inf, 0))
+    if now - read_at > USED_CACHE_S:
+        rows = StoredResponse.objects.all() if tenant is None else StoredResponse.objects.filter(tenant=tenant)
+        used = rows.order_by().aggregate(size=Sum("size_bytes"))["size"] or 0
+        for name in [name for name, (at, _) in list(_used.items()) if now - at > USED_CACHE_S]:
+            _used.pop(name, None)
+        _used[tenant] = now, used
+    return used
 
 
 def response_store(
@@ -38,12 +81,14 @@ def response_store(
         principal: The caller, who owns the response.
         job: The job that generates a background response.
     """
+    body_text, items_text = orjson.dumps(body), orjson.dumps(list(items))
     return StoredResponse.objects.create(
         response_id=body["id"],
         tenant=principal.tenant,
         previous_id=body["previous_response_id"] or "",
-        body=orjson.dumps(body).decode(),
-        input_items=orjson.dumps(list(items)).decode(),
+        body=body_text.decode(),
+        input_items=items_text.decode(),
+        size_bytes=len(body_text) + len(items_text),
         job=job,
         created_at=timezone.now(),
     )
@@ -71,8 +116,10 @@ def response_get(*, response_id: str, principal: Principal) -> StoredResponse:
 
 def response_finish(row: StoredResponse, body: Mapping[str, Any]) -> None:
     """Write the final body of a background response; every reader writes the same body."""
-    row.body = orjson.dumps(body).decode()
-    row.save(update_fields=["body"])
+    body_text = orjson.dumps(body)
+    row.body = body_text.decode()
+    row.size_bytes = len(body_text) + len(row.input_items.encode())
+    row.save(update_fields=["body", "size_bytes"])
 
 
 def response_delete(*, response_id: str, principal: Principal) -> None:

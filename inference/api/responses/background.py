@@ -27,7 +27,7 @@ from inference.errors import GenerationFailed, InvalidRequest, NotFound
 from inference.jobs.selectors import job_error, num_open
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
-from inference.records.stored_responses import response_finish, response_get, response_store
+from inference.records.stored_responses import response_bytes_check, response_finish, response_get, response_store
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
@@ -59,8 +59,10 @@ def background_submit(
     """Queue a response as a job; stores both rows or none. A request with a known key returns the first one's response.
 
     Raises:
+        StorageFull: The stored responses have reached their limit.
         BlazrError: As ``jobs_submit`` raises.
     """
+    response_bytes_check(principal)
     response_id = f"resp_{secrets.token_hex(16)}"
     body = request.skeleton(plan, response_id=response_id, created=int(time.time()), model=plan.model)
     name = None if request_key is None else f"response-{request_key.name}"

@@ -15,7 +15,7 @@ from inference.dialects.chat_bridge import event_pieces, translate_error
 from inference.dialects.responses.events import Event, ResponseEvents, response_error
 from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
 from inference.errors import BlazrError
-from inference.records.stored_responses import response_store
+from inference.records.stored_responses import response_bytes_check, response_store
 from inference.serving.generation import ApiName, Generation, generation_start
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
@@ -109,8 +109,11 @@ async def running_response(request: ResponseRequest, plan: GenerationPlan, princ
         principal: The caller.
 
     Raises:
+        StorageFull: It is to be stored, and the stored responses have reached their limit.
         BlazrError: As ``generation_start`` raises.
     """
+    if request.values.get("store", True):
+        await sync_to_async(response_bytes_check)(principal)
     generation = await generation_start(plan=plan, principal=principal, api_name=API_NAME)
     return RunningResponse(generation, request, principal)
 

@@ -8,11 +8,12 @@ import orjson
 import pytest
 from django.utils import timezone
 
-from inference.errors import NotFound
+from inference.errors import NotFound, StorageFull
 from inference.jobs.services import jobs_submit
 from inference.models import GenerationJob, JobState, StoredResponse, UsageRecord
 from inference.records import stored_responses
 from inference.records.stored_responses import (
+    response_bytes_check,
     response_delete,
     response_finish,
     response_get,
@@ -95,3 +96,34 @@ def test_old_responses_are_swept_in_parts(settings, monkeypatch):
     assert responses_sweep() == 3
     assert [row.response_id for row in StoredResponse.objects.all()] == ["new"]
     assert not GenerationJob.objects.exists()
+
+
+def test_the_bytes_of_body_and_items_are_counted():
+    row = store()
+    assert row.size_bytes == len(row.body.encode()) + len(row.input_items.encode())
+    response_finish(row, {"id": "resp_1", "status": "completed", "output": "é" * 10})
+    assert StoredResponse.objects.get().size_bytes == len(row.body.encode()) + len(row.input_items.encode())
+
+
+def test_a_response_above_the_caller_s_or_the_server_s_bytes_is_refused(monkeypatch):
+    monkeypatch.setattr(stored_responses, "USED_CACHE_S", 0.0)
+    used = store().size_bytes
+    response_bytes_check(KEY_A)
+    monkeypatch.setattr(stored_responses, "MAX_BYTES_PER_TENANT", used)
+    with pytest.raises(
+        StorageFull, match=f"Your stored responses have {used} bytes; the limit is {used} bytes. Delete"
+    ):
+        response_bytes_check(KEY_A)
+    response_bytes_check(KEY_B)
+    monkeypatch.setattr(stored_responses, "MAX_BYTES", used)
+    with pytest.raises(StorageFull, match="of all callers have"):
+        response_bytes_check(KEY_B)
+    response_delete(response_id="resp_1", principal=KEY_A)
+    response_bytes_check(KEY_A)
+
+
+def test_the_sums_are_kept_for_seconds(monkeypatch, django_assert_num_queries):
+    monkeypatch.setattr(stored_responses, "_used", {})
+    with django_assert_num_queries(2):
+        for _ in range(5):
+            response_bytes_check(KEY_A)

@@ -15,6 +15,7 @@ from inference.errors import InvalidRequest, PromptTooLong
 from inference.jobs import runner as job_runner
 from inference.jobs.runner import JobRunner
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
+from inference.records import stored_responses
 from inference.records.stored_responses import responses_sweep
 from inference.values.limits import KeyLimits
 from tests.inference.worker.scripted_manager import ScriptedManager
@@ -242,3 +243,27 @@ def test_too_many_streams_are_turned_away(live_url, client, runner, monkeypatch)
     answer = httpx.get(f"{live_url}/v1/responses/{response.id}?stream=true", timeout=20)
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 0
+
+
+def test_responses_above_the_limit_of_bytes_are_refused_unless_they_are_not_stored(
+    client, worker, checkpoint, monkeypatch
+):
+    monkeypatch.setattr(stored_responses, "USED_CACHE_S", 0.0)
+    client.responses.create(model="tiny", input="Hi")
+    monkeypatch.setattr(stored_responses, "MAX_BYTES_PER_TENANT", 10)
+    for members in ({}, {"background": True}):
+        with pytest.raises(openai.APIStatusError, match="the limit is 10 bytes") as refused:
+            client.with_options(max_retries=0).responses.create(model="tiny", input="Hi", **members)
+        assert refused.value.status_code == 507
+    assert client.responses.create(model="tiny", input="Hi", store=False).status == "completed"
+    assert StoredResponse.objects.count() == 1
+
+
+def test_kept_events_count_in_the_bytes_of_their_job(client, runner, manager, checkpoint):
+    submit(client)
+    before = GenerationJob.objects.get().size_bytes
+    say_hello(runner, manager, claim(runner, manager))
+    job = GenerationJob.objects.get()
+    events = sum(len(text) for text in JobChunk.objects.values_list("events", flat=True))
+    assert job.size_bytes == before + len(job.result.encode()) + events
+    assert events > 0
