@@ -6,7 +6,7 @@ range, so that no size reaches an allocation unchecked.
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +16,8 @@ from inference.errors import CorruptCheckpoint, MissingTensor
 
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 4096
+_MAX_NUMBER = 1e300
+"""Of a list; larger ones are integers that fit into no float, infinities and NaN."""
 _MISSING = object()
 
 
@@ -159,9 +161,9 @@ class CheckpointConfig:
     def number(self, *keys: str, default: float | None = None, low: float = -1e12, high: float = 1e12) -> float:
         """A finite number in a range (infinite only if the range allows it)."""
         value = self.get(*keys, default=default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._bad(keys, value, "a number")
-        if not low <= value <= high:
+        if not low <= value <= high:  # also NaN, and integers too large for a float
             raise self._bad(keys, value, f"from {low:g} to {high:g}")
         return float(value)
 
@@ -183,7 +185,7 @@ class CheckpointConfig:
         """A list of finite numbers; empty when no key is present."""
         value = self.get(*keys, default=())
         if not isinstance(value, list | tuple) or not all(
-            isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item) for item in value
+            isinstance(item, int | float) and not isinstance(item, bool) and abs(item) <= _MAX_NUMBER for item in value
         ):
             raise self._bad(keys, value, "a list of numbers")
         return tuple(float(item) for item in value)
@@ -211,7 +213,8 @@ class CheckpointConfig:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping) and set(value) == {"__float__"}:
-        return float(value["__float__"])
+        with contextlib.suppress(ValueError, TypeError, OverflowError):  # then it is an object like any other
+            return float(value["__float__"])
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value

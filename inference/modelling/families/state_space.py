@@ -20,6 +20,9 @@ from inference.modelling.spec import LayerSpec, Source, tensor
 UNBOUNDED_POSITIONS = 1 << 20
 """Context of a purely recurrent model whose config.json names none: the recurrence itself has no limit."""
 
+_MAX_INTEGER = 10**300
+"""Larger ones fit into no float."""
+
 LAYER_TYPE_NAMES = {
     "mamba": "mamba",
     "linear_attention": "mamba",
@@ -70,6 +73,7 @@ def time_step_limits(
     else:
         pair = value if isinstance(value, list | tuple) and len(value) == 2 else ()
         good = all(isinstance(item, int | float) and not isinstance(item, bool) for item in pair)
+        good = good and not any(isinstance(item, int) and item > _MAX_INTEGER for item in pair)
         # A NaN fails the comparison as well.
         if not pair or not good or not 0.0 <= pair[0] <= pair[1] or not math.isfinite(pair[0]):
             raise CorruptCheckpoint(

@@ -142,8 +142,12 @@ def test_odd_convolutions_are_refused(shape):
 
 
 @pytest.mark.parametrize(
-    "limits", [[0.5, 0.1], [-1.0, 1.0], [0.0], "0,1", [math.nan, 1.0], [0.0, math.nan], [math.inf, math.inf], [0, True]]
-)
+    "limits",
+    [
+        [0.5, 0.1], [-1.0, 1.0], [0.0], "0,1", [math.nan, 1.0], [0.0, math.nan], [math.inf, math.inf], [0, True],
+        [0, 10**400],
+    ],
+)  # fmt: skip
 def test_bad_time_step_limits_are_refused(limits):
     with pytest.raises(CorruptCheckpoint, match="time_step_limit"):
         inspect("mamba2", mamba2_checkpoint(), n_groups=1, time_step_limit=limits)
