@@ -15,14 +15,14 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F, Q
+from django.db.models import F
 from django.db.models.functions import Now
 
 from inference.batches.line_requests import line_id, refusal_line
 from inference.batches.results import ID_BATCH, result_without_response, results_write, rows_locked
 from inference.errors import GenerationFailed
 from inference.host.fault_points import fault_point
-from inference.jobs.claims import LEASE_S, MAX_ATTEMPTS
+from inference.jobs.claims import LEASE_S, MAX_ATTEMPTS, MAX_DELAY_S, is_due, leases_shorten
 from inference.jobs.row_watch import RowWatch
 from inference.models import Batch, BatchLine, BatchResult, BatchState, LineState
 
@@ -112,9 +112,8 @@ def lines_claim(
     if limit <= 0:
         return []
     with transaction.atomic():
-        due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
         rows = BatchLine.objects.filter(
-            due, batch=batch, state=LineState.QUEUED, attempts__gte=min_attempts, attempts__lte=max_attempts
+            is_due(), batch=batch, state=LineState.QUEUED, attempts__gte=min_attempts, attempts__lte=max_attempts
         )
         if checkpoint_ids is not None:
             rows = rows.filter(checkpoint_id__in=list(checkpoint_ids))
@@ -150,8 +149,7 @@ def lines_claim(
 
 def has_suspects(batch: Batch) -> bool:
     """Whether queued lines exist that were claimed before."""
-    due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
-    return BatchLine.objects.filter(due, batch=batch, state=LineState.QUEUED, attempts__gt=0).exists()
+    return BatchLine.objects.filter(is_due(), batch=batch, state=LineState.QUEUED, attempts__gt=0).exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +209,7 @@ def lines_release(*, claims: Iterable[tuple[int, int]], counts: bool = False, de
     Args:
         claims: (key, fence); lapsed claims are skipped.
         counts: The attempt counts towards ``MAX_ATTEMPTS``.
-        delay_s: The lines can't be claimed for so many seconds.
+        delay_s: The lines can't be claimed for so many seconds, at most ``MAX_DELAY_S``.
     """
     with transaction.atomic():
         held = _lock_held(set(claims))
@@ -220,7 +218,7 @@ def lines_release(*, claims: Iterable[tuple[int, int]], counts: bool = False, de
             lease_until=None,
             owner="",
             attempts=F("attempts") if counts else F("attempts") - 1,
-            not_before=_lease(delay_s) if delay_s > 0 else None,
+            not_before=_lease(min(delay_s, MAX_DELAY_S)) if delay_s > 0 else None,
         )
 
 
@@ -239,7 +237,9 @@ def lines_sweep() -> int:
     Returns:
         The number of changed lines.
     """
-    lapsed = BatchLine.objects.filter(state=LineState.RUNNING, lease_until__lt=Now())
+    running = BatchLine.objects.filter(state=LineState.RUNNING)
+    leases_shorten(running)
+    lapsed = running.filter(lease_until__lt=Now())
     crash = GenerationFailed(
         f"The worker died {MAX_ATTEMPTS} times while it ran this request, the last time alone; it was given up."
     )

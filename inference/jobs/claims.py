@@ -37,6 +37,8 @@ from inference.values.plan import GenerationPlan
 LEASE_S = 10.0
 """A worker without a heartbeat for so long has lost its jobs; heartbeats come four times as often."""
 MAX_ATTEMPTS = 3
+MAX_DELAY_S = 600.0
+"""Longest wait before a retry."""
 MAX_TENANTS = 32
 """Tenants that share the places of one claim; a later claim begins with the next ones."""
 
@@ -88,6 +90,23 @@ class ClaimedJob:
 def seconds_from_now(seconds: float) -> Any:
     """Return a time on the database's clock, by which all leases are counted."""
     return Now() + timedelta(seconds=seconds)
+
+
+def is_due() -> Q:
+    """Return the condition that a row may be claimed now.
+
+    A time that is further away than any delay was set before the database's clock was set back.
+    """
+    never, passed = Q(not_before__isnull=True), Q(not_before__lte=Now())
+    return never | passed | Q(not_before__gt=seconds_from_now(MAX_DELAY_S))
+
+
+def leases_shorten(running: QuerySet[Any]) -> None:
+    """Shorten leases that are longer than any: they were made before the database's clock was set back.
+
+    A living worker renews its leases in time; those of a dead one lapse as usual.
+    """
+    running.filter(lease_until__gt=seconds_from_now(LEASE_S + 1)).update(lease_until=seconds_from_now(LEASE_S))
 
 
 def jobs_claim(
@@ -188,8 +207,7 @@ _SUSPECT = Q(attempts__gte=MAX_ATTEMPTS - 1)
 
 def _due() -> QuerySet[GenerationJob]:
     """Return the jobs that may be claimed now."""
-    due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
-    return GenerationJob.objects.filter(due, state=JobState.QUEUED, cancel_requested=False)
+    return GenerationJob.objects.filter(is_due(), state=JobState.QUEUED, cancel_requested=False)
 
 
 def suspects_wait(*, without: Collection[str] = ()) -> bool:
@@ -363,7 +381,7 @@ def job_release(
         fence: The claim's fence.
         error: The reason, for people; kept until the next attempt ends.
         counts: The attempt counts towards ``MAX_ATTEMPTS``; the last one makes the job fail with ``error``.
-        delay_s: The job can't be claimed for so long.
+        delay_s: The job can't be claimed for so long, at most ``MAX_DELAY_S``.
 
     Returns:
         False: another worker holds the job.
@@ -384,6 +402,6 @@ def job_release(
                 owner="",
                 error=reason,
                 attempts=F("attempts") if counts else F("attempts") - 1,
-                not_before=seconds_from_now(delay_s) if delay_s > 0 else None,
+                not_before=seconds_from_now(min(delay_s, MAX_DELAY_S)) if delay_s > 0 else None,
             )
         )

@@ -16,7 +16,7 @@ from inference.access.api_keys import void_tenants
 from inference.errors import BlazrError, GenerationFailed
 from inference.host.fault_points import fault_point
 from inference.jobs import hints
-from inference.jobs.claims import MAX_ATTEMPTS, seconds_from_now
+from inference.jobs.claims import MAX_ATTEMPTS, leases_shorten, seconds_from_now
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import chunks_end, open_jobs
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
@@ -53,6 +53,7 @@ def jobs_sweep() -> SweepReport:
     Safe to run anywhere, at any time, several at once. Runs every second or two.
     """
     _cancel_jobs_of_void_keys()
+    leases_shorten(GenerationJob.objects.filter(state=JobState.RUNNING))
     lapsed = Q(state=JobState.RUNNING, lease_until__lt=Now())
     crash = GenerationFailed(
         f"The worker died {MAX_ATTEMPTS} times while it ran this job; the job was given up. "

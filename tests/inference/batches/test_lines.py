@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from django.utils import timezone
+
 from inference.batches import lines, upkeep
+from inference.jobs.claims import LEASE_S
 from inference.models import BatchLine, BatchResult, LineState
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
 from tests.inference.batches.test_runner import die
@@ -42,6 +47,24 @@ def test_a_worker_that_only_slept_writes_nothing_any_more(manager):
     batch.refresh_from_db()
     assert batch.num_completed == 1
     assert BatchResult.objects.count() == 1
+
+
+def test_a_databases_clock_that_is_set_back_delays_no_line(manager):
+    """The times of its rows are then in the future: a dead worker's line waited for an hour."""
+    manager.holds = lambda message: True
+    batch = make_batch([line("a"), line("b")])
+    work(batch, make_runner(manager, "dead"), turns=3)
+    hour = timezone.now() + timedelta(hours=1)
+    held, waiting = BatchLine.objects.order_by("number")
+    BatchLine.objects.filter(pk=held.pk).update(lease_until=hour)
+    BatchLine.objects.filter(pk=waiting.pk).update(
+        state=LineState.QUEUED, lease_until=None, not_before=hour, owner="", attempts=0
+    )
+    lines.lines_sweep()
+    held.refresh_from_db()
+    assert held.state == LineState.RUNNING, "its worker may be alive, and has the time of a lease to say so"
+    assert held.lease_until < timezone.now() + timedelta(seconds=LEASE_S + 1)
+    assert [claimed.number for claimed in lines.lines_claim(batch=batch, owner="w", limit=2)] == [waiting.number]
 
 
 def test_poison_is_set_aside_after_three_attempts_and_harms_nobody(manager):

@@ -10,6 +10,7 @@ from django.utils import timezone
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.errors import GenerationFailed
 from inference.jobs.claims import (
+    LEASE_S,
     MAX_ATTEMPTS,
     NewChunk,
     job_release,
@@ -120,6 +121,20 @@ def test_a_job_whose_last_attempt_is_handed_back_is_charged():
     GenerationJob.objects.update(attempts=MAX_ATTEMPTS)
     assert job_release(key=row.pk, fence=row.fence, error=GenerationFailed("no memory"), counts=True)
     assert charged() == [("generation_failed", 3, 2)]
+
+
+def test_a_databases_clock_that_is_set_back_delays_no_job():
+    """The times of its rows are then in the future: a dead worker's job waited for an hour."""
+    held, waiting = submit(request("a"), request("b"))
+    jobs_claim(owner="dead", limit=1)
+    hour = timezone.now() + timedelta(hours=1)
+    GenerationJob.objects.filter(pk=held.pk).update(lease_until=hour)
+    GenerationJob.objects.filter(pk=waiting.pk).update(not_before=hour)
+    jobs_sweep()
+    held.refresh_from_db()
+    assert held.state == JobState.RUNNING, "its worker may be alive, and has the time of a lease to say so"
+    assert held.lease_until < timezone.now() + timedelta(seconds=LEASE_S + 1)
+    assert [job.key for job in jobs_claim(owner="w", limit=2)] == [waiting.pk]
 
 
 def test_jobs_without_tokens_are_ended_in_batches_and_not_charged(monkeypatch):
