@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS := --disable-pip-version-check --progress-bar on
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-gpu lint lock format types imports demo native native-if-missing bench soak faults clean
+.PHONY: help serve test test-fast test-gpu lint lock format types imports demo native native-if-missing bench soak faults fuzz clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ soak: $(VENV)/.installed-dev  ## 200,000 requests that nobody has sent before, t
 faults: $(VENV)/.installed-dev  ## 1,000 jobs under 200 random faults, 10 seeds (hours); ARGS="--jobs 150 --kills 25 --seed 3"
 	@$(BIN)/python -m inference.modelling.backends.native.build --quiet
 	@$(BIN)/python -m tests.faults $(ARGS)
+
+fuzz: $(VENV)/.installed-dev  ## 10,000,000 changed headers, configs and tokenizers (hours); ARGS="--cases 100000 --seed 7"
+	@$(BIN)/python -m tests.faults.fuzz $(or $(ARGS),--cases 10000000)
 
 clean:  ## remove the environment and caches; keeps data/
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,99 @@
+"""The fuzzer of the checkpoints' parsers: 10^5 cases, and that it finds what it looks for and replays it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults import fuzz
+from tests.faults.fuzz import Fuzzer, Pairs, parsed, written
+
+CASES = 100_000
+SECONDS = 40
+
+
+@pytest.mark.fault(
+    "F47",
+    provoked="100,000 changed safetensors headers, config.json and tokenizer.json files, or as many as fit into 40 s; "
+    "`make fuzz` runs 10,000,000",
+    holds="each is read or refused by an error that names it, within 100 ms and 64 MiB; no header is accepted that the "
+    "library refuses or reads otherwise",
+)
+@pytest.mark.slow
+def test_f47_changed_files():
+    command = [
+        sys.executable,
+        "-m",
+        "tests.faults.fuzz",
+        "--cases",
+        str(CASES),
+        "--seconds",
+        str(SECONDS),
+        "--seed",
+        "1",
+    ]
+    run = subprocess.run(command, cwd=fuzz.ROOT, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert report["failures"] == 0
+    assert report["growth_mib"] < 64
+    assert report["cases"] >= 5_000, "the machine has other work; a tenth of this is usual"
+    for kind in ("header", "config", "tokenizer"):
+        assert report["verdicts"][f"{kind} accepted"] > report["cases"] // 1000, (
+            "too few cases reach the end of the parser"
+        )
+
+
+@pytest.fixture
+def fuzzer(tmp_path: Path) -> Fuzzer:
+    return Fuzzer(tmp_path, seed=7)
+
+
+def test_a_case_is_the_same_each_time(fuzzer, tmp_path):
+    def content(number: int) -> bytes:
+        fuzzer.run(number)
+        return (tmp_path / "fuzzed.safetensors").read_bytes()
+
+    first = [content(number) for number in range(8)]
+    assert [content(number) for number in range(8)] == first
+    assert len(set(first)) > 4
+
+
+def test_a_crash_is_reported_with_the_command_that_repeats_it(fuzzer, monkeypatch):
+    monkeypatch.setattr(fuzz, "read_header", lambda path: 1 / 0)
+    fuzzer.run(5)
+    (failure,) = fuzzer.failures
+    assert "ZeroDivisionError" in failure
+    assert "python -m tests.faults.fuzz --seed 7 --first 5 --cases 1" in failure
+
+
+def test_a_slow_case_is_reported(fuzzer, monkeypatch):
+    def spin(path: Path) -> dict:
+        end = os.times().user + 0.3
+        while os.times().user < end:
+            pass
+        return {}
+
+    monkeypatch.setattr(fuzz, "read_header", spin)
+    monkeypatch.setattr(fuzz, "deserialize", lambda content: [])
+    fuzzer.run(0)
+    assert [failure.split("\n")[0].endswith(" s") for failure in fuzzer.failures] == [True]
+
+
+def test_a_header_that_the_library_refuses_must_not_be_accepted(fuzzer, monkeypatch):
+    monkeypatch.setattr(fuzz, "read_header", lambda path: {})
+    for number in range(10):
+        fuzzer.run(number)
+    assert any("SafetensorError" in failure or "by the library as" in failure for failure in fuzzer.failures)
+
+
+def test_names_may_occur_twice():
+    text = b'{"a":1,"a":{"b":[NaN]}}'
+    assert parsed(text)[0] == ("a", 1)
+    assert written(parsed(text)) == text.decode()
+    assert written(Pairs([("\ud800", None)])) == '{"\\ud800":null}'
