@@ -1,0 +1,305 @@
+"""Two real runners under every order of crashes, clock jumps, cancels, and lost, repeated and late hints (Hypothesis).
+
+``SCHEDULES=100000 pytest tests/inference/jobs/test_runner_state_machine.py`` runs more than the usual 100 schedules.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.db.models import F
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from inference.dialects.openai.requests import plan_from_body
+from inference.errors import GenerationFailed, InvalidRequest, ModelLoading, QueueFull
+from inference.jobs import claims, hints
+from inference.jobs import runner as job_runner
+from inference.jobs.runner import JobRunner
+from inference.jobs.selectors import job_result
+from inference.jobs.services import JobRequest, job_cancel, jobs_submit
+from inference.jobs.sweep import jobs_sweep
+from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState, UsageDay, UsageRecord
+from inference.values.principal import LOCAL
+from tests.inference.rows import make_checkpoint
+from tests.inference.worker.scripted_manager import ScriptedManager
+
+SCHEDULES = int(os.environ.get("SCHEDULES", "100"))
+STEPS = 20
+TEXT = "abcdefgh"
+"""What each job generates: its n-th token is n, whatever happened before."""
+PROMPT_TOKENS = 3
+WORKERS = st.sampled_from(["w1", "w2"])
+ERRORS = (
+    ModelLoading("not yet", retry_after_s=2),
+    GenerationFailed("broken"),
+    InvalidRequest("bad"),
+    QueueFull("full"),
+)
+SAVEPOINTS = ("SAVEPOINT", "RELEASE", "ROLLBACK", "BEGIN", "COMMIT")
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def failing_at(number: int | None, error: type[BaseException]) -> Iterator[None]:
+    """Raise before the statement of this number; a transaction around it is undone, as at a process's death."""
+    left = number
+
+    def execute(run: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal left
+        if left is not None and not sql.startswith(SAVEPOINTS):
+            if left == 0:
+                left = None
+                raise error("here")
+            left -= 1
+        return run(sql, params, many, context)
+
+    with connection.execute_wrapper(execute):
+        yield
+
+
+class Clock:
+    """Stands in for the module ``time`` in the runner; all processes of the machine share it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 1.7e9 + self.now
+
+
+CLOCK = Clock()
+
+
+class Worker:
+    """A process with a runner and a scripted engine."""
+
+    def __init__(self, name: str, checkpoint_id: str) -> None:
+        self.manager = ScriptedManager(checkpoint_id)
+        self.runner = JobRunner(self.manager, owner=name, window=3)
+        self.made: dict[str, int] = {}
+
+    def running(self) -> list[str]:
+        """Requests in the engine."""
+        return [request_id for request_id in self.manager.messages if request_id not in self.manager.ended]
+
+    def generate(self, request_id: str, num: int) -> None:
+        """Make the next tokens of a request; the last one ends it."""
+        manager, message = self.manager, self.manager.messages[request_id]
+        if request_id not in self.made:
+            delivered = message.get("delivered") or [[]]
+            assert delivered[0] == list(range(len(delivered[0]))), "an attempt begins behind exactly what was stored"
+            self.made[request_id] = len(delivered[0])
+            manager.event(request_id, "start", prompt_tokens=PROMPT_TOKENS)
+        begin = self.made[request_id]
+        end = self.made[request_id] = min(begin + num, len(TEXT))
+        has_ended = end == len(TEXT)
+        if begin < end:
+            reason = {"finish_reason": "length"} if has_ended else {}
+            manager.tokens(request_id, TEXT[begin:end], *range(begin, end), **reason)
+        if has_ended:
+            manager.done(request_id, PROMPT_TOKENS, end)
+
+
+class Runners(RuleBasedStateMachine):
+    """Jobs end once, with one charge and the whole text, in whatever order things happen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for model in (JobChunk, GenerationJob, UsageRecord, UsageDay):
+            model.objects.all().delete()
+        CLOCK.now = 1000.0
+        claims._tenant_pages = claims._TenantPages()  # a schedule begins as a process does
+        self.ends: dict[int, tuple[Any, ...]] = {}
+        self.keys: set[int] = set()
+        self.workers = {name: Worker(name, CHECKPOINT[0]) for name in ("w1", "w2")}
+
+    @initialize()
+    def begin(self) -> None:
+        self.submit(2, None)
+
+    @rule(number=st.integers(1, 2), key=st.sampled_from([None, "a"]))
+    def submit(self, number: int, key: str | None) -> None:
+        plan = plan_from_body("completion", {"model": "tiny", "prompt": "p", "max_tokens": len(TEXT)})
+        rows = jobs_submit(requests=[JobRequest(plan, key)] * (1 if key else number), principal=LOCAL)
+        self.keys.update(row.pk for row in rows)
+
+    @rule(name=WORKERS, at=st.none() | st.integers(0, 30), dies=st.booleans())
+    def turn(self, name: str, at: int | None, dies: bool) -> None:
+        """A turn, in which the process may die, or the database fail, at any statement."""
+        worker, error = self.workers[name], Crash if dies else OperationalError
+        others = self._chunks_of_others(worker)
+        try:
+            with failing_at(at, error):
+                worker.runner.turn()
+        except Crash:
+            self.restart(name)
+        except OperationalError:
+            pass  # as in TurnThread: the next turn tries again
+        ended = set(GenerationJob.objects.filter(state__in=TERMINAL_JOB_STATES).values_list("pk", flat=True))
+        now = self._chunks()
+        assert {row for row in others if row[0] not in ended} <= now, "a job of another worker lost events"
+        held = {item.job.key for item in worker.runner._running.values()}
+        new = {row for row in now if row[0] in {other[0] for other in others}} - others
+        assert not {row for row in new if row[0] not in held}, "a fenced attempt wrote"
+
+    @rule(name=WORKERS, num=st.integers(1, 5), which=st.integers(0, 2))
+    def generate(self, name: str, num: int, which: int) -> None:
+        worker = self.workers[name]
+        if running := worker.running():
+            worker.generate(running[which % len(running)], num)
+
+    @rule(name=WORKERS, error=st.sampled_from(ERRORS))
+    def fail(self, name: str, error: Any) -> None:
+        worker = self.workers[name]
+        if running := worker.running():
+            worker.manager.error(running[0], error)
+
+    @rule(name=WORKERS)
+    def restart(self, name: str) -> None:
+        """The process is killed; another one of its name starts."""
+        self.workers[name] = Worker(name, CHECKPOINT[0])
+        self.workers[name].runner._begin()
+
+    @rule(name=WORKERS)
+    def drain(self, name: str) -> None:
+        self.workers[name].runner._hand_back()
+        self.restart(name)
+
+    @rule(name=WORKERS, times=st.integers(1, 3))
+    def hint(self, name: str, times: int) -> None:
+        """A hint arrives: late, again, or for nothing; most are lost."""
+        for _ in range(times):
+            self.workers[name].runner.wake()
+
+    @rule(seconds=st.sampled_from([0.1, 0.3, 1.0, 3.0, 12.0]))
+    def time_passes(self, seconds: float) -> None:
+        CLOCK.now += seconds
+        self.the_databases_clock_jumps(seconds)
+
+    @rule(seconds=st.sampled_from([-3600.0, -5.0, 5.0, 11.0, 3600.0]))
+    def the_databases_clock_jumps(self, seconds: float) -> None:
+        """All times of the rows move the other way, which is the same."""
+        for name in ("lease_until", "not_before"):
+            rows = GenerationJob.objects.filter(**{f"{name}__isnull": False})
+            rows.update(**{name: F(name) - timedelta(seconds=seconds)})
+
+    @rule(at=st.none() | st.integers(0, 12))
+    def sweep(self, at: int | None) -> None:
+        """The sweep of another process, which may die in it."""
+        try:
+            with failing_at(at, Crash):
+                jobs_sweep()
+        except Crash:
+            pass
+
+    @rule(which=st.integers(0, 5), at=st.none() | st.integers(0, 6))
+    def cancel(self, which: int, at: int | None) -> None:
+        rows = list(GenerationJob.objects.order_by("pk"))
+        try:
+            with failing_at(at, Crash):
+                job_cancel(job_id=rows[which % len(rows)].job_id, principal=LOCAL)
+        except Crash:
+            pass
+
+    @invariant()
+    def an_end_is_final(self) -> None:
+        rows = GenerationJob.objects.values_list("pk", "state", "result", "error", "finished_at", "lease_until")
+        found = {row[0]: row[1:] for row in rows}
+        assert set(found) == self.keys
+        for key, (state, *values, lease_until) in found.items():
+            assert (lease_until is not None) == (state == JobState.RUNNING)
+            if state in TERMINAL_JOB_STATES:
+                assert self.ends.setdefault(key, (state, *values)) == (state, *values), "an end changed"
+            else:
+                assert key not in self.ends
+
+    def teardown(self) -> None:
+        """Whatever happened: one working process ends every job, and each has its text and one charge."""
+        worker = Worker("last", CHECKPOINT[0])
+        for _ in range(200):
+            self.time_passes(12.0)
+            worker.runner.turn()
+            for request_id in worker.running():
+                worker.generate(request_id, len(TEXT))
+            worker.runner.turn()
+            if not GenerationJob.objects.exclude(state__in=TERMINAL_JOB_STATES).exists():
+                break
+        else:
+            raise AssertionError("a job is stuck")
+        self.an_end_is_final()
+        # What the other processes still had to say comes now.
+        for name in self.workers:
+            for request_id in self.workers[name].running():
+                self.workers[name].generate(request_id, len(TEXT))
+            self.turn(name, None, False)
+        self.an_end_is_final()
+        assert not JobChunk.objects.exists()
+        charges = dict(UsageRecord.objects.values_list("request_id", "completion_tokens"))  # the ids are unique
+        for row in GenerationJob.objects.all():
+            charge = charges.pop(f"job-{row.job_id.hex}", 0)
+            assert charge == row.completion_tokens <= len(TEXT)
+            if row.state == JobState.SUCCEEDED:
+                assert job_result(row)["choices"][0]["text"] == TEXT
+                assert charge == len(TEXT)
+        assert not charges
+        total = UsageDay.objects.values_list("completion_tokens", flat=True)
+        assert sum(total) in (0, sum(GenerationJob.objects.values_list("completion_tokens", flat=True)))
+
+    def _chunks(self) -> set[tuple[int, int, str]]:
+        return set(JobChunk.objects.values_list("job_id", "number", "events"))
+
+    def _chunks_of_others(self, worker: Worker) -> set[tuple[int, int, str]]:
+        """Events of jobs that this worker doesn't hold, whatever it believes."""
+        fences = {item.job.key: item.job.fence for item in worker.runner._running.values()}
+        running = GenerationJob.objects.filter(state=JobState.RUNNING).values_list("pk", "fence")
+        others = {key for key, fence in running if fences.get(key) != fence}
+        return {row for row in self._chunks() if row[0] in others}
+
+
+CHECKPOINT: list[str] = []
+
+
+@pytest.mark.slow
+def test_jobs_end_once_in_every_schedule(db, monkeypatch):
+    # Within the test's own transaction each of the product's is a savepoint, also those that Django makes without.
+    begin = transaction.Atomic.__init__
+    monkeypatch.setattr(
+        transaction.Atomic, "__init__", lambda self, using, savepoint, durable: begin(self, using, True, durable)
+    )
+    CHECKPOINT[:] = [str(make_checkpoint().pk)]
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
+    monkeypatch.setattr(job_runner, "time", CLOCK)
+    run_state_machine_as_test(
+        Runners,
+        settings=settings(
+            max_examples=SCHEDULES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_a_crash_is_at_the_chosen_statement(db):
+    for number in range(3):
+        with pytest.raises(Crash), failing_at(number, Crash):
+            for _ in range(3):
+                GenerationJob.objects.exists()
+    with failing_at(3, Crash):
+        for _ in range(3):
+            GenerationJob.objects.exists()
