@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
 
 from inference.errors import GenerationFailed, QueueFull
 from inference.jobs import claims
@@ -33,6 +34,19 @@ def test_claims_go_by_priority_then_arrival():
     order = [job.job_id for job in jobs_claim(owner="w", limit=3)]
     assert order == [rows[1].job_id, rows[3].job_id, rows[0].job_id]
     assert [job.job_id for job in jobs_claim(owner="w", limit=3)] == [rows[2].job_id]
+
+
+def test_a_claim_reads_no_more_of_a_longer_queue():
+    """Each query of a claim goes through an index of queued or of running jobs, not through all jobs."""
+    submit(*(request(str(number)) for number in range(4)))
+    with CaptureQueriesContext(connection) as captured:
+        assert len(jobs_claim(owner="w", limit=2)) == 2
+    queries = [query["sql"] for query in captured if query["sql"].startswith("SELECT")]
+    with connection.cursor() as cursor:
+        plans = [row[3] for sql in queries for row in cursor.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()]
+    used = [plan for plan in plans if "inference_generationjob" in plan]
+    assert used
+    assert [plan for plan in used if "SCAN" in plan and "job_claim" not in plan and "job_leases" not in plan] == []
 
 
 def order_of(rows, claimed):
