@@ -155,6 +155,13 @@ def declared() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.fault(
+    "F59",
+    provoked="every route and the WebSocket with every method, by fourteen kinds of callers: no key, a wrong, revoked, "
+    "expired, unscoped, foreign, own and admin's key, this machine without one, and accounts of every role",
+    holds="who gets in is what `access_table.txt` says; a route that isn't in the table fails the test; another "
+    "tenant's object is 404",
+)
 @pytest.mark.django_db
 def test_every_route_lets_in_whom_the_table_says(objects, callers, settings, monkeypatch, redis_urls_in_settings):
     monkeypatch.setattr(worker_questions, "REPLY_TIMEOUT_S", 0.0)  # there is no worker
