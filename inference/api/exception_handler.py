@@ -7,6 +7,7 @@ exceptions are translated. Any other exception is logged with its traceback, and
 from __future__ import annotations
 
 import logging
+import time
 from http import HTTPStatus
 from typing import Any
 
@@ -31,8 +32,13 @@ from inference.errors import (
 logger = logging.getLogger(__name__)
 
 _API_PATHS = frozenset({"/v1", "/api", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/infill"})
+OUTAGE_LOG_S = 10.0
+"""Seconds between log lines about a database that can't be reached."""
 RETRY_AFTER_S = 5
 """Seconds in Retry-After of retryable errors that have no value of their own."""
+
+
+_outage_logged_at = -OUTAGE_LOG_S
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -83,11 +89,19 @@ def as_blazr_error(error: BaseException) -> BlazrError:
     if isinstance(error, exceptions.APIException | SuspiciousOperation):
         return InvalidRequest(str(getattr(error, "detail", "The request was refused.")))
     if _is_database_outage(error):
-        # One line: an outage has as many of them as there are requests.
-        logger.error("the database can't be reached: %s", str(error).strip().partition("\n")[0])
+        _log_outage(error)
         return Unavailable("The database can't be reached; try again.", retry_after_s=RETRY_AFTER_S)
     logger.error("unexpected error", exc_info=error)
     return EngineError("Internal error; the server's log has the details.")
+
+
+def _log_outage(error: BaseException) -> None:
+    """Log that the database can't be reached, once in a while, because each request finds it out."""
+    global _outage_logged_at
+    now = time.monotonic()
+    if now - _outage_logged_at >= OUTAGE_LOG_S:
+        _outage_logged_at = now
+        logger.error("requests get 503: the database can't be reached: %s", str(error).strip().partition("\n")[0])
 
 
 def _is_database_outage(error: BaseException) -> bool:

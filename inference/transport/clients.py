@@ -50,6 +50,10 @@ async def redis_client() -> AsyncIterator[Any]:
         yield found[1]
     except (TimeoutError, RedisError, OSError) as error:
         raise unavailable_on_redis_error(error) from error
+    except RuntimeError as error:
+        if not _is_cut(error):
+            raise
+        raise unavailable_on_redis_error(error) from error
     if task is not None and task.cancelling() > num_cancellations:
         raise asyncio.CancelledError
 
@@ -68,11 +72,18 @@ async def redis_repeatable(call: Callable[[Any], Awaitable[T]]) -> T:
         for pause_s in RECONNECT_PAUSES_S:
             try:
                 return await call(client)
-            except RedisConnectionError:
+            except (RedisConnectionError, RuntimeError) as error:
+                if not _is_cut(error):
+                    raise
                 if time.monotonic() - begun > settings.BLAZR_REDIS_TIMEOUT_S:
                     raise
                 await asyncio.sleep(pause_s)
         return await call(client)
+
+
+def _is_cut(error: Exception) -> bool:
+    """Whether a connection was cut: uvloop says of one that was reset only that it can't be written to."""
+    return isinstance(error, RedisConnectionError) or "the handler is closed" in str(error)
 
 
 @contextlib.contextmanager

@@ -55,3 +55,21 @@ async def test_a_cancellation_before_a_call_does_not_end_the_call(redis_urls_in_
     await asyncio.sleep(0)
     task.cancel()
     assert await task == b"released"
+
+
+async def test_a_connection_that_was_reset_is_made_again(redis_urls_in_settings):
+    """uvloop raises a RuntimeError from a connection that was reset over TCP; Redis is there."""
+    errors = [RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")]
+
+    async def call(client):
+        if errors:
+            raise errors.pop()
+        return await client.ping()
+
+    assert await redis_repeatable(call)
+    errors += [RuntimeError("another fault"), RuntimeError("the handler is closed")]
+    with pytest.raises(Unavailable):
+        async with redis_client():
+            raise errors.pop()
+    with pytest.raises(RuntimeError, match="another fault"):
+        await redis_repeatable(call)
