@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from django.conf import settings as django_settings
 
 from blazr_site import embedded_redis
 from blazr_site.settings.redis import RedisUrls, redis_urls
+from tests.faults.postgres import PostgresServer, reason_without
 
 # Server threads have connections of their own. In-memory databases that are shared between connections answer
 # "table is locked" without waiting, a file waits its turn as in production. Set before the first connection is made.
@@ -106,50 +105,12 @@ def redis_urls_in_settings(redis_server: RedisUrls, settings) -> RedisUrls:
     return redis_server
 
 
-def _postgres_bin() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
-    if found:
-        return found[0].parent
-    on_path = shutil.which("initdb")
-    return Path(on_path).resolve().parent if on_path else None
-
-
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """URL of a throw-away PostgreSQL cluster on a unix socket."""
-    binaries = _postgres_bin()
-    if binaries is None:
-        pytest.skip("the PostgreSQL server programs (initdb, postgres) are not installed")
+    if reason := reason_without():
+        pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="blazr-pg-") as name:
-        root = Path(name)
-        cluster = root / "cluster"
-        as_user: list[str] = []
-        if os.getuid() == 0:  # initdb refuses root
-            if shutil.which("runuser") is None or subprocess.run(["id", "postgres"], capture_output=True).returncode:
-                pytest.skip("PostgreSQL doesn't run as root, and there is no user postgres")
-            as_user = ["runuser", "-u", "postgres", "--"]
-            shutil.chown(root, "postgres")
-        run = {"check": True, "capture_output": True, "cwd": root}
-        subprocess.run(
-            [*as_user, binaries / "initdb", "-D", cluster, "-U", "blazr", "-A", "trust", "--no-sync", "-E", "UTF8"],
-            **run,
-        )
-        server = subprocess.Popen(
-            [*as_user, binaries / "postgres", "-D", cluster, "-k", root, "-c", "listen_addresses=", "-F"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=root,
-        )
-        try:
-            for _ in range(200):
-                ready = subprocess.run([binaries / "pg_isready", "-h", root], capture_output=True)
-                if ready.returncode == 0:
-                    break
-                if server.poll() is not None:
-                    pytest.fail("PostgreSQL stopped at its start")
-                time.sleep(0.05)
-            subprocess.run([*as_user, binaries / "createdb", "-h", root, "-U", "blazr", "blazr"], **run)
-            yield f"postgres://blazr@{str(root).replace('/', '%2F')}/blazr"
-        finally:
-            server.terminate()
-            server.wait(20)
+        server = PostgresServer(Path(name))
+        yield server.url
+        server.stop()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.faults.ledger import Entry, Ledger, Reference
+from tests.faults.postgres import PostgresServer, reason_without
 from tests.faults.site import Site, wait_until
 
 
@@ -19,6 +22,36 @@ def running_site(tmp_path_factory) -> Iterator[Site]:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="package")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL with few connections."""
+    if reason := reason_without():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="blazr-pg-") as name:
+        server = PostgresServer(Path(name), options=("max_connections=20", "superuser_reserved_connections=0"))
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="package")
+def running_database_site(tmp_path_factory, postgres) -> Iterator[Site]:
+    """The same processes over PostgreSQL, with Redis behind a proxy, and clocks that a test sets where it can."""
+    made = Site(tmp_path_factory.mktemp("database"), database_url=postgres.url, is_proxied=True)
+    try:
+        made.start(num_webs=2, num_workers=2)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def database_site(running_database_site) -> Site:
+    """The processes over PostgreSQL, with the model loaded by both workers."""
+    wait_until(lambda: len(running_database_site.ready_workers()) == 2, 60, "the load of the model by both workers")
+    running_database_site.deaths.clear()
+    return running_database_site
 
 
 @pytest.fixture

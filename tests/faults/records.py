@@ -169,8 +169,9 @@ class Records:
     def _usage(self) -> Iterator[str]:
         """The days hold the sums of the records; a job's record is compared in ``_jobs``."""
         for column in ("prompt_tokens", "completion_tokens"):
-            ((records,),) = self._rows(f"select sum({column}) from inference_usagerecord")
-            ((days,),) = self._rows(f"select sum({column}) from inference_usageday")
+            # In one statement: the usage of the last streams is stored meanwhile.
+            sums = f"(select sum({column}) from inference_usagerecord), (select sum({column}) from inference_usageday)"
+            ((records, days),) = self._rows(f"select {sums}")
             if records != days:
                 yield f"the days count {days} {column}, the records {records}"
         batch = "select completion_tokens from inference_usagerecord where endpoint = 'batch'"
@@ -188,7 +189,7 @@ class Records:
         if held := {name: number for name, number in totals.items() if not name.startswith(b"ends:")}:
             yield f"totals of open requests: {held}"
         for table, condition in (
-            ("jobchunk", "1"),
+            ("jobchunk", "1 = 1"),
             ("batchline", "lease_until is not null"),
             ("batch", "lease_until is not null"),
         ):

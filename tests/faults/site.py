@@ -13,20 +13,25 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import redis
 
 from blazr_site import embedded_redis
 from blazr_site.listeners import BACKLOG, open_listeners
 from blazr_site.process_environment import child_environment
+from blazr_site.settings.database import database_config
 from blazr_site.settings.redis import redis_urls
 from inference.transport import keys as redis_keys
 from inference.transport.held_messages import held_messages, release_worker
 from inference.values.states import WorkerState
+from tests.faults.clock import build_library, clock_variables, has_compiler, set_clock
+from tests.faults.proxy import Proxy
 
 REQUEST_TIMEOUT_S = 90
 """Longer than any request of the tests takes, so that requests without an owner end while a test waits."""
@@ -52,7 +57,12 @@ from django.core.management import call_command
 from inference.demo.paths import PREBUILT_DIRECTORY
 from models_registry.services import checkpoint_register
 call_command("migrate", interactive=False, verbosity=0)
-print(checkpoint_register(path=PREBUILT_DIRECTORY, served_model_name="demo").pk)
+checkpoint = checkpoint_register(path=PREBUILT_DIRECTORY, served_model_name="demo")
+from django.contrib.auth import get_user_model
+from django.test import Client
+client = Client()
+client.force_login(get_user_model().objects.create_superuser("root"))
+print(checkpoint.pk, client.cookies["sessionid"].value)
 """
 
 
@@ -67,19 +77,28 @@ def wait_until(check: Callable[[], Any], timeout_s: float, what: str) -> Any:
 class Site:
     """Redis, web processes, workers and beat; like ``blazr serve``, it starts again what ends by itself.
 
+    Args:
+        directory: Data directory, with the logs.
+        database_url: A PostgreSQL; None: SQLite in the directory.
+        is_proxied: Whether the processes reach Redis through ``proxy``.
+
     Attributes:
         urls: Addresses of the web processes; connections wait while a process is replaced.
         processes: All processes, by name; a worker's name is its id.
+        proxy: What the processes reach Redis through; None: they reach it directly.
         deaths: Exit codes of workers that ended by themselves, in order, with their ids.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, database_url: str | None = None, is_proxied: bool = False) -> None:
         self.directory = directory
+        self._clock = build_library(directory) if is_proxied and has_compiler() else None
+        self._database_url = database_url
         self._runtime = tempfile.TemporaryDirectory(prefix="blazr-faults-")  # a path of a socket is short
         self._socket = Path(self._runtime.name) / "redis.sock"
         urls = redis_urls(f"unix://{self._socket}?db=0")
         self._redis_url = urls.client
         self.client = redis.Redis.from_url(urls.client, protocol=2, socket_timeout=2)
+        self.proxy = Proxy(str(self._socket)) if is_proxied else None
         self.urls: list[str] = []
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.deaths: list[tuple[str, int]] = []
@@ -93,7 +112,8 @@ class Site:
         own = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "DJANGO_", "REDIS_"))}
         self._environment = own | {
             "OMP_NUM_THREADS": "1",
-            "REDIS_URL": urls.celery,
+            "REDIS_URL": urls.celery if self.proxy is None else f"redis://127.0.0.1:{self.proxy.port}/0",
+            **({} if database_url is None else {"DATABASE_URL": database_url}),
             "BLAZR_DATA_DIR": str(directory),
             "BLAZR_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S),
             "DJANGO_SETTINGS_MODULE": "blazr_site.settings",
@@ -108,7 +128,7 @@ class Site:
             [sys.executable, "-c", _SET_UP], cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
-        self.checkpoint_id = done.stdout.split()[-1]
+        self.checkpoint_id, self._session = done.stdout.split()[-2:]
 
     def manage(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command of manage.py with further variables."""
@@ -158,6 +178,8 @@ class Site:
             *("-Q", "default", "--without-gossip", "--without-mingle", "--without-heartbeat"),
         ]
         self._worker_ids.append(worker_id)
+        if self._clock is not None:
+            variables |= clock_variables(self._clock, self.directory / f"{worker_id}.clock")
         self._add(worker_id, command, {key: value for key, value in variables.items() if os.environ.get(key) != value})
 
     def _add(
@@ -191,6 +213,16 @@ class Site:
                         release_worker(self.client, name)
                 self._starts[name]()
             time.sleep(0.05)
+
+    def browser(self) -> httpx.Client:
+        """Return a client with an administrator's session."""
+        token = "c" * 32
+        cookies = {"sessionid": self._session, "csrftoken": token}
+        return httpx.Client(base_url=self.urls[0], cookies=cookies, headers={"X-CSRFToken": token}, timeout=20)
+
+    def set_clock(self, worker_id: str, offset_s: int) -> None:
+        """Let the clock of a worker jump, where the site has clocks."""
+        set_clock(self.directory / f"{worker_id}.clock", offset_s)
 
     def ready_workers(self) -> list[WorkerState]:
         """The workers that hold the model."""
@@ -240,9 +272,48 @@ class Site:
         embedded_redis.wait_until_ready(self._redis_url, timeout_s=10)
 
     def rows(self, query: str, *parameters: object) -> list[Any]:
-        """Return the rows of a query of the database."""
-        with sqlite3.connect(self.directory / "db.sqlite3", timeout=20) as database:
-            return database.execute(query, parameters).fetchall()
+        """Return the rows of a query of the database; a UUID is 32 hexadecimal digits."""
+        if self._database_url is None:
+            with sqlite3.connect(self.directory / "db.sqlite3", timeout=20) as database:
+                return database.execute(query, parameters).fetchall()
+        with self._connect() as connection:
+            cursor = connection.execute(query.replace("?", "%s"), parameters)
+            found = cursor.fetchall() if cursor.description else []
+        return [tuple(item.hex if isinstance(item, uuid.UUID) else item for item in row) for row in found]
+
+    @contextlib.contextmanager
+    def locked(self, *tables: str) -> Iterator[None]:
+        """Lock tables of PostgreSQL against every use."""
+        with self._connect() as connection:
+            connection.execute(f"lock table {', '.join(tables)} in access exclusive mode")
+            yield
+
+    def rows_in_reverse(self) -> None:
+        """Lock all open jobs in one transaction, the last one first; a worker may be the one that deadlocks."""
+        with contextlib.suppress(psycopg.errors.DeadlockDetected), self._connect() as connection:
+            connection.execute("set deadlock_timeout = '10s'")  # so that the other side finds the deadlock
+            keys = connection.execute(
+                "select id from inference_generationjob where finished_at is null order by id desc"
+            )
+            for (key,) in keys.fetchall():
+                connection.execute("select 1 from inference_generationjob where id = %s for update", (key,))
+
+    @contextlib.contextmanager
+    def few_connections(self, number: int) -> Iterator[None]:
+        """Hold all connections of PostgreSQL but some."""
+        with contextlib.ExitStack() as stack:
+            held: list[psycopg.Connection[Any]] = []
+            with contextlib.suppress(psycopg.OperationalError):  # too many clients already
+                while True:
+                    held.append(stack.enter_context(self._connect()))
+            for connection in held[:number]:
+                connection.close()
+            yield
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        assert self._database_url is not None
+        config = database_config(self._database_url)
+        return psycopg.connect(host=config["HOST"], user=config["USER"], dbname=config["NAME"])
 
     def clear(self) -> None:
         """Delete what earlier tests have stored, so that a ledger counts one test's rows."""
@@ -275,6 +346,8 @@ class Site:
         for listener in self._listeners:
             listener.close()
         self.client.close()
+        if self.proxy is not None:
+            self.proxy.stop()
         self._runtime.cleanup()
 
 

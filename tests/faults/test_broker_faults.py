@@ -8,7 +8,7 @@ import pickle
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,50 +16,12 @@ import httpx
 import pytest
 
 from inference.transport import keys as redis_keys
-from tests.faults.campaign import Campaign
-from tests.faults.ledger import Ledger
-from tests.faults.records import Records
+from tests.faults.disturbed import SEED, await_consumers, run_steps
 from tests.faults.site import Site, wait_until
 
 pytestmark = pytest.mark.live
 
-SEED = 1
 LOST, BACK = "can't be reached", "is reached again"
-CONSUMES_WITHIN_S = 10.0
-"""From Redis's return until every worker takes requests again."""
-
-
-def run_steps(site: Site, jobs: int, *steps: Callable[[], object]) -> Campaign:
-    """Inject the steps while jobs, a batch and streams run; the ledger has to be exact."""
-    site.clear()
-    campaign = Campaign(site, jobs=jobs, seed=SEED, steps=steps, label=steps[0].__qualname__)
-    print(f"seed {SEED}: {jobs} jobs, {len(steps)} steps")  # noqa: T201 - shown when the test fails
-    campaign.run()
-    assert_exact(site, campaign)
-    assert site.deaths == []
-    return campaign
-
-
-def assert_exact(site: Site, campaign: Campaign) -> None:
-    """Compare what clients were promised with rows, files and what is left."""
-    records = Records(site, campaign)
-    records.check()
-    assert records.problems == []
-    assert records.num_set_aside == 0
-
-
-def await_consumers(site: Site) -> None:
-    """Wait until every worker takes requests from the queues; all of them end as they should."""
-    begun = time.monotonic()
-    ledger = Ledger(site)
-    consuming: set[str] = set()
-    while consuming != set(site.workers):
-        assert time.monotonic() < begun + CONSUMES_WITHIN_S, f"only {consuming} takes requests: {ledger.entries}"
-        if sum(not entry.ends for entry in ledger.entries) < 8:
-            ledger.send([40, 50], 120)
-        time.sleep(0.02)
-        consuming |= {worker_id for worker_id in site.workers if site.held_by(worker_id)}
-    ledger.wait(30)
 
 
 @pytest.mark.fault(
@@ -77,7 +39,7 @@ def test_f12_a_redis_that_loses_everything_loses_no_job(site):
         site.redis_wiped()
         await_consumers(site)
 
-    run_steps(site, 24, flush, wipe)
+    run_steps(site, 16, flush, wipe)
 
 
 @pytest.mark.fault(
@@ -94,12 +56,12 @@ def test_f13_redis_away_refuses_soon_and_comes_back_by_itself(site):
 
     def away() -> None:
         with site.away("redis"):
-            probe_outage(site, 3.0, limit_s=1.0)
+            probe_outage(site, 2.5, limit_s=1.0)
         site.await_redis()
         await_consumers(site)
         wait_until(lambda: all(is_ready(url) for url in site.urls), 10, "the readiness of all web processes")
 
-    run_steps(site, 24, away)
+    run_steps(site, 16, away)
     assert {name: process.pid for name, process in site.processes.items() if name != "redis"} == processes
     assert_two_lines(site, sizes)
 
@@ -176,7 +138,7 @@ def test_f14_a_full_redis_refuses_and_loses_nothing(site):
             site.client.config_set("maxmemory", old)
         await_consumers(site)
 
-    run_steps(site, 24, full)
+    run_steps(site, 16, full)
     assert set(statuses) <= {429, 503}
     assert statuses
 
@@ -192,7 +154,7 @@ def test_f15_cut_connections_lose_nothing(site):
             site.client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
         time.sleep(1)
 
-    run_steps(site, 24, *[cut] * 5, lambda: await_consumers(site))
+    run_steps(site, 16, *[cut] * 4, lambda: await_consumers(site))
 
 
 @pytest.mark.fault(
@@ -216,7 +178,7 @@ def test_f16_repeated_hints_run_nothing_twice(site):
                 site.client.lpush(redis_keys.arrived(site.checkpoint_id), "1")
             time.sleep(0.05)
 
-    run_steps(site, 24, repeat)
+    run_steps(site, 16, repeat)
     assert len(seen) > 3
 
 

@@ -1,0 +1,189 @@
+"""A database that stops, locks or runs out of connections, a full disk, wrong clocks: no request is lost."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.faults.campaign import variant
+from tests.faults.clock import has_compiler
+from tests.faults.disturbed import await_consumers, run_steps
+from tests.faults.proxy import Faults
+from tests.faults.site import Site, wait_until
+
+pytestmark = pytest.mark.live
+
+FIRST_NUMBER = 1600
+"""Number of the first job of a ``Submitter``; the campaign's begin with 0."""
+
+
+def is_ready(url: str) -> bool:
+    """Whether a web process says that it can serve."""
+    return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
+
+
+class Submitter:
+    """Submits further jobs while the database is in trouble: each is stored, or refused with 503 in time.
+
+    Attributes:
+        accepted: Ids of the stored jobs, by number.
+        statuses: Number of responses of each status.
+    """
+
+    def __init__(self, site: Site, *, limit_s: float) -> None:
+        self._site = site
+        self._limit_s = limit_s
+        self._numbers = itertools.count(FIRST_NUMBER)
+        self.accepted: dict[int, str] = {}
+        self.statuses: Counter[int] = Counter()
+
+    def submit(self, num: int) -> None:
+        """Submit jobs at once, to the web processes in turn."""
+        with ThreadPoolExecutor(num) as pool:
+            list(pool.map(self._submit, itertools.islice(self._numbers, num)))
+
+    def _submit(self, number: int) -> None:
+        begun = time.monotonic()
+        body = {"endpoint": "completion", "body": variant(number).body}
+        response = httpx.post(f"{self._site.urls[number % 2]}/api/jobs", json=body, timeout=60)
+        self.statuses[response.status_code] += 1
+        assert time.monotonic() - begun < self._limit_s
+        if response.status_code == 202:
+            self.accepted[number] = response.json()["data"][0]["id"]
+        else:
+            assert response.status_code == 503, response.text
+            assert int(response.headers["Retry-After"]) > 0
+
+
+@pytest.mark.fault(
+    "F17",
+    provoked="every hint about new jobs is dropped on its way, and the connections to Redis are slow and are cut",
+    holds="every job starts within 5 s, found in its row; the ledger is exact",
+)
+def test_f17_jobs_without_hints_are_found(database_site):
+    site = database_site
+    assert site.proxy is not None
+
+    def dropped() -> None:
+        hint = b"XADD\r\n$9\r\nblazr:ctl"
+        site.proxy.faults = Faults(rewrite=lambda piece: piece.replace(hint, b"XADD\r\n$9\r\nblazr:nil"))
+        time.sleep(3)
+
+    def slow() -> None:
+        site.proxy.faults = Faults(delay_s=0.05)
+        for _ in range(3):
+            time.sleep(0.7)
+            site.proxy.cut()
+        site.proxy.faults = Faults()
+        await_consumers(site)
+
+    run_steps(site, 12, dropped, slow)
+    waits = site.rows(
+        "select extract(epoch from started_at - created_at) from inference_generationjob where attempts = 1"
+    )
+    assert waits
+    assert max(wait for (wait,) in waits) < 5
+
+
+@pytest.mark.fault(
+    "F19",
+    provoked="PostgreSQL stops at once and stays away for seconds, while jobs, a batch and streams run",
+    holds="requests that need it get 503 with Retry-After within 2 s, and readiness says so; both workers go on by "
+    "themselves when it is back, and the ledger is exact",
+)
+def test_f19_a_stopped_database_loses_nothing(database_site, postgres):
+    site, submitter = database_site, Submitter(database_site, limit_s=2.0)
+
+    def stop() -> None:
+        postgres.stop()
+        try:
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                submitter.submit(2)
+                assert not any(map(is_ready, site.urls))
+                time.sleep(0.1)
+        finally:
+            postgres.start()
+        wait_until(lambda: all(map(is_ready, site.urls)), 10, "readiness")
+        await_consumers(site)
+
+    run_steps(site, 12, stop)
+    assert set(submitter.statuses) == {503}
+
+
+@pytest.mark.fault(
+    "F20",
+    provoked="another session locks the tables of jobs and of usage for longer than the limit of a lock; transactions "
+    "of another session take rows of jobs in the opposite order, so that pairs deadlock, while jobs, a batch and "
+    "streams run",
+    holds="submissions are stored or get 503 within 8 s; the ledger is exact afterwards",
+)
+def test_f20_locks_and_deadlocks_are_waited_for(database_site):
+    site, submitter = database_site, Submitter(database_site, limit_s=8.0)
+
+    def lock() -> None:
+        with site.locked("inference_generationjob", "inference_usagerecord"):
+            begun = time.monotonic()
+            while time.monotonic() < begun + 5.5:
+                submitter.submit(2)
+        await_consumers(site)
+
+    def deadlock() -> None:
+        for _ in range(6):
+            submitter.submit(2)
+            site.rows_in_reverse()
+
+    run_steps(site, 12, lock, deadlock, accepted=submitter.accepted)
+    assert submitter.statuses[503] > 0
+    assert submitter.statuses[202] > 0
+
+
+@pytest.mark.fault(
+    "F21",
+    provoked="100 submissions at once over a database with 20 connections, of which others leave three, while jobs, a "
+    "batch and streams run",
+    holds="each is stored or refused with 503 and Retry-After within 10 s, none ends with 500; the ledger is exact",
+)
+def test_f21_more_requests_than_connections(database_site):
+    site, submitter = database_site, Submitter(database_site, limit_s=10.0)
+
+    def flood() -> None:
+        with site.few_connections(3):
+            submitter.submit(100)
+        await_consumers(site)
+
+    run_steps(site, 12, flood, accepted=submitter.accepted)
+    assert submitter.statuses[503] > 0
+
+
+@pytest.mark.skipif(not has_compiler(), reason="there is no g++ for the library that gives a process another clock")
+@pytest.mark.fault(
+    "F27",
+    provoked="the clock of one worker is an hour ahead, that of the other an hour behind; both jump while they hold "
+    "requests",
+    holds="no lease is taken early, none lasts: every job runs once; the ledger is exact",
+)
+def test_f27_clocks_that_differ_and_jump(database_site):
+    site = database_site
+    first, second = site.workers
+
+    def jump(first_s: int, second_s: int) -> Callable[[], None]:
+        def step() -> None:
+            site.set_clock(first, first_s)
+            site.set_clock(second, second_s)
+            time.sleep(1.5)
+
+        return step
+
+    def back() -> None:
+        jump(0, 0)()
+        await_consumers(site)
+
+    run_steps(site, 12, jump(3600, -3600), jump(-3600, 3600), back)
+    assert site.rows("select max(attempts), max(fence) from inference_generationjob") == [(1, 1)]
