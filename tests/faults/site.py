@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -52,7 +53,10 @@ _TABLES = (
 """Tables of what requests leave behind, in an order in which their rows can be deleted."""
 
 _SET_UP = """
-import django; django.setup()
+import django
+from blazr_site.settings.storage import prepare_data_dir
+prepare_data_dir()  # with the key that signs the session
+django.setup()
 from django.core.management import call_command
 from inference.demo.paths import PREBUILT_DIRECTORY
 from models_registry.services import checkpoint_register
@@ -260,6 +264,16 @@ class Site:
         finally:
             self.signal(name, signal.SIGCONT)
 
+    @contextlib.contextmanager
+    def file_limit(self, name: str, *, size_bytes: int) -> Iterator[None]:
+        """Let no file of a process grow beyond a size, which fails as a full disk does."""
+        pid = self.processes[name].pid
+        old = resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, old)
+
     def redis_wiped(self) -> None:
         """Kill Redis, and start it again without the requests, events and leases that it had."""
         with self.away("redis"):
@@ -317,8 +331,9 @@ class Site:
 
     def clear(self) -> None:
         """Delete what earlier tests have stored, so that a ledger counts one test's rows."""
-        with sqlite3.connect(self.directory / "db.sqlite3", timeout=20) as database:  # one transaction
-            for table in _TABLES:
+        path = self.directory / "db.sqlite3"
+        with sqlite3.connect(path, timeout=20) if self._database_url is None else self._connect() as database:
+            for table in _TABLES:  # in one transaction
                 database.execute(f"delete from inference_{table}")
 
     def log_sizes(self) -> dict[str, int]:
