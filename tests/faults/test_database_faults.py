@@ -137,7 +137,7 @@ def test_f20_locks_and_deadlocks_are_waited_for(database_site):
         await_consumers(site)
 
     def deadlock() -> None:
-        for _ in range(6):
+        for _ in range(3):
             submitter.submit(2)
             site.rows_in_reverse()
 
