@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
+from inference.jobs.claims import leases_shorten
 from inference.models import Batch
 
 LEASE_S = 30.0
@@ -89,6 +90,7 @@ def batch_claim(rows: QuerySet[Batch], *, owner: str, stopping: Callable[[], boo
         stopping: See ``BatchClaim``.
         values: Written with the claim.
     """
+    leases_shorten(rows, LEASE_S)
     free = rows.filter(Q(lease_until=None) | Q(lease_until__lt=Now())).order_by("priority", "id")
     with transaction.atomic():
         if connection.features.has_select_for_update_skip_locked:

@@ -101,12 +101,12 @@ def is_due() -> Q:
     return never | passed | Q(not_before__gt=seconds_from_now(MAX_DELAY_S))
 
 
-def leases_shorten(running: QuerySet[Any]) -> None:
-    """Shorten leases that are longer than any: they were made before the database's clock was set back.
+def leases_shorten(running: QuerySet[Any], lease_s: float = LEASE_S) -> None:
+    """Shorten leases that are longer than ``lease_s``: they were made before the database's clock was set back.
 
     A living worker renews its leases in time; those of a dead one lapse as usual.
     """
-    running.filter(lease_until__gt=seconds_from_now(LEASE_S + 1)).update(lease_until=seconds_from_now(LEASE_S))
+    running.filter(lease_until__gt=seconds_from_now(lease_s + 1)).update(lease_until=seconds_from_now(lease_s))
 
 
 def jobs_claim(

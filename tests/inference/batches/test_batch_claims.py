@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from inference.batches.batch_claims import FenceLost, batch_claim, batches_abandon
+from inference.batches.batch_claims import LEASE_S, FenceLost, batch_claim, batches_abandon
 from inference.models import Batch
 from tests.inference.batches.fakes import line, make_batch
 
@@ -28,6 +28,15 @@ def test_a_claimed_batch_is_one_owner_s_until_its_lease_lapses(model):
     with pytest.raises(FenceLost):
         first.write(priority=4)
     assert Batch.objects.get().priority == 3
+
+
+def test_a_lease_from_before_the_clock_was_set_back_lapses_in_time(model):
+    make_batch([line("a")])
+    claimed("one")
+    Batch.objects.update(lease_until=timezone.now() + timedelta(hours=1))
+    assert claimed("two") is None
+    left = Batch.objects.get().lease_until - timezone.now()
+    assert left <= timedelta(seconds=LEASE_S)
 
 
 def test_a_batch_that_is_given_back_is_anybody_s(model):
