@@ -10,7 +10,7 @@ from pathlib import Path
 
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
-from inference.engine.running_request import Request, RequestStatus
+from inference.engine.running_request import Request
 from inference.worker.pool import EnginePool
 
 LOG = "requests.log"
@@ -24,7 +24,7 @@ _abort = Engine.abort_request
 
 
 def _stage(request: Request) -> str:
-    if request.status == RequestStatus.WAITING:
+    if not request.is_running:
         return "queued"
     return "prefill" if request.num_computed_tokens < request.num_prompt_tokens else "decode"
 
