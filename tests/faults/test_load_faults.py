@@ -109,7 +109,7 @@ def test_f41_a_long_queue_delays_nobody(site):
 @pytest.mark.fault(
     "F42",
     provoked="ten times as many requests as the server can compute; for a minute by command",
-    holds="refusals are 429 with a time to retry, within 100 ms (by command 50 ms); clients get tokens at 40 % of the "
+    holds="refusals are 429 with a time to retry, within 100 ms (by command 50 ms); clients get tokens at 30 % of the "
     "capacity beside a client on the same two cores (by command 90 %); all is released",
 )
 def test_f42_an_overload_is_refused_and_does_not_stop_the_work(site):
@@ -118,7 +118,7 @@ def test_f42_an_overload_is_refused_and_does_not_stop_the_work(site):
     assert set(found.statuses) <= {0, 200, 429}
     assert found.statuses[429] > 20
     assert median(found.refused_s) <= 0.1
-    assert found.goodput >= 0.4 * found.capacity
+    assert found.goodput >= 0.3 * found.capacity
 
 
 @pytest.mark.fault(

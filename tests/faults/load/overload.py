@@ -16,9 +16,13 @@ from tests.faults.load.client import Stream, completion, stream
 from tests.faults.load.site import LoadSite
 
 COMPLETIONS = "/v1/completions"
-TOKENS = 120
+TOKENS = 400
+"""So many that ten times the capacity is some 70 requests a second, which a client beside the server can send."""
 RAMP_S = 1.0
+FILL_S = 4.0
+"""Until the queue is full."""
 FLOOD_CLIENTS = 100
+FLOOD_TOKENS = (30, 120)
 REFUSALS = (429, 503)
 
 
@@ -106,7 +110,7 @@ async def ticks(interval_s: float, seconds: float) -> AsyncIterator[float]:
 
 
 async def run_overload(site: LoadSite, seconds: float, *, factor: float = 10.0) -> Overload:
-    """Measure the capacity, then send ``factor`` times as many requests, for half as long again until it is full."""
+    """Measure the capacity, then send ``factor`` times as many requests, first until the queue is full."""
     found = Overload()
     before = site.holdings()
     found.baseline_s = median([(await Meter(site).send(max_tokens=4)).ttft_s for _ in range(5)])
@@ -119,11 +123,12 @@ async def run_overload(site: LoadSite, seconds: float, *, factor: float = 10.0) 
     meter = Meter(site)
     tasks: list[asyncio.Task[Stream]] = []
     begun = time.monotonic()
-    async for _ in ticks(TOKENS / (factor * found.capacity), 1.5 * seconds):
+    fill_s = max(FILL_S, seconds / 2)
+    async for _ in ticks(TOKENS / (factor * found.capacity), fill_s + seconds):
         tasks.append(asyncio.create_task(meter.send()))
     ended = time.monotonic()
     await leave(tasks)
-    found.goodput = meter.tokens_between(begun + seconds / 2, ended)
+    found.goodput = meter.tokens_between(begun + fill_s, ended)
     _judge(found, meter.streams)
     while (await Meter(site).send(max_tokens=4)).ttft_s > 1.5 * found.baseline_s + 0.05:
         assert time.monotonic() < ended + 60, "requests are slower for a minute after an overload"
@@ -154,7 +159,7 @@ async def run_tenants(site: LoadSite, seconds: int) -> list[float]:
     flood, other = site.key(), site.key()
     meter, quiet = Meter(site), Meter(site)
     tasks: list[asyncio.Task[Stream]] = []
-    async with closed_loop(meter, FLOOD_CLIENTS, flood, (TOKENS // 4, TOKENS)):
+    async with closed_loop(meter, FLOOD_CLIENTS, flood, FLOOD_TOKENS):
         await asyncio.sleep(2 * RAMP_S)
         async for _ in ticks(1.0, seconds):
             tasks.append(asyncio.create_task(quiet.send(other, 20)))
