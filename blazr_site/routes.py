@@ -1,4 +1,4 @@
-"""Find the route of a path, what serves it, and the largest body that the route takes."""
+"""Find the route of a path and its view, and define the largest body that each route takes."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class StallGuard(_Base):
             return  # the connection has become a WebSocket
         now = asyncio.get_running_loop().time()
         num_unsent = transport.get_write_buffer_size()
-        # While neither holds, new bytes may take the place of those that the client has read.
+        # Otherwise the application may add as many bytes as the client reads, and the number shows no progress.
         is_measured = self._is_paused or transport.is_closing()
         if not (is_measured and num_unsent and num_unsent >= self._num_unsent > 0):
             self._progress_at = now

@@ -302,7 +302,7 @@ class Supervisor:
             child.kill()
 
     def _release(self, worker_id: str) -> Callable[[int], None]:
-        """Return a callback that requeues a dead worker's requests at once, before their leases expire."""
+        """Return a callback that requeues a dead worker's requests at once, before other workers miss its heartbeat."""
 
         def release(code: int) -> None:
             try:

@@ -137,10 +137,12 @@ async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: i
 def count_stored(
     client: redis.Redis, *, tenant: str, limits: KeyLimits, lease: str, tokens: int, requests: int = 1
 ) -> Count:
-    """Admit a job or a line of a batch, or return the limit that it reached; it leaves ``limits.kept_free()``.
+    """Admit a job or a line of a batch, or return the limit that it reached.
+
+    The part ``limits.kept_free()`` of each limit is left to interactive requests.
 
     Args:
-        client: A client of the caller's.
+        client: Redis client.
         tenant: The tenant that submitted the work.
         limits: The tenant's limits.
         lease: The name of the work among the tenant's open requests; empty: take nothing, return the levels.

@@ -37,7 +37,7 @@ LIMITS_CACHE_S = 1.0
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 5.0
 """Seconds until the next look at a tenant over a limit: running work may end before the buckets have filled."""
 OUTAGE_PAUSE_S = 5.0
-"""Seconds until the next call of Redis after one that failed; leases of rows have to be renewed meanwhile."""
+"""Seconds until the next call of Redis after one that failed; the thread renews the leases of its rows meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Started:
 
 
 class StartLimits:
-    """Admits what one thread starts, and releases it when it ends. Callers without limits cause no call of Redis."""
+    """Admits jobs and lines that one thread starts, and releases them at their end. No limits: no call of Redis."""
 
     def __init__(self) -> None:
         self._started: dict[str, _Started] = {}

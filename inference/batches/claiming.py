@@ -45,7 +45,7 @@ class LineClaimer:
     Args:
         manager: The worker's models.
         owner: The worker's id.
-        limits: The limits of API keys per minute.
+        limits: Admits lines within the limits of their API keys.
     """
 
     def __init__(self, manager: Manager, *, owner: str, limits: StartLimits) -> None:

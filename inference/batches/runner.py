@@ -348,7 +348,7 @@ class BatchRunner(ClaimRunner):
             self._unstarted.popleft()
 
     def _queue_again(self, tenant: str) -> None:
-        """Give the lines of a tenant back that haven't started, because its limit is reached."""
+        """Give back the tenant's lines that haven't started, because its limit is reached."""
         mine = [line for line in self._unstarted if line.batch.tenant == tenant]
         lines_release(claims=[line.claim for line in mine])
         self._unstarted = deque(line for line in self._unstarted if line.batch.tenant != tenant)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "std::bad_alloc", "no memory for")
-"""In the messages of torch's CPU allocator, of containers in C++, and of the native kernels."""
+"""Parts of the messages of torch's CPU allocator, of containers in C++, and of the native kernels."""
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

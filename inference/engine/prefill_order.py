@@ -18,7 +18,8 @@ class PrefillOrder:
     count starts at the lowest of its priority: it neither catches up on tokens that it didn't request before, nor
     overtakes a request that waits already.
 
-    Source: the virtual token counter of Sheng et al. 2024, https://arxiv.org/abs/2401.00588, algorithm 2, of prompts.
+    Source: the virtual token counter of Sheng et al. 2024, https://arxiv.org/abs/2401.00588, algorithm 2. Only prompt
+    tokens count here.
     """
 
     def __init__(self) -> None:

@@ -172,8 +172,8 @@ class Scheduler:
     def _schedule_prefills(self, scheduled: list[ScheduledRequest]) -> None:
         """Spend the rest of the token budget on prompts.
 
-        Running prefills and the queue compete, so that the long prompt of a running batch job doesn't delay an
-        interactive request, nor one caller's many prompts another caller's one.
+        Running prefills and the queue compete. So the long prompt of a running batch job doesn't delay an interactive
+        request, and many prompts of one caller don't delay another caller's prompt.
         """
         prefilling = [request for request in self.running if not request.is_decoding]
         preempted: list[Request] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MAX_WAIT = 4096
+"""Most good steps before the budget is doubled."""
 
 
 class TokenBudget:

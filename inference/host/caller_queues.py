@@ -1,4 +1,4 @@
-"""Waiting items of callers, who take turns."""
+"""CallerQueues: keep waiting items of callers, who take turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class CallerQueues(Generic[T]):
-    """Queues of callers: a caller of whom an item was removed comes after the other callers."""
+    """Queues of callers. When an item of a caller is removed, the caller's next turn is after all other callers."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[T]] = OrderedDict()

@@ -21,7 +21,7 @@ from inference.errors import InvalidRequest, RequestTooLarge
 T = TypeVar("T")
 
 MAX_VALUES = 1 << 19
-"""Most values of one text. What takes the parser longer counts more: a string as two, a name in an object as four."""
+"""Most values of one text. Values that are slow to parse count more: a string as two, a name in an object as four."""
 MAX_DEPTH = 128
 """Most levels of lists and objects; orjson writes up to 254 only, and values go on with some levels around them."""
 INLINE_BYTES = 1 << 16

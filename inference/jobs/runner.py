@@ -3,7 +3,7 @@
 The thread claims jobs while its window has free places, submits them to the model manager with a priority below all
 interactive requests, stores the engine's events in chunks, and finishes each job once. Each write carries the claim's
 fence, so that a thread that lost its lease can't change the job of its next owner. A job of a dead worker resumes
-behind its stored tokens.
+after its stored tokens.
 """
 
 from __future__ import annotations

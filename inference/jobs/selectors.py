@@ -134,7 +134,7 @@ def open_jobs() -> JobQuerySet:
 
 
 def chunks_end(keys: Collection[int]) -> None:
-    """Delete the stored events of jobs that end; those that stay count in ``size_bytes`` of their jobs from now on.
+    """Delete the stored events of jobs that end; add the bytes of events that stay to ``size_bytes`` of their jobs.
 
     Call it once for a job, in the transaction that ends it.
 

@@ -49,7 +49,7 @@ class JobRequest:
     Attributes:
         plan: The checked request; one prompt, no stream.
         idempotency_key: The same key and plan return the same job.
-        request_key: The key of the whole submission; ``idempotency_key`` is made of it.
+        request_key: The key of the whole submission; ``idempotency_key`` is derived from it.
         keep_events: The events stay with the job after its end, so that they can be streamed again.
     """
 

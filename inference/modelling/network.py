@@ -140,7 +140,7 @@ class HybridForCausalLM(nn.Module):
             masked: ``output_bits`` of tokens that can't be chosen.
 
         Returns:
-            (n,) int64 and (n,) float32: each row's likeliest token, the first among equals, and its logit; NaN if
+            (n,) int64 and (n,) float32: each row's argmax, the first among equals, and its logit; NaN if
             there is one in the row.
         """
         return self._head.argmax(hidden, masked)

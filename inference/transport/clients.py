@@ -82,7 +82,7 @@ async def redis_repeatable(call: Callable[[Any], Awaitable[T]]) -> T:
 
 
 def _is_cut(error: Exception) -> bool:
-    """Whether a connection was cut: uvloop says of one that was reset only that it can't be written to."""
+    """Whether a connection was cut; for one that was reset, uvloop raises a RuntimeError at the next write."""
     return isinstance(error, RedisConnectionError) or "the handler is closed" in str(error)
 
 

@@ -89,7 +89,7 @@ class ControlReader:
             for _, entries in reply or ():
                 for entry_id, fields in entries:
                     self._last_id = entry_id
-                    # Only orders are text; what isn't names no action or no request, and has no effect.
+                    # Orders are UTF-8. An entry that isn't names no known action or request, so it has no effect.
                     texts = {
                         key.decode(errors="replace"): value.decode(errors="replace") for key, value in fields.items()
                     }

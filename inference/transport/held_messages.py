@@ -1,10 +1,10 @@
 """Take messages from the models' queues for a worker, and return the messages of workers that are gone.
 
 Taking a message and recording it as the worker's is one script of Redis, so that no message is lost between the two.
-A message whose worker is gone goes to its model's queue of returned messages, which is taken first; whoever takes it
-knows from the queue that another worker had it. The heartbeat of a worker is the lease on all its messages: its peers
-return them once it is missing. A worker that was declared dead is fenced: it takes nothing more, and can't end a
-request.
+A message whose worker is gone goes to its model's queue of returned messages, which is taken first. The worker that
+takes the message knows from the queue that another worker had it. The heartbeat of a worker is the lease on all its
+messages: when the heartbeat is missing, other workers return them. A worker that was declared dead is fenced: it takes
+nothing more, and can't end a request.
 """
 
 from __future__ import annotations

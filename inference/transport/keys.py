@@ -13,9 +13,9 @@ r"""Names and encodings of everything that web processes and workers share in Re
     blazr:holders:<checkpoint> zset     workers that hold (or load) the model; score: valid until
     blazr:load_requested:<checkpoint> string  a load was requested in the last seconds
     blazr:failures            hash      last load error per checkpoint as JSON, for users
-    blazr:out:<web>           stream    events for one web process, one entry per engine step
+    blazr:out:<web>           stream    events for one web process, one entry per flush of a worker
     blazr:web:<web>           string    heartbeat of a web process
-    blazr:w:<worker>          hash      heartbeat of a worker
+    blazr:w:<worker>          string    heartbeat of a worker: its state, as JSON
     blazr:workers             zset      worker names; score: last heartbeat
     blazr:alone:<worker>      string    the request that runs alone in a worker
     blazr:fenced:<worker>     string    peers have declared the worker dead and have taken its messages

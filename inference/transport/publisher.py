@@ -3,7 +3,7 @@
 Engine threads append events; one thread here sends them. Urgent events (the start, the first token and the end of a
 request, errors) are sent at once, together with the earlier events of the same request. Other deltas wait until one
 flush interval has passed since the last flush. Each flush is one Redis pipeline with one ``XADD`` per web process.
-The last event of a request and the acknowledgement of its message are one transaction, so that a dying worker neither
+The last event of a request and the record of its end are one transaction, so that a dying worker neither
 loses an output nor repeats a finished request.
 """
 

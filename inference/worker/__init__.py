@@ -1,1 +1,1 @@
-"""Run engines in a worker process: take messages, load models, run requests, acknowledge messages."""
+"""Run engines in a worker process: take messages, load models, run requests, record their ends."""

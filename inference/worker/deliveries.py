@@ -1,7 +1,7 @@
 """Track every message from its delivery to the end of its request.
 
-A message is started at most once and ends exactly once, together with the last event of its request. A
-redelivered request continues after the tokens that its client already has.
+A request is started at most once per delivery, and its message ends exactly once, together with its last event. A
+request that another worker had before continues after the tokens that its client already has.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Deliveries:
             self._manager.cancel(request_id)
 
     def _resumed(self, delivery: _Delivery, resumption: Resumption) -> None:
-        """Continue a redelivered request after the tokens that its client has."""
+        """Continue a request that another worker had, after the tokens that its client has."""
         message = delivery.message
         message["attempt"] = resumption.attempt
         if resumption.error is not None:

@@ -100,7 +100,7 @@ class Heartbeat:
                 outage.succeeded()
             except (RedisError, OSError) as error:
                 outage.failed(error)
-                # Nobody could send a heartbeat; at Redis's return all workers look dead until they have.
+                # No worker could send a heartbeat: all of them look dead until they have had the time for one.
                 self._check_peers_at = time.monotonic() + DEAD_AFTER_S
             except Exception:
                 logger.exception("the heartbeat failed")

@@ -28,7 +28,7 @@ from inference.transport.held_messages import (
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""Seconds after which the queues are looked at without a wake-up: another worker may have died with it."""
+"""Seconds after which the intake looks at the queues without a wake-up: a woken worker may die before it looks."""
 RETRY_S = 0.2
 
 
@@ -36,7 +36,7 @@ class Intake:
     """Take the messages of models; all methods are thread-safe.
 
     Args:
-        client: Used by this thread only; its socket timeout must be longer than ``POLL_S``.
+        client: Used by the intake only; its socket timeout must be longer than ``POLL_S``.
         worker_id: The worker's id.
         max_held: Most messages that the worker holds.
         deliver: Called with a request's id, its message as JSON and whether a worker had it before.
@@ -86,7 +86,7 @@ class Intake:
             self._condition.notify_all()
 
     def remove(self, checkpoint_id: str) -> None:
-        """Take no more messages of this model; those that are being taken now still come."""
+        """Take no more messages of this model; those that are being taken now are still passed on."""
         with self._condition:
             self._models.pop(checkpoint_id, None)
 

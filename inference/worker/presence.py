@@ -1,4 +1,4 @@
-"""Advertise the worker's models in Redis, and say whose messages it takes."""
+"""Advertise the worker's models in Redis, and choose the models whose messages the worker takes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RedisPresence:
         self._changed = changed
 
     def advertise(self, checkpoint_id: str) -> None:
-        """Announce the model, and take its messages."""
+        """Advertise the model, and take its messages."""
         self._intake.add(checkpoint_id)
         try:
             until = redis_now_sync(self._client) + redis_keys.HOLDER_EXPIRE_S
@@ -43,7 +43,7 @@ class RedisPresence:
             logger.warning("model %s could not be announced (%s)", checkpoint_id, error)
 
     def withdraw(self, checkpoint_id: str) -> bool:
-        """Withdraw the announcement, then check the queues.
+        """Withdraw the model, then check its queues.
 
         This order loses no message: the check finds a message queued before the withdrawal, and the sender of a later
         message sees no holder and requests a load.

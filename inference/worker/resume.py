@@ -1,4 +1,4 @@
-"""Resume redelivered requests: query their web processes, in one thread, for the tokens that clients have."""
+"""Resume returned requests: query their web processes, in one thread, for the tokens that clients have."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIELDS = ("crashes", "seen", "reach", "delivered")
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """How a redelivered request goes on.
+    """How a returned request goes on.
 
     Attributes:
         attempt: Number of the attempt, part of each event.
@@ -48,7 +48,7 @@ class Resumption:
 
 @dataclass(eq=False, slots=True)
 class _Question:
-    """One redelivered request; touched by the thread only."""
+    """One returned request; touched by the thread only."""
 
     message: GenerateMessage
     then: Callable[[Resumption], None]
@@ -65,9 +65,9 @@ class _Question:
 
 
 class Resumer:
-    """Find out how redelivered requests go on; no request waits for the web process of another.
+    """Find out how returned requests go on; no request waits for the web process of another.
 
-    While Redis can't be reached, requests wait here, and their messages stay unacknowledged.
+    While Redis can't be reached, requests wait here, and this worker keeps their messages.
     """
 
     def __init__(self, client: redis.Redis) -> None:

@@ -19,8 +19,8 @@ FIRST_ALLOWANCE_S = 300.0
 """Allowance of an engine's first step, which may compile kernels, and limit of the others'."""
 
 STUCK_AFTER_S = 30.0
-"""Seconds without a tick after which the process ends, because a thread holds the GIL. Loading a model of 1.2 billion
-parameters, quantised or not, held it for less than 0.2 s at a time. Other workers have its requests after 10 s."""
+"""Seconds without a tick after which the process ends, because a thread holds the GIL. No measured load held it so
+long; other workers have the requests of this one by then."""
 _STDERR = 2
 
 

@@ -197,7 +197,7 @@ def _complete_members(text: str) -> dict[str, Any]:
             ends.append(position)
     if text[-1] in '"}]':  # a number may go on, a closed value doesn't
         ends.append(len(text))
-    # What ends earlier is an object if what ends later is one, so few of many ends are tried.
+    # If the text up to one end is an object, so is the text up to each earlier end: a binary search finds the last.
     num_complete = bisect.bisect_left(ends, True, key=lambda end: _members(text, end) is None)
     return _members(text, ends[num_complete - 1]) or {} if num_complete else {}
 

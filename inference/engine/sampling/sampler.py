@@ -135,7 +135,8 @@ class Sampler:
         if all(row.is_plain for row in rows):
             self._invalid.apply(logits, rows)
             return argmax_output(*self._row_maxima(logits))
-        # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. Masks hide or make them.
+        # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. Masks hide or make
+        # them, so masked rows are also checked without their masks.
         masked = [at for at, row in enumerate(rows) if self.masks.precedes(row) or row.is_below_min_tokens]
         masked_maxima = select_rows(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
         scored = [at for at, row in enumerate(rows) if row.params.logprobs is not None]

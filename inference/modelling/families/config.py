@@ -17,7 +17,7 @@ from inference.errors import CorruptCheckpoint, MissingTensor
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 4096
 _MAX_NUMBER = 1e300
-"""Of a list; larger ones are integers that fit into no float, infinities and NaN."""
+"""Largest magnitude in a list of numbers. Larger integers may not fit into a float."""
 _MISSING = object()
 
 

@@ -21,7 +21,7 @@ UNBOUNDED_POSITIONS = 1 << 20
 """Context of a purely recurrent model whose config.json names none: the recurrence itself has no limit."""
 
 _MAX_INTEGER = 10**300
-"""Larger ones fit into no float."""
+"""Larger integers may not fit into a float."""
 
 LAYER_TYPE_NAMES = {
     "mamba": "mamba",

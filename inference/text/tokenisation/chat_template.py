@@ -158,7 +158,7 @@ class ChatTemplate:
         position = 0
         for found in re.finditer(f"[{start}{end}]", text) if self._control else ():
             at = found.start()
-            if at < position:  # the mark behind a token that was taken with the mark before it
+            if at < position:  # the mark after a token that was taken with the mark before it
                 continue
             before, length = 0, 0
             if found[0] == start:
