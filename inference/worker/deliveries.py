@@ -84,7 +84,15 @@ class Deliveries:
         if not members.keys() >= _NEEDED:
             self._refuse(request_id, body)
             return
-        message = cast("GenerateMessage", members)
+        try:
+            self._begin(request_id, cast("GenerateMessage", members), had_before=had_before)
+        except Exception:  # of a member's type: nothing has started
+            logger.exception("request %s could not be started", request_id)
+            with self._lock:
+                self._deliveries.pop(request_id, None)
+            self._refuse(request_id, body)
+
+    def _begin(self, request_id: str, message: GenerateMessage, *, had_before: bool) -> None:
         with self._lock:
             if self._is_closed or request_id in self._deliveries:
                 return  # the message goes back with the others; or Redis has forgotten it, and got it again

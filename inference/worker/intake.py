@@ -134,6 +134,10 @@ class Intake:
                 outage.failed(error)
                 is_unsure = True
                 time.sleep(RETRY_S)
+            except Exception:  # a worker that lives on would take nothing more
+                logger.exception("messages could not be taken; the intake goes on")
+                is_unsure = True
+                time.sleep(RETRY_S)
 
     def _next_models(self) -> list[str]:
         """Wait until messages can be taken; return the models in the order of turns, none to end the thread."""

@@ -36,7 +36,7 @@ def assert_padding_changes_nothing(
     engine = Engine(network, spec, config(device))
     runner = engine._runner
     static = StaticBatch(4, 4 * 16, 4, device)
-    graphs = DecodeGraphs(network, spec, runner._layers, static, max_rows=4)
+    graphs = DecodeGraphs(network, spec, runner.layer_states, static, max_rows=4)
 
     class Padded:
         """``DecodeGraphs.run`` without a graph."""
@@ -47,7 +47,7 @@ def assert_padding_changes_nothing(
 
     monkeypatch.setattr(runner, "_graphs", Padded())
     assert generate(engine, prompts) == wanted
-    for tensors in runner._layers:
+    for tensors in runner.layer_states:
         for state, tensor in tensors.items():
             scratch = tensor[: 4 if state in ("k", "v", "latent") else 1]
             assert not scratch.any(), state

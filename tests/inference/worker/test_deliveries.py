@@ -7,6 +7,7 @@ import threading
 import time
 from functools import partial
 
+import orjson
 import pytest
 import redis
 
@@ -161,7 +162,16 @@ async def test_a_message_that_redis_forgot_and_got_again_runs_once(hub, worker, 
     assert not client.exists(redis_keys.HELD, redis_keys.MESSAGES)
 
 
-@pytest.mark.parametrize("body", [b"no JSON", b'["web-1"]', b'{"request_id": "r", "web_id": "web-1"}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no JSON",
+        b'["web-1"]',
+        b'{"request_id": "r", "web_id": "web-1"}',
+        orjson.dumps(message("r") | {"deadline": "soon", "web_id": "web-1"}),
+    ],
+    ids=["no JSON", "no object", "members missing", "wrong type"],
+)
 async def test_a_message_of_another_version_is_refused(hub, worker, client, caplog, body):
     w = worker()
     subscription = Collected(hub, "r")
