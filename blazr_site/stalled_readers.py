@@ -55,8 +55,9 @@ class StallGuard(_Base):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Send again."""
+        """Send again: the client has read nearly all, and what comes next isn't compared with it."""
         self._is_paused = False
+        self._num_unsent = 0
         super().resume_writing()
 
     def _schedule_check(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from inference.engine.running_request import Request
@@ -11,12 +11,17 @@ from inference.engine.running_request import Request
 Caller = tuple[int, str]  # priority and name: a caller's requests of another priority have turns of their own
 
 
-class PrefillOrder:
-    """Count the prefill tokens of each caller for as long as one of its requests waits or prefills.
+MAX_AWAY = 4096
+"""Most callers without a request whose counts are kept."""
 
-    The caller with the fewest tokens is next; of equal callers, the one with the oldest request. A caller without a
-    count starts at the lowest of its priority: it neither catches up on tokens that it didn't request before, nor
-    overtakes a request that waits already.
+
+class PrefillOrder:
+    """Count the prefill tokens of each caller.
+
+    The caller with the fewest tokens is next; of equal callers, the one with the oldest request. A caller starts at the
+    lowest count of those of its priority that wait: it neither catches up on tokens that it didn't request before, nor
+    overtakes a request that waits already. A caller that leaves keeps its count until the lowest one has reached it:
+    callers that return with one prompt at a time would otherwise be first each time.
 
     Source: the virtual token counter of Sheng et al. 2024, https://arxiv.org/abs/2401.00588, algorithm 2. Only prompt
     tokens count here.
@@ -34,11 +39,7 @@ class PrefillOrder:
         queues: dict[Caller, deque[Request]] = {}
         for request in ranked:
             queues.setdefault(_caller(request), deque()).append(request)
-        known = {caller: count for caller, count in self._counts.items() if caller in queues}
-        lowest: dict[int, int] = {}
-        for (priority, _), count in known.items():
-            lowest[priority] = min(count, lowest.get(priority, count))
-        self._counts = {caller: known.get(caller, lowest.get(caller[0], 0)) for caller in queues}
+        self._update_counts(queues)
 
         turns = [(caller[0], self._counts[caller], queue[0].arrival, caller) for caller, queue in queues.items()]
         heapify(turns)
@@ -48,6 +49,19 @@ class PrefillOrder:
             yield queue.popleft()
             if queue:
                 heappush(turns, (caller[0], self._counts[caller], queue[0].arrival, caller))
+
+    def _update_counts(self, present: Collection[Caller]) -> None:
+        lowest: dict[int, int] = {}
+        for caller, count in self._counts.items():
+            if caller in present:
+                lowest[caller[0]] = min(count, lowest.get(caller[0], count))
+        away = [
+            (caller, count)
+            for caller, count in self._counts.items()
+            if caller not in present and count > lowest.get(caller[0], count)
+        ]
+        counts = {caller: max(self._counts.get(caller, 0), lowest.get(caller[0], 0)) for caller in present}
+        self._counts = counts | dict(away[-MAX_AWAY:])
 
     def record(self, request: Request, num_tokens: int) -> None:
         """Count tokens of a request that ``iterate`` has yielded."""

@@ -92,12 +92,13 @@ async def test_a_client_that_reads_nothing_is_cut(monkeypatch, request_bytes, pa
                     pass
 
 
+@pytest.mark.parametrize("path", [b"/whole", b"/pieces"])
 @pytest.mark.parametrize("request_bytes", [HTTP, WEBSOCKET], ids=["http", "websocket"])
-async def test_a_client_that_reads_slowly_gets_everything(monkeypatch, request_bytes):
+async def test_a_client_that_reads_slowly_gets_everything(monkeypatch, request_bytes, path):
     monkeypatch.setattr(stalled_readers, "STALL_S", STALL_S)
     loop = asyncio.get_running_loop()
     async with running_server("asyncio") as (server, port):
-        with asked(port, request_bytes, b"/whole") as raw:
+        with asked(port, request_bytes, path) as raw:
             num_bytes = 0
             begun = loop.time()
             while loop.time() < begun + 3 * STALL_S:

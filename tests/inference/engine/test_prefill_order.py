@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
+from inference.engine import prefill_order
+from inference.engine.prefill_order import PrefillOrder
 from tests.inference.engine.fakes import (
     Collected,
     FakeNetwork,
@@ -19,6 +23,62 @@ from tests.inference.engine.fakes import (
 
 SPEC = make_spec("hybrid")
 LONG = 900
+
+
+@dataclass
+class Prompt:
+    """What the order knows of a request."""
+
+    source: SimpleNamespace
+    arrival: int
+    left: int
+
+
+def steps_of_heavy(num_light: int, *, max_steps: int, budget: int = 2048) -> int:
+    """Steps until one prompt of 20 steps is computed beside callers that send a prompt of one step each, again and
+    again, a step after the one before."""
+    order, arrivals = PrefillOrder(), itertools.count()
+
+    def prompt(caller: str, num_tokens: int) -> Prompt:
+        return Prompt(SimpleNamespace(priority=0, caller=caller), next(arrivals), num_tokens)
+
+    heavy = prompt("heavy", 20 * budget)
+    waiting, returns = [heavy], {f"light{number}": 2 + number for number in range(num_light)}
+    for step in range(max_steps):
+        for caller in [caller for caller, at in returns.items() if at <= step]:
+            waiting.append(prompt(caller, budget))
+            del returns[caller]
+        left = budget
+        for item in order.iterate(list(waiting)):
+            if left == 0:
+                break
+            count = min(left, item.left)
+            order.record(item, count)
+            item.left -= count
+            left -= count
+            if item.left == 0:
+                waiting.remove(item)
+                returns[item.source.caller] = step + 2
+        if heavy.left == 0:
+            return step + 1
+    raise AssertionError(f"{heavy.left} tokens are left after {max_steps} steps")
+
+
+@pytest.mark.parametrize("num_light", [1, 3, 4, 8])
+def test_callers_that_return_with_one_prompt_at_a_time_starve_nobody(num_light):
+    assert steps_of_heavy(num_light, max_steps=400) <= 20 * (num_light + 2)
+
+
+def test_counts_of_callers_that_left_are_bounded(monkeypatch):
+    monkeypatch.setattr(prefill_order, "MAX_AWAY", 5)
+    order = PrefillOrder()
+    stays = Prompt(SimpleNamespace(priority=0, caller="stays"), 0, 1)
+    for number in range(20):
+        new = Prompt(SimpleNamespace(priority=0, caller=f"new{number}"), number + 1, 1)
+        list(order.iterate([stays, new]))
+        order.record(new, 10)
+    list(order.iterate([stays]))
+    assert len(order._counts) == 6
 
 
 def of(caller: str, name: str, prompt, **options):
