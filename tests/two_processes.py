@@ -20,8 +20,8 @@ INFERENCE = "tests/inference"
 API = ("access", "api", "batches", "files", "jobs", "records", "serving", "test_consumers.py", "transport", "values")
 """What of ``tests/inference`` is about the platform. The lanes take about the same time."""
 OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
-ENGINE = ("tests/device",)
-"""Tests of the engine outside of ``tests/inference``."""
+ENGINE = ("tests/device", "tests/faults")
+"""Tests outside of ``tests/inference`` in the engine's lane: of devices, and the faults, which are of both."""
 NOTHING_COLLECTED = 5
 
 
