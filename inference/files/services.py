@@ -46,6 +46,8 @@ def file_create(
 ) -> StoredFile:
     """Publish the bytes of ``writer`` and store their row; a request with a known key returns the row of the first one.
 
+    The key of an expired file is free again.
+
     Args:
         writer: Has received all bytes; this function ends it.
         filename: Name for people, without a path.
@@ -63,7 +65,9 @@ def file_create(
     try:
         with file_store.store_lock():  # so that simultaneous uploads see each other's rows
             if request_key is not None:
-                earlier = StoredFile.objects.filter(tenant=tenant, request_key=request_key.name).first()
+                rows = StoredFile.objects.filter(tenant=tenant, request_key=request_key.name)
+                rows.filter(expires_at__lte=timezone.now()).update(request_key=None, request_digest="")
+                earlier = rows.first()
                 if earlier is not None:
                     request_key.check_digest(earlier.request_digest)
                     return earlier

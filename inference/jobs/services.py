@@ -62,7 +62,7 @@ class JobRequest:
 def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_label: str = "") -> list[GenerationJob]:
     """Store jobs in one transaction: all of them or none.
 
-    A request whose idempotency key is known returns the job that it made before.
+    A request whose idempotency key is known returns the job that it made before, whatever the limits are by now.
 
     Args:
         requests: At least one.
@@ -87,20 +87,65 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
         )
     if len(batch_label) > 100 or "\0" in batch_label:
         raise InvalidRequest("batch_label has at most 100 characters, without U+0000.", param="batch_label")
+    known = _known_jobs(requests, principal)
     models: dict[str, ServedModel] = {}
     rows = [
         _new_row(number, request, principal, batch_label, models, is_only=len(requests) == 1)
-        for number, request in enumerate(requests)
+        for number, (request, earlier) in enumerate(zip(requests, known, strict=True))
+        if earlier is None
     ]
-    request_keys = {item.idempotency_key: item.request_key for item in requests if item.request_key is not None}
-    with lines_reserved(principal=principal, lines=len(rows), count=lambda: num_open(principal.tenant)):
-        try:
-            with transaction.atomic():
-                return _store(rows, principal, request_keys)
-        except IntegrityError:
-            # Another submission stored the same idempotency key between our look and our insert.
-            with transaction.atomic():
-                return _store(rows, principal, request_keys)
+    if rows:
+        request_keys = {item.idempotency_key: item.request_key for item in requests if item.request_key is not None}
+        with lines_reserved(principal=principal, lines=len(rows), count=lambda: num_open(principal.tenant)):
+            try:
+                with transaction.atomic():
+                    rows = _store(rows, principal, request_keys)
+            except IntegrityError:
+                # Another submission stored the same idempotency key between our look and our insert.
+                with transaction.atomic():
+                    rows = _store(rows, principal, request_keys)
+    stored = iter(rows)
+    return [earlier or next(stored) for earlier in known]
+
+
+def _known_jobs(requests: Sequence[JobRequest], principal: Principal) -> list[GenerationJob | None]:
+    """Return the job that each request made before, None for a new one; a key that is wrong is refused later."""
+    keys = [item.idempotency_key for item in requests if item.idempotency_key is not None]
+    jobs = _jobs_of_keys([key for key in keys if "\0" not in key], principal.tenant)
+    known: list[GenerationJob | None] = []
+    for request in requests:
+        earlier = jobs.get(request.idempotency_key) if request.idempotency_key is not None else None
+        if earlier is not None:
+            _check_digest(earlier, _digest(request), request.request_key)
+        known.append(earlier)
+    return known
+
+
+def _jobs_of_keys(keys: Sequence[str], tenant: str) -> dict[str, GenerationJob]:
+    return {
+        cast("str", row.idempotency_key): row
+        for start in range(0, len(keys), INSERT_BATCH)
+        for row in GenerationJob.objects.filter(tenant=tenant, idempotency_key__in=keys[start : start + INSERT_BATCH])
+    }
+
+
+def _digest(request: JobRequest) -> str:
+    """Return the digest of the request as it came; the row has the seed that was drawn for it."""
+    if request.request_key is not None:
+        return request.request_key.digest
+    return hashlib.sha256(orjson.dumps(request.plan.to_dict(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _check_digest(earlier: GenerationJob, digest: str, request_key: RequestKey | None) -> None:
+    if earlier.digest == digest:
+        return
+    if request_key is not None:
+        request_key.check_digest(earlier.digest)
+    raise Conflict(
+        f"The idempotency key {(earlier.idempotency_key or '')[:60]!r} was used with another request; "
+        "choose a new key.",
+        param="idempotency_key",
+    )
 
 
 def _check_bytes(tenant: str, size_bytes: int) -> None:
@@ -142,10 +187,6 @@ def _new_row(
         resolved = plan_for_model(plan, models[plan.model])
         if request.idempotency_key is not None and "\0" in request.idempotency_key:
             raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
-        # The digest is of the request as it came; the row has the seed that was drawn for it.
-        digest = hashlib.sha256(orjson.dumps(plan.to_dict(), option=orjson.OPT_SORT_KEYS)).hexdigest()
-        if request.request_key is not None:
-            digest = request.request_key.digest
         stored = orjson.dumps(resolved.with_seed().to_dict())
         if len(stored) > MAX_PLAN_BYTES:
             raise RequestTooLarge(f"a job has at most {MAX_PLAN_BYTES} bytes, this one has {len(stored)}.")
@@ -157,7 +198,7 @@ def _new_row(
         tenant=principal.tenant,
         batch_label=batch_label,
         idempotency_key=request.idempotency_key,
-        digest=digest,
+        digest=_digest(request),
         endpoint=plan.endpoint,
         model=plan.model,
         checkpoint_id=uuid.UUID(models[plan.model].checkpoint_id),
@@ -173,12 +214,7 @@ def _store(
     rows: Sequence[GenerationJob], principal: Principal, request_keys: Mapping[str | None, RequestKey]
 ) -> list[GenerationJob]:
     keys = [row.idempotency_key for row in rows if row.idempotency_key is not None]
-    known: dict[str, GenerationJob] = {}
-    for start in range(0, len(keys), INSERT_BATCH):
-        for row in GenerationJob.objects.filter(
-            tenant=principal.tenant, idempotency_key__in=keys[start : start + INSERT_BATCH]
-        ):
-            known[cast("str", row.idempotency_key)] = row
+    known = _jobs_of_keys(keys, principal.tenant)
     stored: list[GenerationJob] = []
     new: list[GenerationJob] = []
     for row in rows:
@@ -190,15 +226,8 @@ def _store(
             stored.append(row)
             if row.idempotency_key is not None:
                 known[row.idempotency_key] = row
-        elif earlier.digest != row.digest:
-            if row.idempotency_key in request_keys:
-                request_keys[row.idempotency_key].check_digest(earlier.digest)
-            raise Conflict(
-                f"The idempotency key {(row.idempotency_key or '')[:60]!r} was used with another request; "
-                "choose a new key.",
-                param="idempotency_key",
-            )
         else:
+            _check_digest(earlier, row.digest, request_keys.get(row.idempotency_key))
             stored.append(earlier)
     if new:
         _check_bytes(principal.tenant, sum(row.size_bytes for row in new))

@@ -65,7 +65,7 @@ def background_submit(
     response_bytes_check(principal)
     response_id = f"resp_{secrets.token_hex(16)}"
     body = request.skeleton(plan, response_id=response_id, created=int(time.time()), model=plan.model)
-    name = None if request_key is None else f"response-{request_key.name}"
+    name = None if request_key is None else _job_key(request_key)
     job = JobRequest(replace(plan, stream=False), idempotency_key=name, request_key=request_key, keep_events=True)
     with transaction.atomic():
         (row,) = jobs_submit(requests=[job], principal=principal, batch_label=response_id)
@@ -73,6 +73,23 @@ def background_submit(
         return earlier or response_store(
             body=body | {"status": "queued"}, items=request.items, principal=principal, job=row
         )
+
+
+def background_of_key(*, request_key: RequestKey, principal: Principal) -> StoredResponse | None:
+    """Return the response that a request with this key made before, whatever the limits are by now.
+
+    Raises:
+        IdempotencyKeyReused: The key came with another request.
+    """
+    rows = StoredResponse.objects.select_related("job")
+    row = rows.filter(job__tenant=principal.tenant, job__idempotency_key=_job_key(request_key)).first()
+    if row is not None and row.job is not None:
+        request_key.check_digest(row.job.digest)
+    return row
+
+
+def _job_key(request_key: RequestKey) -> str:
+    return f"response-{request_key.name}"
 
 
 def background_check(principal: Principal) -> None:

@@ -20,6 +20,7 @@ from inference.api.event_stream import EventStream
 from inference.api.responses.background import (
     OPEN_STATES,
     background_check,
+    background_of_key,
     background_submit,
     conversation,
     response_body,
@@ -98,13 +99,17 @@ class ResponsesView(ApiView):
     async def _in_background(self, request: ResponseRequest, plan: GenerationPlan) -> HttpResponseBase:
         # Its tokens count when its job starts.
         async with admitted(self.principal, tokens=0):
-            if plan.params.grammar is not None:
-                # After the limits of the key: a refused request must cost no compilation.
-                await sync_to_async(background_check)(self.principal)
-                await grammar_checks().check(plan.params.grammar)
-            row = await sync_to_async(background_submit)(
-                request=request, plan=plan, principal=self.principal, request_key=self.request_key
-            )
+            row = None
+            if self.request_key is not None:
+                row = await sync_to_async(background_of_key)(request_key=self.request_key, principal=self.principal)
+            if row is None:
+                if plan.params.grammar is not None:
+                    # After the limits of the key: a refused request must cost no compilation.
+                    await sync_to_async(background_check)(self.principal)
+                    await grammar_checks().check(plan.params.grammar)
+                row = await sync_to_async(background_submit)(
+                    request=request, plan=plan, principal=self.principal, request_key=self.request_key
+                )
         if request.values.get("stream", False):
             return FollowingStream(row)
         return json_response(orjson.loads(row.body), headers={"x-request-id": row.response_id})

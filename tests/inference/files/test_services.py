@@ -8,19 +8,21 @@ import pytest
 from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
-from inference.errors import BlazrError, InvalidRequest, NotFound, RequestTooLarge, StorageFull
+from inference.errors import BlazrError, IdempotencyKeyReused, InvalidRequest, NotFound, RequestTooLarge, StorageFull
 from inference.files import services
 from inference.files.services import (
     expiry_seconds,
+    file_create,
     file_delete,
     file_get,
     file_object,
     files_of,
     files_sweep,
 )
-from inference.files.store import file_path
+from inference.files.store import FileWriter, file_path
 from inference.models import Batch, BatchState, StoredFile
 from inference.values.principal import LOCAL
+from inference.values.request_key import RequestKey
 from tests.inference.batches.fakes import line, make_batch, store_file
 from tests.inference.jobs.submissions import KEY_A, KEY_B
 from tests.inference.rows import make_checkpoint
@@ -69,6 +71,27 @@ def test_expired_files_are_swept():
     StoredFile.objects.filter(pk=row.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
     assert files_sweep() == 1
     assert list(StoredFile.objects.all()) == [other]
+
+
+def test_the_key_of_an_expired_file_that_is_not_swept_yet_is_free():
+    def upload(digest: str) -> StoredFile:
+        writer = FileWriter()
+        writer.write(b"a")
+        key = RequestKey("k", digest)
+        return file_create(
+            writer=writer, filename="a", purpose="batch", tenant=LOCAL.tenant, expires_s=None, request_key=key
+        )
+
+    first = upload("one")
+    assert upload("one") == first
+    StoredFile.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    second = upload("one")
+    assert second != first
+    assert file_get(file_id=second.file_id, principal=LOCAL) == second
+    assert files_sweep() == 1
+    assert upload("one") == second
+    with pytest.raises(IdempotencyKeyReused):
+        upload("two")
 
 
 def test_the_input_of_a_batch_that_is_validated_is_swept_later():

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from django.db import connection, connections
 
 from inference.dialects.openai.requests import plan_from_body
-from inference.errors import Conflict, InvalidRequest, StorageFull, UnknownModel
+from inference.errors import (
+    Conflict,
+    IdempotencyKeyReused,
+    InvalidRequest,
+    RateLimitExceeded,
+    StorageFull,
+    UnknownModel,
+)
 from inference.jobs import hints, services
 from inference.jobs.claims import (
     job_finish,
@@ -18,7 +26,9 @@ from inference.jobs.claims import (
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.jobs.sweep import jobs_sweep
 from inference.models import GenerationJob, JobState
+from inference.values.limits import KeyLimits
 from inference.values.principal import LOCAL
+from inference.values.request_key import RequestKey
 from tests.inference.jobs.submissions import KEY_A, KEY_B, lapse, request, submit
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -63,6 +73,27 @@ def test_same_idempotency_key_gives_the_same_job():
     assert other.job_id != first.job_id
     twice = submit(request("a", "x"), request("a", "x"))
     assert twice[0].job_id == twice[1].job_id
+    assert GenerationJob.objects.count() == 3
+
+
+def test_a_retry_gets_its_jobs_although_a_limit_is_reached_and_the_model_is_gone(model, monkeypatch):
+    limited = replace(KEY_A, limits=KeyLimits(lines=3))
+    key = RequestKey("a", "digest")
+    jobs = [replace(request("Hi", f"k-{number}"), request_key=key) for number in range(2)]
+    first = submit(*jobs, principal=limited)
+    monkeypatch.setattr(services, "MAX_BYTES", 0)
+    assert submit(*jobs, principal=limited) == first
+    monkeypatch.undo()
+    # Only the new one counts.
+    (new,) = set(submit(*jobs, request("Ho", "other"), principal=limited)) - set(first)
+    with pytest.raises(RateLimitExceeded, match=r"3 lines .* and 1 more"):
+        submit(*jobs, request("Ho"), principal=limited)
+    model.delete()
+    assert submit(jobs[0], request("Ho", "other"), jobs[1], principal=limited) == [first[0], new, first[1]]
+    with pytest.raises(IdempotencyKeyReused):
+        submit(replace(jobs[0], request_key=RequestKey("a", "another")), principal=limited)
+    with pytest.raises(Conflict):
+        submit(request("Hi", "other"), principal=limited)
     assert GenerationJob.objects.count() == 3
 
 

@@ -8,6 +8,7 @@ import time
 import httpx
 import openai
 import pytest
+import redis
 
 from inference.access.api_keys import api_key_create
 from inference.api.responses import following
@@ -17,6 +18,7 @@ from inference.jobs.runner import JobRunner
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
 from inference.records import stored_responses
 from inference.records.stored_responses import responses_sweep
+from inference.transport import keys as redis_keys
 from inference.values.limits import KeyLimits
 from tests.inference.worker.scripted_manager import ScriptedManager
 
@@ -70,6 +72,33 @@ def test_a_reached_limit_of_lines_is_refused_before_the_grammar_is_compiled(live
         submit(limited)
         with pytest.raises(openai.RateLimitError, match="1 lines of this API key are queued"):
             submit(limited, **bad)
+
+
+@pytest.mark.parametrize("text", [{}, {"format": {"type": "json_object"}}])
+def test_a_retry_gets_its_response_although_the_limits_are_reached(
+    live_url, checkpoint, settings, monkeypatch, redis_server, text
+):
+    settings.BLAZR_API_KEY_REQUIRED = True
+    monkeypatch.setattr(stored_responses, "USED_CACHE_S", 0.0)
+    _, key = api_key_create(name="one line", limits=KeyLimits(lines=1))
+    headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": "retry"}
+    body = {"model": "tiny", "input": "Hi", "background": True, "text": text}
+
+    def send(**members) -> httpx.Response:
+        answer = httpx.post(f"{live_url}/v1/responses", json=body | members, headers=headers, timeout=20)
+        # As when the process ends before it stores the answer.
+        with redis.Redis.from_url(redis_server.client) as kept:
+            for name in kept.scan_iter(f"{redis_keys.PREFIX}idem:*"):
+                kept.delete(name)
+        return answer
+
+    first = send()
+    assert first.status_code == 200
+    assert send().json() == first.json()
+    monkeypatch.setattr(stored_responses, "MAX_BYTES_PER_TENANT", 1)
+    assert send().json() == first.json()
+    assert send(input="Ho").json()["error"]["code"] == "idempotency_key_reused"
+    assert GenerationJob.objects.count() == 1
 
 
 def test_from_queued_to_completed(client, runner, manager):
