@@ -24,6 +24,7 @@ from blazr_site.log_lines import JsonFormatter
 from inference.access import api_keys, key_watch
 from inference.access.api_keys import api_key_create
 from inference.models import ApiKey, Batch, BatchSchedule, GenerationJob, StoredFile
+from inference.values.principal import LOCAL, principal_set
 from tests.accounts import account
 from tests.blazr_site.test_asgi_bodies import in_settings, post  # noqa: F401 - a fixture for all
 from tests.inference.api.test_urls_access import address, objects, routes  # noqa: F401 - a fixture
@@ -35,6 +36,13 @@ MIN_ID_BITS = 122
 GUESSES = 10**5
 UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
 SECRET = re.compile(r"blazr_[0-9A-Za-z]{12}_([0-9A-Za-z]{46})")
+
+
+@pytest.fixture(autouse=True)
+def caller_of_the_thread() -> Iterator[None]:
+    """Requests of Django's client set the caller in the thread of the tests."""
+    yield
+    principal_set(LOCAL)
 
 
 def bearer(**rules: Any) -> dict[str, str]:

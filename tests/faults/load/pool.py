@@ -1,4 +1,9 @@
-"""The worker's own pool, whose engines log requests that begin, and that end early with free slots and blocks."""
+"""The worker's own pool, whose engines log requests that begin, and that end early with free slots and blocks.
+
+A line of the log is a JSON list: the prompt's first tokens, the stage, the number of generated tokens, and the time
+(``time.monotonic``). The stage of a request that begins is ``begun``; that of one that ended early is queued, prefill
+or decode, and its state is free by then.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,8 @@ from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.engine.running_request import Request
 from inference.worker.pool import EnginePool
+from tests.faults.load import LOG
 
-LOG = "requests.log"
-"""Name of the log in the data directory. A line is a JSON list: the prompt's first tokens, the stage, the number of
-generated tokens, and the time (``time.monotonic``). The stage of a request that begins is ``begun``; that of one that
-ended early is queued, prefill or decode, and its state is free by then."""
 MARK_TOKENS = 4
 
 _add = Engine.add_request

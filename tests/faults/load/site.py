@@ -19,7 +19,7 @@ import httpx
 from bench.child import status_bytes
 from inference.transport import keys as redis_keys
 from inference.values.states import ResidentModel
-from tests.faults.load.pool import LOG
+from tests.faults.load import LOG
 from tests.faults.site import ROOT, Site, wait_until
 
 WEB = "blazr_site.web"
