@@ -10,10 +10,11 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from django.utils import timezone
 
 from inference.errors import BlazrError, ChecksumMismatch, Conflict, CorruptCheckpoint, NotFound
@@ -118,11 +119,13 @@ def checkpoint_files_verify(checkpoint: Checkpoint) -> None:
 
     Size, times and inode are compared. A program can set the time of the last write, but not that of the last change
     of the inode. The latter changes with mode, owner and links, too: then the digest decides, if there is one. Uploads
-    have digests, and share their files by links.
+    have digests, and share their files by links. After a digest has matched, the new time is stored, in the row and in
+    ``checkpoint``: the next check needs no digest.
 
     Raises:
         ChecksumMismatch: A file is missing, or was replaced or edited.
     """
+    stamps = []
     for stamp in checkpoint.file_stamps:
         file = Path(checkpoint.directory) / stamp["name"]
         try:
@@ -133,11 +136,25 @@ def checkpoint_files_verify(checkpoint: Checkpoint) -> None:
                 param=stamp["name"],
             ) from None
         if not _is_unchanged(file, status, stamp):
+            if not stamp["sha256"] and _is_same_file(status, stamp):
+                raise ChecksumMismatch(
+                    f"The metadata of {stamp['name']} of {checkpoint.served_model_name} (permissions, owner or links) "
+                    'has changed since it was inspected; press "Inspect again" on the model\'s page.',
+                    param=stamp["name"],
+                )
             raise ChecksumMismatch(
                 f"{stamp['name']} of {checkpoint.served_model_name} has changed since it was inspected "
                 f"({stamp['size_bytes']} bytes then, {status.st_size} now); inspect the model again.",
                 param=stamp["name"],
             )
+        # The status is from before the digest: an edit since then is noticed by the next check.
+        stamps.append({**stamp, "ctime_ns": status.st_ctime_ns} if "ctime_ns" in stamp else stamp)
+    if stamps != checkpoint.file_stamps:
+        before, checkpoint.file_stamps = checkpoint.file_stamps, stamps
+        # A row that was inspected again in the meantime keeps its stamps.
+        # Without a database the check still holds; a later load stores the stamps.
+        with suppress(DatabaseError), transaction.atomic():
+            Checkpoint.objects.filter(pk=checkpoint.pk, file_stamps=before).update(file_stamps=stamps)
 
 
 def checkpoint_states_refresh() -> int:
@@ -321,8 +338,16 @@ def _is_unchanged(file: Path, status: os.stat_result, stamp: Mapping[str, Any]) 
     found = _stamp(stamp["name"], status, stamp["sha256"])
     if found == {"ctime_ns": status.st_ctime_ns, **stamp}:  # rows of earlier versions have no ctime_ns
         return True
-    is_same_file = found == {**stamp, "ctime_ns": status.st_ctime_ns}
-    return is_same_file and bool(stamp["sha256"]) and storage.sha256_file(file, lambda _: None) == stamp["sha256"]
+    return (
+        _is_same_file(status, stamp)
+        and bool(stamp["sha256"])
+        and storage.sha256_file(file, lambda _: None) == stamp["sha256"]
+    )
+
+
+def _is_same_file(status: os.stat_result, stamp: Mapping[str, Any]) -> bool:
+    """Whether all but the time of the last change of the inode is as in the stamp."""
+    return _stamp(stamp["name"], status, stamp["sha256"]) == {**stamp, "ctime_ns": status.st_ctime_ns}
 
 
 def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:

@@ -197,10 +197,23 @@ def test_a_digest_decides_where_only_links_or_modes_changed(hybrid: Path) -> Non
     assert {stamp["name"]: stamp["sha256"] for stamp in row.file_stamps} == digests, "digests are kept"
     row.file_stamps = [{**stamp, "sha256": ""} for stamp in row.file_stamps]
     weights.chmod(0o400)
-    with pytest.raises(ChecksumMismatch, match="has changed"):
+    with pytest.raises(ChecksumMismatch, match=r'metadata of model.safetensors .*permissions.* links.*"Inspect again"'):
         services.checkpoint_files_verify(row)
     row.file_stamps = [{key: stamp[key] for key in stamp if key != "ctime_ns"} for stamp in row.file_stamps]
     services.checkpoint_files_verify(row)  # a row of an earlier version
+
+
+def test_a_matching_digest_renews_the_stamp(hybrid: Path, monkeypatch) -> None:
+    weights = hybrid / "model.safetensors"
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in hybrid.iterdir()}
+    row = services.checkpoint_register(path=hybrid, sha256=digests)
+    os.link(weights, hybrid / "another")
+    hashed, real = [], services.storage.sha256_file
+    monkeypatch.setattr(services.storage, "sha256_file", lambda file, tick: hashed.append(file) or real(file, tick))
+    for _ in range(3):
+        services.checkpoint_files_verify(row)
+    services.checkpoint_files_verify(Checkpoint.objects.get())
+    assert hashed == [weights]
 
 
 def test_refresh_keeps_the_last_good_inspection(hybrid: Path) -> None:
