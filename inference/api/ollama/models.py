@@ -103,9 +103,15 @@ def _entry(row: Checkpoint) -> dict[str, Any]:
     return {
         "name": row.served_model_name,
         "model": row.served_model_name,
-        "digest": hashlib.sha256(json.dumps([str(row.pk), row.file_stamps], sort_keys=True).encode()).hexdigest(),
+        "digest": _digest(row),
         "details": _details(row),
     }
+
+
+def _digest(row: Checkpoint) -> str:
+    """Return a name of the files' state; their permissions and links, which change the ctime, don't count."""
+    stamps = [{name: value for name, value in stamp.items() if name != "ctime_ns"} for stamp in row.file_stamps]
+    return hashlib.sha256(json.dumps([str(row.pk), stamps], sort_keys=True).encode()).hexdigest()
 
 
 def _details(row: Checkpoint) -> dict[str, Any]:
