@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 INFERENCE = "tests/inference"
 API = (
-    "access", "api", "batches", "files", "jobs", "llm", "records", "serving", "test_consumers.py", "transport", "values",
-    "worker",
+    "access", "api", "batches", "files", "jobs", "llm", "records", "serving", "test_consumers.py", "transport",
+    "values", "worker",
 )  # fmt: skip
 """What of ``tests/inference`` is about the platform. The lanes take about the same time."""
 OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
