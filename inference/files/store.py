@@ -3,7 +3,8 @@
     <data>/files/<sha256>        whole files
     <data>/files/tmp/<random>    files being written
 
-The sweep removes what killed processes left: old unfinished files, and old bytes without a row.
+A process locks the file that it writes. The sweep removes what killed processes left: unfinished files that nobody
+locks, and old bytes without a row.
 
 Rows hold the owners (``inference.files.services``). Several rows may have the same digest; deleting the last one
 removes the bytes. One file lock covers publishing and removing, so that no bytes are removed while a row is stored.
@@ -25,13 +26,16 @@ from django.conf import settings
 
 from inference.errors import RequestTooLarge, StorageFull
 from inference.host import disk
-from inference.host.disk import kernel_lock
+from inference.host.disk import kernel_lock, try_lock
 from inference.host.fault_points import fault_point
 
 READ_BYTES = 1 << 20
 RESERVE_BYTES = 256 << 20
 """Free disk space in bytes that files leave to the database."""
 STRAY_S = 24 * 3600.0
+"""Age in seconds of published bytes that the sweep removes when no row names them."""
+UNLOCKED_S = 60.0
+"""Age in seconds of unfinished files that the sweep removes when nobody locks them; a new file is locked sooner."""
 
 
 def _directory() -> Path:
@@ -63,6 +67,7 @@ class FileWriter:
             if shutil.disk_usage(self._path.parent).free < RESERVE_BYTES:
                 raise StorageFull("the server's disk has no room for files; delete some and try again.")
             self._file = self._path.open("xb")
+            try_lock(self._file.fileno())  # until it is closed
 
     def write(self, piece: bytes) -> None:
         """Append ``piece``.
@@ -133,7 +138,7 @@ def remove(sha256: str) -> None:
 
 
 def sweep_strays(named: Callable[[Collection[str]], Collection[str]]) -> int:
-    """Remove what killed processes left, once it is old: unfinished files, and bytes that no row names.
+    """Remove what killed processes left: unfinished files, and old bytes that no row names.
 
     Args:
         named: Returns those digests that a row names; called while ``store_lock`` is held.
@@ -141,9 +146,9 @@ def sweep_strays(named: Callable[[Collection[str]], Collection[str]]) -> int:
     Returns:
         The number of removed files.
     """
-    limit = time.time() - STRAY_S
-    old = [path for path in (_directory() / "tmp").iterdir() if _is_older(path, limit)]
-    published = {path.name: path for path in _directory().iterdir() if _is_digest(path.name) and _is_older(path, limit)}
+    old = [path for path in unfinished_files() if _is_older(path, UNLOCKED_S) and is_abandoned(path)]
+    published = {path.name: path for path in _directory().iterdir() if _is_digest(path.name)}
+    published = {name: path for name, path in published.items() if _is_older(path, STRAY_S)}
     with store_lock():
         found = named(published)
         old += [path for name, path in published.items() if name not in found]
@@ -152,13 +157,27 @@ def sweep_strays(named: Callable[[Collection[str]], Collection[str]]) -> int:
     return len(old)
 
 
+def unfinished_files() -> list[Path]:
+    """Return the paths of the files that are being written, or that killed processes left."""
+    return list((_directory() / "tmp").iterdir())
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether no process writes an unfinished file any more."""
+    try:
+        with path.open("rb") as file:
+            return try_lock(file.fileno())
+    except FileNotFoundError:
+        return False
+
+
 def _is_digest(name: str) -> bool:
     return len(name) == hashlib.sha256().digest_size * 2
 
 
-def _is_older(path: Path, limit: float) -> bool:
+def _is_older(path: Path, seconds: float) -> bool:
     with suppress(FileNotFoundError):
-        return path.stat().st_mtime < limit
+        return path.stat().st_mtime < time.time() - seconds
     return False
 
 

@@ -131,6 +131,7 @@ class Resumer:
             pipe.exists(redis_keys.web(item.message["web_id"]))
         replies = iter(pipe.execute())
         pipe = self._client.pipeline(transaction=False)
+        orphans = []
         for item in questions:
             item.attempt, _, counts, is_alive = (next(replies) for _ in range(4))
             item.record = CrashRecord(*(int(count or 0) for count in counts))
@@ -138,13 +139,15 @@ class Resumer:
             web_id = item.message["web_id"]
             if not is_alive and item.web_was_missing:
                 pipe.delete(redis_keys.out(web_id))
-                self._conclude(item, Resumption(item.attempt))
+                orphans.append(item)
                 continue
             item.web_was_missing = not is_alive
             # The process may be alive although a restarted Redis doesn't know it yet.
             pipe.xadd(redis_keys.out(web_id), redis_keys.pack_resume_question(item.request_id, item.attempt))
             pipe.expire(redis_keys.out(web_id), redis_keys.OUT_EXPIRE_S)
         pipe.execute()
+        for item in orphans:
+            self._conclude(item, Resumption(item.attempt))
 
     def _read_replies(self) -> None:
         if not self._open:

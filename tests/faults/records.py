@@ -6,11 +6,13 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import redis
 
+from inference.files.store import is_abandoned
 from inference.transport import keys as redis_keys
 from tests.faults.campaign import NUM_VARIANTS, Campaign, variant
 from tests.faults.ledger import Ledger
@@ -196,8 +198,13 @@ class Records:
             ((number,),) = self._rows(f"select count(*) from inference_{table} where {condition}")
             if number:
                 yield f"{number} rows of {table} left"
-        if files := list((self._site.directory / "files" / "tmp").iterdir()):
+        if files := written_files(self._site):
             yield f"{len(files)} unfinished files"
+
+
+def written_files(site: Site) -> list[Path]:
+    """The unfinished files of living processes; the sweep, an hour later, removes those of dead ones."""
+    return [path for path in (site.directory / "files" / "tmp").glob("*") if not is_abandoned(path)]
 
 
 def _size(client: redis.Redis, key: str) -> int:

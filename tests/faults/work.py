@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from tests.faults.ledger import Entry, Ledger
+from tests.faults.records import written_files
 from tests.faults.site import Site, wait_until
 
 NUM_VARIANTS = 8
@@ -236,6 +237,5 @@ class Work:
             ((number,),) = self._site.rows(f"select count(*) from inference_{table} where {condition}")
             if number:
                 yield f"{number} rows of {table} left"
-        files = self._site.directory / "files"
-        if files.exists() and (left := list((files / "tmp").iterdir())):
+        if left := written_files(self._site):
             yield f"{len(left)} unfinished files"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -56,14 +59,32 @@ def test_a_full_disk_is_found_before_anything_is_written(monkeypatch, own_store)
     assert unfinished(own_store) == []
 
 
-def test_only_old_strays_are_swept(own_store):
-    old, young = FileWriter(), FileWriter()
+_KILLED = """
+import os
+import signal
+import sys
+
+from django.conf import settings
+
+from inference.files.store import FileWriter
+
+settings.configure(BLAZR_FILES_DIR=sys.argv[1])
+FileWriter().write(b"half")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_unfinished_files_of_killed_processes_are_swept(own_store):
+    slow = FileWriter()
+    assert subprocess.run([sys.executable, "-c", _KILLED, str(own_store)]).returncode == -signal.SIGKILL
     assert len(unfinished(own_store)) == 2
-    hour_ago = time.time() - store.STRAY_S - 60
-    os.utime(old._path, (hour_ago, hour_ago))
+    assert sweep_strays(lambda digests: digests) == 0  # it may have been made this moment, and not be locked yet
+    hour_ago = time.time() - 3600
+    for path in unfinished(own_store):
+        os.utime(path, (hour_ago, hour_ago))
     assert sweep_strays(lambda digests: digests) == 1
-    assert unfinished(own_store) == [young._path]
-    young.discard()
+    assert unfinished(own_store) == [slow._path]
+    slow.discard()
 
 
 def test_bytes_that_no_row_names_are_swept_when_they_are_old():

@@ -6,6 +6,8 @@ import asyncio
 import time
 
 import pytest
+from redis.client import Pipeline
+from redis.exceptions import ConnectionError
 
 from inference.errors import GenerationFailed, Unavailable
 from inference.transport import keys as redis_keys
@@ -55,6 +57,22 @@ async def test_nobody_waits_for_a_request_of_a_dead_web_process(outcomes, client
     outcomes.resume("r", web_id="dead")
     assert (await outcomes.of("r")).delivered is None
     assert not client.exists(redis_keys.out("dead"))
+
+
+async def test_an_outage_at_the_last_request_ends_too(outcomes, client, monkeypatch, caplog):
+    monkeypatch.setattr(resume, "QUERY_AGAIN_S", 0.1)
+    execute, cut = Pipeline.execute, []
+
+    def execute_but_once(pipe, *arguments, **options):
+        if not cut and any(command[0][0] == "DEL" for command in pipe.command_stack):
+            cut.append(True)
+            raise ConnectionError("cut")
+        return execute(pipe, *arguments, **options)
+
+    monkeypatch.setattr(Pipeline, "execute", execute_but_once)
+    outcomes.resume("r", web_id="dead")
+    assert (await outcomes.of("r")).delivered is None
+    await asyncio.to_thread(wait_until, lambda: "is reached again" in caplog.text)
 
 
 async def test_a_web_process_that_replies_late_or_loses_a_reply_is_asked_again(outcomes, client, monkeypatch):
