@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,6 +216,8 @@ def figures() -> dict[str, int]:
     product = list(modules(*PACKAGES))
     return {
         "lines of Python outside tests": sum(module.num_lines for module in modules(*PACKAGES, "bench")),
+        "lines of the engine's core": sum(module.num_lines for module in engine_core()),
+        "of them without docstrings and comments": sum(num_code_lines(module.source) for module in engine_core()),
         "modules": len(product),
         "longest file": max(module.num_lines for module in product),
         "longest function": max(found.num_lines for module in product for found in functions(module)),
@@ -230,6 +234,26 @@ def figures() -> dict[str, int]:
         ),
         "BLAZR_ variables": len(variables(product)),
     }
+
+
+def engine_core() -> list[Module]:
+    """Scheduling, state, running, sampling and the loop: the engine without prefix cache and speculation."""
+    folders = ("inference/engine/", "inference/engine/state/", "inference/engine/sampling/")
+    return [module for module in modules("inference") if f"{module.path.rpartition('/')[0]}/" in folders]
+
+
+def num_code_lines(source: str) -> int:
+    """Number of lines with code: docstrings, comments and blank lines don't count."""
+    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    texts: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            texts.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in blank:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - texts)
 
 
 def variables(product: list[Module]) -> set[str]:

@@ -119,3 +119,8 @@ def test_a_kernel_may_be_longer_than_a_function():
 def test_every_exception_names_a_module():
     assert [path for path in layout.EXCEPTIONS if not (layout.ROOT / path).exists()] == []
     assert len(layout.EXCEPTIONS) <= layout.MAX_EXCEPTIONS
+
+
+def test_lines_of_code_leave_docstrings_and_comments_out():
+    source = '"""A module."""\n\n# why\nNAME = """of\ntwo lines"""\n\n\ndef one():\n    """Return 1."""\n    return 1  # so\n'
+    assert layout.num_code_lines(source) == 4
