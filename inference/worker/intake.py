@@ -58,6 +58,7 @@ class Intake:
         self._deliver = deliver
         self._on_fenced = on_fenced
         self._models: dict[str, None] = {}  # in the order of turns
+        self._paused: set[str] = set()
         self._held: set[str] = set()
         self._stopping = False
         self._condition = threading.Condition()
@@ -90,6 +91,17 @@ class Intake:
         with self._condition:
             self._models.pop(checkpoint_id, None)
 
+    def pause(self, checkpoint_id: str) -> None:
+        """Take no messages of this model until ``resume``, whether the model is added, removed or added again."""
+        with self._condition:
+            self._paused.add(checkpoint_id)
+
+    def resume(self, checkpoint_id: str) -> None:
+        """End a pause; messages are taken if the model is added."""
+        with self._condition:
+            self._paused.discard(checkpoint_id)
+            self._condition.notify_all()
+
     def release(self, request_ids: Iterable[str]) -> None:
         """Hold the messages of these requests no longer: Redis has recorded their end."""
         with self._condition:
@@ -100,7 +112,7 @@ class Intake:
     def models(self) -> list[str]:
         """The models whose messages are taken."""
         with self._condition:
-            return list(self._models)
+            return self._open_models()
 
     @property
     def held(self) -> set[str]:
@@ -142,19 +154,22 @@ class Intake:
     def _next_models(self) -> list[str]:
         """Wait until messages can be taken; return the models in the order of turns, none to end the thread."""
         with self._condition:
-            self._condition.wait_for(lambda: self._stopping or (self._models and self._has_capacity()))
+            self._condition.wait_for(lambda: self._stopping or (self._open_models() and self._has_capacity()))
             if self._stopping:
                 return []
-            first = next(iter(self._models))
+            first = self._open_models()[0]
             self._models[first] = self._models.pop(first)
-            return list(self._models)
+            return self._open_models()
+
+    def _open_models(self) -> list[str]:
+        return [model for model in self._models if model not in self._paused]
 
     def _has_capacity(self) -> bool:
         return len(self._held) < self._max_held
 
     def _takes(self, checkpoint_id: str) -> bool:
         with self._condition:
-            return checkpoint_id in self._models and self._has_capacity() and not self._stopping
+            return checkpoint_id in self._open_models() and self._has_capacity() and not self._stopping
 
     def _pass_on(self, taken: Taken) -> None:
         if taken.unknown:

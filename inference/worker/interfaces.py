@@ -66,7 +66,7 @@ class Presence(Protocol):
     """Shows other processes which models are here; thread-safe, quick, never raises."""
 
     def advertise(self, checkpoint_id: str) -> None:
-        """Announce a model that is loaded or loading, and take its messages."""
+        """Announce a model that is loaded or loading, and take its messages unless they are paused."""
         ...
 
     def withdraw(self, checkpoint_id: str) -> bool:
@@ -74,11 +74,11 @@ class Presence(Protocol):
         ...
 
     def pause(self, checkpoint_id: str) -> None:
-        """Leave the model's messages to other workers for now."""
+        """Leave the model's messages in their queue, to other workers, until ``resume``."""
         ...
 
     def resume(self, checkpoint_id: str) -> None:
-        """Take the model's messages again."""
+        """Take the model's messages again, if it is advertised."""
         ...
 
     def load_ended(self, checkpoint_id: str, error: BlazrError | None) -> None:

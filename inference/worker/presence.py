@@ -29,7 +29,7 @@ class RedisPresence:
         self._changed = changed
 
     def advertise(self, checkpoint_id: str) -> None:
-        """Advertise the model, and take its messages."""
+        """Advertise the model, and take its messages unless they are paused."""
         self._intake.add(checkpoint_id)
         try:
             until = redis_now_sync(self._client) + redis_keys.HOLDER_EXPIRE_S
@@ -58,11 +58,11 @@ class RedisPresence:
 
     def pause(self, checkpoint_id: str) -> None:
         """Take none of the model's messages."""
-        self._intake.remove(checkpoint_id)
+        self._intake.pause(checkpoint_id)
 
     def resume(self, checkpoint_id: str) -> None:
-        """Take the model's messages again."""
-        self._intake.add(checkpoint_id)
+        """Take the model's messages again, if it is advertised."""
+        self._intake.resume(checkpoint_id)
 
     def load_ended(self, checkpoint_id: str, error: BlazrError | None) -> None:
         """Record the error of a load for users; after a successful load, delete an older error."""

@@ -17,6 +17,8 @@ from inference.worker.interfaces import LoadPlan, OnEvents, ServedLLM
 RATE_WINDOW_S = 5.0
 BACKGROUND_PRIORITY = JOB_PRIORITY // 2
 """Halfway between the priorities of interactive requests and of jobs; each varies by up to 100."""
+MAX_WAITING = 16
+"""Requests of clients that wait for a load in this worker; the others wait in the model's queue."""
 MAX_RESIDENCE_S = 60.0
 """Maximum seconds that a model stays because its load was slow."""
 
@@ -150,6 +152,23 @@ class Resident:
         if not min_residence_s:
             return 0.0
         return self.ready_at + max(min_residence_s, min(self.load_s, MAX_RESIDENCE_S))
+
+    def must_pause(self) -> bool:
+        """Whether this worker holds enough requests of clients; between the two limits nothing changes.
+
+        A ready model keeps some waiting requests, because the intake takes up to a second to notice a resumed model
+        while it waits for messages of others. Jobs and lines of batches don't count, because the engine preempts them
+        for interactive requests. A failed load ends all requests with its error.
+        """
+        if self.status == "failed":
+            return False
+        if self.status == "ready" and self.plan is not None:
+            number = self.num_interactive
+            pause_at, resume_at = 2 * self.plan.max_num_seqs, self.plan.max_num_seqs * 3 // 2
+        else:
+            number = sum(request.is_interactive for request in self.waiting)
+            pause_at, resume_at = MAX_WAITING, MAX_WAITING // 2
+        return number > resume_at if self.paused else number >= pause_at
 
     def drop_old_token_counts(self, now: float) -> None:
         """Drop the steps before the window of the token rate."""

@@ -111,6 +111,7 @@ class ResidentModels:
             resident.waiting.append(request)
             if is_new:
                 self._queue_load(resident)
+            self._apply_back_pressure(resident)
             return Submission(request, is_new_model=is_new)
 
     def admit(self) -> Admission:
@@ -211,7 +212,7 @@ class ResidentModels:
                 resident.reload_requested = True
                 return False
             # A request for a loaded model means that Redis has lost its advertisement; advertise it again.
-            return not resident.paused
+            return True
 
     def request_unload(self, checkpoint_id: str) -> Resident | None:
         """Order the unload of a model; return the model if its unload begins now."""
@@ -364,6 +365,8 @@ class ResidentModels:
         checkpoint_id = resident.checkpoint_id
         with self._condition:
             del self._residents[checkpoint_id]
+            if resident.paused:
+                self._presence.resume(checkpoint_id)  # the next resident of this name begins without a pause
             self._condition.notify_all()  # its memory is free
             is_reloaded = bool(resident.waiting or resident.reload_requested or has_messages) and not self._closing
             if is_reloaded:
@@ -376,6 +379,7 @@ class ResidentModels:
                 for request in successor.waiting:
                     request.resident = successor
                 self._queue_load(successor)
+                self._apply_back_pressure(successor)
             return is_reloaded
 
     # --- state
@@ -452,34 +456,25 @@ class ResidentModels:
             self._entry.leave(request)
             resident.num_in_engine -= 1
             resident.num_interactive -= request.is_interactive
-            self._apply_back_pressure(resident)
         elif request in resident.waiting:
             resident.waiting.remove(request)
         else:
             self._entry.discard(request)
+        self._apply_back_pressure(resident)
         resident.touch()
         self._condition.notify_all()
 
     def _apply_back_pressure(self, resident: Resident) -> None:
         """Pause a model's queue while this worker holds enough requests, so that other workers take the rest.
 
-        The queues of all models are paused while a request runs alone.
-
-        The worker keeps some waiting requests, because the intake takes up to a second to notice a resumed model while
-        it waits for messages of others. Jobs and lines of batches don't count, because the engine preempts them for
-        interactive requests.
+        The queues of all ready models are paused while a request runs alone. A model that isn't ready holds few of the
+        messages that this worker may hold, so that it takes those of its ready models meanwhile.
         """
-        if resident.plan is None or resident.status != "ready":
-            return
-        pause_at, resume_at = 2 * resident.plan.max_num_seqs, resident.plan.max_num_seqs * 3 // 2
-        # Called under the lock, so that two threads can't queue their orders in the wrong order.
-        is_closed = self._entry.is_closed
-        if not resident.paused and (is_closed or resident.num_interactive >= pause_at):
-            resident.paused = True
-            self._presence.pause(resident.checkpoint_id)
-        elif resident.paused and not is_closed and resident.num_interactive <= resume_at:
-            resident.paused = False
-            self._presence.resume(resident.checkpoint_id)
+        must_pause = resident.must_pause() or (resident.status == "ready" and self._entry.is_closed)
+        if must_pause != resident.paused:
+            # Called under the lock, so that two threads can't queue their orders in the wrong order.
+            resident.paused = must_pause
+            (self._presence.pause if must_pause else self._presence.resume)(resident.checkpoint_id)
 
     def _queue_load(self, resident: Resident) -> None:
         self._residents[resident.checkpoint_id] = resident

@@ -40,8 +40,12 @@ def test_an_advertised_model_has_a_holder_and_its_messages_are_taken(presence, c
     presence.pause("a")
     assert "a" not in intake.models
     assert client.zscore(redis_keys.holders("a"), WORKER) == until
+    presence.advertise("a")  # Redis has lost it
+    assert "a" not in intake.models
     presence.resume("a")
     assert "a" in intake.models
+    presence.resume("b")
+    assert "b" not in intake.models
 
 
 @pytest.mark.parametrize("num_messages", [0, 2])

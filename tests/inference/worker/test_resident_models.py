@@ -213,34 +213,6 @@ def test_reserve_names_victims_until_the_model_fits():
     assert models.memory_bytes == 20
 
 
-def test_back_pressure_pauses_and_resumes_the_queue_in_order():
-    models = table()
-    presence = models._presence
-    requests = [models.add_request(message(f"r{number}"), ignore).request for number in range(3)]
-    load(models, max_num_seqs=2)
-    assert presence.calls == []
-    requests.append(models.add_request(message("r3"), ignore).request)
-    assert [item.request_id for item in models.admit().requests] == ["r3"]
-    assert add(models, "job", priority=1000) == ["job"]
-    assert presence.calls == [("pause", "a")]
-    models.close_request(requests.pop())
-    assert presence.calls == [("pause", "a"), ("resume", "a")]
-
-
-def test_while_a_request_runs_alone_other_workers_get_the_messages():
-    models = table()
-    presence = models._presence
-    models.request_load("a", pinned=False)
-    load(models)
-    assert add(models, "suspect", alone_tokens=2) == ["suspect"]
-    assert add(models, "later") == []
-    assert presence.calls == [("pause", "a")]
-    models.record_events(models.find_request("suspect").resident, [event("suspect", "delta", token_ids=[1, 2])])
-    admission = models.admit()
-    assert ([item.request_id for item in admission.requests], admission.alone) == (["later"], "")
-    assert presence.calls == [("pause", "a"), ("resume", "a")]
-
-
 def test_drain_forgets_what_does_not_end_and_refuses_what_comes():
     models = table()
     models.add_request(message("r1"), ignore)

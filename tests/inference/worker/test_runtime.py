@@ -14,7 +14,7 @@ from inference.transport.held_messages import held_messages, release_dead_worker
 from inference.transport.worker_states import model_states, model_states_sync, worker_states
 from inference.worker.runtime import EXIT_ENGINE_DEAD, EXIT_FENCED
 from tests.inference.transport.collected import Collected
-from tests.inference.transport.queued import queued_ids
+from tests.inference.transport.queued import enqueue, queued_ids
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
 from tests.inference.worker.harness import collect, error, tokens
 
@@ -185,3 +185,21 @@ async def test_dead_engine_hands_its_requests_over_and_leaves(hub, worker, clien
     second.take()
     assert tokens(await collect(subscription)) == [300 + step for step in range(100)]
     assert client.hget(redis_keys.attempt("r"), "crashes") == b"1"
+
+
+async def test_models_that_load_leave_the_worker_to_its_ready_models(hub, worker, client):
+    w = worker()
+    first = Collected(hub, "first")
+    w.deliver(message("first"))
+    assert tokens(await collect(first)) == [300, 301, 302, 303, 304]
+    w.plans.gate = threading.Event()
+    for model in ("b", "c", "d"):
+        for number in range(40):
+            enqueue(client, message(f"{model}{number}", model=model))
+        w.runtime.manager.ensure(model)
+    await asyncio.to_thread(wait_until, lambda: not {"b", "c", "d"} & set(w.runtime.intake.models))
+    later = Collected(hub, "later")
+    w.deliver(message("later"))
+    assert tokens(await collect(later, 5)) == [300, 301, 302, 303, 304]
+    w.plans.gate.set()
+    await asyncio.to_thread(wait_until, lambda: len(w.acked) == 122)
