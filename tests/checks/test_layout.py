@@ -122,5 +122,6 @@ def test_every_exception_names_a_module():
 
 
 def test_lines_of_code_leave_docstrings_and_comments_out():
-    source = '"""A module."""\n\n# why\nNAME = """of\ntwo lines"""\n\n\ndef one():\n    """Return 1."""\n    return 1  # so\n'
+    head = '"""A module."""\n\n# why\nNAME = """of\ntwo lines"""\n\n\n'
+    source = head + 'def one():\n    """Return 1."""\n    return 1  # so\n'
     assert layout.num_code_lines(source) == 4
