@@ -1,8 +1,8 @@
 """Fuzz the parsers of checkpoints: ``python -m tests.faults.fuzz --cases 10000000 --seed 1``.
 
 A case is a file of the corpus, changed by mutators that know its structure: most bytes of a random change would only
-break the JSON. Three kinds take turns: safetensors headers, which the library judges too, config.json and
-tokenizer.json. A case is a function of the seed and its number: ``--seed 1 --first 4711 --cases 1`` runs one again.
+break the JSON. Four kinds take turns: safetensors headers, which the library judges too, config.json, tokenizer.json
+and GGUF headers. A case is a function of the seed and its number: ``--seed 1 --first 4711 --cases 1`` runs one again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from safetensors import deserialize
 from inference.errors import CheckpointError
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorTable
 from inference.modelling.families.registry import family_builder
+from inference.modelling.gguf.container import GgufArray, read_gguf
 from models_registry.detection.architecture import detect_format, detect_model_type, refuse_quantised
 from models_registry.detection.directory import resolve
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import read_header
 from models_registry.detection.tokenizer_files import find_chat_template, read_tokenizer_files
+from tests.faults.artefacts import gguf_files
 from tests.faults.artefacts.case import write_llama
 from tests.faults.artefacts.headers import HOSTILE, LEGAL, MORE_HOSTILE
 from tests.faults.artefacts.tokenizers import tokenizer_cases
@@ -215,8 +217,9 @@ class Fuzzer:
                 self._tokenizers.append(_small(parsed(content)))
             except (ValueError, RecursionError):
                 continue
-        # A config costs ten headers; the numbers give each kind about a third of the time.
+        # A config costs ten headers; the numbers give each kind a like share of the time.
         self._kinds = [("header", self._header)] * 10 + [("config", self._config), ("tokenizer", self._tokenizer)]
+        self._kinds += [("gguf", self._gguf)] * 10
 
     def run(self, number: int) -> None:
         """Run one case."""
@@ -278,6 +281,29 @@ class Fuzzer:
             theirs = {name: (info["dtype"], info["shape"], len(info["data"])) for name, info in oracle.items()}
             if ours != theirs:
                 raise AssertionError(f"read as {ours}, by the library as {theirs}")
+
+        return check
+
+    def _gguf(self, draw: random.Random) -> Callable[[], None]:
+        mutator, value = Mutator(draw), draw.choice((gguf_files.SMALL, gguf_files.SMALL, gguf_files.EMPTY))
+        if draw.random() < 0.3:
+            content = mutator.bytes_changed(gguf_files.encoded(value))
+        else:
+            content = gguf_files.encoded(mutator.changed(value))
+        path = self.directory / "fuzzed.gguf"
+        path.write_bytes(content)
+
+        def check() -> None:
+            found, end = read_gguf(path), 0
+            for place in sorted(found.tensors.values(), key=lambda place: place.begin):
+                if place.begin < max(end, found.data_start) or place.end > len(content):
+                    raise AssertionError(f"a tensor is said to be at {place}, with {len(content)} bytes in the file")
+                end = place.end
+            for key, item in found.keys.items():
+                if isinstance(item, GgufArray):
+                    items = found.strings(key) if item.element == "string" else found.numbers(key)
+                    if len(items) != item.count:
+                        raise AssertionError(f"{key} has {len(items)} elements, stated are {item.count}")
 
         return check
 

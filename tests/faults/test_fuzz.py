@@ -19,8 +19,8 @@ SECONDS = 40
 
 @pytest.mark.fault(
     "F47",
-    provoked="100,000 changed safetensors headers, config.json and tokenizer.json files, or as many as fit into 40 s; "
-    "`make fuzz` runs 10,000,000",
+    provoked="100,000 changed headers (safetensors, GGUF), config.json and tokenizer.json files, or as many as fit "
+    "into 40 s; `make fuzz` runs 10,000,000",
     holds="each is read or refused by an error that names it, within 100 ms and 64 MiB; no header is accepted that the "
     "library refuses or reads otherwise",
 )
@@ -43,7 +43,7 @@ def test_f47_changed_files():
     assert report["failures"] == 0
     assert report["growth_mib"] < 64
     assert report["cases"] >= 5_000, "the machine has other work; a tenth of this is usual"
-    for kind in ("header", "config", "tokenizer"):
+    for kind in ("header", "config", "tokenizer", "gguf"):
         assert report["verdicts"][f"{kind} accepted"] > report["cases"] // 1000, (
             "too few cases reach the end of the parser"
         )
