@@ -64,8 +64,12 @@ def failing_at(number: int | None, error: type[BaseException]) -> Iterator[None]
             left -= 1
         return run(sql, params, many, context)
 
-    with connection.execute_wrapper(execute):
-        yield
+    try:
+        with connection.execute_wrapper(execute):
+            yield
+    finally:
+        # A statement that fails outside of the product's transactions undoes nothing, but it marks the test's own.
+        transaction.set_rollback(False)
 
 
 class Clock:
@@ -293,6 +297,13 @@ def test_jobs_end_once_in_every_schedule(db, monkeypatch):
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_a_statement_that_fails_by_itself_undoes_nothing(db):
+    checkpoint = make_checkpoint()
+    with pytest.raises(OperationalError), failing_at(0, OperationalError):
+        type(checkpoint).objects.update(path="elsewhere")
+    assert type(checkpoint).objects.get().path == checkpoint.path
 
 
 def test_a_crash_is_at_the_chosen_statement(db):
