@@ -9,7 +9,7 @@ All functions are synchronous and use the database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -37,7 +37,7 @@ class ClaimedLine:
     Attributes:
         key: Primary key of the row.
         fence: The fencing number, part of each write.
-        attempt: 1 for the first.
+        attempt: 1 for the first. ``MAX_ATTEMPTS``: this one runs alone, and counts once it does (``line_mark_alone``).
         number: Line number in the input file.
         checkpoint_id: The model.
         body: The request as JSON.
@@ -111,6 +111,7 @@ def lines_claim(
     """
     if limit <= 0:
         return []
+    is_last = min_attempts >= MAX_ATTEMPTS - 1
     with transaction.atomic():
         rows = BatchLine.objects.filter(
             is_due(), batch=batch, state=LineState.QUEUED, attempts__gte=min_attempts, attempts__lte=max_attempts
@@ -127,7 +128,7 @@ def lines_claim(
             state=LineState.RUNNING,
             owner=owner,
             fence=F("fence") + 1,
-            attempts=F("attempts") + 1,
+            attempts=MAX_ATTEMPTS - 1 if is_last else F("attempts") + 1,
             lease_until=_lease(lease_s),
             not_before=None,
         )
@@ -136,7 +137,7 @@ def lines_claim(
             ClaimedLine(
                 key=row.pk,
                 fence=row.fence,
-                attempt=row.attempts,
+                attempt=MAX_ATTEMPTS if is_last else row.attempts,
                 number=row.number,
                 custom_id=row.custom_id,
                 checkpoint_id=str(row.checkpoint_id),
@@ -145,6 +146,13 @@ def lines_claim(
             )
             for row in found
         ]
+
+
+def line_mark_alone(*, key: int, fence: int) -> bool:
+    """Count the last attempt of a line: as ``inference.jobs.claims.job_mark_alone``."""
+    held = BatchLine.objects.filter(pk=key, fence=fence, state=LineState.RUNNING)
+    with transaction.atomic():
+        return bool(held.update(attempts=MAX_ATTEMPTS))
 
 
 def has_suspects(batch: Batch) -> bool:
@@ -203,23 +211,34 @@ def lines_finish(*, finished: Sequence[FinishedLine]) -> set[tuple[int, int]]:
     return by_claim.keys() - held
 
 
-def lines_release(*, claims: Iterable[tuple[int, int]], counts: bool = False, delay_s: float = 0.0) -> None:
+def lines_release(
+    *,
+    claims: Iterable[tuple[int, int]],
+    last: Collection[tuple[int, int]] = (),
+    counts: bool = False,
+    delay_s: float = 0.0,
+) -> None:
     """Return lines to the queue: the worker drains, or the model can't take them now.
 
     Args:
         claims: (key, fence); lapsed claims are skipped.
+        last: Those of the claims that are last attempts; a last attempt that has an end isn't released.
         counts: The attempt counts towards ``MAX_ATTEMPTS``.
         delay_s: The lines can't be claimed for so many seconds, at most ``MAX_DELAY_S``.
     """
     with transaction.atomic():
         held = _lock_held(set(claims))
-        BatchLine.objects.filter(pk__in=[key for key, _ in held]).update(
-            state=LineState.QUEUED,
-            lease_until=None,
-            owner="",
-            attempts=F("attempts") if counts else F("attempts") - 1,
-            not_before=_lease(min(delay_s, MAX_DELAY_S)) if delay_s > 0 else None,
-        )
+        for released, attempts in (
+            (held.difference(last), F("attempts") - int(not counts)),
+            (held.intersection(last), MAX_ATTEMPTS - 1),
+        ):
+            BatchLine.objects.filter(pk__in=[key for key, _ in released]).update(
+                state=LineState.QUEUED,
+                lease_until=None,
+                owner="",
+                attempts=attempts,
+                not_before=_lease(min(delay_s, MAX_DELAY_S)) if delay_s > 0 else None,
+            )
 
 
 def lines_abandon(*, owner: str) -> int:

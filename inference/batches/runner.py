@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -28,6 +28,7 @@ from inference.batches.line_requests import LineRequest, line_request, refusal_l
 from inference.batches.lines import (
     ClaimedLine,
     FinishedLine,
+    line_mark_alone,
     lines_abandon,
     lines_finish,
     lines_heartbeat,
@@ -148,6 +149,7 @@ class BatchRunner(ClaimRunner):
     def turn(self) -> None:
         """Do one round: take events, write results, renew leases, claim lines."""
         self._take_events()
+        self._start_alone()
         now = time.monotonic()
         if len(self._outbox) and (not self._running or self._outbox.is_due(now)):
             self._flush()
@@ -266,7 +268,7 @@ class BatchRunner(ClaimRunner):
             self._claimer.ended(len(box.finished))
             box.finished, box.size_bytes = [], 0
         if box.released:
-            lines_release(claims=[line.claim for line in box.released], delay_s=RETRY_DELAY_S)
+            _release(box.released, delay_s=RETRY_DELAY_S)
             box.released = []
         for delay_s in {delay for _, delay in box.counted}:
             claims = [line.claim for line, delay in box.counted if delay == delay_s]
@@ -314,7 +316,7 @@ class BatchRunner(ClaimRunner):
         rest = list(self._running.values())
         for item in rest:
             self._drop(item)
-        lines_release(claims=[item.line.claim for item in rest])
+        _release([item.line for item in rest])
         self._limits.flush()
 
     # --- the engines ---------------------------------------------------------------------------
@@ -350,7 +352,7 @@ class BatchRunner(ClaimRunner):
     def _queue_again(self, tenant: str) -> None:
         """Give back the tenant's lines that haven't started, because its limit is reached."""
         mine = [line for line in self._unstarted if line.batch.tenant == tenant]
-        lines_release(claims=[line.claim for line in mine])
+        _release(mine)
         self._unstarted = deque(line for line in self._unstarted if line.batch.tenant != tenant)
 
     def _check_options(self, line: ClaimedLine, request: LineRequest) -> None:
@@ -385,7 +387,29 @@ class BatchRunner(ClaimRunner):
                 )
                 if line.attempt >= MAX_ATTEMPTS:
                     message["alone_tokens"] = sys.maxsize  # to its end, because it starts from its beginning
-                self._manager.submit(message, self._on_events)
+                self._manager.submit(message, self._on_events, self._on_alone)
         except Exception:
             self._drop(item)
             raise
+
+    def _count_and_start(self, request_id: str) -> None:
+        found = self._parts.get(request_id)
+        if found is None:
+            return
+        item, _ = found
+        try:
+            is_held = line_mark_alone(key=item.line.key, fence=item.line.fence)
+        except (DatabaseError, InterfaceError):
+            # The requests of clients wait behind this one: another attempt, when the database is back.
+            self._drop(item)
+            self._put(self._outbox.released, item.line)
+            raise
+        if is_held:
+            self._manager.start_alone(request_id)
+        else:
+            self._drop(item)
+
+
+def _release(lines: Sequence[ClaimedLine], *, delay_s: float = 0.0) -> None:
+    last = {line.claim for line in lines if line.attempt >= MAX_ATTEMPTS}
+    lines_release(claims=[line.claim for line in lines], last=last, delay_s=delay_s)

@@ -26,8 +26,17 @@ RETRY_DELAY_S = 5.0
 class Manager(Protocol):
     """The part of ``inference.worker.model_manager.ModelManager`` that a runner uses."""
 
-    def submit(self, message: GenerateMessage, on_events: Callable[[list[GenerationEvent]], None]) -> None:
-        """Take a request; ``on_events`` is called from other threads."""
+    def submit(
+        self,
+        message: GenerateMessage,
+        on_events: Callable[[list[GenerationEvent]], None],
+        on_alone: Callable[[str], None] | None = None,
+    ) -> None:
+        """Take a request; ``on_events`` and ``on_alone`` are called from other threads."""
+        ...
+
+    def start_alone(self, request_id: str) -> None:
+        """Start a request for which ``on_alone`` was called."""
         ...
 
     def cancel(self, request_id: str) -> bool:
@@ -60,6 +69,7 @@ class ClaimRunner(TurnThread):
         self._owner = owner
         self._window = window
         self._events: queue.SimpleQueue[list[GenerationEvent]] = queue.SimpleQueue()
+        self._alone: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._look_now = True
         self._hinted = False
         self._claimed_at = self._beat_at = 0.0
@@ -94,6 +104,20 @@ class ClaimRunner(TurnThread):
         self._events.put(events)
         if any(event["type"] in ("done", "error") for event in events):
             self._wake.set()
+
+    def _on_alone(self, request_id: str) -> None:
+        """Queue a request whose turn to run alone has come for the runner's thread, which starts it."""
+        self._alone.put(request_id)
+        self._wake.set()
+
+    def _start_alone(self) -> None:
+        """Count and start the requests whose turn to run alone has come."""
+        while not self._alone.empty():
+            self._count_and_start(self._alone.get_nowait())
+
+    @abstractmethod
+    def _count_and_start(self, request_id: str) -> None:
+        """Count the last attempt of a row in the database, then start its request; unknown ids are ignored."""
 
     def _received_events(self) -> Iterator[GenerationEvent]:
         """Yield the events that engines have queued."""

@@ -51,7 +51,7 @@ class ClaimedJob:
         key: Primary key of the row.
         job_id: The public id.
         fence: The fencing number, part of each write.
-        attempt: 1 for the first.
+        attempt: 1 for the first. ``MAX_ATTEMPTS``: this one runs alone, and counts once it does (``job_mark_alone``).
         plan: The request, with its seed.
         checkpoint_id: The model.
         model: The served name of the model when the job was submitted.
@@ -149,13 +149,13 @@ def jobs_claim(
             state=JobState.RUNNING,
             owner=owner,
             fence=F("fence") + 1,
-            attempts=F("attempts") + 1,
+            attempts=MAX_ATTEMPTS - 1 if suspects else F("attempts") + 1,
             lease_until=seconds_from_now(lease_s),
             not_before=None,
             started_at=Now(),
         )
         rows = GenerationJob.objects.filter(pk__in=keys, state=JobState.RUNNING, owner=owner).order_by("priority", "id")
-        return [_claimed(row) for row in rows.prefetch_related("chunks")]
+        return [_claimed(row, is_last=suspects) for row in rows.prefetch_related("chunks")]
 
 
 def _shared_keys(candidates: QuerySet[GenerationJob], limit: int, capacities: Mapping[str, int]) -> list[int]:
@@ -217,13 +217,13 @@ def suspects_wait(*, without: Collection[str] = ()) -> bool:
     return (suspects.exclude(tenant__in=without) if without else suspects).exists()
 
 
-def _claimed(row: GenerationJob) -> ClaimedJob:
+def _claimed(row: GenerationJob, *, is_last: bool) -> ClaimedJob:
     chunks = sorted(row.chunks.all(), key=lambda chunk: chunk.number)
     return ClaimedJob(
         key=row.pk,
         job_id=row.job_id,
         fence=row.fence,
-        attempt=row.attempts,
+        attempt=MAX_ATTEMPTS if is_last else row.attempts,
         plan=GenerationPlan.from_dict(orjson.loads(row.plan)),
         checkpoint_id=str(row.checkpoint_id),
         model=row.model,
@@ -236,6 +236,18 @@ def _claimed(row: GenerationJob) -> ClaimedJob:
 
 def _held(key: int, fence: int) -> QuerySet[GenerationJob]:
     return GenerationJob.objects.filter(pk=key, fence=fence, state=JobState.RUNNING)
+
+
+def job_mark_alone(*, key: int, fence: int) -> bool:
+    """Count the last attempt of a job: it runs alone from now on, and a crash is its own.
+
+    Call it before the start: a crash of the worker while the job waits for its turn doesn't count.
+
+    Returns:
+        False: another worker holds the job, it must not start.
+    """
+    with transaction.atomic():
+        return bool(_held(key, fence).update(attempts=MAX_ATTEMPTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +385,13 @@ def job_finish(
 
 
 def job_release(
-    *, key: int, fence: int, error: BlazrError | None = None, counts: bool = False, delay_s: float = 0.0
+    *,
+    key: int,
+    fence: int,
+    error: BlazrError | None = None,
+    counts: bool = False,
+    is_counted: bool = True,
+    delay_s: float = 0.0,
 ) -> bool:
     """Hand a job back: the worker drains, or the model can't take it now.
 
@@ -382,6 +400,7 @@ def job_release(
         fence: The claim's fence.
         error: The reason, for people; kept until the next attempt ends.
         counts: The attempt counts towards ``MAX_ATTEMPTS``; the last one makes the job fail with ``error``.
+        is_counted: Whether the row counts the attempt already: all but a last one that hasn't run.
         delay_s: The job can't be claimed for so long, at most ``MAX_DELAY_S``.
 
     Returns:
@@ -390,7 +409,7 @@ def job_release(
     reason = "" if error is None else orjson.dumps(error.to_dict()).decode()
     with transaction.atomic():
         if counts:
-            failed = _held(key, fence).filter(attempts__gte=MAX_ATTEMPTS)
+            failed = _held(key, fence).filter(attempts__gte=MAX_ATTEMPTS if is_counted else 0)
             if failed.update(state=JobState.FAILED, lease_until=None, owner="", error=reason, finished_at=Now()):
                 chunks_end([key])
                 outcome = GenerationFailed.code if error is None else error.code
@@ -402,7 +421,7 @@ def job_release(
                 lease_until=None,
                 owner="",
                 error=reason,
-                attempts=F("attempts") if counts else F("attempts") - 1,
+                attempts=F("attempts") - int(is_counted and not counts),
                 not_before=seconds_from_now(min(delay_s, MAX_DELAY_S)) if delay_s > 0 else None,
             )
         )

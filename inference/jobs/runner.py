@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from django.db import transaction
+from django.db import DatabaseError, InterfaceError, transaction
 
 from inference.access.start_limits import StartLimits
 from inference.dialects.openai.outputs.formats import output_formatter
@@ -33,6 +33,7 @@ from inference.jobs.claims import (
     ClaimedJob,
     NewChunk,
     job_finish,
+    job_mark_alone,
     job_release,
     jobs_append,
     jobs_claim,
@@ -77,10 +78,16 @@ class _RunningJob:
     is_cancelled: bool = False
     outcome: BlazrError | None = None
     is_done: bool = False
+    runs_alone: bool = False
 
     @property
     def claim(self) -> tuple[int, int]:
         return self.job.key, self.job.fence
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the row counts this attempt."""
+        return self.runs_alone or self.job.attempt < MAX_ATTEMPTS
 
     @property
     def has_ended(self) -> bool:
@@ -150,6 +157,7 @@ class JobRunner(ClaimRunner):
     def turn(self) -> None:
         """Take events, store them, finish jobs, renew leases, claim jobs."""
         self._take_events()
+        self._start_alone()
         now = time.monotonic()
         self._flush(now)
         self._finish_ended()
@@ -234,7 +242,10 @@ class JobRunner(ClaimRunner):
             )
         if item.is_retried:
             delay_s = float(error.retry_after_s or RETRY_DELAY_S)
-            return job_release(key=key, fence=fence, error=error, counts=counts_as_attempt(error), delay_s=delay_s)
+            counts = counts_as_attempt(error)
+            return job_release(
+                key=key, fence=fence, error=error, counts=counts, is_counted=item.is_counted, delay_s=delay_s
+            )
         return job_finish(
             key=key,
             fence=fence,
@@ -291,7 +302,7 @@ class JobRunner(ClaimRunner):
         # The submission of a background response was its request.
         requests = 0 if job.keep_events else 1
         if not self._limits.admit(job.tenant, job.request_id, tokens=estimate_tokens(job.plan), requests=requests):
-            job_release(key=job.key, fence=job.fence)
+            job_release(key=job.key, fence=job.fence, is_counted=job.attempt < MAX_ATTEMPTS)
             return
         builder = OutputBuilder(job.plan)
         for chunk in job.chunks:
@@ -314,7 +325,7 @@ class JobRunner(ClaimRunner):
         if job.attempt >= MAX_ATTEMPTS:
             message["alone_tokens"] = tokens_alone(job.reach)
         try:
-            self._manager.submit(message, self._on_events)
+            self._manager.submit(message, self._on_events, self._on_alone)
             fault_point("job.started")
         except Exception:
             # Not the job's error, so the job goes back. The attempt counts, so that this can't repeat for ever.
@@ -322,13 +333,30 @@ class JobRunner(ClaimRunner):
             item.outcome = EngineError("The job could not be handed to the engine because of an internal error.")
             self._wake.set()
 
+    def _count_and_start(self, request_id: str) -> None:
+        item = self._running.get(request_id)
+        if item is None or item.has_ended:
+            return
+        try:
+            is_held = job_mark_alone(key=item.job.key, fence=item.job.fence)
+        except (DatabaseError, InterfaceError):
+            # The requests of clients wait behind this one: another attempt, when the database is back.
+            item.outcome = Unavailable("The job's turn came while the database was away.")
+            self._manager.cancel(request_id)
+            raise
+        if not is_held:
+            self._drop(item, "its lease was lost")
+            return
+        item.runs_alone = True
+        self._manager.start_alone(request_id)
+
     def _hand_back(self) -> None:
         self._take_events()
         self._flush(float("inf"))
         self._finish_ended()
         for item in list(self._running.values()):
             self._manager.cancel(item.job.request_id)
-            job_release(key=item.job.key, fence=item.job.fence)
+            job_release(key=item.job.key, fence=item.job.fence, is_counted=item.is_counted)
             self._forget(item)
         self._limits.flush()
 

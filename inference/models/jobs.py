@@ -36,7 +36,7 @@ class GenerationJob(models.Model):
 
     ``fence`` grows with each claim, and every write of a worker carries the fence it claimed with: a worker
     that lost its lease can't write any more. ``attempts`` counts the claims since it last got on (stored a
-    chunk), without those that were handed back in good order.
+    chunk), without those that were handed back in good order; the last one counts once it runs alone.
     The primary key is the order of arrival.
     """
 

@@ -11,6 +11,7 @@ from inference.errors import BlazrError
 from inference.values.messages import GenerateMessage, GenerationEvent
 
 OnEvents = Callable[[list[GenerationEvent]], None]
+OnAlone = Callable[[str], None]
 Progress = Callable[[float, str], None]
 
 

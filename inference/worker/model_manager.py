@@ -22,7 +22,7 @@ from inference.engine.loop import EngineLoop
 from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.states import Departure, ResidentModel
-from inference.worker.interfaces import LoadPlan, OnEvents, Presence, ServedLLM
+from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence, ServedLLM
 from inference.worker.loader import ModelLoader
 from inference.worker.resident import ActiveRequest, Resident
 from inference.worker.resident_models import ResidentModels
@@ -69,24 +69,32 @@ class ModelManager:
 
     # --- requests
 
-    def submit(self, message: GenerateMessage, on_events: OnEvents) -> None:
+    def submit(self, message: GenerateMessage, on_events: OnEvents, on_alone: OnAlone | None = None) -> None:
         """Take a request, and load its model if needed; return at once.
 
         Args:
             message: The request; ``model`` is the checkpoint's id.
             on_events: Called with the request's events in order, exactly one of them terminal, from engine threads
                 and others. Events of one step for the *same* callable come in one call.
+            on_alone: Called with the request's id when it could begin to run alone; ``start_alone`` then starts it, so
+                that its owner can record before that a crash is the request's own. None: it starts by itself.
 
         Raises:
             ValueError: A request with this id is running.
         """
-        submission = self._residents.add_request(message, on_events)
+        submission = self._residents.add_request(message, on_events, on_alone)
         if submission.error is not None:
             self._fail(submission.request, submission.error)
         self._admit()
         if submission.is_new_model:
             self._presence.advertise(message["model"])
             self._presence.changed()
+
+    def start_alone(self, request_id: str) -> None:
+        """Start a request for which ``on_alone`` was called, unless it has ended; other requests wait meanwhile."""
+        request = self._residents.find_request(request_id)
+        if request is not None:
+            self._start(request)
 
     def cancel(self, request_id: str) -> bool:
         """End a request early with an error event; False if the id is unknown."""
@@ -204,7 +212,10 @@ class ModelManager:
             # Before the start: should this worker crash, only this request counts as the cause.
             self._presence.run_alone(alone)
         for request in requests:
-            self._start(request)
+            if request.on_alone is not None and request.request_id == alone:
+                request.on_alone(alone)
+            else:
+                self._start(request)
 
     def _start(self, request: ActiveRequest) -> None:
         """Prepare a request and pass it to its engine when it is its turn."""

@@ -12,7 +12,7 @@ from inference.errors import BlazrError
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.plan import JOB_PRIORITY
 from inference.values.states import ResidentModel
-from inference.worker.interfaces import LoadPlan, OnEvents, ServedLLM
+from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, ServedLLM
 
 RATE_WINDOW_S = 5.0
 BACKGROUND_PRIORITY = JOB_PRIORITY // 2
@@ -32,6 +32,7 @@ class ActiveRequest:
         next_index: Index of the request's next event.
         num_tokens: Number of tokens generated so far.
         in_engine: Whether the model's engine has the request; otherwise the request waits for a load.
+        on_alone: As in ``ModelManager.submit``.
     """
 
     message: GenerateMessage
@@ -41,6 +42,7 @@ class ActiveRequest:
     num_tokens: int = 0
     received_at: float = field(default_factory=time.time)
     in_engine: bool = False
+    on_alone: OnAlone | None = None
 
     @property
     def request_id(self) -> str:

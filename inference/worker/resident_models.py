@@ -20,7 +20,7 @@ from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.states import Departure, ResidentModel
 from inference.worker.entry import Admission, EntryQueue
 from inference.worker.eviction import fit_report, next_eviction_step
-from inference.worker.interfaces import LoadPlan, OnEvents, Presence
+from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence
 from inference.worker.resident import ActiveRequest, Engine, Resident
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class ResidentModels:
 
     # --- requests
 
-    def add_request(self, message: GenerateMessage, on_events: OnEvents) -> Submission:
+    def add_request(self, message: GenerateMessage, on_events: OnEvents, on_alone: OnAlone | None = None) -> Submission:
         """Add a request, and queue the load of its model if needed.
 
         Raises:
@@ -97,7 +97,7 @@ class ResidentModels:
             is_new = resident is None and not self._closing
             if resident is None:
                 resident = Resident(checkpoint_id)
-            request = self._requests[request_id] = ActiveRequest(message, on_events, resident)
+            request = self._requests[request_id] = ActiveRequest(message, on_events, resident, on_alone=on_alone)
             resident.touch()
             resident.keep_alive_s = message.get("keep_alive_s", resident.keep_alive_s)
             if self._closing:

@@ -66,10 +66,21 @@ class Engine:
     def __init__(self, checkpoint_id: str) -> None:
         self._checkpoint_id = checkpoint_id
         self._steps: dict[str, Any] = {}
+        self._waiting: dict[str, Any] = {}
         self.num_started = 0
 
-    def submit(self, message: Any, on_events: Callable[[list[Any]], None]) -> None:
+    def submit(
+        self, message: Any, on_events: Callable[[list[Any]], None], on_alone: Callable[[str], None] | None = None
+    ) -> None:
         self.num_started += 1
+        self._waiting[message["request_id"]] = (message, on_events)
+        if "alone_tokens" in message and on_alone is not None:
+            on_alone(message["request_id"])
+        else:
+            self.start_alone(message["request_id"])
+
+    def start_alone(self, request_id: str) -> None:
+        message, on_events = self._waiting.pop(request_id)
         self._steps[message["request_id"]] = self._events(message, on_events)
 
     def step(self) -> None:

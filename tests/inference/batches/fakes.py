@@ -38,9 +38,22 @@ class EchoManager:
         self.held: dict[str, tuple[Any, Callable[[list[Any]], None]]] = {}
         self.runs_alone = False
         self.most_held = 0
+        self.alone: dict[str, tuple[Any, Callable[[list[Any]], None]]] = {}
+        self.grants_turns = True
 
-    def submit(self, message, on_events) -> None:
+    def submit(self, message, on_events, on_alone=None) -> None:
         self.messages.append(message)
+        if "alone_tokens" in message and on_alone is not None:
+            self.alone[message["request_id"]] = (message, on_events)
+            if self.grants_turns:
+                on_alone(message["request_id"])
+        else:
+            self._take(message, on_events)
+
+    def start_alone(self, request_id: str) -> None:
+        self._take(*self.alone.pop(request_id))
+
+    def _take(self, message, on_events) -> None:
         if self.holds(message):
             self.held[message["request_id"]] = (message, on_events)
             self.most_held = max(self.most_held, len(self.held))
@@ -76,7 +89,7 @@ class EchoManager:
         )
 
     def cancel(self, request_id: str) -> bool:
-        found = self.held.pop(request_id, None)
+        found = self.held.pop(request_id, None) or self.alone.pop(request_id, None)
         if found is None:
             return False
         error = GenerationFailed("The request was cancelled.").to_dict()

@@ -166,6 +166,28 @@ def test_the_last_attempt_of_a_line_is_alone_and_nothing_is_claimed_beside_a_sus
     assert len(manager.messages) == 3
 
 
+def test_only_crashes_while_a_line_runs_alone_count(manager):
+    manager.holds = lambda message: True
+    batch = make_batch([line("a")])
+    for number in range(2):
+        work(batch, make_runner(manager, f"w{number}"), turns=2)
+        die(f"w{number}")
+    manager.grants_turns = False
+    for number in range(2, 6):
+        work(batch, make_runner(manager, f"w{number}"), turns=2)
+        assert len(manager.alone) == number - 1
+        die(f"w{number}")
+    row = batch.lines.get()
+    assert (row.state, row.attempts) == ("queued", 2)
+    drained = make_runner(manager, "drained")
+    work(batch, drained, turns=2)
+    drained._hand_back()
+    row.refresh_from_db()
+    assert (row.state, row.attempts) == ("queued", 2)
+    manager.grants_turns, manager.holds = True, lambda message: False
+    assert work(batch, make_runner(manager, "last"), turns=4).num_completed == 1
+
+
 def test_a_revoked_key_runs_nothing_new(manager):
     row, _ = api_key_create(name="gone")
     batch = make_batch([line("a")], principal_of_tenant(f"key:{row.pk}"))

@@ -29,6 +29,7 @@ from inference.jobs.claims import (
     ClaimedJob,
     NewChunk,
     job_finish,
+    job_mark_alone,
     job_release,
     jobs_append,
     jobs_claim,
@@ -51,6 +52,7 @@ class Claim:
     owner: str
     next_chunk: int
     tokens: list[int] = field(default_factory=list)
+    runs_alone: bool = False
 
 
 class Jobs(RuleBasedStateMachine):
@@ -142,7 +144,15 @@ class Jobs(RuleBasedStateMachine):
     @rule(claim=claims, counts=st.booleans())
     def release(self, claim, counts):
         key, fence, is_ours = claim.job.key, claim.job.fence, self.is_ours(claim)
-        assert job_release(key=key, fence=fence, error=QueueFull("full"), counts=counts) == is_ours
+        is_counted = claim.runs_alone or claim.job.attempt < MAX_ATTEMPTS
+        released = job_release(key=key, fence=fence, error=QueueFull("full"), counts=counts, is_counted=is_counted)
+        assert released == is_ours
+
+    @rule(claim=claims)
+    def run_alone(self, claim):
+        if claim.job.attempt == MAX_ATTEMPTS:
+            claim.runs_alone = job_mark_alone(key=claim.job.key, fence=claim.job.fence)
+            assert claim.runs_alone == self.is_ours(claim)
 
     @rule(claim=consumes(claims))
     def forget(self, claim):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import OperationalError
+from django.db.models import F
 
 from inference.dialects.openai.requests import plan_from_body
 from inference.errors import GenerationFailed, InvalidRequest, ModelLoading
@@ -14,7 +16,7 @@ from inference.jobs.claims import MAX_ATTEMPTS
 from inference.jobs.runner import JobRunner
 from inference.jobs.selectors import job_error, job_result
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
-from inference.jobs.sweep import jobs_abandon
+from inference.jobs.sweep import jobs_abandon, jobs_sweep
 from inference.models import GenerationJob, JobChunk, JobState, UsageDay, UsageRecord
 from inference.transport.crash_record import tokens_alone
 from inference.values.plan import JOB_PRIORITY
@@ -180,6 +182,63 @@ def test_a_suspect_runs_alone(runner, manager):
     runner.turn()
     runner.turn()
     assert [fresh(innocent).state, fresh(suspect).state] == ["running", "succeeded"]
+
+
+def test_only_crashes_while_a_suspect_runs_alone_count(runner, manager):
+    (row,) = submit("a")
+    GenerationJob.objects.filter(pk=row.pk).update(attempts=MAX_ATTEMPTS - 1)
+
+    def crash() -> None:
+        jobs_abandon(owner="w")
+        jobs_sweep()
+
+    for _ in range(4):  # an operator kills the worker while the job waits for requests of clients
+        manager.messages.clear()
+        runner._running.clear()
+        runner.turn()
+        assert fresh(row).state == "running"
+        assert not manager.started_alone
+        crash()
+        assert (fresh(row).state, row.attempts) == ("queued", MAX_ATTEMPTS - 1)
+    manager.messages.clear()
+    runner._running.clear()
+    runner.turn()
+    (request_id,) = manager.messages
+    manager.on_alone(request_id)
+    runner.turn()
+    assert (manager.started_alone, fresh(row).attempts) == ([request_id], MAX_ATTEMPTS)
+    crash()
+    assert (fresh(row).state, row.attempts) == ("failed", MAX_ATTEMPTS)
+
+
+def test_a_suspect_that_another_worker_has_does_not_start(runner, manager):
+    (row,) = submit("a")
+    GenerationJob.objects.filter(pk=row.pk).update(attempts=MAX_ATTEMPTS - 1)
+    runner.turn()
+    (request_id,) = manager.messages
+    GenerationJob.objects.filter(pk=row.pk).update(fence=F("fence") + 1)
+    manager.on_alone(request_id)
+    runner.turn()
+    assert (manager.started_alone, manager.cancelled) == ([], [request_id])
+    assert fresh(row).attempts == MAX_ATTEMPTS - 1
+
+
+def test_clients_do_not_wait_for_a_database_that_is_away(runner, manager, monkeypatch):
+    (row,) = submit("a")
+    GenerationJob.objects.filter(pk=row.pk).update(attempts=MAX_ATTEMPTS - 1)
+    runner.turn()
+    (request_id,) = manager.messages
+
+    def away(**claim: object) -> bool:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(job_runner, "job_mark_alone", away)
+    manager.on_alone(request_id)
+    with pytest.raises(OperationalError):
+        runner.turn()
+    assert manager.cancelled == [request_id]
+    runner.turn()
+    assert (fresh(row).state, row.attempts) == ("queued", MAX_ATTEMPTS - 1)
 
 
 def test_no_job_is_claimed_while_a_request_of_a_client_runs_alone(runner, manager):

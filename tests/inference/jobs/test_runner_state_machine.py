@@ -98,7 +98,13 @@ class Worker:
 
     def running(self) -> list[str]:
         """Requests in the engine."""
-        return [request_id for request_id in self.manager.messages if request_id not in self.manager.ended]
+        open_ = [request_id for request_id in self.manager.messages if request_id not in self.manager.ended]
+        return [request_id for request_id in open_ if request_id not in self.waiting()]
+
+    def waiting(self) -> list[str]:
+        """Requests whose turn to run alone hasn't come, or that haven't been started since."""
+        suspects = [key for key, item in self.manager.messages.items() if "alone_tokens" in item]
+        return [key for key in suspects if key not in self.manager.ended and key not in self.manager.started_alone]
 
     def generate(self, request_id: str, num: int) -> None:
         """Make the next tokens of a request; the last one ends it."""
@@ -165,6 +171,13 @@ class Runners(RuleBasedStateMachine):
         worker = self.workers[name]
         if running := worker.running():
             worker.generate(running[which % len(running)], num)
+
+    @rule(name=WORKERS)
+    def run_alone(self, name: str) -> None:
+        """The engines are empty: the turn of a suspect has come."""
+        worker = self.workers[name]
+        for request_id in worker.waiting():
+            worker.manager.on_alone(request_id)
 
     @rule(name=WORKERS, error=st.sampled_from(ERRORS))
     def fail(self, name: str, error: Any) -> None:
@@ -236,6 +249,9 @@ class Runners(RuleBasedStateMachine):
         worker = Worker("last", CHECKPOINT[0])
         for _ in range(200):
             self.time_passes(12.0)
+            worker.runner.turn()
+            for request_id in worker.waiting():
+                worker.manager.on_alone(request_id)
             worker.runner.turn()
             for request_id in worker.running():
                 worker.generate(request_id, len(TEXT))

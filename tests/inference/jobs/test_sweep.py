@@ -13,6 +13,7 @@ from inference.jobs.claims import (
     LEASE_S,
     MAX_ATTEMPTS,
     NewChunk,
+    job_mark_alone,
     job_release,
     jobs_append,
     jobs_claim,
@@ -38,6 +39,10 @@ def test_three_crashes_without_progress_fail_the_job_with_a_reason():
     assert suspects_wait()
     assert jobs_claim(owner="w", limit=1) == []
     assert len(jobs_claim(owner="w", limit=1, suspects=True)) == 1
+    lapse()
+    assert jobs_sweep().requeued == 1  # it hadn't run yet
+    (job,) = jobs_claim(owner="w", limit=1, suspects=True)
+    assert job_mark_alone(key=job.key, fence=job.fence)
     lapse()
     assert jobs_sweep().failed == 1
     row.refresh_from_db()

@@ -19,10 +19,16 @@ class ScriptedManager:
         self.indices: dict[str, int] = {}
         self.cancelled: list[str] = []
         self.ended: set[str] = set()
+        self.on_alone: Callable[[str], None] = lambda request_id: None
+        self.started_alone: list[str] = []
 
-    def submit(self, message, on_events) -> None:
+    def submit(self, message, on_events, on_alone=None) -> None:
         self.messages[message["request_id"]] = message
         self.sinks[message["request_id"]] = on_events
+        self.on_alone = on_alone
+
+    def start_alone(self, request_id: str) -> None:
+        self.started_alone.append(request_id)
 
     def cancel(self, request_id: str) -> bool:
         self.cancelled.append(request_id)

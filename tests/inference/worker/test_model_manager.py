@@ -8,7 +8,7 @@ import time
 import pytest
 
 from inference.errors import GenerationFailed, InvalidRequest
-from tests.inference.worker.fakes import FakeLLM, wait_until
+from tests.inference.worker.fakes import FakeLLM, message, wait_until
 
 
 def test_first_request_loads_the_model_and_is_served(bench):
@@ -120,6 +120,27 @@ def test_full_model_leaves_messages_to_others_and_comes_back(bench):
     gate.set()
     b.client.wait(*(f"r{number}" for number in range(4)))
     wait_until(lambda: ("resume", "a") in b.presence.calls)
+
+
+def test_a_request_that_runs_alone_starts_when_its_owner_is_ready(bench):
+    b = bench()
+    turns: list[str] = []
+    b.manager.submit(message("job", alone_tokens=2, priority=1000), b.client.on_events, turns.append)
+    wait_until(lambda: turns == ["job"])
+    assert b.presence.calls[-1] == ("alone", "job")
+    b.send("client")
+    time.sleep(0.05)
+    assert b.client.finished == []
+    b.manager.start_alone("job")
+    b.client.wait("job", "client")
+    b.manager.submit(message("cancelled", alone_tokens=2), b.client.on_events, turns.append)
+    wait_until(lambda: turns == ["job", "cancelled"])
+    b.manager.cancel("cancelled")
+    b.manager.start_alone("cancelled")
+    assert b.client.finished[-1] == "cancelled"
+    b.send("next")
+    b.client.wait("next")
+    assert "cancelled" not in {item["request_id"] for item in b.plans.llms["a"].seen}
 
 
 def test_dead_engine_is_reported_and_its_requests_get_no_event(bench):
