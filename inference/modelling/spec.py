@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
+from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
@@ -159,6 +160,7 @@ class ModelSpec:
         logits_softcap: cap · tanh(logits / cap); None: off.
         tie_word_embeddings: The head is the embedding; then there is no ``lm_head.weight`` in ``parameters``.
         parameters: Our parameter names to their sources.
+        encoded: How tensors that the sources name are decoded, where the files hold codes in their place.
     """
 
     format: Literal["oxidizr", "huggingface"]
@@ -174,6 +176,7 @@ class ModelSpec:
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     parameters: Mapping[str, Source] = field(default_factory=dict)
+    encoded: tuple[EncodedTensor, ...] = ()
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name."""
@@ -223,7 +226,7 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec,
-        MLPSpec, MoESpec, LayerSpec, Piece, Source, ModelSpec,
+        MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
     )
 }  # fmt: skip
 

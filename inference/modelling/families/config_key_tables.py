@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.modelling.families.config_keys import USED, Biases, Harmless, Members, Only, Rule
+from inference.modelling.families.quantisation_keys import QUANTISATION_KEYS
 
 Table = Mapping[str, Rule]
 
@@ -24,8 +25,10 @@ COMMON: Table = {
     **_used(
         "model_type", "architectures", "hidden_size", "vocab_size", "num_hidden_layers", "num_layers", "n_layer",
         "max_position_embeddings", "max_seq_len", "tie_word_embeddings", "bos_token_id", "eos_token_id",
-        "quantization_config", "compression_config", "tokenizer_vocab",
+        "tokenizer_vocab",
     ),
+    "quantization_config": Members(QUANTISATION_KEYS),
+    "compression_config": Members(QUANTISATION_KEYS),
     **_harmless(
         "which program wrote the file, and how it holds the weights",
         "transformers_version", "torch_dtype", "dtype", "auto_map", "attn_implementation", "use_cache", "torchscript",

@@ -1,0 +1,62 @@
+"""EncodedTensor: how one weight is computed from the tensors that a quantised checkpoint holds in its place.
+
+A quantised checkpoint is read as the checkpoint that it was made from. Families and specs name the weight
+(``….q_proj.weight``); the files hold codes, scales and zero points. Standard library only, like the specs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from inference.modelling.layer_specs import Shape
+
+Coding = Literal["gptq", "awq", "packed_int", "scaled", "fp4", "bnb4", "hqq"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTensor:
+    """One weight in codes. o counts outputs, i inputs, g groups, b bits; shapes of parts are those in the files.
+
+    ===========  ==========================================================================================
+    ``gptq``     qweight (i·b/32, o), qzeros (g, o·b/32), scales (g, o), g_idx (i) if there
+    ``awq``      qweight (i, o/8), qzeros (g, o/8), scales (g, o), 4 bits
+    ``packed_int``  packed (o, words), scale (o, g), zero_point (words, g) and g_idx (i) if there
+    ``scaled``   codes in the weight's shape (int8, float8), scale by blocks, zero_point if there
+    ``fp4``      blocks (…, i/2) bytes, scale (…, i/group_size), global_scale if there
+    ``bnb4``     packed (bytes of pairs), absmax, quant_map; nested_absmax and nested_quant_map if absmax is in codes
+    ``hqq``      packed, scale, zero
+    ===========  ==========================================================================================
+
+    Attributes:
+        name: The weight's name, which no file has.
+        shape: The weight's shape, (o, i) for a matrix.
+        coding: How the values follow from the parts.
+        parts: Roles, as above, to tensor names.
+        bits: Of a code; 0 where the dtype says it.
+        group_size: Inputs that share a scale (``bnb4``: values in a row-major sequence).
+        block: Outputs and inputs that share a scale (``scaled``).
+        zero_offset: Added to each stored zero point (``gptq``).
+        divisor: What every value is divided by (``scaled``).
+        divides: Whether the global scale divides; else it multiplies (``fp4``).
+        is_transposed: Whether the weight's last two axes are swapped against the blocks (``fp4``).
+        axis: Along which values share a scale (``hqq``): 1 rows of the grouped values, 0 columns.
+        offset: Added to each decoded absmax (``bnb4``).
+        nested_size: Values of absmax that share a nested_absmax (``bnb4``).
+    """
+
+    name: str
+    shape: Shape
+    coding: Coding
+    parts: Mapping[str, str]
+    bits: int = 0
+    group_size: int = 0
+    block: tuple[int, int] = (0, 0)
+    zero_offset: int = 0
+    divisor: float = 1.0
+    divides: bool = False
+    is_transposed: bool = False
+    axis: int = 1
+    offset: float = 0.0
+    nested_size: int = 0

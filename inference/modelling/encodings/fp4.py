@@ -1,0 +1,80 @@
+"""Recognise weights of four-bit floats: NVFP4, MXFP4 of compressed-tensors, and gpt-oss's stacked experts.
+
+Sources: OCP Microscaling Formats 1.0 (MXFP4), compressed-tensors' ``nvfp4_pack_quantized`` (the global scale divides),
+NVIDIA ModelOpt (``weight_scale_2`` multiplies), transformers' mxfp4 integration (gpt-oss).
+"""
+
+from __future__ import annotations
+
+from inference.errors import TensorShapeMismatch, UnsupportedFormat
+from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.encodings.parts import EXPONENTS, FLOATS, Parts, expect_matrix, expect_shape, num_values
+from inference.modelling.encodings.quantisation_config import QuantisationConfig
+
+NVFP4_GROUP = 16
+MXFP4_GROUP = 32
+_BLOCK_BYTES = 16
+
+
+def find_fp4(parts: Parts, config: QuantisationConfig | None) -> None:
+    """Take every four-bit float tensor with its scales.
+
+    Raises:
+        CheckpointError: A companion is missing, or shapes contradict each other or the config.
+    """
+    for name, info in parts.tensors.items():
+        if name.endswith("_blocks") and info.dtype == "U8" and len(info.shape) == 4:
+            _expect_method(name, config, "mxfp4")
+            _take_experts(parts, name)
+        elif name.endswith(".weight_packed") and info.dtype == "U8":
+            _expect_method(name, config, "compressed-tensors")
+            stem = name.removesuffix("packed")
+            _take_matrix(parts, name, name.removesuffix("_packed"), stem + "global_scale", divides=True)
+        elif info.dtype == "U8" and name + "_scale_2" in parts.tensors:
+            _expect_method(name, config, "modelopt")
+            _take_matrix(parts, name, name, name + "_scale_2", divides=False)
+
+
+def _expect_method(name: str, config: QuantisationConfig | None, method: str) -> None:
+    if config is not None and config.method != method:
+        raise UnsupportedFormat(
+            f"{config.file} says {config.method}, but {name} belongs to {method}.", param="quantization_config"
+        )
+
+
+def _take_matrix(parts: Parts, name: str, logical: str, global_name: str, *, divides: bool) -> None:
+    """(o, i/2) bytes: NVFP4 with a scale in float8 per 16 inputs, MXFP4 with an exponent per 32."""
+    outputs, pairs = expect_matrix(name, parts.tensors[name])
+    scale_name = logical + "_scale"
+    scale = parts.need(scale_name, name, ("F8_E4M3", *EXPONENTS))
+    names = {"blocks": name, "scale": scale_name}
+    group = MXFP4_GROUP if scale.dtype in EXPONENTS else NVFP4_GROUP
+    expect_shape(scale_name, scale, (outputs, -(-pairs * 2 // group)), f"{name} in groups of {group}")
+    if group == NVFP4_GROUP:
+        whole = parts.need(global_name, name, FLOATS)
+        if num_values(whole) != 1:
+            raise TensorShapeMismatch(
+                f"{global_name} has shape {list(whole.shape)}; one number is needed, scales of fused parts are not "
+                "read.",
+                param=global_name,
+            )
+        names["global_scale"] = global_name
+    shape = (outputs, pairs * 2)
+    parts.add(EncodedTensor(logical, shape, "fp4", names, bits=4, group_size=group, divides=divides))
+
+
+def _take_experts(parts: Parts, name: str) -> None:
+    """(E, o, i/32, 16) bytes; the weight is what transformers saves unquantised, (E, i, o)."""
+    blocks = parts.tensors[name]
+    experts, outputs, num_groups, width = blocks.shape
+    logical = name.removesuffix("_blocks")
+    scale_name = logical + "_scales"
+    scale = parts.need(scale_name, name, EXPONENTS)
+    if width != _BLOCK_BYTES:
+        raise TensorShapeMismatch(
+            f"{name} has shape {list(blocks.shape)}; blocks of {_BLOCK_BYTES} bytes are needed.", param=name
+        )
+    expect_shape(scale_name, scale, (experts, outputs, num_groups), name)
+    shape = (experts, num_groups * MXFP4_GROUP, outputs)
+    names = {"blocks": name, "scale": scale_name}
+    parts.add(EncodedTensor(logical, shape, "fp4", names, bits=4, group_size=MXFP4_GROUP, is_transposed=True))

@@ -1,0 +1,104 @@
+"""Collect the encoded tensors of a checkpoint and the tensors that belong to each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.families.config import MAX_SIZE, TensorInfo
+
+ReadBytes = Callable[[TensorInfo], bytes]
+"""Reads a small tensor's bytes; raises CorruptCheckpoint if the file is too short or the tensor isn't small."""
+
+FLOATS = ("F32", "F16", "BF16", "F64")
+EXPONENTS = ("U8", "F8_E8M0")
+"""dtypes of scales that are powers of two: 2^(byte - 127)."""
+
+
+class Parts:
+    """What of the tensors has been understood so far.
+
+    Args:
+        tensors: All tensors of the files.
+        read: Reads a small one.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorInfo], read: ReadBytes) -> None:
+        self.tensors = tensors
+        self.read = read
+        self.encoded: dict[str, EncodedTensor] = {}
+        self.taken: set[str] = set()
+
+    def find(self, name: str) -> TensorInfo | None:
+        """A tensor that may be there."""
+        return self.tensors.get(name)
+
+    def need(self, name: str, owner: str, dtypes: Sequence[str]) -> TensorInfo:
+        """A tensor without which ``owner`` can't be decoded.
+
+        Raises:
+            MissingTensor: It isn't there.
+            UnsupportedFormat: It is of another dtype.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            raise MissingTensor(f"{owner} holds codes, but {name}, which they need, is missing.", param=name)
+        if info.dtype not in dtypes:
+            raise UnsupportedFormat(
+                f"{name} is stored as {info.dtype}; {' or '.join(dtypes)} is needed beside {owner}.", param=name
+            )
+        return info
+
+    def add(self, encoded: EncodedTensor) -> None:
+        """Take an encoded tensor and its parts.
+
+        Raises:
+            TensorShapeMismatch: It has an impossible size, or is there twice.
+        """
+        if encoded.name in self.encoded or (
+            encoded.name in self.tensors and encoded.name not in encoded.parts.values()
+        ):
+            raise TensorShapeMismatch(
+                f"{encoded.name} is stored twice: in codes ({', '.join(encoded.parts.values())}) and in another form.",
+                param=encoded.name,
+            )
+        if not encoded.shape or min(encoded.shape) < 1 or max(encoded.shape) > MAX_SIZE:
+            raise TensorShapeMismatch(
+                f"{encoded.name} has shape {list(encoded.shape)} by its codes; a matrix is needed.", param=encoded.name
+            )
+        self.encoded[encoded.name] = encoded
+        self.taken.update(encoded.parts.values())
+
+    def ignore(self, *names: str) -> None:
+        """Leave out tensors that the arithmetic of the weights doesn't need, where they are there."""
+        self.taken.update(name for name in names if name in self.tensors)
+
+
+def expect_shape(name: str, info: TensorInfo, expected: Sequence[int], why: str) -> None:
+    """Check a part's shape.
+
+    Raises:
+        TensorShapeMismatch: It has another.
+    """
+    if tuple(info.shape) != tuple(expected):
+        raise TensorShapeMismatch(
+            f"{name} has shape {list(info.shape)}; {list(expected)} is needed by {why}.", param=name
+        )
+
+
+def expect_matrix(name: str, info: TensorInfo) -> tuple[int, int]:
+    """Rows and columns of a part.
+
+    Raises:
+        TensorShapeMismatch: It is no matrix.
+    """
+    if len(info.shape) != 2 or min(info.shape) < 1 or max(info.shape) > MAX_SIZE * 8:
+        raise TensorShapeMismatch(f"{name} has shape {list(info.shape)}; a matrix is needed.", param=name)
+    return info.shape[0], info.shape[1]
+
+
+def num_values(info: TensorInfo) -> int:
+    """Number of values of a tensor."""
+    return math.prod(info.shape)

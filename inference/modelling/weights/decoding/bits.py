@@ -1,0 +1,78 @@
+"""Unpack codes of a few bits from words and bytes."""
+
+from __future__ import annotations
+
+import torch
+
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The nibble that holds each of eight neighbouring outputs."""
+
+
+def unpack_words(words: torch.Tensor, bits: int, count: int, *, loose: bool = False) -> torch.Tensor:
+    """Codes from int32 words, low bits first.
+
+    Args:
+        words: (…, w) int32.
+        bits: Of a code, 1 to 8.
+        count: Codes in the last axis; the words may hold a few more.
+        loose: Whether no code crosses words, so that the spare bits of each word are unused; else the words are one
+            string of bits.
+
+    Returns:
+        (…, count) uint8.
+    """
+    mask = (1 << bits) - 1
+    if loose or 32 % bits == 0:
+        per_word = 32 // bits
+        shifts = torch.arange(0, per_word * bits, bits, dtype=torch.int32)
+        # The shift of a negative word brings in copies of its sign, which the mask takes away.
+        codes = (words.unsqueeze(-1) >> shifts).bitwise_and_(mask).to(torch.uint8)
+        return codes.flatten(-2)[..., :count]
+    starts = torch.arange(count) * bits
+    first = starts // 32
+    low = words.to(torch.int64) & 0xFFFFFFFF
+    high = low[..., (first + 1).clamp(max=words.shape[-1] - 1)]
+    pairs = low[..., first] | (high << 32)
+    return ((pairs >> (starts % 32)) & mask).to(torch.uint8)
+
+
+def unpack_awq(words: torch.Tensor) -> torch.Tensor:
+    """Codes from AWQ's words of eight outputs.
+
+    Args:
+        words: (…, w) int32.
+
+    Returns:
+        (…, 8·w) uint8.
+    """
+    shifts = torch.tensor([4 * place for place in AWQ_PLACES], dtype=torch.int32)
+    return (words.unsqueeze(-1) >> shifts).bitwise_and_(15).to(torch.uint8).flatten(-2)
+
+
+def unpack_nibbles(pairs: torch.Tensor, *, high_first: bool = False) -> torch.Tensor:
+    """Codes from bytes of two.
+
+    Args:
+        pairs: (…, n) uint8.
+        high_first: Whether the high half is the first code.
+
+    Returns:
+        (…, 2·n) uint8.
+    """
+    low, high = pairs & 15, pairs >> 4
+    return torch.stack((high, low) if high_first else (low, high), dim=-1).flatten(-2)
+
+
+def unpack_planes(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes from words that each hold rows of several equal parts of a matrix, the first part in the highest bits.
+
+    Args:
+        words: (r, c) uint8, or int32 for 3 bits.
+        bits: Of a code.
+
+    Returns:
+        (p·r, c) uint8, p codes in a word: 32 // 3 for 3 bits, else 8 // bits.
+    """
+    planes = 10 if bits == 3 else 8 // bits
+    mask = (1 << bits) - 1
+    return torch.cat([((words >> (bits * place)) & mask).to(torch.uint8) for place in reversed(range(planes))])

@@ -1,0 +1,40 @@
+"""Decode an encoded weight, whichever its coding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.weights.decoding.floats import decode_bnb4, decode_fp4, decode_scaled
+from inference.modelling.weights.decoding.integers import decode_awq, decode_gptq, decode_hqq, decode_packed_int
+
+_DECODERS: Mapping[str, Callable[[EncodedTensor, Mapping[str, torch.Tensor], int, int], torch.Tensor]] = {
+    "gptq": decode_gptq,
+    "awq": decode_awq,
+    "packed_int": decode_packed_int,
+    "scaled": decode_scaled,
+    "fp4": decode_fp4,
+    "bnb4": decode_bnb4,
+    "hqq": decode_hqq,
+}
+
+
+def decode(
+    item: EncodedTensor, parts: Mapping[str, torch.Tensor], begin: int = 0, stop: int | None = None
+) -> torch.Tensor:
+    """Values of a weight.
+
+    Args:
+        item: What it is.
+        parts: The tensors of the files by their roles, in the shapes that detection has checked.
+        begin, stop: Entries of the first axis (outputs of a matrix, experts of a stack); None: to the end.
+
+    Returns:
+        (stop - begin, …) float32.
+
+    Raises:
+        CorruptCheckpoint: Indices in the parts are out of range.
+    """
+    return _DECODERS[item.coding](item, parts, begin, item.shape[0] if stop is None else stop)

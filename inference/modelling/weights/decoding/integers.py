@@ -1,0 +1,109 @@
+"""Decode weights of integer codes with scales and zero points: GPTQ, AWQ, compressed-tensors' packed form, HQQ.
+
+Letters: o outputs, i inputs, g groups, b bits. All functions return rows ``begin`` to ``stop`` in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from inference.errors import CorruptCheckpoint
+from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.weights.decoding.bits import unpack_awq, unpack_planes, unpack_words
+
+Parts = Mapping[str, torch.Tensor]
+
+
+def decode_gptq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+    """W[o, i] = (q[i, o] - z[group(i), o]) · s[group(i), o].
+
+    Source: AutoGPTQ's QuantLinear. ``g_idx`` gives each input's group; the zero points of the first version are stored
+    one too low (``zero_offset``), modulo 2^b.
+    """
+    outputs, inputs = item.shape
+    codes = unpack_words(parts["qweight"][:, begin:stop].T, item.bits, inputs)
+    zeros = unpack_words(parts["qzeros"], item.bits, outputs)[:, begin:stop]
+    zeros = (zeros.to(torch.int32) + item.zero_offset) & ((1 << item.bits) - 1)
+    scales = parts["scales"][:, begin:stop].T.float()
+    groups = _groups(item, parts.get("g_idx"), scales.shape[1])
+    return _affine(codes, zeros.T.float(), scales, groups)
+
+
+def decode_awq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+    """W[o, i] = (q[i, o] - z[group(i), o]) · s[group(i), o]. Source: AutoAWQ's WQLinear_GEMM."""
+    first, last = begin // 8, -(-stop // 8)
+    cut = slice(begin - 8 * first, stop - 8 * first)
+    codes = unpack_awq(parts["qweight"][:, first:last])[:, cut].T
+    zeros = unpack_awq(parts["qzeros"][:, first:last])[:, cut].T
+    scales = parts["scales"][:, begin:stop].T.float()
+    return _affine(codes, zeros.float(), scales, _groups(item, None, scales.shape[1]))
+
+
+def decode_packed_int(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+    """W = (q - 2^(b-1) - z) · s, where z is stored with the same offset.
+
+    Source: compressed-tensors' pack_quantized. Codes that don't fill a word are packed densely by newer versions and
+    one word at a time by older ones; the number of words tells.
+    """
+    outputs, inputs = item.shape
+    packed = parts["packed"]
+    codes = unpack_words(packed[begin:stop], item.bits, inputs, loose=_is_loose(packed.shape[1], inputs, item.bits))
+    scales = parts["scale"].float()
+    scales = scales[begin:stop] if scales.shape[0] == outputs else scales.expand(stop - begin, -1)
+    offset = float(1 << (item.bits - 1))
+    zeros = torch.full_like(scales, offset)
+    if "zero_point" in parts:
+        words = parts["zero_point"]
+        loose = _is_loose(words.shape[0], outputs, item.bits)
+        zeros = unpack_words(words.T, item.bits, outputs, loose=loose)[:, begin:stop].T.float()
+    return _affine(codes, zeros, scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
+
+
+def decode_hqq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+    """W = (q - zero) · scale over groups of the row-major weights: rows of a (g, n) matrix, or columns of (n, g).
+
+    Source: HQQ's Quantizer.dequantize; ``axis`` 1 is the rows. All codes are unpacked, one byte each.
+    """
+    columns = item.shape[1]
+    count = item.shape[0] * columns
+    codes = unpack_planes(parts["packed"], item.bits).flatten()[:count]
+    places = torch.arange(begin * columns, stop * columns)
+    scale, zero = parts["scale"].float().flatten(), parts["zero"].float().flatten()
+    groups = places // item.group_size if item.axis == 1 else places % scale.numel()
+    values = codes[begin * columns : stop * columns].float()
+    values -= zero[groups] if zero.numel() > 1 else zero
+    return (values * scale[groups]).view(stop - begin, columns)
+
+
+def _affine(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """(codes - zeros) · scales; zeros and scales are (n, g), and ``groups`` says which of them each input has."""
+    values = codes.float()
+    values -= zeros[:, groups]
+    values *= scales[:, groups]
+    return values
+
+
+def _groups(item: EncodedTensor, g_idx: torch.Tensor | None, num_groups: int) -> torch.Tensor:
+    """(i,) the group of each input.
+
+    Raises:
+        CorruptCheckpoint: ``g_idx`` names a group that isn't there.
+    """
+    inputs = item.shape[1]
+    # Files without activation order may hold zeros only.
+    if g_idx is None or (num_groups > 1 and not bool(g_idx.any())):
+        return torch.arange(inputs) // item.group_size
+    groups = g_idx.to(torch.int64)
+    low, high = int(groups.min()), int(groups.max())
+    if low < 0 or high >= num_groups:
+        raise CorruptCheckpoint(
+            f"{item.parts['g_idx']} holds {low if low < 0 else high}; the weight has {num_groups} groups.",
+            param=item.parts["g_idx"],
+        )
+    return groups
+
+
+def _is_loose(num_words: int, count: int, bits: int) -> bool:
+    return num_words != -(-count * bits // 32)

@@ -1,0 +1,49 @@
+"""Parts: companions that are missing, of another dtype, or there twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.encodings.parts import Parts, expect_matrix, expect_shape
+from inference.modelling.families.config import TensorInfo
+
+INFO = TensorInfo("F16", (2, 4))
+
+
+def parts(**tensors: TensorInfo) -> Parts:
+    return Parts(tensors, lambda info: b"")
+
+
+def test_companions_are_found_by_name_and_dtype() -> None:
+    found = parts(a=INFO)
+    assert found.need("a", "owner", ("F32", "F16")) == INFO
+    assert found.find("b") is None
+    with pytest.raises(MissingTensor, match="owner holds codes, but b, which they need, is missing"):
+        found.need("b", "owner", ("F16",))
+    with pytest.raises(UnsupportedFormat, match="a is stored as F16; I32 is needed beside owner"):
+        found.need("a", "owner", ("I32",))
+
+
+def test_a_weight_is_stored_once() -> None:
+    found = parts(x=INFO, codes=INFO)
+    found.add(EncodedTensor("w", (2, 4), "awq", {"qweight": "codes"}))
+    assert found.taken == {"codes"}
+    for name in ("w", "x"):
+        with pytest.raises(TensorShapeMismatch, match=f"{name} is stored twice"):
+            found.add(EncodedTensor(name, (2, 4), "awq", {"qweight": "codes"}))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 4), (1 << 40, 4)])
+def test_impossible_sizes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TensorShapeMismatch, match="a matrix is needed"):
+        parts().add(EncodedTensor("w", shape, "awq", {}))
+
+
+def test_shapes_are_checked() -> None:
+    assert expect_matrix("a", INFO) == (2, 4)
+    with pytest.raises(TensorShapeMismatch, match=r"a has shape \[2\]; a matrix"):
+        expect_matrix("a", TensorInfo("F16", (2,)))
+    with pytest.raises(TensorShapeMismatch, match=r"a has shape \[2, 4\]; \[4, 2\] is needed by b"):
+        expect_shape("a", INFO, (4, 2), "b")
