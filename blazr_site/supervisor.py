@@ -35,6 +35,7 @@ from blazr_site.process_environment import child_environment
 from inference.errors import BlazrError, Unavailable
 from inference.transport import keys as redis_keys
 from inference.transport.held_messages import release_worker
+from inference.transport.redis_memory import memory_warnings
 from inference.values.states import ModelState, WorkerState, merge_models
 
 READY_TIMEOUT_S = 120.0
@@ -240,6 +241,8 @@ class Supervisor:
         version = str((await self._client.info("server")).get("redis_version", "0"))
         if tuple(int(part) for part in version.split(".")[:2]) < (6, 2):
             raise Unavailable(f"Redis at REDIS_URL has version {version}, 6.2 is the oldest that works.")
+        for warning in memory_warnings(await self._client.info("memory")):
+            self._console.print(Text.assemble(("  ! ", "yellow"), warning), soft_wrap=True)
 
     async def _web_ready(self) -> None:
         async def check() -> bool:

@@ -33,15 +33,14 @@ WAKE_EXPIRE_S = 60
 
 # KEYS: fence. ARGV: worker, most messages, most bytes, models in the order of turns.
 # Each model's share is what its holders would take alike. Returns ids and messages, each with 1 if a worker had it
-# before, and the number of ids without a message; nothing if the worker is fenced.
+# before, and the number of ids without a message; nothing if the worker is fenced. The first write is an RPOP, which a
+# Redis at its memory limit allows; so it allows the others.
 _TAKE = (
     LUA_QUEUES
     + f"""
 if redis.call('EXISTS', KEYS[1]) == 1 then return false end
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
--- Peers look for the messages of workers that are in this set.
-redis.call('ZADD', '{redis_keys.WORKERS}', 'NX', now, ARGV[1])
 local left, left_bytes, shares = tonumber(ARGV[2]), tonumber(ARGV[3]), {{}}
 local function num_queued(model)
   local number = 0
@@ -70,6 +69,8 @@ for number, kind in ipairs(QUEUES) do
     end
   end
 end
+-- Peers look for the messages of workers that are in this set.
+if #taken > 0 then redis.call('ZADD', '{redis_keys.WORKERS}', 'NX', now, ARGV[1]) end
 for index = 4, #ARGV do
   local model = ARGV[index]
   if num_queued(model) > 0 then wake_one(model) else redis.call('DEL', queue_of(model, '{redis_keys.ARRIVED}')) end
@@ -111,6 +112,7 @@ _RELEASE_WORKER = (
 if ARGV[5] ~= '' then
   local beat = redis.call('ZSCORE', KEYS[2], ARGV[1])
   if not beat or tonumber(beat) > tonumber(ARGV[5]) then return -1 end
+  redis.call('ZREM', KEYS[2], ARGV[1])  -- first, as in give_back
   redis.call('SET', KEYS[4], '1', 'EX', ARGV[6])
 end
 local alone = redis.call('GET', KEYS[3])

@@ -9,8 +9,6 @@ A caller with ``DEFERRED_FROM`` open requests of a model sends further ones to t
 workers take when the other queues are empty. So a caller with few requests doesn't wait behind another caller's
 thousands. One of ``PROMOTED_EVERY`` ends moves a deferred request to the other queue, so that deferred ones always
 advance.
-
-Standard library only.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import redis
+
 from inference.errors import BlazrError, QueueFull, RequestTooLarge, Unavailable
 from inference.host.units import format_bytes
 from inference.transport import keys as redis_keys
@@ -26,13 +26,16 @@ from inference.transport import keys as redis_keys
 MAX_CALLER_BYTES = 128 << 20
 MAX_MODEL_BYTES = 256 << 20
 MAX_BYTES = 512 << 20
-"""Bytes of open messages in Redis: of one caller, of one model, and of all. The embedded Redis holds twice the last."""
+"""Bytes of open messages in Redis: of one caller, of one model, and of all; less in a Redis with less than twice the
+last (``inference.transport.redis_memory``)."""
+MIN_BYTES = 16 << 20
+"""Bytes of all open messages in the smallest Redis."""
 RESERVED_SHARE = 4
 """One of so many places of a model is only for callers with less than an equal share of the places."""
 DEFERRED_FROM = 16
 PROMOTED_EVERY = 4
 EXPIRED_AT_ONCE = 100
-"""Requests past their deadline that one admission releases."""
+"""Requests past their deadline that one call releases."""
 RETRY_AFTER_S = 2
 
 LUA_QUEUES = f"""
@@ -53,6 +56,9 @@ that waits for the model.
 """
 
 # release(request id): forget an open request and subtract what it held; returns its model.
+# expire(now): release some requests past their deadline; returns their number.
+# Both begin with a deletion: Redis at its memory limit refuses a script whose first write could take memory, and checks
+# none after the first.
 _LUA_RELEASE = (
     LUA_QUEUES
     + f"""
@@ -80,14 +86,24 @@ local function release(id)
   if add(own, -1) <= 0 then add(callers, -1) end
   return model
 end
+local function expire(now)
+  local expired = redis.call('ZRANGEBYSCORE', OPEN, '-inf', now, 'LIMIT', 0, {EXPIRED_AT_ONCE})
+  for _, id in ipairs(expired) do
+    local model = release(id)
+    for _, kind in ipairs(model and QUEUES or {{}}) do redis.call('LREM', queue_of(model, kind), 1, id) end
+  end
+  return #expired
+end
 """
 )
+
+# ARGV: Redis's time.
+_EXPIRE = f"{_LUA_RELEASE} return expire(ARGV[1])"
 
 # KEYS: holders of the model. ARGV: 1 if the message is published again, seconds until the deadline, request id,
 # message, model, caller, limit of requests, and the budgets of caller, model and Redis. All times are those of Redis.
 # A request that is open already was queued by a call whose reply was lost.
-# Redis checks its memory limit before the first write of a script only, and not before a deletion. The first write here
-# is therefore a ZADD that adds nothing.
+# The ZADD adds nothing. A Redis at its memory limit refuses it; expired requests are released nevertheless.
 _ADMIT = (
     _LUA_RELEASE
     + f"""
@@ -98,11 +114,9 @@ local limit, size = tonumber(ARGV[7]), #message
 local function reply(verdict, number) return {{verdict, number, redis.call('ZCOUNT', KEYS[1], now, '+inf')}} end
 local function total(field) return tonumber(redis.call('HGET', TOTALS, field) or 0) end
 if redis.call('HEXISTS', MESSAGES, id) == 1 then return reply('admitted', 0) end
-redis.call('ZADD', OPEN, 'XX', 0, '')
-for _, expired in ipairs(redis.call('ZRANGEBYSCORE', OPEN, '-inf', now, 'LIMIT', 0, {EXPIRED_AT_ONCE})) do
-  local of = release(expired)
-  for _, kind in ipairs(of and QUEUES or {{}}) do redis.call('LREM', queue_of(of, kind), 1, expired) end
-end
+local probe = redis.pcall('ZADD', OPEN, 'XX', 0, '')
+expire(now)
+if type(probe) == 'table' and probe.err then return probe end
 local all, own, callers = fields_of(model, caller)
 local num_all, num_own, num_callers = total(all), total(own), total(callers)
 local byte_totals = byte_fields(model, caller)
@@ -172,13 +186,16 @@ class NewMessage:
     body: bytes
 
 
-async def admit_message(client: Any, message: NewMessage, *, max_requests: int, is_again: bool = False) -> bool:
+async def admit_message(
+    client: Any, message: NewMessage, *, max_requests: int, memory_bytes: int = 0, is_again: bool = False
+) -> bool:
     """Add a message to its model's queue, or refuse it; idempotent.
 
     Args:
         client: Client of redis-py.
         message: The message.
         max_requests: Most open requests of a model.
+        memory_bytes: Memory that Redis may take; 0: no limit.
         is_again: Whether the message was admitted before, and Redis has forgotten it. No limit applies.
 
     Returns:
@@ -189,23 +206,38 @@ async def admit_message(client: Any, message: NewMessage, *, max_requests: int, 
         Unavailable: The open messages of all callers take all of their bytes.
         RequestTooLarge: The message alone exceeds the caller's bytes.
     """
-    size = len(message.body)
-    if size > MAX_CALLER_BYTES:
+    size, limits = len(message.body), byte_limits(memory_bytes)
+    if size > limits[0]:
         raise RequestTooLarge(
             f"The request takes {format_bytes(size)} in the queue, one caller may have "
-            f"{format_bytes(MAX_CALLER_BYTES)} there; shorten the prompt."
+            f"{format_bytes(limits[0])} there; shorten the prompt."
         )
     verdict, number, num_holders = await client.eval(
         _ADMIT, 1, redis_keys.holders(message.model),
         int(is_again), repr(message.left_s), message.request_id, message.body, message.model, message.caller,
-        max_requests, MAX_CALLER_BYTES, MAX_MODEL_BYTES, MAX_BYTES,
+        max_requests, *limits,
     )  # fmt: skip
     if verdict != b"admitted":
-        raise _refusal(verdict.decode(), number, size, max_requests)
+        raise _refusal(verdict.decode(), number, size, max_requests, limits)
     return bool(num_holders)
 
 
-def _refusal(verdict: str, number: int, size: int, max_requests: int) -> BlazrError:
+def byte_limits(memory_bytes: int) -> tuple[int, int, int]:
+    """Return the bytes of open messages that a Redis of ``memory_bytes`` holds: of a caller, of a model, and of all.
+
+    They take at most half of its memory, so that it always has some for events and ends. ``memory_bytes``: 0: no limit.
+    """
+    share = min(1.0, max(MIN_BYTES, memory_bytes // 2) / MAX_BYTES) if memory_bytes else 1.0
+    return int(share * MAX_CALLER_BYTES), int(share * MAX_MODEL_BYTES), int(share * MAX_BYTES)
+
+
+def expire_messages(client: redis.Redis, now: float) -> int:
+    """Release some of the requests past their deadline at Redis's time ``now``; return their number."""
+    number: Any = client.eval(_EXPIRE, 0, repr(now))
+    return int(number)
+
+
+def _refusal(verdict: str, number: int, size: int, max_requests: int, limits: tuple[int, int, int]) -> BlazrError:
     if verdict == "requests":
         reason = f"{number} requests of this model are queued or running, the limit is {max_requests}"
         return QueueFull(f"{reason}; try again later.", retry_after_s=RETRY_AFTER_S)
@@ -216,9 +248,9 @@ def _refusal(verdict: str, number: int, size: int, max_requests: int) -> BlazrEr
         )
         return QueueFull(f"{reason}; try again later.", retry_after_s=RETRY_AFTER_S)
     cls, whose, limit = {
-        "caller_bytes": (QueueFull, "your open requests", MAX_CALLER_BYTES),
-        "model_bytes": (QueueFull, "the open requests of this model", MAX_MODEL_BYTES),
-        "bytes": (Unavailable, "the open requests of this server", MAX_BYTES),
+        "caller_bytes": (QueueFull, "your open requests", limits[0]),
+        "model_bytes": (QueueFull, "the open requests of this model", limits[1]),
+        "bytes": (Unavailable, "the open requests of this server", limits[2]),
     }[verdict]
     return cls(
         f"The request takes {format_bytes(size)} in the queue, and {whose} take {format_bytes(number)} of "

@@ -22,6 +22,7 @@ from django.conf import settings
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
 from inference.transport.open_requests import NewMessage, admit_message
+from inference.transport.redis_memory import redis_memory_bytes
 from inference.transport.redis_time import redis_now
 from inference.transport.subscription import Subscription
 from inference.values.messages import GenerateMessage
@@ -49,13 +50,16 @@ async def publish_generation(message: GenerateMessage, subscription: Subscriptio
     left_s = message["deadline"] - time.time()
     message = {**message, "deadline": left_s + await redis_repeatable(redis_now)}
     admitted = NewMessage(message["request_id"], checkpoint_id, message.get("owner", ""), left_s, orjson.dumps(message))
-    is_held = await redis_repeatable(
-        lambda client: admit_message(client, admitted, max_requests=settings.BLAZR_MAX_IN_FLIGHT)
-    )
+    is_held = await redis_repeatable(lambda client: _admit(client, admitted, max_requests=settings.BLAZR_MAX_IN_FLIGHT))
     if subscription is not None:
         subscription.published = admitted
     if not is_held:
         await request_load(checkpoint_id)
+
+
+async def _admit(client: Any, message: NewMessage, *, max_requests: int) -> bool:
+    memory_bytes = await redis_memory_bytes(client)
+    return await admit_message(client, message, max_requests=max_requests, memory_bytes=memory_bytes)
 
 
 async def request_load(checkpoint_id: str) -> None:

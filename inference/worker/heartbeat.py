@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
 from inference.transport.held_messages import DEAD_AFTER_S, release_dead_workers
+from inference.transport.open_requests import expire_messages
 from inference.transport.redis_time import redis_now_sync
 from inference.values.states import WorkerState
 
@@ -94,6 +95,7 @@ class Heartbeat:
                 if time.monotonic() >= self._check_peers_at:
                     self._check_peers_at = time.monotonic() + PEER_CHECK_INTERVAL_S
                     release_dead_workers(self._client)
+                    expire_messages(self._client, redis_now_sync(self._client))
                 if time.monotonic() - self._checked_at >= WEB_CHECK_INTERVAL_S:
                     self._checked_at = time.monotonic()
                     self._check_web_processes()

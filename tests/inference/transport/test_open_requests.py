@@ -10,7 +10,9 @@ from django.conf import settings
 
 from inference.errors import QueueFull, RequestTooLarge, Unavailable
 from inference.transport import keys as redis_keys
-from inference.transport import open_requests, queue
+from inference.transport import open_requests, queue, redis_memory
+from inference.transport.held_messages import release_dead_workers
+from inference.transport.redis_time import redis_now_sync
 from tests.inference.transport.queued import queued_ids, take
 from tests.inference.worker.fakes import message
 
@@ -167,3 +169,62 @@ async def test_a_full_redis_is_named(client):
     assert caught.value.retry_after_s
     # A script is refused before its first write only, and not before a deletion.
     assert not client.exists(*redis_keys.model_queues("a"), redis_keys.OPEN_REQUESTS)
+
+
+@pytest.fixture
+def fill(client):
+    """Let Redis refuse writes that take memory, as at its limit."""
+    yield lambda: client.config_set("maxmemory", 1)
+    client.config_set("maxmemory", 0)
+
+
+async def test_a_full_redis_releases_what_is_past_its_deadline(client, fill):
+    await publish("old", deadline=time.time() + 0.05)
+    time.sleep(0.1)
+    fill()
+    with pytest.raises(Unavailable, match="memory limit"):
+        await publish("new")
+    assert not client.exists(redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS, *redis_keys.model_queues("a"))
+
+
+async def test_a_full_redis_gives_its_messages_to_workers_and_takes_back_those_of_dead_ones(client, fill):
+    await publish("r1")
+    client.zadd(redis_keys.WORKERS, {"w1": time.time() - 60})
+    fill()
+    assert [item.request_id for item in take(client, "w1")] == ["r1"]
+    release_dead_workers(client)
+    assert [(item.request_id, item.had_before) for item in take(client, "w2")] == [("r1", True)]
+    release(client, "r1", worker_id="w2")
+    assert not client.exists(redis_keys.MESSAGES, redis_keys.HELD)
+
+
+async def test_messages_past_their_deadline_are_released_without_an_admission(client):
+    await publish("old", deadline=time.time() + 0.05)
+    await publish("young")
+    time.sleep(0.1)
+    assert open_requests.expire_messages(client, redis_now_sync(client)) == 1
+    assert client.hkeys(redis_keys.MESSAGES) == [b"young"]
+    assert queued_ids(client, redis_keys.model_queue("a")) == ["young"]
+
+
+def test_the_queues_take_half_of_a_small_redis():
+    whole = (open_requests.MAX_CALLER_BYTES, open_requests.MAX_MODEL_BYTES, open_requests.MAX_BYTES)
+    assert open_requests.byte_limits(0) == open_requests.byte_limits(1 << 40) == whole
+    assert open_requests.byte_limits(256 << 20) == (32 << 20, 64 << 20, 128 << 20)
+    assert open_requests.byte_limits(1)[2] == open_requests.MIN_BYTES
+
+
+async def test_a_small_redis_is_not_filled_with_messages(client, monkeypatch):
+    monkeypatch.setattr(redis_memory, "_read", None)
+    monkeypatch.setattr(open_requests, "MIN_BYTES", 1 << 20)
+    used = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", used + (8 << 20))
+    try:
+        with pytest.raises(Unavailable, match="open requests of this server take"):
+            for number in range(100):
+                await publish(f"r{number}", caller=f"c{number}", text="x" * 200_000, model=f"m{number}")
+        assert take(client, "w1", "m0", "m1")
+        client.set("event", "x" * 1000)  # there is memory for events and ends
+    finally:
+        client.config_set("maxmemory", 0)
+        redis_memory._read = None
