@@ -36,6 +36,7 @@ _EXACT: dict[str, int] = {
 }
 _SUFFIXES: dict[str, int | None] = {
     ".safetensors": None,  # only the upload's total limits it
+    ".gguf": None,
     ".safetensors.index.json": 32 * MEBIBYTE,
     ".tiktoken": 32 * MEBIBYTE,
     ".meta.json": MEBIBYTE,
@@ -82,8 +83,10 @@ def check_declaration(files: Sequence[DeclaredFile], *, max_bytes: int) -> int:
         if file.name.lower() in seen:
             raise InvalidRequest(f"the file {file.name} is listed twice.", param="files")
         seen.add(file.name.lower())
-    if not any(file.name.endswith(".safetensors") for file in files):
-        raise UnsupportedFormat("the upload has no .safetensors file; weights are taken in that format only.")
+    if not any(file.name.endswith((".safetensors", ".gguf")) for file in files):
+        raise UnsupportedFormat(
+            "the upload has no .safetensors or .gguf file; weights are taken in these formats only."
+        )
     total = sum(file.size_bytes for file in files)
     if total > max_bytes:
         raise RequestTooLarge(

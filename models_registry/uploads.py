@@ -118,7 +118,7 @@ def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[b
         Conflict: Another offset is expected, another piece is being stored, or the upload has ended.
         RequestTooLarge: The piece is over the limit, or goes beyond the declared size.
         StorageFull: The disk is full; the upload is ended and its files are removed.
-        CorruptCheckpoint: The first piece is no head of a safetensors file; the upload is ended likewise.
+        CorruptCheckpoint: The first piece is no head of a weight file; the upload is ended likewise.
     """
     file = _expected_file(upload_id, number, offset)
     piece = _read_piece(body, file)  # outside of the lock, because a client may be slow
@@ -276,7 +276,7 @@ def _store_piece(file: UploadFile, descriptor: int, piece: bytes) -> UploadFile:
     """
     offset = file.received_bytes
     try:
-        if offset == 0 and file.name.endswith(".safetensors"):
+        if offset == 0 and file.name.endswith((".safetensors", ".gguf")):
             _check_head(file, piece)
         with storage.full_disk_as_error():
             _write_piece(descriptor, offset, piece)
@@ -309,7 +309,12 @@ def _read_piece(body: IO[bytes], file: UploadFile) -> bytes:
 
 def _check_head(file: UploadFile, piece: bytes) -> None:
     """Refuse a wrong file with its first piece, before a long upload; the inspection does the full check."""
-    if len(piece) < 9:
+    is_gguf = file.name.endswith(".gguf")
+    if is_gguf and not piece.startswith(b"GGUF"[: len(piece)]):
+        raise CorruptCheckpoint(
+            f"{file.name} doesn't begin like a GGUF file; it is of another format.", param=file.name
+        )
+    if is_gguf or len(piece) < 9:
         return
     (header,) = struct.unpack("<Q", piece[:8])
     if piece[8:9] != b"{" or header > MAX_HEADER_BYTES or header + 8 > file.size_bytes:

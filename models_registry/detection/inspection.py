@@ -7,6 +7,7 @@ that a worker needs to build the network; nobody detects anything a second time.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.architecture import detect_format, detect_model_type, refuse_quantised
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
 from models_registry.detection.facts import check_overrides
+from models_registry.detection.gguf_files import METADATA, read_gguf_checkpoint
 from models_registry.detection.json_file import read_object
 from models_registry.detection.printable import printable
 from models_registry.detection.safetensors_header import MAX_TENSORS, read_header
@@ -154,17 +156,44 @@ def inspect_checkpoint(path: Path, *, overrides: Mapping[str, Any] | None = None
 
 def _inspect(path: Path, checked: dict[str, Any]) -> Inspection:
     resolved = resolve(path)
+    facts = Facts(checked)
+    if resolved.is_gguf:
+        return _inspect_gguf(resolved, facts, checked)
     tensors = _read_tensors(resolved)
     config_path = resolved.find("config.json")
     config = CheckpointConfig({} if config_path is None else read_object(config_path))
-    facts = Facts(checked)
+    _record_weights(resolved, facts)
+    _record_config(config_path, config, facts)
+    return _inspection(resolved, tensors, config, facts, checked)
+
+
+def _inspect_gguf(resolved: CheckpointDirectory, facts: Facts, checked: dict[str, Any]) -> Inspection:
+    """Inspect the checkpoint that a GGUF file was made of; facts and messages name the file's own keys."""
+    found = read_gguf_checkpoint(resolved, facts)
+    _record_weights(resolved, facts)
+    try:
+        return _inspection(resolved, found.tensors, CheckpointConfig(found.config), facts, checked)
+    except BlazrError as error:
+        error.message = _by_metadata(error.message)
+        raise
+
+
+def _record_weights(resolved: CheckpointDirectory, facts: Facts) -> None:
     facts.add(
         "weights",
         ", ".join(resolved.weight_files[:3]) + (", …" if len(resolved.weight_files) > 3 else ""),
         resolved.choice,
         Confidence.MEDIUM if resolved.ambiguous else Confidence.CERTAIN,
     )
-    _record_config(config_path, config, facts)
+
+
+def _inspection(
+    resolved: CheckpointDirectory,
+    tensors: dict[str, TensorInfo],
+    config: CheckpointConfig,
+    facts: Facts,
+    checked: dict[str, Any],
+) -> Inspection:
     refuse_quantised(tensors, config)
     format_ = detect_format(tensors, config, facts)
     model_type, is_inferred = detect_model_type(tensors, format_, config, facts)
@@ -182,12 +211,24 @@ def _inspect(path: Path, checked: dict[str, Any]) -> Inspection:
     return Inspection(
         spec=spec,
         tokenizer=tokenizer,
-        facts=tuple(replace(fact, value=_plain(fact.value), evidence=printable(fact.evidence)) for fact in facts.facts),
+        facts=tuple(
+            replace(fact, value=_plain(fact.value), evidence=printable(_evidence(fact.evidence, resolved)))
+            for fact in facts.facts
+        ),
         warnings=tuple(map(printable, facts.warnings)),
         directory=resolved.directory,
         files=resolved.files,
         tensors=tensors,
     )
+
+
+def _evidence(text: str, resolved: CheckpointDirectory) -> str:
+    return _by_metadata(text) if resolved.is_gguf else text
+
+
+def _by_metadata(text: str) -> str:
+    """A sentence about config.json, for a file that has its metadata in it."""
+    return re.sub(r"\bconfig\.json\b", METADATA, text)
 
 
 def _plain(value: Any) -> Any:

@@ -45,7 +45,7 @@ def test_pickles_are_refused_by_name(name: str) -> None:
         check_declaration([WEIGHTS, DeclaredFile(name, 10)], max_bytes=LIMIT)
 
 
-@pytest.mark.parametrize("name", ["modeling_custom.py", "run.sh", "model.gguf", "a.zip", "index.html"])
+@pytest.mark.parametrize("name", ["modeling_custom.py", "run.sh", "model.ggml", "a.zip", "index.html"])
 def test_other_kinds_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedFormat, match="not a file of a checkpoint"):
         check_declaration([WEIGHTS, DeclaredFile(name, 10)], max_bytes=LIMIT)

@@ -6,10 +6,17 @@ from collections.abc import Collection, Mapping
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.config import MAX_SIZE, TensorTable
+from inference.modelling.gguf.block_types import COMPUTED_TYPES
 from inference.modelling.layer_specs import Dtype
 
-STORED_DTYPES: Mapping[str, Dtype] = {"F32": "float32", "F64": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""safetensors' spelling to the dtype that a spec knows."""
+STORED_DTYPES: Mapping[str, Dtype] = {
+    "F32": "float32",
+    "F64": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    **dict.fromkeys(COMPUTED_TYPES, "bfloat16"),
+}
+"""safetensors' spelling, or GGUF's type, to the dtype that a spec knows."""
 
 _MAX_NAMES_SHOWN = 5
 

@@ -39,3 +39,9 @@ BLOCK_TYPES: dict[int, BlockType] = {
 """GGML's numbers to types. The gaps are types that GGML has removed, and those of its activations (Q8_1, Q8_K)."""
 
 BY_NAME: dict[str, BlockType] = {kind.name: kind for kind in BLOCK_TYPES.values()}
+
+COMPUTED_TYPES: tuple[str, ...] = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+    "TQ1_0", "TQ2_0",
+)  # fmt: skip
+"""Types of codes that are read: ``weights/block_values.py`` has a formula for each."""

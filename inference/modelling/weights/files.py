@@ -1,4 +1,4 @@
-"""TensorFiles: the tensors of several safetensors files, read in pieces, before they are asked for.
+"""TensorFiles: the tensors of safetensors or GGUF files, read in pieces, before they are asked for.
 
 A group of tensors either lies in a buffer until the next one is asked for, or goes piece by piece to a ``RowSink``,
 which puts it into its final form in the readers' threads, so that its stored form is never there as a whole.
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedFormat
 from inference.modelling.mapped import LEAST_BYTES, mapped_zeros
+from inference.modelling.weights.gguf_reader import open_gguf
 
 NUM_READERS = 3
 """Least number, and at most ``MAX_READERS``: one more than there are threads to compute, since readers also pack, and
@@ -45,16 +46,47 @@ _DTYPES = {
 }  # fmt: skip
 
 
+class _Place(Protocol):
+    """Where a tensor is: a name of its file, its first byte there, shape, and dtype and bytes of what is read."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def stored(self) -> torch.dtype | None: ...
+
+    def fill(self, target: memoryview, begin: int) -> None:
+        """Read the bytes of a tensor from ``begin`` on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the bytes of a tensor are."""
+class _PlainPlace:
+    """Where the bytes of a tensor are that is read as it is stored; ``stored`` None: its dtype is none of torch's."""
 
     file: str
     descriptor: int
-    dtype: str
+    stored: torch.dtype | None
     shape: tuple[int, ...]
     start: int
     size: int
+
+    def fill(self, target: memoryview, begin: int) -> None:
+        """Read the bytes of a tensor from ``begin`` on."""
+        done = 0
+        while done < len(target):
+            try:
+                count = os.preadv(self.descriptor, [target[done:]], self.start + begin + done)
+            except OSError as error:
+                raise CorruptCheckpoint(f"{self.file} can't be read: {error.strerror}.", param=self.file) from None
+            if not count:
+                raise CorruptCheckpoint(f"{self.file} ends before its tensors do.", param=self.file)
+            done += count
 
 
 class RowSink(Protocol):
@@ -98,12 +130,20 @@ class TensorFiles:
     """Read access to the tensors of a checkpoint, group by group, for one thread. A context manager.
 
     Args:
-        files: safetensors files.
+        files: safetensors files, or the parts of one GGUF file in order.
         groups: See ``expect``.
+        dequantised: dtype of what is read of tensors that a GGUF file has in codes.
     """
 
-    def __init__(self, files: Sequence[Path], groups: Iterable[Sequence[str]] = ()) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        groups: Iterable[Sequence[str]] = (),
+        *,
+        dequantised: torch.dtype = torch.float32,
+    ) -> None:
         self._paths = list(files)
+        self._dequantised = dequantised
         self._groups = [tuple(names) for names in groups]
         self._places: dict[str, _Place] = {}
         self._closing = ExitStack()
@@ -118,8 +158,11 @@ class TensorFiles:
 
     def __enter__(self) -> TensorFiles:
         try:
-            for path in self._paths:
-                self._open(path)
+            if self._paths and self._paths[0].suffix.lower() == ".gguf":
+                self._places |= open_gguf(self._paths, self._closing, self._dequantised)
+            else:
+                for path in self._paths:
+                    self._open(path)
         except BaseException:
             self._closing.close()
             raise
@@ -248,14 +291,14 @@ class TensorFiles:
             self._coming.append(last)
             return
         places = {name: self._places[name] for name in names if name in self._places}
-        step = 1 if len({place.dtype for place in places.values()}) == 1 else _ALIGNMENT
+        step = 1 if len({place.stored for place in places.values()}) == 1 else _ALIGNMENT
         sizes = [-(-place.size // step) * step for place in places.values()]
         starts = dict(zip(places, itertools.accumulate(sizes, initial=0), strict=False))
         buffer = self._buffers.take(sum(sizes))
         target = memoryview(cast("Any", buffer.numpy()))
         pieces = [
             self._readers.submit(
-                _fill, target[starts[name] :][begin : min(begin + PIECE_BYTES, place.size)], place, begin
+                place.fill, target[starts[name] :][begin : min(begin + PIECE_BYTES, place.size)], begin
             )
             for name, place in places.items()
             for begin in range(0, place.size, PIECE_BYTES)
@@ -278,7 +321,7 @@ class TensorFiles:
         if buffer is None or len(buffer) < size:
             buffer = self._own.buffer = torch.empty(size, dtype=torch.uint8)
         piece = buffer[:size]
-        _fill(memoryview(cast("Any", piece.numpy())), place, begin)
+        place.fill(memoryview(cast("Any", piece.numpy())), begin)
         sink.take(piece, at)
 
     def _open(self, path: Path) -> None:
@@ -298,7 +341,9 @@ class TensorFiles:
             entry = header[name]
             begin, end = entry["data_offsets"]
             start, size = 8 + length + begin, end - begin
-            self._places[name] = _Place(path.name, file.fileno(), entry["dtype"], tuple(entry["shape"]), start, size)
+            stored = _DTYPES.get(entry["dtype"])
+            shape = tuple(entry["shape"])
+            self._places[name] = _PlainPlace(path.name, file.fileno(), stored, shape, start, size)
 
 
 class _Buffers:
@@ -327,20 +372,7 @@ class _Buffers:
 
 
 def _dtype_of(name: str, place: _Place) -> torch.dtype:
-    dtype = _DTYPES.get(place.dtype)
+    dtype = place.stored
     if dtype is None:
-        raise UnsupportedFormat(f"tensor {name} has dtype {place.dtype}, which can't be read.", param=name)
+        raise UnsupportedFormat(f"tensor {name} has a dtype that can't be read.", param=name)
     return dtype
-
-
-def _fill(target: memoryview, place: _Place, begin: int) -> None:
-    """Read the bytes of a tensor from ``begin`` on."""
-    done = 0
-    while done < len(target):
-        try:
-            count = os.preadv(place.descriptor, [target[done:]], place.start + begin + done)
-        except OSError as error:
-            raise CorruptCheckpoint(f"{place.file} can't be read: {error.strerror}.", param=place.file) from None
-        if not count:
-            raise CorruptCheckpoint(f"{place.file} ends before its tensors do.", param=place.file)
-        done += count

@@ -1,4 +1,7 @@
-"""Fill a network from safetensors files, one parameter at a time, so that the peak stays near the weights' size."""
+"""Fill a network from safetensors or GGUF files, one parameter at a time.
+
+So the peak of memory stays near the weights' size.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def load_network(
 
     Args:
         spec: What to build.
-        weight_files: The checkpoint's safetensors files.
+        weight_files: The checkpoint's safetensors files, or the parts of its GGUF file.
         dtype: dtype of the parameters, except those that a layer keeps in float32 (``float32_parameters``).
         device: Where they go.
         quant: What the matrices become (``inference.modelling.quantisation``).
@@ -56,7 +59,9 @@ def load_network(
     network = _empty_network(spec)
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     backend = choose_backend(device, dtype)
-    with TensorFiles(weight_files) as files, torch.inference_mode():
+    # Codes of a GGUF file are rounded once, to what the network has or is quantised from.
+    dequantised = dtype if quant == "none" and dtype in _STORED else torch.float32
+    with TensorFiles(weight_files, dequantised=dequantised) as files, torch.inference_mode():
         # As the files have them: what lies together is read at the rate that a reading from end to end has.
         order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, _stored_names(item[1]))))
         parameters = [

@@ -126,11 +126,36 @@ def test_pickles_are_refused_by_name(tmp_path: Path, suffix: str) -> None:
         resolve(index(tmp_path / "i", {"a": "pytorch_model" + suffix}))
 
 
-def test_gguf_is_refused_as_not_served_yet(tmp_path: Path) -> None:
-    touch(tmp_path / "m", "model.gguf", "pytorch_model.bin")
-    for path in (tmp_path / "m", tmp_path / "m" / "model.gguf"):
-        with pytest.raises(UnsupportedFormat, match="not served yet"):
-            resolve(path)
+PARTS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+
+
+@pytest.mark.parametrize(
+    ("names", "target", "chosen"),
+    [
+        (("a.gguf", "pytorch_model.bin", "config.json", "mmproj-a.gguf"), "", ["a.gguf"]),
+        (("a.gguf", "b.gguf", "tokenizer.json"), "b.gguf", ["b.gguf"]),
+        (("a.GGUF",), "", ["a.GGUF"]),
+        (PARTS, "", list(PARTS)),
+        ((*PARTS, "a.gguf"), PARTS[1], list(PARTS)),
+    ],
+)
+def test_a_gguf_file_is_the_whole_checkpoint(
+    tmp_path: Path, names: tuple[str, ...], target: str, chosen: list[str]
+) -> None:
+    found = resolve(touch(tmp_path / "m", *names) / target)
+    assert found.is_gguf
+    assert [file.path for file in found.files] == chosen
+
+
+def test_safetensors_go_before_gguf(tmp_path: Path) -> None:
+    assert not resolve(touch(tmp_path / "m", "model.safetensors", "a.gguf")).is_gguf
+
+
+def test_several_gguf_files_are_ambiguous_and_a_missing_part_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFormat, match=r"2 GGUF files .*a\.gguf, b\.gguf.*name the file"):
+        resolve(touch(tmp_path / "m", "a.gguf", "b.gguf"))
+    with pytest.raises(MissingTensor, match=r"1 of 2 weight files are missing: m-00002-of-00002\.gguf"):
+        resolve(touch(tmp_path / "n", PARTS[0]))
 
 
 def test_a_missing_path_says_what_was_looked_for(tmp_path: Path) -> None:

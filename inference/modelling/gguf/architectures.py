@@ -1,0 +1,152 @@
+"""Read a GGUF file as the checkpoint that it was converted from: its config.json, and its tensors by their old names.
+
+An architecture is a row of ``ARCHITECTURES``: a config function, the names outside and inside of layers, and the
+prefix of the layers. Families don't know where a checkpoint came from. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
+from inference.modelling.gguf import configs, names
+from inference.modelling.gguf.container import GgufArray
+from inference.modelling.gguf.metadata import Metadata
+from inference.modelling.gguf.parts import GgufParts, read_parts
+from inference.modelling.gguf.tensors import CheckpointTensor, Heads, How, Rename, checkpoint_tensors
+
+MAX_LAYERS = 4096
+CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors whose values go into the config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How files of an architecture are read.
+
+    Attributes:
+        config: Makes config.json of the metadata.
+        layers: Names of the layers' tensors.
+        outer: Names of the others.
+        prefix: What stands before the number of a layer.
+    """
+
+    config: Callable[[Metadata], dict[str, Any]]
+    layers: tuple[Rename, ...]
+    outer: Mapping[str, tuple[str, How]]
+    prefix: str = "model.layers."
+
+
+def _backbone(config: Callable[[Metadata], dict[str, Any]], layers: tuple[Rename, ...]) -> Architecture:
+    return Architecture(config, layers, names.BACKBONE_OUTER, "backbone.layers.")
+
+
+_MIXTRAL = Architecture(configs.llama, names.MIXTRAL, names.OUTER)
+_GRANITE = Architecture(configs.granite, names.GRANITE, names.OUTER)
+_NEMOTRON = _backbone(configs.nemotron_h, names.NEMOTRON_H)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(configs.llama, names.LLAMA, names.OUTER),
+    "qwen2": Architecture(configs.qwen, names.QWEN, names.OUTER),
+    "qwen3": Architecture(configs.qwen, names.QWEN, names.OUTER),
+    "qwen2moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
+    "qwen3moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
+    "phi3": Architecture(configs.phi3, names.PHI3, names.OUTER),
+    "gemma2": Architecture(configs.gemma2, names.GEMMA, names.GEMMA_OUTER),
+    "mamba": _backbone(configs.mamba, names.MAMBA),
+    "mamba2": _backbone(configs.mamba2, names.MAMBA2),
+    "jamba": Architecture(configs.jamba, names.JAMBA, names.JAMBA_OUTER),
+    "granite": _GRANITE,
+    "granitemoe": _GRANITE,
+    "granitehybrid": _GRANITE,
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON,
+    "deepseek2": Architecture(configs.deepseek2, names.DEEPSEEK2, names.OUTER),
+}
+"""``general.architecture`` to how it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufCheckpoint:
+    """A file as the checkpoint that it was made of.
+
+    Attributes:
+        parts: Its headers.
+        architecture: ``general.architecture``.
+        config: What config.json would have.
+        tensors: How each tensor is put together, by the name that it had.
+    """
+
+    parts: GgufParts
+    architecture: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, CheckpointTensor]
+
+
+def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
+    """Read the headers of all parts of a file.
+
+    Args:
+        paths: All parts, in order.
+
+    Raises:
+        UnsupportedArchitecture: An architecture that isn't read, or a tensor that it doesn't have.
+        UnsupportedFormat: The file holds no model (an adapter, a projector), or no GGUF.
+        CorruptCheckpoint: A part breaks the format, or a key has a value of another kind.
+        MissingTensor: A part is missing.
+        TensorShapeMismatch: A tensor has a shape that can't be what it is named after, or the vocabulary has another
+            size than the embedding.
+    """
+    parts = read_parts(paths)
+    kind = parts.keys.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedFormat(
+            f"{parts.head.path.name} holds no model, but {str(kind)[:60]!r} (general.type); name the model's file.",
+            param="general.type",
+        )
+    meta = Metadata(parts)
+    row = ARCHITECTURES.get(meta.architecture)
+    if row is None:
+        raise UnsupportedArchitecture(
+            f"{parts.head.path.name} is of the architecture {meta.architecture[:60]!r}, which is not read; read are "
+            f"{', '.join(ARCHITECTURES)}.",
+            param="general.architecture",
+        )
+    if meta.architecture == "llama" and meta.integer("expert_count"):
+        row = _MIXTRAL
+    num_layers = meta.integer("block_count") or 0
+    if not 1 <= num_layers <= MAX_LAYERS:
+        raise UnsupportedArchitecture(
+            f"{parts.head.path.name} states {num_layers} layers ({meta.architecture}.block_count); 1 to {MAX_LAYERS} "
+            "are needed.",
+            param="block_count",
+        )
+    _check_vocabulary(parts)
+    queries = meta.per_layer("attention.head_count")
+    keys = meta.per_layer("attention.head_count_kv") or queries
+    tensors = checkpoint_tensors(
+        parts,
+        row.outer,
+        row.layers,
+        prefix=row.prefix,
+        num_layers=num_layers,
+        heads={number: Heads(*pair) for number, pair in enumerate(zip(queries, keys, strict=False))},
+        unused=CONFIG_TENSORS,
+    )
+    return GgufCheckpoint(parts, meta.architecture, row.config(meta), tensors)
+
+
+def _check_vocabulary(parts: GgufParts) -> None:
+    tokens, embedding = parts.keys.get("tokenizer.ggml.tokens"), parts.tensors.get("token_embd.weight")
+    if not isinstance(tokens, GgufArray) or embedding is None:
+        return
+    rows = embedding[1].shape[0]
+    if tokens.count != rows:
+        raise TensorShapeMismatch(
+            f"the vocabulary of {parts.head.path.name} has {tokens.count} tokens (tokenizer.ggml.tokens), but "
+            f"token_embd.weight has {rows} rows; convert the model again.",
+            param="tokenizer.ggml.tokens",
+        )

@@ -1,0 +1,184 @@
+"""Tables of tensor names: GGUF's, and those that the checkpoint had, with what has to be undone.
+
+Sources: ``gguf-py/gguf/tensor_mapping.py`` and the converter of https://github.com/ggml-org/llama.cpp. Standard library
+only.
+"""
+
+from __future__ import annotations
+
+from inference.modelling.gguf.tensors import How, Rename
+
+
+def _both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
+    """A layer's weight and its bias."""
+    return tuple(Rename(f"{stored}.{leaf}", f"{target}.{leaf}", how) for leaf in ("weight", "bias"))
+
+
+def _attention(base: str = "self_attn.", *, rotary: bool = False) -> tuple[Rename, ...]:
+    return (
+        *_both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
+        *_both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
+        *_both("attn_v", f"{base}v_proj"),
+        *_both("attn_output", f"{base}o_proj"),
+        Rename("attn_q_norm.weight", f"{base}q_norm.weight"),
+        Rename("attn_k_norm.weight", f"{base}k_norm.weight"),
+    )
+
+
+def _mlp(base: str = "mlp.") -> tuple[Rename, ...]:
+    return (
+        *_both("ffn_gate", f"{base}gate_proj"),
+        *_both("ffn_up", f"{base}up_proj"),
+        *_both("ffn_down", f"{base}down_proj"),
+    )
+
+
+def _norms(first: str = "input_layernorm", second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
+    return (Rename("attn_norm.weight", f"{first}.weight"), Rename("ffn_norm.weight", f"{second}.weight"))
+
+
+def _experts(
+    base: str, router: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> tuple[Rename, ...]:
+    return (
+        Rename("ffn_gate_inp.weight", f"{base}{router}.weight"),
+        Rename("ffn_gate_exps.weight", f"{base}experts.{{e}}.{gate}.weight", "experts"),
+        Rename("ffn_up_exps.weight", f"{base}experts.{{e}}.{up}.weight", "experts"),
+        Rename("ffn_down_exps.weight", f"{base}experts.{{e}}.{down}.weight", "experts"),
+    )
+
+
+def _shared_expert(base: str) -> tuple[Rename, ...]:
+    return (
+        Rename("ffn_gate_shexp.weight", f"{base}gate_proj.weight"),
+        Rename("ffn_up_shexp.weight", f"{base}up_proj.weight"),
+        Rename("ffn_down_shexp.weight", f"{base}down_proj.weight"),
+    )
+
+
+def _mamba(base: str) -> tuple[Rename, ...]:
+    """What Mamba-1 and Mamba-2 share."""
+    return (
+        *_both("ssm_in", f"{base}in_proj"),
+        *_both("ssm_out", f"{base}out_proj"),
+        Rename("ssm_conv1d.weight", f"{base}conv1d.weight", "conv"),
+        Rename("ssm_conv1d.bias", f"{base}conv1d.bias"),
+    )
+
+
+def _mamba1(base: str) -> tuple[Rename, ...]:
+    return (
+        *_mamba(base),
+        *_both("ssm_dt", f"{base}dt_proj"),
+        Rename("ssm_x.weight", f"{base}x_proj.weight"),
+        Rename("ssm_a", f"{base}A_log", "a_log"),
+        Rename("ssm_d", f"{base}D"),
+    )
+
+
+def _mamba2(base: str) -> tuple[Rename, ...]:
+    return (
+        *_mamba(base),
+        Rename("ssm_dt.bias", f"{base}dt_bias"),
+        Rename("ssm_a", f"{base}A_log", "a_log_vector"),
+        Rename("ssm_d", f"{base}D", "vector"),
+        Rename("ssm_norm.weight", f"{base}norm.weight", "vector"),
+    )
+
+
+OUTER: dict[str, tuple[str, How]] = {
+    "token_embd.weight": ("model.embed_tokens.weight", ""),
+    "output_norm.weight": ("model.norm.weight", ""),
+    "output.weight": ("lm_head.weight", ""),
+}
+GEMMA_OUTER: dict[str, tuple[str, How]] = {**OUTER, "output_norm.weight": ("model.norm.weight", "norm")}
+JAMBA_OUTER: dict[str, tuple[str, How]] = {**OUTER, "output_norm.weight": ("model.final_layernorm.weight", "")}
+BACKBONE_OUTER: dict[str, tuple[str, How]] = {
+    "token_embd.weight": ("backbone.embeddings.weight", ""),
+    "output_norm.weight": ("backbone.norm_f.weight", ""),
+    "output.weight": ("lm_head.weight", ""),
+}
+
+LLAMA = (*_attention(rotary=True), *_mlp(), *_norms())
+MIXTRAL = (
+    *_attention(rotary=True),
+    *_norms(),
+    *_experts("block_sparse_moe.", "gate", gate="w1", up="w3", down="w2"),
+)
+QWEN = (*_attention(), *_mlp(), *_norms())
+QWEN_MOE = (
+    *QWEN,
+    *_experts("mlp.", "gate"),
+    *_shared_expert("mlp.shared_expert."),
+    Rename("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "row"),
+)
+PHI3 = (
+    *_attention(),
+    *_norms(),
+    *_both("attn_qkv", "self_attn.qkv_proj"),
+    *_both("ffn_up", "mlp.gate_up_proj"),
+    *_both("ffn_down", "mlp.down_proj"),
+)
+GEMMA = (
+    *(row for row in _attention() if "norm" not in row.target),
+    *_mlp(),
+    Rename("attn_q_norm.weight", "self_attn.q_norm.weight", "norm"),
+    Rename("attn_k_norm.weight", "self_attn.k_norm.weight", "norm"),
+    Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
+    Rename("post_attention_norm.weight", "post_attention_layernorm.weight", "norm"),
+    Rename("ffn_norm.weight", "pre_feedforward_layernorm.weight", "norm"),
+    Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight", "norm"),
+)
+MAMBA = (*_mamba1("mixer."), Rename("attn_norm.weight", "norm.weight"))
+MAMBA2 = (*_mamba2("mixer."), Rename("attn_norm.weight", "norm.weight"))
+JAMBA = (
+    *_attention(),
+    *_mamba1("mamba."),
+    Rename("ssm_dt_norm.weight", "mamba.dt_layernorm.weight"),
+    Rename("ssm_b_norm.weight", "mamba.b_layernorm.weight"),
+    Rename("ssm_c_norm.weight", "mamba.c_layernorm.weight"),
+    *_mlp("feed_forward."),
+    *_experts("feed_forward.", "router"),
+    *_norms(second="pre_ff_layernorm"),
+)
+GRANITE = (
+    *_attention(rotary=True),
+    *_mamba2("mamba."),
+    *_norms(),
+    Rename(("ffn_gate.weight", "ffn_up.weight"), "shared_mlp.input_linear.weight", "join"),
+    Rename("ffn_down.weight", "shared_mlp.output_linear.weight"),
+    Rename(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), "shared_mlp.input_linear.weight", "join"),
+    Rename("ffn_down_shexp.weight", "shared_mlp.output_linear.weight"),
+    Rename("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight"),
+    Rename(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "block_sparse_moe.input_linear.weight", "join_experts"),
+    Rename("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"),
+)
+NEMOTRON_H = (
+    *_attention("mixer."),
+    *_mamba2("mixer."),
+    Rename("attn_norm.weight", "norm.weight"),
+    *_both("ffn_up", "mixer.up_proj"),
+    *_both("ffn_down", "mixer.down_proj"),
+    Rename("ffn_gate_inp.weight", "mixer.gate.weight"),
+    Rename("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
+    Rename("ffn_up_exps.weight", "mixer.experts.{e}.up_proj.weight", "experts"),
+    Rename("ffn_down_exps.weight", "mixer.experts.{e}.down_proj.weight", "experts"),
+    Rename("ffn_up_shexp.weight", "mixer.shared_experts.up_proj.weight"),
+    Rename("ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight"),
+)
+DEEPSEEK2 = (
+    *_both("attn_q", "self_attn.q_proj"),
+    *_both("attn_q_a", "self_attn.q_a_proj"),
+    Rename("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
+    *_both("attn_q_b", "self_attn.q_b_proj"),
+    *_both("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    Rename("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
+    Rename("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
+    Rename(("attn_k_b.weight", "attn_v_b.weight"), "self_attn.kv_b_proj.weight", "latent"),
+    *_both("attn_output", "self_attn.o_proj"),
+    *_mlp(),
+    *_norms(),
+    *_experts("mlp.", "gate"),
+    *_shared_expert("mlp.shared_experts."),
+    Rename("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+)

@@ -1,0 +1,251 @@
+"""CheckpointTensor: a tensor as the checkpoint had it before conversion, put together from stored rows.
+
+Only places and steps are here; ``weights/gguf_reader.py`` carries them out. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
+from inference.modelling.gguf.block_types import BLOCK_TYPES
+from inference.modelling.gguf.container import GgufTensor
+from inference.modelling.gguf.parts import GgufParts
+
+Folded = Literal["", "plus_one", "negative_exp"]
+"""What the converter did to the values: added 1 (norms of Gemma), or took -exp (A_log of Mamba)."""
+
+How = Literal[
+    "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "vector", "conv", "row", "experts", "join",
+    "join_experts", "latent",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows that lie one behind the other in a file.
+
+    Attributes:
+        part: Number of the file.
+        type: A number of ``BLOCK_TYPES``.
+        begin: Their first byte.
+        rows: How many.
+        columns: Values of each, whole blocks.
+        transposed: They are columns of the tensor: ``columns`` rows of ``rows`` values.
+    """
+
+    part: int
+    type: int
+    begin: int
+    rows: int
+    columns: int
+    transposed: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Stored bytes of a row."""
+        kind = BLOCK_TYPES[self.type]
+        return self.columns // kind.values * kind.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTensor:
+    """How a tensor is put together.
+
+    Attributes:
+        shape: As the checkpoint had it.
+        segments: One below the other.
+        head_rows: Rows of a head whose rotary pairs became neighbours: (2, rows / 2) was transposed; 0: none did.
+        folded: What is undone in the values.
+    """
+
+    shape: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    head_rows: int = 0
+    folded: Folded = ""
+
+    @property
+    def type_name(self) -> str:
+        """Name of the type that it is stored in; the first one's if there are several."""
+        return BLOCK_TYPES[self.segments[0].type].name
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its stored bytes are its rows in order, in one piece and of one type."""
+        return len(self.segments) == 1 and not (self.head_rows or self.folded or self.segments[0].transposed)
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """A stored tensor of each layer and the tensor that it was.
+
+    Attributes:
+        stored: Its name behind ``blk.N.``; several names: they are put together.
+        target: The name behind the layer's prefix; ``{e}``: number of the expert.
+        how: What has to be undone.
+    """
+
+    stored: str | tuple[str, ...]
+    target: str
+    how: How = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of a layer: of queries, and of keys."""
+
+    queries: int
+    keys: int
+
+
+def checkpoint_tensors(
+    parts: GgufParts,
+    outer: Mapping[str, tuple[str, How]],
+    layers: Iterable[Rename],
+    *,
+    prefix: str,
+    num_layers: int,
+    heads: Mapping[int, Heads],
+    unused: Iterable[str] = (),
+) -> dict[str, CheckpointTensor]:
+    """All tensors under the names of the checkpoint.
+
+    Args:
+        parts: The file.
+        outer: Stored names outside of layers, to name and step.
+        layers: What each layer can have.
+        prefix: What stands before the number of a layer.
+        num_layers: Number of layers.
+        heads: By number of the layer.
+        unused: Stored names that the config holds.
+
+    Raises:
+        UnsupportedArchitecture: A stored tensor has no place.
+        TensorShapeMismatch: A tensor has a shape that its step can't undo.
+    """
+    rows = tuple(layers)
+    left = set(parts.tensors) - set(unused)
+    found: dict[str, CheckpointTensor] = {}
+    for stored, (target, how) in outer.items():
+        if stored in parts.tensors:
+            left.discard(stored)
+            found |= _undone((stored,), parts, target, how, None)
+    for number in range(num_layers):
+        for row in rows:
+            names = tuple(
+                f"blk.{number}.{name}" for name in ((row.stored,) if isinstance(row.stored, str) else row.stored)
+            )
+            if all(name in parts.tensors for name in names):
+                left.difference_update(names)
+                found |= _undone(names, parts, f"{prefix}{number}.{row.target}", row.how, heads.get(number))
+    if left:
+        shown = ", ".join(sorted(left)[:5]) + (", …" if len(left) > 5 else "")
+        raise UnsupportedArchitecture(
+            f"{len(left)} tensors have no place in this architecture as it is read here: {shown}. Without them the "
+            "model would compute something else.",
+            param=min(left),
+        )
+    return found
+
+
+def _undone(
+    names: tuple[str, ...], parts: GgufParts, target: str, how: How, heads: Heads | None
+) -> dict[str, CheckpointTensor]:
+    stored = [parts.tensors[name] for name in names]
+    number, place = stored[0]
+    whole = _segment(number, place)
+    if how == "experts":
+        return _experts(names[0], number, place, target)
+    if how == "join":
+        _same_columns(names, [item for _, item in stored])
+        segments = tuple(_segment(*item) for item in stored)
+        shape = (sum(item.shape[0] for _, item in stored), *place.shape[1:])
+        return {target: CheckpointTensor(shape, segments)}
+    if how == "join_experts":
+        return {target: _joined_experts(names, stored)}
+    if how == "latent":
+        return {target: _latent(names, stored)}
+    if how in ("rotary", "rotary_kv"):
+        count = 0 if heads is None else heads.queries if how == "rotary" else heads.keys
+        if not count or place.shape[0] % (2 * count):
+            raise TensorShapeMismatch(
+                f"{names[0]} has {place.shape[0]} rows, which {count} heads of an even width don't give.",
+                param=names[0],
+            )
+        return {target: CheckpointTensor(place.shape, (whole,), head_rows=place.shape[0] // count)}
+    shape = place.shape
+    if how == "conv":
+        shape = (place.shape[0], 1, *place.shape[1:])
+    elif how in ("vector", "a_log_vector"):
+        shape = (math.prod(place.shape),)
+    elif how == "row":
+        shape = (1, math.prod(place.shape))
+    if how in ("a_log", "a_log_vector"):
+        return {target: CheckpointTensor(shape, (whole,), folded="negative_exp")}
+    if how == "norm":
+        return {target: CheckpointTensor(shape, (whole,), folded="plus_one")}
+    return {target: CheckpointTensor(shape, (whole,))}
+
+
+def _segment(number: int, place: GgufTensor) -> Segment:
+    if len(place.shape) == 1 and place.block_type.values == 1:
+        return Segment(number, place.type, place.begin, place.shape[0], 1)  # a bias has rows, as its matrix has
+    return Segment(number, place.type, place.begin, math.prod(place.shape[:-1]), place.shape[-1])
+
+
+def _experts(name: str, number: int, place: GgufTensor, target: str) -> dict[str, CheckpointTensor]:
+    """A stack (E, rows, columns) as E matrices."""
+    if len(place.shape) != 3:
+        raise TensorShapeMismatch(f"{name} has shape {list(place.shape)}; three axes are needed.", param=name)
+    count, rows, columns = place.shape
+    size = (place.end - place.begin) // count
+    return {
+        target.replace("{e}", str(expert)): CheckpointTensor(
+            (rows, columns), (Segment(number, place.type, place.begin + expert * size, rows, columns),)
+        )
+        for expert in range(count)
+    }
+
+
+def _joined_experts(names: tuple[str, ...], stored: list[tuple[int, GgufTensor]]) -> CheckpointTensor:
+    """Stacks (E, rows, columns) as one (E, all rows, columns)."""
+    stacks = [_experts(name, *item, "{e}") for name, item in zip(names, stored, strict=True)]
+    _same_columns(names, [item for _, item in stored])
+    count = len(stacks[0])
+    if any(len(stack) != count for stack in stacks):
+        raise TensorShapeMismatch(f"{' and '.join(names)} have different numbers of experts.", param=names[0])
+    segments = tuple(stack[str(expert)].segments[0] for expert in range(count) for stack in stacks)
+    rows = sum(item.shape[1] for _, item in stored)
+    return CheckpointTensor((count, rows, stored[0][1].shape[2]), segments)
+
+
+def _latent(names: tuple[str, ...], stored: list[tuple[int, GgufTensor]]) -> CheckpointTensor:
+    """DeepSeek's kv_b_proj (heads · (k + v), latent) from k (heads, latent, k) and v (heads, v, latent)."""
+    (_, keys), (_, values) = stored
+    fits = len(keys.shape) == len(values.shape) == 3
+    if not fits or keys.shape[0] != values.shape[0] or keys.shape[1] != values.shape[2]:
+        raise TensorShapeMismatch(
+            f"{' and '.join(names)} have shapes {list(keys.shape)} and {list(values.shape)}; (heads, latent, width) "
+            "and (heads, width, latent) are needed.",
+            param=names[0],
+        )
+    heads, latent, key_width = keys.shape
+    key_parts = _experts(names[0], *stored[0], "{e}")
+    value_parts = _experts(names[1], *stored[1], "{e}")
+    segments: list[Segment] = []
+    for head in range(heads):
+        piece = key_parts[str(head)].segments[0]
+        segments.append(Segment(piece.part, piece.type, piece.begin, piece.rows, piece.columns, transposed=True))
+        segments.append(value_parts[str(head)].segments[0])
+    return CheckpointTensor((heads * (key_width + values.shape[1]), latent), tuple(segments))
+
+
+def _same_columns(names: tuple[str, ...], places: list[GgufTensor]) -> None:
+    if len({place.shape[-1] for place in places}) != 1 or len({len(place.shape) for place in places}) != 1:
+        shapes = " and ".join(str(list(place.shape)) for place in places)
+        raise TensorShapeMismatch(
+            f"{' and '.join(names)} have shapes {shapes}; they can't be put together.", param=names[0]
+        )

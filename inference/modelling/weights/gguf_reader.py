@@ -1,0 +1,165 @@
+"""GgufPlace: a tensor of a GGUF file, read piece by piece as the checkpoint had it before conversion.
+
+Stored blocks become values, and what the converter did to rows and values is undone, a few rows at a time: neither
+the stored nor the final form of a tensor has to be in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from inference.errors import CorruptCheckpoint
+from inference.modelling.gguf.architectures import read_checkpoint
+from inference.modelling.gguf.block_types import BLOCK_TYPES
+from inference.modelling.gguf.tensors import CheckpointTensor, Segment
+from inference.modelling.weights.block_values import PLAIN_DTYPES, dequantise
+
+CHUNK_VALUES = 1 << 16
+"""Values that are computed at once: what the formulas make on the way stays in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufPlace:
+    """Where a tensor is, and how it is read.
+
+    Attributes:
+        file: Name of the (first) file.
+        tensor: How it is put together.
+        descriptors: Open files, by the numbers of the parts.
+        stored: dtype of what is read.
+    """
+
+    file: str
+    tensor: CheckpointTensor
+    descriptors: Sequence[int]
+    stored: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the checkpoint had it."""
+        return self.tensor.shape
+
+    @property
+    def start(self) -> int:
+        """Its first byte in the file."""
+        return self.tensor.segments[0].begin
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is read."""
+        return sum(segment.rows * segment.columns for segment in self.tensor.segments) * self.stored.itemsize
+
+    def fill(self, target: memoryview, begin: int) -> None:
+        """Read values.
+
+        Args:
+            target: As many bytes as are read: whole values.
+            begin: Their first byte in the tensor.
+
+        Raises:
+            CorruptCheckpoint: The file ended before, or the disk failed.
+        """
+        out = torch.frombuffer(target, dtype=self.stored)
+        first, done = begin // self.stored.itemsize, 0
+        columns = _width(self.tensor.segments[0])
+        while done < len(out):
+            row, within = divmod(first + done, columns)
+            count = max(1, CHUNK_VALUES // columns)
+            if self.tensor.head_rows:  # up to the end of a head, whose rows are computed together
+                end = row + max(count, self.tensor.head_rows)
+                count = end // self.tensor.head_rows * self.tensor.head_rows - row
+            count = min(count, -(-(within + len(out) - done) // columns))
+            values = self._rows(row, count).flatten()[within : within + len(out) - done]
+            out[done : done + len(values)].copy_(values)
+            done += len(values)
+
+    def _rows(self, first: int, count: int) -> torch.Tensor:
+        """(n, columns) from row ``first`` on: at least one row, at most ``count``, of one segment."""
+        start = 0
+        for segment in self.tensor.segments:
+            rows = segment.columns if segment.transposed else segment.rows
+            if first < start + rows:
+                return self._undone(self._segment_rows(segment, first - start, min(count, start + rows - first)))
+            start += rows
+        raise AssertionError("rows behind the tensor's end")
+
+    def _segment_rows(self, segment: Segment, first: int, count: int) -> torch.Tensor:
+        if segment.transposed:
+            return self._decoded(segment, 0, segment.rows).T[first : first + count]
+        heads = self.tensor.head_rows
+        if not heads:
+            return self._decoded(segment, first, count)
+        # Neighbouring pairs back into two halves, for all heads that the rows are part of.
+        begin = first // heads * heads
+        end = -(-(first + count) // heads) * heads
+        pairs = self._decoded(segment, begin, end - begin).view(-1, heads // 2, 2, segment.columns)
+        return pairs.transpose(1, 2).reshape(end - begin, segment.columns)[first - begin : first - begin + count]
+
+    def _decoded(self, segment: Segment, first: int, count: int) -> torch.Tensor:
+        """(count, columns), float32 or as the file has it."""
+        kind = BLOCK_TYPES[segment.type]
+        data = bytearray(count * segment.row_bytes)
+        self._read(memoryview(data), segment, first * segment.row_bytes)
+        raw = torch.frombuffer(data, dtype=torch.uint8)
+        plain = PLAIN_DTYPES.get(kind.name)
+        values = raw.view(plain) if plain is not None else dequantise(raw.view(-1, kind.num_bytes), kind)
+        return values.view(count, segment.columns)
+
+    def _undone(self, values: torch.Tensor) -> torch.Tensor:
+        if self.tensor.folded == "plus_one":
+            return values.float() - 1
+        if self.tensor.folded == "negative_exp":
+            return torch.log(-values.float())
+        return values
+
+    def _read(self, target: memoryview, segment: Segment, begin: int) -> None:
+        done = 0
+        while done < len(target):
+            try:
+                count = os.preadv(self.descriptors[segment.part], [target[done:]], segment.begin + begin + done)
+            except OSError as error:
+                raise CorruptCheckpoint(f"{self.file} can't be read: {error.strerror}.", param=self.file) from None
+            if not count:
+                raise CorruptCheckpoint(f"{self.file} ends before its tensors do.", param=self.file)
+            done += count
+
+
+def open_gguf(paths: Sequence[Path], closing: ExitStack, dequantised: torch.dtype) -> dict[str, GgufPlace]:
+    """All tensors of a GGUF file under the names that they had.
+
+    Args:
+        paths: Its parts, in order.
+        closing: Closes the files.
+        dequantised: dtype of what is computed from codes; numbers keep the dtype that they are stored in.
+
+    Raises:
+        CheckpointError: As ``read_checkpoint``, or a file can't be opened.
+    """
+    checkpoint = read_checkpoint(paths)
+    try:
+        descriptors = [closing.enter_context(path.open("rb", buffering=0)).fileno() for path in paths]
+    except OSError as error:
+        raise CorruptCheckpoint(f"{paths[0].name} can't be opened: {error.strerror}.", param=paths[0].name) from None
+    return {
+        name: GgufPlace(paths[tensor.segments[0].part].name, tensor, descriptors, _stored(tensor, dequantised))
+        for name, tensor in checkpoint.tensors.items()
+    }
+
+
+def _width(segment: Segment) -> int:
+    return segment.rows if segment.transposed else segment.columns
+
+
+def _stored(tensor: CheckpointTensor, dequantised: torch.dtype) -> torch.dtype:
+    """dtype of what is read of a tensor."""
+    if tensor.folded:
+        return torch.float32
+    kinds = {BLOCK_TYPES[segment.type].name for segment in tensor.segments}
+    plain = PLAIN_DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
+    return plain or dequantised

@@ -1,0 +1,157 @@
+"""Every architecture: a random checkpoint written as GGUF computes the logits that it had in HuggingFace's form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, quants
+from safetensors.torch import load_file, save_file
+from transformers import Gemma2Config, Qwen2MoeConfig, Qwen3MoeConfig
+
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
+from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
+from inference.modelling.families.registry import family_builder
+from inference.modelling.gguf.architectures import read_checkpoint
+from inference.modelling.network import HybridForCausalLM
+from inference.modelling.weights.loader import load_network
+from tests.inference.modelling.gguf.converter import convert
+from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
+from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle, load_directory
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_attention import BASE, MOE
+from tests.inference.modelling.test_network_attention import CASES as ATTENTION
+from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT
+from tests.inference.modelling.test_network_recurrent import make_model, oracle_of
+
+ATTENTION_CASES = (
+    "llama", "llama-mha-bias", "llama-mqa-tied-head-dim", "llama-rope-llama3", "llama-rope-linear", "llama-rope-yarn",
+    "mistral-no-window", "qwen2", "qwen3", "mixtral", "phi3", "phi3-partial-window", "phi3-longrope-short",
+    "deepseek_v2", "deepseek_v2-q-lora-groups-yarn", "deepseek_v3",
+)  # fmt: skip
+OWN_CASES = {
+    "qwen2_moe": Qwen2MoeConfig(**BASE | MOE | {"num_experts": 6, "shared_expert_intermediate_size": 20}),
+    "qwen3_moe": Qwen3MoeConfig(**BASE | MOE | {"num_experts": 8, "head_dim": 16, "norm_topk_prob": True}),
+    "gemma2": Gemma2Config(
+        **BASE | {"head_dim": 16, "sliding_window": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 16}
+    ),
+}
+CONFIGS = {name: ATTENTION[name] for name in ATTENTION_CASES} | OWN_CASES
+"""What a GGUF file can state: the size of Gemma's scale and which layers of Qwen are dense are not in it."""
+
+RECURRENT_CASES = {
+    "mamba": {},
+    "falcon_mamba": {"mixer_rms_eps": 1e-5},
+    "mamba2": {},
+    "bamba": {},
+    "granitemoehybrid-moe": {},
+    "granitemoehybrid-dense-rope": {},
+    "nemotron_h-dense": {"time_step_min": 1e-9},
+    "nemotron_h-moe": {"time_step_min": 1e-9, "use_bias": False},
+    "jamba": {},
+}
+"""With the constants that a file can't state, as llama.cpp has them."""
+
+
+def load_gguf(*paths, dtype: torch.dtype = torch.float32) -> HybridForCausalLM:
+    """As the worker does: config and names to a spec, spec to a network."""
+    found = read_checkpoint(paths)
+    infos = {name: TensorInfo(tensor.type_name, tensor.shape) for name, tensor in found.tensors.items()}
+    view = CheckpointView(CheckpointConfig(found.config), TensorTable(infos), Facts())
+    spec = family_builder(found.config["model_type"])(view)
+    return load_network(spec, paths, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_attention_gives_the_same_logits(name, tmp_path):
+    directory, oracle = make_checkpoint(CONFIGS[name], tmp_path)
+    assert_matches_oracle(load_gguf(convert(directory, tmp_path / "model.gguf")), oracle)
+
+
+@pytest.mark.parametrize("name", RECURRENT_CASES)
+def test_recurrence_gives_the_same_logits(name, tmp_path):
+    family, values = RECURRENT[name]
+    model = make_model(family, values | RECURRENT_CASES[name])
+    model.save_pretrained(tmp_path)
+    assert_matches_oracle(load_gguf(convert(tmp_path, tmp_path / "model.gguf")), oracle_of(model))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "BF16"])
+@pytest.mark.parametrize("name", ["llama", "qwen2_moe"])
+def test_codes_give_the_logits_of_their_values(name, kind, tmp_path):
+    directory, _ = make_checkpoint(CONFIGS[name], tmp_path)
+    path = convert(directory, tmp_path / "model.gguf", kind)
+    tensors = load_file(directory / "model.safetensors")
+    number = GGMLQuantizationType[kind]
+    for key, given in tensors.items():
+        if given.dim() == 2 and not given.shape[1] % quants.GGML_QUANT_SIZES[number][0] and given.shape[0] > 1:
+            tensors[key] = torch.from_numpy(quants.dequantize(quants.quantize(given.numpy(), number), number))
+    save_file(tensors, directory / "model.safetensors")
+    tokens = torch.arange(40) % 90
+    expected = SequenceRunner(load_directory(directory)).step([("a", tokens.tolist())])["a"]
+    found = SequenceRunner(load_gguf(path)).step([("a", tokens.tolist())])["a"]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)  # the same values, perhaps in another order
+
+
+def test_a_split_file_is_the_same(tmp_path):
+    directory, oracle = make_checkpoint(CONFIGS["llama"], tmp_path)
+    found = GGUFReader(convert(directory, tmp_path / "model.gguf"))
+    kept = [(key.name, key) for key in found.fields.values() if not key.name.startswith("GGUF.")]
+    names = [tensor.name for tensor in found.tensors]
+    paths = []
+    for part in range(2):
+        own = names[part::2]
+        tensors = [
+            Tensor(item.name, tuple(reversed([int(size) for size in item.shape])), item.data.tobytes())
+            for item in found.tensors
+            if item.name in own
+        ]
+        keys = {"split.no": value(part, "u16"), "split.count": value(2, "u16")}
+        if part == 0:
+            keys |= {name: packed(key) for name, key in kept}
+        paths.append(tmp_path / f"model-{part + 1:05}-of-00002.gguf")
+        write_gguf(paths[-1], keys, tensors)
+    assert_matches_oracle(load_gguf(*paths), oracle)
+
+
+def packed(key) -> bytes:
+    """Type and value of a key that the package has read."""
+    given = key.contents()
+    if isinstance(given, list):
+        return value(given)
+    kind = "string" if isinstance(given, str) else {4: "u32", 5: "i32", 6: "f32", 7: "bool"}[int(key.types[0])]
+    return value(given, kind)
+
+
+def minimal(tmp_path, keys: dict, rows: int = 4):
+    path = tmp_path / "m.gguf"
+    tensor = Tensor("token_embd.weight", (rows, 2), bytes(8 * rows))
+    write_gguf(path, {"general.architecture": "llama", "llama.block_count": 1} | keys, [tensor])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        (
+            {"general.architecture": "rwkv7"},
+            UnsupportedArchitecture,
+            "'rwkv7', which is not read; read are llama, qwen2",
+        ),
+        ({"general.architecture": ""}, UnsupportedArchitecture, "no general.architecture"),
+        ({"general.type": "adapter"}, UnsupportedFormat, "holds no model, but 'adapter'"),
+        ({"llama.block_count": 0}, UnsupportedArchitecture, "states 0 layers"),
+        ({"llama.block_count": "x"}, CorruptCheckpoint, "llama.block_count is 'x'; it must be a whole number"),
+        ({"tokenizer.ggml.tokens": ["a", "b", "c"]}, TensorShapeMismatch, "has 3 tokens .* has 4 rows"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(keys, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        read_checkpoint([minimal(tmp_path, keys)])
+
+
+def test_a_tensor_that_the_architecture_lacks_is_refused(tmp_path):
+    path = tmp_path / "m.gguf"
+    keys = {"general.architecture": "llama", "llama.block_count": 1}
+    write_gguf(path, keys, [Tensor("blk.0.ssm_a", (2,), bytes(8)), Tensor("blk.1.attn_q.weight", (2, 2), bytes(16))])
+    with pytest.raises(UnsupportedArchitecture, match=r"2 tensors have no place .* blk.0.ssm_a, blk.1.attn_q.weight"):
+        read_checkpoint([path])

@@ -1,0 +1,105 @@
+"""Configs: what isn't a plain copy of a key; that whole files compute the same is in test_architectures.py."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from inference.errors import UnsupportedArchitecture
+from inference.modelling.gguf import configs
+from inference.modelling.gguf.metadata import Metadata
+from inference.modelling.gguf.parts import read_parts
+from tests.inference.modelling.gguf.converter import llama3_factors
+from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
+
+LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.fixture
+def meta(tmp_path):
+    def make(arch: str, keys: dict, **tensors: list[float]) -> Metadata:
+        path = tmp_path / "m.gguf"
+        stated = {f"{arch}.{key}": given for key, given in keys.items()}
+        places = [
+            Tensor(f"{name}.weight", (len(values),), struct.pack(f"<{len(values)}f", *values))
+            for name, values in tensors.items()
+        ]
+        write_gguf(path, {"general.architecture": arch} | stated, places)
+        return Metadata(read_parts([path]))
+
+    return make
+
+
+HEADS = {"block_count": 2, "embedding_length": 256, "attention.head_count": 2, "rope.freq_base": 500000.0}
+
+
+def test_the_divisors_of_llama_3_are_its_rule(meta):
+    factors = llama3_factors(LLAMA31, 500000.0, 128)
+    found = configs.llama(meta("llama", HEADS, rope_freqs=factors.tolist()))
+    assert found["rope_scaling"] == {"rope_type": "llama3"} | LLAMA31
+
+
+def test_other_divisors_are_taken_as_they_are(meta):
+    found = configs.llama(meta("llama", HEADS, rope_freqs=[1.0] * 32 + [3.0] * 32))["rope_scaling"]
+    assert (found["rope_type"], found["short_factor"], found["attention_factor"]) == (
+        "longrope",
+        [1.0] * 32 + [3.0] * 32,
+        1.0,
+    )
+    assert "rope_scaling" not in configs.llama(meta("llama", HEADS, rope_freqs=[1.0] * 64))
+
+
+def test_a_part_of_the_head_is_rotated(meta):
+    assert configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 96}))["partial_rotary_factor"] == 0.75
+    assert "partial_rotary_factor" not in configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 128}))
+
+
+def test_an_unknown_stretch_is_refused(meta):
+    with pytest.raises(UnsupportedArchitecture, match=r"llama\.rope\.scaling\.type is 'ntk'"):
+        configs.llama(meta("llama", HEADS | {"rope.scaling.type": "ntk"}))
+
+
+def test_llama_with_experts_is_mixtral(meta):
+    found = configs.llama(meta("llama", HEADS | {"expert_count": 8, "expert_used_count": 2}))
+    assert (found["model_type"], found["num_local_experts"], found["num_experts_per_tok"]) == ("mixtral", 8, 2)
+    assert configs.llama(meta("llama", HEADS))["model_type"] == "llama"
+
+
+def test_gemmas_largest_model_has_another_scale(meta):
+    keys = {"embedding_length": 4608, "attention.head_count": 32, "attention.key_length": 128}
+    assert configs.gemma2(meta("gemma2", keys | {"block_count": 46}))["query_pre_attn_scalar"] == 144
+    assert configs.gemma2(meta("gemma2", keys | {"block_count": 42}))["query_pre_attn_scalar"] == 128
+
+
+def test_deepseek_is_told_by_its_scores(meta):
+    second = configs.deepseek2(meta("deepseek2", {"block_count": 2, "expert_group_count": 8}))
+    assert (second["model_type"], second["topk_method"]) == ("deepseek_v2", "group_limited_greedy")
+    third = configs.deepseek2(
+        meta("deepseek2", {"block_count": 2, "expert_gating_func": 2, "expert_weights_norm": True})
+    )
+    assert (third["model_type"], third["scoring_func"], third["norm_topk_prob"]) == ("deepseek_v3", "sigmoid", True)
+    with pytest.raises(UnsupportedArchitecture, match=r"expert_gating_func is 3"):
+        configs.deepseek2(meta("deepseek2", {"block_count": 2, "expert_gating_func": 3}))
+
+
+def test_yarn_of_deepseek_states_its_magnitude(meta):
+    keys = {
+        "block_count": 2, "rope.dimension_count": 64, "rope.scaling.type": "yarn", "rope.scaling.factor": 40.0,
+        "rope.scaling.original_context_length": 4096, "rope.scaling.yarn_log_multiplier": 0.0707,
+    }  # fmt: skip
+    found = configs.deepseek2(meta("deepseek2", keys))["rope_scaling"]
+    assert (found["mscale"], found["mscale_all_dim"], found["factor"]) == (0.707, 0.707, 40.0)
+
+
+def test_granite_has_positions_if_it_says_so(meta):
+    assert configs.granite(meta("granitehybrid", HEADS))["position_embedding_type"] == "nope"
+    rotary = HEADS | {"rope.scaling.finetuned": True}
+    assert configs.granite(meta("granitehybrid", rotary))["position_embedding_type"] == "rope"
+    assert configs.granite(meta("granite", HEADS))["attention_multiplier"] == 128**-0.5
+
+
+def test_heads_are_the_most_of_any_layer(meta):
+    keys = {"block_count": 3, "attention.head_count": 8, "attention.head_count_kv": value([0, 4, 0], "u32")}
+    found = configs.jamba(meta("jamba", keys))
+    assert (found["num_attention_heads"], found["num_key_value_heads"]) == (8, 4)

@@ -1,0 +1,35 @@
+"""Names: every tensor that llama.cpp's converter can write for an architecture is known."""
+
+from __future__ import annotations
+
+import pytest
+from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
+
+from inference.modelling.gguf.architectures import _MIXTRAL, ARCHITECTURES, CONFIG_TENSORS
+
+UNREAD = {
+    "llama": {"attn_rot_embd"},
+    "deepseek2": {"attn_rot_embd", "attn_k", "attn_v"},
+    "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
+}
+"""Rotary tables of the first files, names that the package lists but no model has, and experts in a latent space."""
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_packages_tensors_have_a_row(name):
+    row = ARCHITECTURES[name]
+    known = {stored.partition(".")[0] for stored in (*row.outer, *CONFIG_TENSORS)}
+    for rename in (*row.layers, *(_MIXTRAL.layers if name == "llama" else ())):
+        known |= {
+            stored.partition(".")[0]
+            for stored in ([rename.stored] if isinstance(rename.stored, str) else rename.stored)
+        }
+    arch = next(key for key, spelled in MODEL_ARCH_NAMES.items() if spelled == name)
+    listed = {TENSOR_NAMES[kind].removeprefix("blk.{bid}.") for kind in MODEL_TENSORS[arch]}
+    assert listed - known == UNREAD.get(name, set())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_no_name_has_two_rows(name):
+    stored = [row.stored for row in ARCHITECTURES[name].layers]
+    assert len(stored) == len(set(stored))

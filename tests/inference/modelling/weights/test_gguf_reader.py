@@ -1,0 +1,111 @@
+"""GgufPlace: any piece of a tensor is the same as that piece of the whole."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+
+from inference.errors import CorruptCheckpoint
+from inference.modelling.gguf.tensors import CheckpointTensor, Segment
+from inference.modelling.weights import gguf_reader
+from inference.modelling.weights.files import TensorFiles
+from inference.modelling.weights.gguf_reader import GgufPlace
+from tests.inference.modelling.gguf.writer import TYPES, Tensor, write_gguf
+
+HEADS, HEAD_ROWS, COLUMNS = 3, 8, 64
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """(values, place) of a Q8_0 matrix in a file."""
+    values = np.random.default_rng(1).standard_normal((HEADS * HEAD_ROWS, COLUMNS)).astype(np.float32)
+    coded = quants.quantize(values, GGMLQuantizationType.Q8_0)
+    path = tmp_path / "codes"
+    path.write_bytes(b"head" + coded.tobytes())
+    values = torch.from_numpy(quants.dequantize(coded, GGMLQuantizationType.Q8_0))
+    with ExitStack() as closing:
+        descriptor = closing.enter_context(path.open("rb")).fileno()
+
+        def place(dtype=torch.float32, **changes) -> GgufPlace:
+            segment = Segment(0, TYPES["Q8_0"][0], 4, *values.shape)
+            shape = changes.pop("shape", tuple(values.shape))
+            segments = changes.pop("segments", (segment,))
+            return GgufPlace("codes", CheckpointTensor(shape, segments, **changes), [descriptor], dtype)
+
+        yield values, place
+
+
+def read(place: GgufPlace, begin: int = 0, end: int | None = None) -> torch.Tensor:
+    size = place.stored.itemsize
+    end = place.size // size if end is None else end
+    out = bytearray((end - begin) * size)
+    place.fill(memoryview(out), begin * size)
+    return torch.frombuffer(out, dtype=place.stored)
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 1 << 16])
+@pytest.mark.parametrize("head_rows", [0, HEAD_ROWS])
+def test_pieces_are_the_pieces_of_the_whole(stored, monkeypatch, chunk, head_rows):
+    monkeypatch.setattr(gguf_reader, "CHUNK_VALUES", chunk)
+    values, make = stored
+    place = make(head_rows=head_rows)
+    expected = values
+    if head_rows:
+        expected = values.view(HEADS, HEAD_ROWS // 2, 2, COLUMNS).transpose(1, 2).reshape(values.shape)
+    assert torch.equal(read(place), expected.flatten())
+    for begin, end in ((0, 1), (63, 65), (500, 1030), (1000, len(expected.flatten()))):
+        assert torch.equal(read(place, begin, end), expected.flatten()[begin:end])
+
+
+def test_values_are_rounded_once(stored):
+    values, make = stored
+    assert torch.equal(read(make(torch.bfloat16)), values.flatten().bfloat16())
+
+
+def test_what_was_folded_into_values_is_undone(stored):
+    values, make = stored
+    assert torch.equal(read(make(folded="plus_one")), values.flatten() - 1)
+    found = read(make(folded="negative_exp"))
+    positive = values.flatten() < 0
+    assert torch.equal(found[positive], torch.log(-values.flatten()[positive]))
+
+
+def test_segments_lie_one_below_the_other(stored):
+    values, make = stored
+    number = TYPES["Q8_0"][0]
+    row = COLUMNS // 32 * 34
+    wide = Segment(0, number, 4, COLUMNS, COLUMNS, transposed=True)  # needs more rows than there are
+    with pytest.raises(CorruptCheckpoint, match="codes ends before its tensors do"):
+        read(make(segments=(wide,), shape=(COLUMNS, COLUMNS)))
+    parts = (Segment(0, number, 4 + 5 * row, 2, COLUMNS), Segment(0, number, 4, 3, COLUMNS))
+    place = make(segments=parts, shape=(5, COLUMNS))
+    expected = torch.cat((values[5:7], values[:3])).flatten()
+    assert torch.equal(read(place), expected)
+    assert torch.equal(read(place, 100, 200), expected[100:200])
+    turned = make(segments=(Segment(0, number, 4, 4, COLUMNS, transposed=True),), shape=(COLUMNS, 4))
+    assert torch.equal(read(turned), values[:4].T.flatten())
+    assert torch.equal(read(turned, 7, 30), values[:4].T.flatten()[7:30])
+
+
+def test_tensor_files_take_a_gguf_file(tmp_path):
+    path = tmp_path / "m.gguf"
+    plain = torch.arange(8.0).view(4, 2)
+    keys = {"general.architecture": "llama", "llama.block_count": 1}
+    coded = quants.quantize(np.ones((2, 32), np.float32), GGMLQuantizationType.Q8_0).tobytes()
+    tensors = [
+        Tensor("token_embd.weight", (4, 2), plain.numpy().tobytes()),
+        Tensor("blk.0.ffn_up.weight", (2, 32), coded, type=TYPES["Q8_0"][0]),
+    ]
+    write_gguf(path, keys, tensors)
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"]
+    with TensorFiles([path], [names], dequantised=torch.bfloat16) as files:
+        files.move()
+        assert [files.shape_of(name) for name in names] == [(4, 2), (2, 32)]
+        assert [files.dtype_of(name) for name in names] == [torch.float32, torch.bfloat16]
+        assert files.position_of(names[0])[0] == "m.gguf"
+        assert torch.equal(files.read(names[0]), plain)
+        torch.testing.assert_close(files.read(names[1]), torch.ones(2, 32, dtype=torch.bfloat16))
