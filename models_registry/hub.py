@@ -21,11 +21,13 @@ from inference.errors import (
     Unavailable,
 )
 from inference.host.units import format_bytes
+from inference.modelling.encodings.quantisation_config import SIDE_FILES
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z")
 _SERVED = (
     "config.json",
     "generation_config.json",
+    *SIDE_FILES,
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",

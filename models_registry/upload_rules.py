@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference.errors import InvalidRequest, RequestTooLarge, UnsupportedFormat
+from inference.modelling.encodings.quantisation_config import SIDE_FILES
 
 CHUNK_BYTES = 2 << 20
 """Largest piece per request; below Django's in-memory limit, so that a body never spools to the system's /tmp."""
@@ -22,6 +23,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _EXACT: dict[str, int] = {
     "config.json": MEBIBYTE,
     "generation_config.json": MEBIBYTE,
+    **dict.fromkeys(SIDE_FILES, MEBIBYTE),
     "tokenizer.json": 32 * MEBIBYTE,
     "tokenizer.model": 32 * MEBIBYTE,
     "tokenizer_config.json": 8 * MEBIBYTE,

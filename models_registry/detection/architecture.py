@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from inference.errors import UnsupportedArchitecture, UnsupportedFormat
+from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
 from inference.modelling.families.registry import FAMILIES
 
@@ -190,25 +190,3 @@ def _infer_from_names(names: list[str], facts: Facts) -> str:
         "multipliers: set model_type if the text is nonsense."
     )
     return model_type
-
-
-def refuse_quantised(names: Iterable[str], config: CheckpointConfig) -> None:
-    """Refuse quantised weights, which would otherwise appear as odd shapes.
-
-    Raises:
-        UnsupportedFormat: config.json or a tensor name shows quantisation.
-    """
-    quantisation = config.get("quantization_config", "compression_config")
-    if quantisation is not None:
-        method = quantisation.get("quant_method", "?") if isinstance(quantisation, Mapping) else "?"
-        raise UnsupportedFormat(
-            f"the checkpoint is quantised ({str(method)[:40]}), which is not served yet; use the unquantised weights.",
-            param="quantization_config",
-        )
-    for name in names:
-        if name.endswith((".qweight", ".g_idx", ".qzeros", ".weight_scale_inv", ".weight_scale", "_blocks")):
-            raise UnsupportedFormat(
-                f"tensor {name[:120]} belongs to quantised weights, which are not served yet; use the "
-                "unquantised weights.",
-                param=name[:120],
-            )

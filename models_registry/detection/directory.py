@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from inference.errors import CheckpointError, CorruptCheckpoint, MissingTensor, UnsupportedFormat
+from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import MAX_TENSORS
 
@@ -33,6 +34,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,254}")
 
 _SIDE_FILES: Mapping[str, Role] = {
     "config.json": "config",
+    **dict.fromkeys(SIDE_FILES, "config"),
     "generation_config.json": "generation_config",
     "tokenizer_config.json": "tokenizer_config",
     "special_tokens_map.json": "tokenizer_config",

@@ -39,12 +39,13 @@ from inference.modelling.families.registry import family_builder
 from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, Mamba3Spec, MLASpec, MoESpec
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
-from models_registry.detection.architecture import detect_format, detect_model_type, refuse_quantised
+from models_registry.detection.architecture import detect_format, detect_model_type
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
 from models_registry.detection.facts import check_overrides
 from models_registry.detection.gguf_files import METADATA, read_gguf_checkpoint
 from models_registry.detection.json_file import read_object
 from models_registry.detection.printable import printable
+from models_registry.detection.quantised import decode_quantised
 from models_registry.detection.safetensors_header import MAX_TENSORS, read_header
 from models_registry.detection.stored_values import are_alike, read_values
 from models_registry.detection.vocabulary import choose_tokenizer
@@ -194,17 +195,18 @@ def _inspection(
     facts: Facts,
     checked: dict[str, Any],
 ) -> Inspection:
-    refuse_quantised(tensors, config)
-    format_ = detect_format(tensors, config, facts)
-    model_type, is_inferred = detect_model_type(tensors, format_, config, facts)
+    # From here on the tensors are those of the checkpoint before it was quantised.
+    decoded = decode_quantised(resolved, tensors, config, facts)
+    format_ = detect_format(decoded.tensors, config, facts)
+    model_type, is_inferred = detect_model_type(decoded.tensors, format_, config, facts)
     # Families with several types read the type from the config, which must have the detected one.
     typed = config if model_type == "oxidizr" else CheckpointConfig({**config.values, "model_type": model_type})
-    view = CheckpointView(typed, TensorTable(tensors), facts)
-    spec = _build(view, model_type, is_inferred)
+    view = CheckpointView(typed, TensorTable(decoded.tensors), facts)
+    spec = replace(_build(view, model_type, is_inferred), encoded=decoded.encoded)
     _check_sources(spec, view.tensors)
     _check_overrides_hold(spec, checked)
     if spec.tie_word_embeddings and "tie_word_embeddings" not in checked:
-        _check_tied_head(spec, resolved.directory, tensors)
+        _check_tied_head(spec, resolved.directory, decoded.tensors)
     if spec.format == "oxidizr":
         _look_at_a_log(spec, resolved.directory, tensors, facts)
     tokenizer = choose_tokenizer(resolved, spec, config, facts)
@@ -351,8 +353,9 @@ def _check_tied_head(spec: ModelSpec, directory: Path, tensors: Mapping[str, Ten
         TensorShapeMismatch: The two differ: config.json and the file contradict each other.
     """
     embedding = spec.parameters["embed_tokens.weight"].pieces[0].name
+    is_encoded = {item.name for item in spec.encoded}
     for name in filter(TIED_HEAD.fullmatch, tensors):
-        if not are_alike(directory, tensors[name], tensors[embedding]):
+        if is_encoded.intersection((name, embedding)) or not are_alike(directory, tensors[name], tensors[embedding]):
             raise TensorShapeMismatch(
                 f"by config.json (tie_word_embeddings) the head is {embedding}, but {name} is stored and differs from "
                 "it; correct config.json, or set the override tie_word_embeddings to false (use the stored head) or "

@@ -11,6 +11,7 @@ from inference.errors import CorruptCheckpoint
 from inference.modelling.families.config import TensorInfo
 
 MAX_VALUES = 1 << 16
+MAX_SMALL_BYTES = 1 << 18
 NUM_SAMPLES = 64
 """Places, evenly spread, at which two tensors are compared: reading gigabytes would make the inspection slow."""
 SAMPLE_BYTES = 1 << 12
@@ -34,6 +35,20 @@ def read_values(directory: Path, info: TensorInfo) -> tuple[float, ...]:
     if any(math.isnan(value) for value in values):
         raise CorruptCheckpoint(f"{info.file}: a tensor at byte {info.begin} holds NaN.", param=info.file)
     return values
+
+
+def read_small(directory: Path, info: TensorInfo) -> bytes:
+    """All bytes of a tensor of at most ``MAX_SMALL_BYTES``.
+
+    Raises:
+        CorruptCheckpoint: It has more, or the file is shorter than its header said.
+    """
+    size = info.end - info.begin
+    if size > MAX_SMALL_BYTES:
+        raise CorruptCheckpoint(
+            f"{info.file}: a tensor has {size} bytes where at most {MAX_SMALL_BYTES} make sense.", param=info.file
+        )
+    return _read(directory, info, 0, size)
 
 
 def are_alike(directory: Path, first: TensorInfo, second: TensorInfo) -> bool:

@@ -18,23 +18,28 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import deserialize
 
 from inference.errors import CheckpointError
+from inference.modelling.encodings.quantisation_config import read_quantisation_config
+from inference.modelling.encodings.table import decode_table
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorTable
 from inference.modelling.families.registry import family_builder
 from inference.modelling.gguf.container import GgufArray, read_gguf
-from models_registry.detection.architecture import detect_format, detect_model_type, refuse_quantised
+from models_registry.detection.architecture import detect_format, detect_model_type
 from models_registry.detection.directory import resolve
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import read_header
+from models_registry.detection.stored_values import read_small
 from models_registry.detection.tokenizer_files import find_chat_template, read_tokenizer_files
 from tests.faults.artefacts import gguf_files
 from tests.faults.artefacts.case import write_llama
 from tests.faults.artefacts.headers import HOSTILE, LEGAL, MORE_HOSTILE
+from tests.faults.artefacts.quantised import CASES as QUANTISED
 from tests.faults.artefacts.tokenizers import tokenizer_cases
 from tests.inference.modelling.families.published_configs import PUBLISHED
 from tests.models_registry.detection.builders import LLAMA_CONFIG, framed, small_hybrid, write_checkpoint
@@ -59,7 +64,8 @@ TEXTS = (
     "__class__", "llama", "mamba2", "qwen3_moe", "deepseek_v3", "granitemoehybrid", "os.system", "\x1b[2J", "é" * 300,
     "x" * 5000, "(a+)+$", "{{ 7 * 7 }}", "1e999", "special", "content", "Sequence", "BPE", "added_tokens", "name", "id",
     "chat_template", "bos_token", "eos_token", "added_tokens_decoder", "template", "model_type", "architectures",
-    "rope_scaling", "rope_type", "factor", "quantization_config", "layer_types", "head_dim", "__float__",
+    "rope_scaling", "rope_type", "factor", "quantization_config", "quant_method", "gptq",
+    "config_groups", "bits", "layer_types", "head_dim", "__float__",
 )  # fmt: skip
 BYTES = (
     b"",
@@ -196,6 +202,7 @@ class Fuzzer:
     _configs: list[Any] = field(default_factory=list)
     _tokenizers: list[Any] = field(default_factory=list)
     _tables: list[dict[str, Any]] = field(default_factory=list)
+    _places: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         files = {**LEGAL, **HOSTILE, **MORE_HOSTILE}.values()
@@ -205,12 +212,19 @@ class Fuzzer:
         write_checkpoint(self.directory / "oxidizr", shapes, config)
         (self.directory / "llama").mkdir()
         write_llama(self.directory / "llama")
-        for name, values in (("llama", LLAMA_CONFIG), ("oxidizr", config)):
-            self._configs.append(parsed(json.dumps(values).encode()))
-            self._tables.append(read_header(self.directory / name / "model.safetensors"))
+        quantised = [case for case in QUANTISED if case.refusal is None]
+        for number, case in enumerate(quantised):
+            (self.directory / f"quantised-{number}").mkdir()
+            case.make(self.directory / f"quantised-{number}")
+        for name in ("llama", "oxidizr", *(f"quantised-{number}" for number in range(len(quantised)))):
+            place = self.directory / name
+            self._configs.append(parsed((place / "config.json").read_bytes()))
+            self._tables.append(read_header(place / "model.safetensors"))
+            self._places.append(place)
         for model_type, values in PUBLISHED.values():  # their keys, with the sizes of the tensors
             self._configs.append(parsed(json.dumps({**values, **LLAMA_CONFIG, "model_type": model_type}).encode()))
             self._tables.append(self._tables[0])
+            self._places.append(self._places[0])
         small = [case.content for case in tokenizer_cases() if len(case.content) < 4 * MAX_SEED_BYTES]
         for content in small:
             try:
@@ -314,8 +328,11 @@ class Fuzzer:
 
         def check() -> None:
             """As in ``models_registry.detection.inspection``, with the header read before."""
-            config, facts, tensors = CheckpointConfig(read_object(path)), Facts(), self._tables[which]
-            refuse_quantised(tensors, config)
+            config, facts = CheckpointConfig(read_object(path)), Facts()
+            stated = config.get("quantization_config", "compression_config")
+            stated = None if stated is None else read_quantisation_config(stated)
+            read = partial(read_small, self._places[which])
+            tensors = decode_table(self._tables[which], stated, read, facts).tensors
             model_type, _ = detect_model_type(tensors, detect_format(tensors, config, facts), config, facts)
             typed = config if model_type == "oxidizr" else CheckpointConfig({**config.values, "model_type": model_type})
             spec = family_builder(model_type)(CheckpointView(typed, TensorTable(tensors), facts))

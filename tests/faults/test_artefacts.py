@@ -21,7 +21,7 @@ from models_registry.detection.child import inspect_in_child
 from models_registry.detection.inspection import inspect_checkpoint
 from models_registry.models import Checkpoint
 from models_registry.services import checkpoint_register
-from tests.faults.artefacts import archives, configs, headers, pickles, tokenizers
+from tests.faults.artefacts import archives, configs, headers, pickles, quantised, tokenizers
 from tests.faults.artefacts.archives import OUTSIDE
 from tests.faults.artefacts.case import Case, write_llama
 from tests.faults.artefacts.intake import Intake
@@ -29,7 +29,9 @@ from tests.faults.artefacts.pickles import CANARY
 from tests.faults.artefacts.templates import BOMBS, ESCAPES, MARK
 from tests.faults.artefacts.tokenizers import PROBE, ROWS, tokenizer_cases
 
-ALL_CASES = (headers.CASES, configs.CASES, tokenizers.CASES, pickles.CASES, archives.CASES)
+ALL_CASES = (
+    headers.CASES, configs.CASES, quantised.CASES, tokenizers.CASES, pickles.CASES, archives.CASES,
+)  # fmt: skip
 MAX_BYTES = 64 << 20
 MAX_MESSAGE_CHARS = 1000
 
@@ -111,6 +113,10 @@ def test_f46_headers(db, intake, directory):
 )
 def test_f48_configs(db, intake, directory):
     check(configs.CASES, intake, directory, max_cpu_s=1.0)
+
+
+def test_quantised_checkpoints(db, intake, directory):
+    check(quantised.CASES, intake, directory, max_cpu_s=1.0)
 
 
 @pytest.mark.fault(

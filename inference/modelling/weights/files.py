@@ -22,8 +22,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedFormat
+from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.mapped import LEAST_BYTES, mapped_zeros
+from inference.modelling.weights.encoded_reader import encoded_readers
 from inference.modelling.weights.gguf_reader import open_gguf
+from inference.modelling.weights.stored_tensor import StoredTensor
 
 NUM_READERS = 3
 """Least number, and at most ``MAX_READERS``: one more than there are threads to compute, since readers also pack, and
@@ -43,26 +46,8 @@ _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
-
-
-class _Place(Protocol):
-    """Where a tensor is: a name of its file, its first byte there, shape, and dtype and bytes of what is read."""
-
-    @property
-    def file(self) -> str: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def stored(self) -> torch.dtype | None: ...
-
-    def fill(self, target: memoryview, begin: int) -> None:
-        """Read the bytes of a tensor from ``begin`` on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +117,8 @@ class TensorFiles:
     Args:
         files: safetensors files, or the parts of one GGUF file in order.
         groups: See ``expect``.
-        dequantised: dtype of what is read of tensors that a GGUF file has in codes.
+        dequantised: dtype of what is read of tensors that the files have in codes.
+        encoded: Which tensors safetensors files have in codes.
     """
 
     def __init__(
@@ -141,11 +127,12 @@ class TensorFiles:
         groups: Iterable[Sequence[str]] = (),
         *,
         dequantised: torch.dtype = torch.float32,
+        encoded: Sequence[EncodedTensor] = (),
     ) -> None:
         self._paths = list(files)
-        self._dequantised = dequantised
+        self._dequantised, self._encoded = dequantised, tuple(encoded)
         self._groups = [tuple(names) for names in groups]
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, StoredTensor] = {}
         self._closing = ExitStack()
         self._buffers = _Buffers()
         self._num_prefetched = 0
@@ -163,6 +150,7 @@ class TensorFiles:
             else:
                 for path in self._paths:
                     self._open(path)
+                self._places |= encoded_readers(self._encoded, self._places, self._dequantised)
         except BaseException:
             self._closing.close()
             raise
@@ -266,7 +254,7 @@ class TensorFiles:
         """What was read of the group belongs to the caller."""
         self._is_kept = True
 
-    def _place(self, name: str) -> _Place:
+    def _place(self, name: str) -> StoredTensor:
         place = self._places.get(name)
         if place is None:
             raise MissingTensor(f"tensor {name} is missing from the checkpoint.", param=name)
@@ -316,7 +304,7 @@ class TensorFiles:
             start += place.size
         return _Group((), {}, _NOTHING, pieces, start)
 
-    def _pass_on(self, place: _Place, begin: int, size: int, sink: RowSink, at: int) -> None:
+    def _pass_on(self, place: StoredTensor, begin: int, size: int, sink: RowSink, at: int) -> None:
         buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
         if buffer is None or len(buffer) < size:
             buffer = self._own.buffer = torch.empty(size, dtype=torch.uint8)
@@ -371,7 +359,7 @@ class _Buffers:
                 self._spare.popleft()
 
 
-def _dtype_of(name: str, place: _Place) -> torch.dtype:
+def _dtype_of(name: str, place: StoredTensor) -> torch.dtype:
     dtype = place.stored
     if dtype is None:
         raise UnsupportedFormat(f"tensor {name} has a dtype that can't be read.", param=name)

@@ -59,9 +59,9 @@ def load_network(
     network = _empty_network(spec)
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     backend = choose_backend(device, dtype)
-    # Codes of a GGUF file are rounded once, to what the network has or is quantised from.
+    # Codes are rounded once, to what the network has or is quantised from.
     dequantised = dtype if quant == "none" and dtype in _STORED else torch.float32
-    with TensorFiles(weight_files, dequantised=dequantised) as files, torch.inference_mode():
+    with TensorFiles(weight_files, dequantised=dequantised, encoded=spec.encoded) as files, torch.inference_mode():
         # As the files have them: what lies together is read at the rate that a reading from end to end has.
         order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, _stored_names(item[1]))))
         parameters = [

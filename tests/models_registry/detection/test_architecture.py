@@ -9,7 +9,6 @@ import pytest
 from inference.errors import (
     InvalidRequest,
     UnsupportedArchitecture,
-    UnsupportedFormat,
 )
 from inference.modelling.families.config import Confidence
 from inference.modelling.families.registry import FAMILIES
@@ -149,13 +148,3 @@ def test_tables_of_types_agree_with_the_registry() -> None:
     assert set(ARCHITECTURE_NAMES.values()) <= set(FAMILIES)
     assert set(ALIASES.values()) <= set(FACTS)
     assert not set(ALIASES) & set(FACTS)
-
-
-def test_quantised_weights_are_refused(llama: Path) -> None:
-    write_json(llama / "config.json", LLAMA_CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
-    with pytest.raises(UnsupportedFormat, match="gptq"):
-        inspect_checkpoint(llama)
-    write_json(llama / "config.json", LLAMA_CONFIG)
-    write_tensors(llama / "model.safetensors", llama_shapes() | {"model.layers.0.mlp.up_proj.qweight": (2, 2)})
-    with pytest.raises(UnsupportedFormat, match="qweight"):
-        inspect_checkpoint(llama)

@@ -1,0 +1,42 @@
+"""Read what a checkpoint's files say of its quantisation, and the tensors that it had before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from inference.modelling.encodings.quantisation_config import (
+    SIDE_FILES,
+    QuantisationConfig,
+    read_quantisation_config,
+)
+from inference.modelling.encodings.table import DecodedTable, decode_table
+from inference.modelling.families.config import CheckpointConfig, Facts, TensorInfo
+from models_registry.detection.directory import CheckpointDirectory
+from models_registry.detection.json_file import read_object
+from models_registry.detection.stored_values import read_small
+
+
+def decode_quantised(
+    resolved: CheckpointDirectory, tensors: Mapping[str, TensorInfo], config: CheckpointConfig, facts: Facts
+) -> DecodedTable:
+    """Return the checkpoint's tensors as they were before they were quantised, and how the files hold them.
+
+    Raises:
+        CheckpointError: The method isn't read, or config and tensors contradict each other.
+    """
+    if resolved.is_gguf:  # its reader gives the values of its codes
+        return DecodedTable(dict(tensors))
+    return decode_table(tensors, _stated(resolved, config), partial(read_small, resolved.directory), facts)
+
+
+def _stated(resolved: CheckpointDirectory, config: CheckpointConfig) -> QuantisationConfig | None:
+    """What config.json says, else the first of the files beside it; None: nothing does."""
+    value = config.get("quantization_config", "compression_config")
+    if value is not None:
+        return read_quantisation_config(value)
+    for name in SIDE_FILES:
+        path = resolved.find(name)
+        if path is not None:
+            return read_quantisation_config(read_object(path), name)
+    return None
