@@ -4,8 +4,9 @@
 reads the head once for all layers' sake, and its rounding goes straight into the logits. Everything that is small or
 that a recurrence or a choice multiplies stays as it is: routers, norms, convolutions, A, D, dt, gates of few rows.
 
-int8: 255 symmetric steps, a bfloat16 scale for each output and 128 inputs: 8.125 bits per weight. int4: 16 steps, a
-scale for each output and 32 inputs: 4.5 bits. See docs/decisions/0010-quantised-products.md.
+int8: 255 symmetric steps, a bfloat16 scale for each output and 128 inputs: 8.125 bits per weight. int4: 16 levels, a
+scale for each output and 32 inputs: 4.5 bits. See docs/decisions/0010-quantised-products.md and
+docs/decisions/0053-codes-by-error.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ Kind = Literal["int8", "int4"]
 
 QUANTS: tuple[Quant, ...] = ("none", "int8", "int4")
 GROUP_SIZES: dict[Kind, int] = {"int8": 128, "int4": 32}
+INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the sixteen codes of int4 stand for: those of GGUF's IQ4_NL (ggml, ggml-common.h). More of them lie near 0, as
+more weights do; the ends differ, so that a scale's sign can give the farther one to the greatest magnitude."""
 SMALLEST_SIDE = 32
 """A matrix with fewer rows or columns stays as it is: it saves nothing, and often decides something."""
 

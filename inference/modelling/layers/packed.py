@@ -14,11 +14,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.quantisation import GROUP_SIZES, Kind
+from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS, Kind
 
 _BITS = 32
 """Outputs that share a number in ``output_bits``."""
 _TINY = 1e-30
+_ENDS = (-127.0, -118.0, -136.0, -110.0, -145.0, 113.0, 104.0, 121.0, 97.0)
+"""Where among the levels of int4 a group's value of the greatest magnitude is tried."""
 
 
 class Packed(Protocol):
@@ -87,7 +89,8 @@ class PlainQuantised:
     """Quantised values in rows, where no kernels are: memory is saved, products are dense. The reference of the others.
 
     Attributes:
-        values: (…, N, K) int8; for int4 (…, N, K/2 rounded up) uint8 with the even inputs in the low nibbles, offset 8.
+        values: (…, N, K) int8; for int4 (…, N, K/2 rounded up) uint8, a nibble the number of a level
+            (``INT4_LEVELS``), those of the even inputs the low ones.
         scales: (…, N, groups) bfloat16.
         kind: ``int8`` or ``int4``.
         inputs: K.
@@ -130,7 +133,8 @@ class PlainQuantised:
 
     def _dense(self, values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if self.kind == "int4":
-            values = torch.stack((values & 15, values >> 4), -1).flatten(-2)[..., : self.inputs].to(torch.int8) - 8
+            numbers = torch.stack((values & 15, values >> 4), -1).flatten(-2)[..., : self.inputs]
+            values = torch.tensor(INT4_LEVELS, dtype=torch.int8, device=values.device)[numbers.int()]
         expanded = scales.float().repeat_interleave(GROUP_SIZES[self.kind], -1)[..., : self.inputs]
         return (values.float() * expanded).to(dtype)
 
@@ -155,18 +159,27 @@ def quantise_plainly(weight: torch.Tensor, kind: Kind) -> PlainQuantised:
     groups = -(-inputs // group)
     padded = functional.pad(weight.float(), (0, groups * group - inputs))
     grouped = padded.view(*weight.shape[:-1], groups, group)
-    scales = _scales_int8(grouped) if kind == "int8" else _scales_int4(grouped)
-    low, high = (-127, 127) if kind == "int8" else (-8, 7)
-    values = _whole(grouped, scales.float(), low, high).flatten(-2)[..., :inputs]
     if kind == "int8":
+        scales = _scales_int8(grouped)
+        values = (grouped * _inverse(scales)).clamp_(-127, 127).round_().flatten(-2)[..., :inputs]
         return PlainQuantised(values.to(torch.int8), scales, kind, inputs)
-    nibbles = functional.pad(values + 8, (0, inputs % 2)).to(torch.uint8)
+    is_real = torch.arange(groups * group, device=weight.device).view(groups, group) < inputs
+    scales = _scales_int4(grouped, is_real)
+    numbers = nearest_levels(grouped * _inverse(scales)).flatten(-2)[..., :inputs]
+    nibbles = functional.pad(numbers, (0, inputs % 2)).to(torch.uint8)
     return PlainQuantised(nibbles[..., ::2] | nibbles[..., 1::2] << 4, scales, kind, inputs)
 
 
-def _whole(grouped: torch.Tensor, scales: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    inverse = torch.where(scales == 0, 0.0, torch.ones_like(scales) / scales).unsqueeze(-1)
-    return (grouped * inverse).clamp_(low, high).round_()
+def nearest_levels(values: torch.Tensor) -> torch.Tensor:
+    """The numbers of the levels of int4 that are nearest to float32 values, int64."""
+    levels = torch.tensor(INT4_LEVELS, dtype=torch.float32, device=values.device)
+    return torch.bucketize(values, (levels[1:] + levels[:-1]) / 2)
+
+
+def _inverse(scales: torch.Tensor) -> torch.Tensor:
+    """(…, groups) to (…, groups, 1) float32; 0 for a group of nothing."""
+    wide = scales.float()
+    return torch.where(wide == 0, 0.0, torch.ones_like(wide) / wide).unsqueeze(-1)
 
 
 def _scales_int8(grouped: torch.Tensor) -> torch.Tensor:
@@ -178,14 +191,28 @@ def _scales_int8(grouped: torch.Tensor) -> torch.Tensor:
     return torch.where(row_max < _TINY, 0.0, torch.where(near.float() < exact, above, near).float()).bfloat16()
 
 
-def _scales_int4(grouped: torch.Tensor) -> torch.Tensor:
-    """(…, groups) bfloat16: of some that put the greatest magnitude at or a little beyond an end, the least error."""
-    row_max = grouped.abs().amax(-1)
-    best = torch.zeros_like(row_max, dtype=torch.bfloat16)
-    best_error = torch.full_like(row_max, torch.inf)
-    for end in (-8.0, 8.0, -7.0, -7.5, 7.5, -8.5, 8.5, -9.0, 9.0):
-        scale = (row_max / torch.full_like(row_max, end)).bfloat16()
-        error = (grouped - _whole(grouped, scale.float(), -8, 7) * scale.float().unsqueeze(-1)).square().sum(-1)
-        best = torch.where(error < best_error, scale, best)
-        best_error = torch.minimum(error, best_error)
-    return torch.where(row_max < _TINY, 0.0, best.float()).bfloat16()
+def _scales_int4(grouped: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor:
+    """(…, groups) bfloat16: the least squared error.
+
+    The value of the greatest magnitude is tried at both ends, and a little before and beyond them. For the levels that
+    are nearest then, the best scale is Σ value · level / Σ level², and the error Σ value² less its product with
+    Σ value · level.
+
+    Args:
+        grouped: (…, groups, size).
+        is_real: (groups, size) which inputs there are.
+    """
+    extreme = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))
+    is_nothing = extreme.abs() < _TINY
+    relative = grouped * (1.0 / torch.where(is_nothing, 1.0, extreme))
+    levels = torch.tensor(INT4_LEVELS, dtype=torch.float32, device=grouped.device)
+    best = torch.zeros_like(extreme[..., 0])
+    best_gain = torch.zeros_like(best)
+    for end in _ENDS:
+        nearest = levels[nearest_levels(relative * end)] * is_real
+        product = (relative * nearest).sum(-1)
+        scale = product / nearest.square().sum(-1)
+        is_better = product * scale > best_gain
+        best = torch.where(is_better, scale, best)
+        best_gain = torch.where(is_better, product * scale, best_gain)
+    return torch.where(is_nothing, 0.0, best.unsqueeze(-1) * extreme)[..., 0].bfloat16()

@@ -7,7 +7,8 @@ loads at once: 16 bytes of one output, four 32-bit words. In int4 it holds the 3
 together, and nothing has to be shuffled between threads.
 
 No integer is ever converted: shifted into the mantissa of a float32 that is a power of two, n *is* that power plus n.
-The offset leaves again per chunk: Σ x·(n + o) - o·Σ x.
+The offset leaves again per chunk: Σ x·(n + o) - o·Σ x. The nibbles of int4 first become the bytes of their levels, four
+at a time: PTX's ``prmt`` chooses four bytes of eight by the nibbles of a word (PTX ISA, section "prmt").
 
 One row is multiplied on the ordinary cores: a thread holds a chunk of several outputs against the same inputs, and its
 sums stay in float32 to the end. 2 to 64 rows, where a value is worth a matrix instruction, are multiplied in tiles;
@@ -22,6 +23,7 @@ Reference: ``layers.packed.PlainQuantised``.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +33,7 @@ import triton.language as tl
 from torch.nn import functional
 
 from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
-from inference.modelling.quantisation import GROUP_SIZES, Kind
+from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS, Kind
 
 BITS: dict[Kind, int] = {"int8": 8, "int4": 4}
 CHUNK_WORDS = 4
@@ -41,6 +43,30 @@ FEW_ROWS, MAX_ROWS = PRODUCT_ROWS[1:]
 """Of a tile of rows; above the second, nothing is expanded inside a product."""
 PIECE_VALUES = 1 << 24
 """Of a matrix that are quantised at once: their float32 copies are 64 MiB each, some of them there together."""
+
+
+_RAISED_BY = tl.constexpr(256.0 + 128.0)
+"""What the kernels' values are raised by: a power of two, and what makes the stored ones unsigned."""
+
+
+def _four_levels(first: int) -> int:
+    """Four unsigned levels of int4 in an int32."""
+    return int.from_bytes(bytes(level + 128 for level in INT4_LEVELS[first : first + 4]), "little", signed=True)
+
+
+_LEVELS_0, _LEVELS_1 = tl.constexpr(_four_levels(0)), tl.constexpr(_four_levels(4))
+_LEVELS_2, _LEVELS_3 = tl.constexpr(_four_levels(8)), tl.constexpr(_four_levels(12))
+# Three bits of each nibble choose of the lower eight levels and of the upper ones, the fourth bit of these two.
+_CHOOSE_LEVELS = tl.constexpr(f"""{{
+    .reg .b32 chosen, lower, upper;
+    and.b32 chosen, $1, 0x7777;
+    prmt.b32 lower, {_four_levels(0)}, {_four_levels(4)}, chosen;
+    prmt.b32 upper, {_four_levels(8)}, {_four_levels(12)}, chosen;
+    shr.u32 chosen, $1, 1;
+    and.b32 chosen, chosen, 0x4444;
+    or.b32 chosen, chosen, 0x3210;
+    prmt.b32 $0, lower, upper, chosen;
+}}""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,30 +167,42 @@ def _arranged(plain: PlainQuantised) -> torch.Tensor:
     return places.contiguous().view(torch.int32).flatten(1)
 
 
-@triton.jit
-def _power(PLACE: tl.constexpr, BITS: tl.constexpr):
-    """What ``_raised`` adds to the values of a place: a power of two."""
-    return 256.0 if BITS == 8 or PLACE % 2 == 0 else 16.0
+if os.environ.get("TRITON_INTERPRET") == "1":
+
+    @triton.jit
+    def _levels(nibbles):
+        """The unsigned levels of the lower four nibbles of int32 words, a byte for each. The interpreter has no PTX."""
+        found = nibbles * 0
+        for place in tl.static_range(4):
+            number = (nibbles >> (place * 4)) & 15
+            quarter = tl.where(
+                number < 4, _LEVELS_0, tl.where(number < 8, _LEVELS_1, tl.where(number < 12, _LEVELS_2, _LEVELS_3))
+            )
+            found |= ((quarter >> ((number & 3) * 8)) & 255) << (place * 8)
+        return found
+
+else:
+
+    @triton.jit
+    def _levels(nibbles):
+        """The unsigned levels of the lower four nibbles of int32 words, a byte for each."""
+        return tl.inline_asm_elementwise(_CHOOSE_LEVELS, "=r,r", [nibbles], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
 def _raised(words, PLACE: tl.constexpr, BITS: tl.constexpr):
-    """The unsigned values of a place of int32 words, plus ``_power``, in float32.
+    """The values of a place of int32 words, plus ``_RAISED_BY``, in float32.
 
-    Bit b of a float32 with exponent e counts 2^(e - 23 + b). With bits 15 and on as the ones of 256 and bits 19 and
-    on as those of 16, two neighbouring nibbles need the same shift.
+    Bit b of a float32 with exponent e counts 2^(e - 23 + b): a byte from bit 15 on is added to 256.
     """
-    shift: tl.constexpr = 15 - (PLACE * 8 if BITS == 8 else PLACE // 2 * 8)
+    if BITS == 4:
+        words = _levels(words >> (PLACE // 4 * 16))
+    shift: tl.constexpr = 15 - PLACE % 4 * 8
     if shift > 0:  # noqa: SIM108
         moved = words << shift
     else:
         moved = words >> -shift
-    if BITS == 8:
-        bits = (moved & (255 << 15)) | 0x43800000
-    elif PLACE % 2 == 0:
-        bits = (moved & (15 << 15)) | 0x43800000
-    else:
-        bits = (moved & (15 << 19)) | 0x41800000
+    bits = (moved & (255 << 15)) | 0x43800000
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -209,7 +247,7 @@ def _row_product(
             # The neighbours' addresses are equal; with them the inputs come to the threads that need them.
             column = (step + chunk) * CHUNK + place * 4 + word + neighbour * 0
             values = tl.load(row_ptr + column, mask=column < INPUTS, other=0.0).to(tl.float32)
-            offsets += values * (_power(place, BITS) + (128 if BITS == 8 else 8))
+            offsets += values * _RAISED_BY
             sums += values * _raised(words, place, BITS)
         chunk_sums = tl.sum(sums, 4, keep_dims=True) - tl.sum(offsets, 4, keep_dims=True)
         total += chunk_sums * scale.to(tl.float32)
@@ -255,7 +293,7 @@ def tile_sums(
             column = across // 4 * CHUNK + place * 4 + across % 4
             values = tl.load(rows + column, mask=real & (column < INPUTS), other=0.0)
             # Both products are exact, and so is their difference: it is rounded once, to the rows' type.
-            offset = scale * (_power(place, BITS) + (128 if BITS == 8 else 8))
+            offset = scale * _RAISED_BY
             weight = (_raised(words, place, BITS) * scale - offset).to(values.dtype)
             total = tl.dot(weight, values, total, input_precision=PRECISION)
     return total
@@ -301,7 +339,10 @@ def _expand(
     word = column // CHUNK * 4 + column % 4
     words = tl.load(words_ptr + source * ((INPUTS + CHUNK - 1) // CHUNK * 4) + word, mask=known, other=0)
     scale = tl.load(scales_ptr + source * ((INPUTS + GROUP - 1) // GROUP) + column // GROUP, mask=known, other=0.0)
-    whole = ((words >> (place * BITS)) & ((1 << BITS) - 1)) - (1 << (BITS - 1))
+    if BITS == 4:
+        words = _levels(words >> (place * 4))
+        place = 0
+    whole = ((words >> (place * 8)) & 255) - 128
     values = whole.to(tl.float32) * scale.to(tl.float32)
     tl.store(out_ptr + row * INPUTS + column, values.to(out_ptr.dtype.element_ty), mask=known)
 

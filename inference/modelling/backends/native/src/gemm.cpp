@@ -290,7 +290,7 @@ void read_row(const Matrix& w, int64_t row, T* out) {
       int32_t whole;
       if constexpr (F::kStepBytes == 64) {
         const uint8_t both = block[k / 8 * 128 + lane * 4 + k % 4];
-        whole = (k % 8 < 4 ? both & 15 : both >> 4) - F::kOffset;
+        whole = kLevels[k % 8 < 4 ? both & 15 : both >> 4];
       } else {
         whole = block[k / 4 * 128 + lane * 4 + k % 4] - F::kOffset;
       }

@@ -41,7 +41,7 @@ void multiply(
   // Of the inputs a run whose activations stay in the second cache, and within a block parts that stay in the first
   // one while the panels pass. One panel goes through a block from end to end.
   const int64_t panel_bytes = panels.line ? kTiledPanelBytes : kPanelBytes;
-  const int64_t run = count == 1 ? units : std::max<int64_t>(1, panel_bytes / (rows * t.unit_steps * 4));
+  const int64_t run = count == 1 ? units : std::max<int64_t>(1, panel_bytes / (rows * panels.words * t.unit_steps * 4));
   const int64_t part = count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
   t.advance = ceil_div(F::kStepBytes, count);
   const ReadOrder& order = count == 1 ? read_order() : plain_order();
@@ -67,7 +67,7 @@ void multiply(
         const int64_t piece = t.advance * t.unit_steps * (t.unit_end - t.unit_begin);
         for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
           const int64_t start = panels.start(panel);
-          t.steps = panels.steps + start * panels.depth;
+          t.steps = panels.first_step(panel);
           t.scales = panels.scales + start * panels.units;
           t.offsets = panels.offsets + start * panels.units;
           t.sums = sums + ((block - block_begin) * rows + start - first_row) * kBlock;

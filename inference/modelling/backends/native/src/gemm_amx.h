@@ -30,7 +30,7 @@ class MatrixTiles {
     if constexpr (F::kLine == 0) {
       return;
     } else if constexpr (F::kGrouped) {
-      configure(std::min(rows, kAmxRows));
+      configure(std::min(rows * F::kWords, kAmxRows));
       integers(rows, t);
     } else {
       configure(rows);
@@ -116,31 +116,34 @@ class MatrixTiles {
     ahead.at = end;
   }
 
-  // int8: exact sums of a group, which are scaled and added in float32. With more than 16 rows the last 16 are a second
-  // half, also where it overlaps the first: one configuration serves all panels of a product but the last.
+  // int8: exact sums of a group, which are scaled and added in float32.
   static void integers(int rows, const TileArgs& t) {
-    alignas(64) int32_t whole[kMostRows][kBlock];
+    alignas(64) int32_t whole[kMostRows * F::kWords][kBlock];
+    const int lines = rows * F::kWords;
     WeightsAhead ahead = t.ahead;
     for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
       const int64_t first = unit * t.unit_steps, steps = std::min(t.unit_steps, t.depth - first);
       ask_for<false>(ahead, steps * t.advance);
-      add_group(rows, t.steps + first * rows, t.weights + first * F::kStepBytes, steps, whole);
+      add_group(lines, t.steps + first * lines, t.weights + first * F::kStepBytes, steps, whole);
       const int32_t* offsets = t.offsets + unit * rows;
       const float* scales = t.scales + unit * rows;
       for (int v = 0; v < kVectors; ++v) {
         const vf scale = load(t.weight_scales + unit * kBlock + v * kLanes);
         for (int row = 0; row < rows; ++row) {
           float* to = t.sums + row * kBlock + v * kLanes;
-          vi sum;
-          std::memcpy(&sum, &whole[row][v * kLanes], sizeof sum);
+          vi upper, lower;
+          std::memcpy(&upper, &whole[row][v * kLanes], sizeof upper);
+          std::memcpy(&lower, &whole[rows + row][v * kLanes], sizeof lower);
+          const vi sum = (upper << 8) + lower + offsets[row];
           const vf before = unit == 0 ? splat(0) : load(to);
-          store(to, fused_multiply_add(__builtin_convertvector(sum + offsets[row], vf), scale * scales[row], before));
+          store(to, fused_multiply_add(__builtin_convertvector(sum, vf), scale * scales[row], before));
         }
       }
     }
   }
 
-  // A panel's sums over a group. The usual group of two lines is read into tiles once.
+  // Sums over a group of rows of bytes, 16 at a time. The last 16 may overlap those before: one configuration serves
+  // all panels of a product but the last. The usual group of two lines is read into tiles once.
   static void add_group(int rows, const uint32_t* a, const uint8_t* w, int64_t steps, int32_t (*whole)[kBlock]) {
     constexpr int64_t kSumLine = kBlock * sizeof(int32_t), kLineBytes = F::kLine * F::kStepBytes;
     const bool is_usual = steps == 2 * F::kLine;
@@ -152,9 +155,8 @@ class MatrixTiles {
       _tile_loadd(6, w + kLineBytes, F::kStepBytes);
       _tile_loadd(7, w + kLineBytes + kAmxLine, F::kStepBytes);
     }
-    const int second = rows - kAmxRows;  // where the second half begins
-    for (int half = 0; half < (second > 0 ? 2 : 1); ++half) {
-      const int row = half ? second : 0;
+    for (int begin = 0; begin < rows; begin += kAmxRows) {
+      const int row = std::max(0, std::min(begin, rows - kAmxRows));
       const uint32_t* from = a + row * F::kLine;
       _tile_zero(0);
       _tile_zero(1);

@@ -1,6 +1,7 @@
 // Activations in panels of a few rows: four bytes of each row side by side, [steps][rows], or for matrix tiles a line
-// of them, [lines][rows][words]. For int8 and int4 they are quantised to signed bytes per row and group on the way, by
-// the group's greatest magnitude.
+// of them, [lines][rows][words]. For int8 and int4 they are quantised per row and group on the way, by the group's
+// greatest magnitude: for int4 to signed bytes, for int8 to 16 bits, whose upper and lower bytes (both signed) lie as
+// rows of their own, the upper ones first. Rounded to bytes they would cost more than the weights of int8 do.
 #pragma once
 
 #include <algorithm>
@@ -16,26 +17,29 @@ constexpr int kMostRows = 2 * kAmxRows;  // of any panel
 
 // Rows in panels.
 struct Panels {
-  uint32_t* steps = nullptr;   // panel p from start(p) · depth: [depth][size(p)], or [depth / line][size(p)][line]
+  // Panel p from start(p) · words · depth: [depth][words · size(p)], or [depth / line][words · size(p)][line].
+  uint32_t* steps = nullptr;
   float* scales = nullptr;     // panel p from start(p) · units: [units][size(p)]
   int32_t* offsets = nullptr;  // alike: what the weights' offset adds to the sum, negated
   int64_t rows = 0, depth = 0, units = 0;
+  int64_t words = 1;
   int64_t line = 0;  // words of a row in a matrix tile; 0: no tiles are used
   int64_t most = 0, count = 0, base = 0, extra = 0;
 
-  Panels(int64_t rows_, int64_t most_, int64_t depth_, int64_t units_, int64_t line_)
-      : rows(rows_), depth(depth_), units(units_), line(line_), most(most_) {
+  Panels(int64_t rows_, int64_t most_, int64_t depth_, int64_t units_, int64_t words_, int64_t line_)
+      : rows(rows_), depth(depth_), units(units_), words(words_), line(line_), most(most_) {
     count = ceil_div(rows, most);
     // Panels for tiles are full, but for the last one. Others have nearly the same size.
     base = line ? most : count ? rows / count : 0;
     extra = count && !line ? rows % count : 0;
   }
   int64_t start(int64_t panel) const { return std::min(rows, panel * base + std::min(panel, extra)); }
+  uint32_t* first_step(int64_t panel) const { return steps + start(panel) * words * depth; }
   int size(int64_t panel) const { return static_cast<int>(start(panel + 1) - start(panel)); }
-  int64_t bytes() const { return rows * (depth * 4 + units * 8); }
+  int64_t bytes() const { return rows * (words * depth * 4 + units * 8); }
   void place(void* memory) {
     steps = static_cast<uint32_t*>(memory);
-    scales = reinterpret_cast<float*>(steps + rows * depth);
+    scales = reinterpret_cast<float*>(steps + rows * words * depth);
     offsets = reinterpret_cast<int32_t*>(scales + rows * units);
   }
 };
@@ -86,8 +90,8 @@ inline float greatest_magnitude(const T* from, int64_t count) {
   return std::bit_cast<float>(greatest_of(greatest));
 }
 
-constexpr int64_t kMostGroup = 4096;  // inputs
-constexpr float kTiny = 1e-30f;       // magnitudes below count as 0: their reciprocal would overflow
+constexpr int64_t kInputsAtOnce = 1024;  // of a row, quantised before they are put in their places
+constexpr float kTiny = 1e-30f;          // magnitudes below count as 0: their reciprocal would overflow
 
 // Words of `width` rows step by step: to[step][row]. There are sixteen pointers, those from `width` on to any such row.
 inline void interleave(const uint32_t* const* rows, int width, int64_t steps, uint32_t* to) {
@@ -128,20 +132,30 @@ struct QuantisedGroup {
   int32_t total;  // of the whole numbers
 };
 
-// Values of a row that share a scale to signed bytes, padded to a multiple of 16.
-template <typename T>
-inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to) {
+// Values of a row that share a scale, padded to a multiple of 16: signed bytes; with kWords 2 the upper ones of 16
+// bits, and `stride` words further on the lower ones.
+template <int kWords, typename T>
+inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to, int64_t stride) {
+  constexpr float kSteps = kWords == 2 ? 127 * 256 : 127;
   const float greatest = greatest_magnitude(from, count);
-  const float inverse = greatest < kTiny ? 0.0f : 127.0f / greatest;
+  const float inverse = greatest < kTiny ? 0.0f : kSteps / greatest;
   vi total = {};
+  const auto put = [](vi whole, uint32_t* place) {
+    const vb bytes = __builtin_convertvector(whole, vb);
+    std::memcpy(place, &bytes, sizeof bytes);
+  };
   for (int64_t i = 0; i < count; i += kLanes) {
     const vf values = (i + kLanes <= count ? load(from + i) : load_part(from + i, count - i)) * inverse;
     const vi whole = to_integers(values);
     total += whole;
-    const vb bytes = __builtin_convertvector(whole, vb);
-    std::memcpy(to + i / 4, &bytes, sizeof bytes);
+    if constexpr (kWords == 2) {
+      put((whole + 128) >> 8, to + i / 4);  // the lower byte, with its sign, is what is left
+      put(whole, to + stride + i / 4);
+    } else {
+      put(whole, to + i / 4);
+    }
   }
-  return {greatest < kTiny ? 0.0f : greatest / 127.0f, sum(total)};
+  return {greatest < kTiny ? 0.0f : greatest / kSteps, sum(total)};
 }
 
 // Whether the products of `rows` rows use matrix tiles. Sums of bfloat16 products come out otherwise than without, in
@@ -158,33 +172,64 @@ template <class F>
 Panels panels_for(const Matrix& w, int64_t rows) {
   const bool tiled = suits_tiles<F>(w, rows);
   return Panels(
-      rows, tiled ? kMostRows : F::kPanel, steps_of<F>(w.inputs), F::kGrouped ? w.units() : 0, tiled ? F::kLine : 0);
+      rows, tiled ? kMostRows : F::kPanel, steps_of<F>(w.inputs), F::kGrouped ? w.units() : 0, F::kWords,
+      tiled ? F::kLine : 0);
 }
 
 // The rows of a panel into lines.
 template <class F, typename T>
 void fill_lines(const T* const* rows, const Matrix& w, const Panels& panels, int64_t panel) {
-  const int width = panels.size(panel);
-  uint32_t* steps = panels.steps + panels.start(panel) * panels.depth;
+  const int width = panels.size(panel), lines = width * F::kWords;
+  uint32_t* steps = panels.first_step(panel);
   const auto place = [&](const uint32_t* from, int64_t first, int64_t end, int row) {
     for (int64_t at = first; at < end; at += F::kLine, from += F::kLine)
-      std::memcpy(steps + at * width + row * F::kLine, from, F::kLine * sizeof *from);
+      std::memcpy(steps + at * lines + row * F::kLine, from, F::kLine * sizeof *from);
   };
   for (int row = 0; row < width; ++row) {
     if constexpr (F::kGrouped) {
       float* scales = panels.scales + panels.start(panel) * panels.units;
       int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
-      alignas(64) uint32_t quantised[kMostGroup / 4];
+      alignas(64) uint32_t quantised[F::kWords][kMostGroup / 4];
       for (int64_t unit = 0; unit < panels.units; ++unit) {
         const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
-        const auto [scale, total] = quantise_group(rows[row] + first, count, quantised);
+        const auto [scale, total] =
+            quantise_group<F::kWords>(rows[row] + first, count, quantised[0], std::size(quantised[0]));
         scales[unit * width + row] = scale;
         offsets[unit * width + row] = -F::kOffset * total;
-        place(quantised, first / 4, (first + count) / 4, row);
+        for (int word = 0; word < F::kWords; ++word)
+          place(quantised[word], first / 4, (first + count) / 4, word * width + row);
       }
     } else {
       place(reinterpret_cast<const uint32_t*>(rows[row]), 0, panels.depth, row);
     }
+  }
+}
+
+// Quantised rows of a panel into its place, run by run of whole groups.
+template <class F, typename T>
+void fill_quantised(const T* const* rows, const Matrix& w, const Panels& panels, int64_t panel) {
+  const int width = panels.size(panel), lines = width * F::kWords;
+  uint32_t* steps = panels.first_step(panel);
+  float* scales = panels.scales + panels.start(panel) * panels.units;
+  int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
+  uint32_t quantised[F::kPanel * F::kWords * kInputsAtOnce / 4];
+  const int64_t at_once = kInputsAtOnce / w.unit, stride = at_once * w.unit / 4;
+  const uint32_t* words[kLanes];
+  for (int line = 0; line < kLanes; ++line) words[line] = quantised + (line < lines ? line : 0) * stride;
+  for (int64_t begin = 0; begin < panels.units; begin += at_once) {
+    const int64_t end = std::min(begin + at_once, panels.units);
+    for (int row = 0; row < width; ++row) {
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
+        uint32_t* to = quantised + row * stride + (unit - begin) * w.unit / 4;
+        const auto [scale, total] = quantise_group<F::kWords>(rows[row] + first, count, to, width * stride);
+        scales[unit * width + row] = scale;
+        offsets[unit * width + row] = -F::kOffset * total;
+      }
+    }
+    // Groups are multiples of 16, so only the last one is padded.
+    const int64_t first = begin * w.unit, count = std::min(end * w.unit, w.inputs) - first;
+    interleave(words, lines, padded_inputs<F>(count) / 4, steps + first / 4 * lines);
   }
 }
 
@@ -194,32 +239,13 @@ void fill_panel(const T* const* rows, const Matrix& w, const Panels& panels, int
   if constexpr (F::kLine > 0) {
     if (panels.line) return fill_lines<F>(rows, w, panels, panel);
   }
-  const int width = panels.size(panel);
-  uint32_t* steps = panels.steps + panels.start(panel) * panels.depth;
-  const uint32_t* words[kLanes];
   if constexpr (F::kGrouped) {
-    float* scales = panels.scales + panels.start(panel) * panels.units;
-    int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
-    uint32_t quantised[F::kPanel * kMostGroup / 4];
-    const int64_t at_once = std::max<int64_t>(1, kMostGroup / 4 / w.unit), stride = at_once * w.unit / 4;
-    for (int row = 0; row < kLanes; ++row) words[row] = quantised + (row < width ? row : 0) * stride;
-    for (int64_t begin = 0; begin < panels.units; begin += at_once) {
-      const int64_t end = std::min(begin + at_once, panels.units);
-      for (int row = 0; row < width; ++row) {
-        for (int64_t unit = begin; unit < end; ++unit) {
-          const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
-          uint32_t* to = quantised + row * stride + (unit - begin) * w.unit / 4;
-          const auto [scale, total] = quantise_group(rows[row] + first, count, to);
-          scales[unit * width + row] = scale;
-          offsets[unit * width + row] = -F::kOffset * total;
-        }
-      }
-      // Groups are multiples of 16, so only the last one is padded.
-      const int64_t first = begin * w.unit, count = std::min(end * w.unit, w.inputs) - first;
-      interleave(words, width, padded_inputs<F>(count) / 4, steps + first / 4 * width);
-    }
+    fill_quantised<F>(rows, w, panels, panel);
   } else {
     constexpr int kPer = F::kPerStep;
+    const int width = panels.size(panel);
+    uint32_t* steps = panels.first_step(panel);
+    const uint32_t* words[kLanes];
     const int64_t whole = w.inputs / kPer;
     for (int row = 0; row < kLanes; ++row) words[row] = reinterpret_cast<const uint32_t*>(rows[row < width ? row : 0]);
     interleave(words, width, whole, steps);

@@ -26,6 +26,24 @@ struct TileArgs {
   bool in_pages;       // its order (read_ahead.h)
 };
 
+// The bytes of a table of sixteen (repeated in a register) that the low four bits of each byte choose.
+inline vi look_up(vi table, vi numbers) {
+#if defined(__AVX512VBMI__)
+  // Six bits choose of 64 bytes: the upper two don't matter where a table repeats.
+  return std::bit_cast<vi>(_mm512_permutexvar_epi8(std::bit_cast<__m512i>(numbers), std::bit_cast<__m512i>(table)));
+#elif defined(__AVX512BW__)
+  return std::bit_cast<vi>(
+      _mm512_shuffle_epi8(std::bit_cast<__m512i>(table), std::bit_cast<__m512i>(numbers & 0x0f0f0f0f)));
+#else
+  uint8_t levels[sizeof table], chosen[sizeof numbers];
+  std::memcpy(levels, &table, sizeof table);
+  std::memcpy(chosen, &numbers, sizeof numbers);
+  for (uint8_t& byte : chosen) byte = levels[byte & 15];
+  std::memcpy(&numbers, chosen, sizeof chosen);
+  return numbers;
+#endif
+}
+
 inline vi splat_bits(uint32_t word) { return vi{} + static_cast<int32_t>(word); }
 
 // acc + Σ of four unsigned weights × four signed activations in each lane.
@@ -70,29 +88,26 @@ inline vi load_bits(const uint8_t* from) {
 
 // What lies ahead of some steps. Of one row, weights are read once; but lines that don't stay in any cache can't be
 // asked for in pages, which takes too long for the first one. Several panels share what lies ahead.
-template <int R, bool kInPages, int kSteps = 1>
+template <bool kOnce, int kSteps = 1>
 inline void ask_ahead(WeightsAhead& ahead, int64_t advance) {
-  ahead.ask<R == 1 && !kInPages>();
+  ahead.ask<kOnce>();
   ahead.at += kSteps * advance;
 }
 
-// A group's integer sums of R rows.
-template <class F, int R, bool kInPages>
+// A group's integer sums of R rows of bytes.
+template <class F, int R, bool kOnce>
 inline void add_group(
     vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps, WeightsAhead& ahead, int64_t advance) {
   constexpr bool kFour = F::kStepBytes == 64;
-  // Of one row, the sums of high nibbles are made where these lie, sixteen times too great: one shift for a whole
-  // group. Of several, it is the instructions of each row that count, and there are no registers for more sums.
-  constexpr bool kShiftSums = kFour && R == 1;
-  vi high_sums[kShiftSums ? R : 1][kVectors] = {};
+  const vi levels = load_bits(kUnsignedLevels.bytes);
   for (int64_t step = 0; step < steps; step += kFour ? 2 : 1, a += kFour ? 2 * R : R, w += 128) {
-    ask_ahead<R, kInPages, kFour ? 2 : 1>(ahead, advance);
+    ask_ahead<kOnce, kFour ? 2 : 1>(ahead, advance);
     vi values[kVectors], high[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       values[v] = load_bits(w + v * 64);
       if constexpr (kFour) {
-        high[v] = kShiftSums ? values[v] & static_cast<int32_t>(0xf0f0f0f0) : (values[v] >> 4) & 0x0f0f0f0f;
-        values[v] &= 0x0f0f0f0f;
+        high[v] = look_up(levels, values[v] >> 4);
+        values[v] = look_up(levels, values[v]);
       }
     }
     for (int r = 0; r < R; ++r) {
@@ -102,16 +117,9 @@ inline void add_group(
     if constexpr (kFour) {
       for (int r = 0; r < R; ++r) {
         const vi broadcast = splat_bits(a[R + r]);
-        for (int v = 0; v < kVectors; ++v) {
-          vi& sum = kShiftSums ? high_sums[r][v] : acc[r][v];
-          sum = dot_bytes(sum, high[v], broadcast);
-        }
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bytes(acc[r][v], high[v], broadcast);
       }
     }
-  }
-  if constexpr (kShiftSums) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v) acc[r][v] += high_sums[r][v] >> 4;
   }
 }
 
@@ -126,20 +134,26 @@ void tile(const TileArgs& t) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) sums[r][v] = load(t.sums + r * kBlock + v * kLanes);
   }
+  constexpr bool kOnce = R == 1 && !kInPages;
+  constexpr int kBytes = R * F::kWords;  // rows of bytes
   WeightsAhead ahead = t.ahead;
   const int64_t advance = t.advance;
   for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
     const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
-    const uint32_t* a = t.steps + first * R;
+    const uint32_t* a = t.steps + first * kBytes;
     const uint8_t* w = t.weights + first * F::kStepBytes;
     if constexpr (F::kGrouped) {
-      vi acc[R][kVectors];
+      vi acc[kBytes][kVectors] = {};
       for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = vi{} + t.offsets[unit * R + r];
+        for (int v = 0; v < kVectors; ++v) acc[kBytes - R + r][v] = vi{} + t.offsets[unit * R + r];
       if (last - first == F::kUsualSteps) {
-        add_group<F, R, kInPages>(acc, a, w, F::kUsualSteps, ahead, advance);  // unrolled
+        add_group<F, kBytes, kOnce>(acc, a, w, F::kUsualSteps, ahead, advance);  // unrolled
       } else {
-        add_group<F, R, kInPages>(acc, a, w, last - first, ahead, advance);
+        add_group<F, kBytes, kOnce>(acc, a, w, last - first, ahead, advance);
+      }
+      if constexpr (F::kWords == 2) {
+        for (int r = 0; r < R; ++r)
+          for (int v = 0; v < kVectors; ++v) acc[r][v] = (acc[r][v] << 8) + acc[R + r][v];
       }
       if constexpr (kInPages) __builtin_prefetch(t.weight_scales + unit * kBlock + kScalesAhead, 0, 2);
       for (int v = 0; v < kVectors; ++v) {
@@ -150,7 +164,7 @@ void tile(const TileArgs& t) {
       }
     } else {
       for (int64_t step = first; step < last; ++step, a += R, w += 128) {
-        ask_ahead<R, kInPages>(ahead, advance);
+        ask_ahead<kOnce>(ahead, advance);
         vi values[kVectors];
         for (int v = 0; v < kVectors; ++v) values[v] = load_bits(w + v * 64);
         for (int r = 0; r < R; ++r) {

@@ -155,33 +155,68 @@ inline vf rounded_to_bf16(vf values) {
   return load(near);
 }
 
-// 16 steps from -8 to 7: the scale (its sign says which end has the eight steps) with the least squared error among
-// some that let the greatest magnitude be at or a little beyond an end. A lane is a row.
+constexpr int kMiddle = 8;  // of the sixteen levels
+
+// Half-way between each level and the next.
+constexpr std::array<float, kLanes> middles_of_levels() {
+  std::array<float, kLanes> middles{};
+  for (int i = 0; i + 1 < kLanes; ++i) middles[i] = 0.5f * static_cast<float>(kLevels[i] + kLevels[i + 1]);
+  return middles;
+}
+
+constexpr std::array<float, kLanes> kMiddles = middles_of_levels();
+
+// The number of the level that is nearest, by halves.
+inline vi nearest_level(vf values) {
+  const vf middles = load(kMiddles.data());
+  vi number = (values > splat(kMiddles[kMiddle - 1])) & kMiddle;
+  for (int step = kMiddle / 2; step > 0; step /= 2)
+    number += (values > __builtin_shuffle(middles, number + (step - 1))) & step;
+  return number;
+}
+
+inline vf level_of(vi number) {
+  vi levels;
+  std::memcpy(&levels, kLevels, sizeof levels);
+  return __builtin_convertvector(__builtin_shuffle(levels, number), vf);
+}
+
+// Where the value of the greatest magnitude is tried: at both ends, and a little before and beyond them.
+constexpr float kEnds[] = {-127, -118, -136, -110, -145, 113, 104, 121, 97};
+
+// The scale with the least squared error: for each end the levels that are nearest, and of the scales that these can
+// have the best, Σ value · level / Σ level². A lane is a row.
 inline vf scales_int4(const float* columns, int64_t count) {
   vi bits = {};
+  vf extreme = splat(0);
   for (int64_t i = 0; i < count; ++i) {
-    const vi here = std::bit_cast<vi>(load(columns + i * kLanes)) & 0x7fffffff;
+    const vf value = load(columns + i * kLanes);
+    const vi here = std::bit_cast<vi>(value) & 0x7fffffff;
+    extreme = here > bits ? value : extreme;
     bits = here > bits ? here : bits;
   }
-  const vf greatest = std::bit_cast<vf>(bits);
-  vf best = splat(0), best_error = splat(INFINITY);
-  for (const float end : {-8.0f, 8.0f, -7.0f, -7.5f, 7.5f, -8.5f, 8.5f, -9.0f, 9.0f}) {
-    const vf step = rounded_to_bf16(greatest / splat(end)), inverse = splat(1.0f) / step;
-    vf errors[kLanes] = {};  // of every sixteenth input, so that sums are short chains
-    for (int64_t i = 0; i < count; i += kLanes)
-      for (int j = 0; j < kLanes; ++j) {
-        const vf values = load(columns + (i + j) * kLanes);
-        const vf error = values - __builtin_convertvector(quantise(values, inverse, -8, 7), vf) * step;
-        errors[j] += error * error;
-      }
-    for (int width = kLanes / 2; width > 0; width /= 2)
-      for (int j = 0; j < width; ++j) errors[j] += errors[j + width];
-    const vi is_better = errors[0] < best_error;
-    best = is_better ? step : best;
-    best_error = is_better ? errors[0] : best_error;
+  const vi is_nothing = std::bit_cast<vf>(bits) < splat(kTiny);
+  const vf inverse = splat(1.0f) / (is_nothing ? splat(1.0f) : extreme);
+  vf best = splat(0), best_gain = splat(0);
+  constexpr int kChains = 4;
+  for (const float end : kEnds) {
+    vf products[kChains] = {}, squares[kChains] = {};
+    const auto add = [&](int64_t i, int chain) {
+      const vf value = load(columns + i * kLanes) * inverse, level = level_of(nearest_level(value * end));
+      products[chain] += value * level;
+      squares[chain] += level * level;
+    };
+    int64_t i = 0;
+    for (; i + kChains <= count; i += kChains)
+      for (int chain = 0; chain < kChains; ++chain) add(i + chain, chain);
+    for (; i < count; ++i) add(i, 0);
+    const vf product = (products[0] + products[1]) + (products[2] + products[3]);
+    const vf scale = product / ((squares[0] + squares[1]) + (squares[2] + squares[3])), gain = product * scale;
+    const vi is_better = gain > best_gain;
+    best = is_better ? scale : best;
+    best_gain = is_better ? gain : best_gain;
   }
-  const vi is_nothing = greatest < splat(kTiny);
-  return is_nothing ? splat(0) : best;
+  return is_nothing ? splat(0) : rounded_to_bf16(best * extreme);
 }
 
 template <typename T>
@@ -192,15 +227,15 @@ void quantise_int4(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scal
   for (int64_t unit = 0; unit < w.units(); ++unit) {
     const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
     widen_columns(from, first, count, columns);
-    const vf scale = scales_int4(columns, ceil_div(count, kLanes) * kLanes);
+    const vf scale = scales_int4(columns, count);
     store(scales + unit * kBlock, scale);
     const vi is_nothing = scale == splat(0);
     const vf inverse = is_nothing ? splat(0) : splat(1.0f) / scale;
     for (int64_t i = 0; i < padded_inputs<F>(count); i += F::kAlign) {
       vu nibbles = {};
       for (int j = 0; j < F::kAlign; ++j) {
-        const vi whole = quantise(load(columns + (i + j) * kLanes), inverse, -8, 7) + F::kOffset;
-        nibbles |= std::bit_cast<vu>(whole) << (j % 4 * 8 + j / 4 * 4);
+        const vi number = nearest_level(load(columns + (i + j) * kLanes) * inverse);
+        nibbles |= std::bit_cast<vu>(number) << (j % 4 * 8 + j / 4 * 4);
       }
       std::memcpy(to + (first + i) / F::kAlign * kLineBytes, &nibbles, sizeof nibbles);
     }
@@ -230,7 +265,8 @@ Matrix layout_of(int64_t format, int64_t outputs, int64_t inputs, int64_t group)
   Matrix w{nullptr, nullptr, outputs, inputs, kPlainUnit, 0};
   with_format(format, [&](auto f) {
     using F = decltype(f);
-    TORCH_CHECK(!F::kGrouped || (group > 0 && group % kLanes == 0 && group <= 4096), "pack_weight: a group of ", group);
+    TORCH_CHECK(
+        !F::kGrouped || (group > 0 && group % kLanes == 0 && group <= kMostGroup), "pack_weight: a group of ", group);
     if (F::kGrouped) w.unit = group;
     w.block_bytes = block_bytes_of<F>(inputs);
   });

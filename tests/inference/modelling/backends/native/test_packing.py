@@ -22,7 +22,7 @@ from inference.modelling.backends.native.packing import (
     pack_native,
 )
 from inference.modelling.layers.packed import output_bits, quantise_plainly
-from inference.modelling.quantisation import GROUP_SIZES
+from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS
 
 SHAPES = [(32, 64), (33, 17), (1, 5), (100, 576), (65, 1100), (17, 2052), (600, 577)]
 ROWS = (1, 2, 3, 7, 8, 9, 13, 25, 40)
@@ -40,14 +40,18 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def as_quantised(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """The rows as the kernel sees them: 255 steps per row and group, in float32 as there; returned in float64."""
+STEPS = {"int8": 127.0 * 256, "int4": 127.0}
+"""Of activations on each side of 0: 16 bits for int8, bytes for int4."""
+
+
+def as_quantised(rows: torch.Tensor, group: int, steps: float) -> torch.Tensor:
+    """The rows as the kernel sees them: whole steps per row and group, in float32 as there; returned in float64."""
     rows = rows.float()
     found = torch.zeros_like(rows, dtype=torch.float64)
     for start in range(0, rows.shape[1], group):
         part = rows[:, start : start + group]
         greatest = part.abs().amax(1, keepdim=True)
-        limit = torch.full_like(greatest, 127.0)
+        limit = torch.full_like(greatest, steps)
         nothing = greatest < 1e-30
         inverse = torch.where(nothing, 0.0, limit / greatest)
         step = torch.where(nothing, 0.0, greatest / limit)
@@ -55,7 +59,7 @@ def as_quantised(rows: torch.Tensor, group: int) -> torch.Tensor:
     return found
 
 
-def away_from_ties(rows: torch.Tensor, group: int) -> torch.Tensor:
+def away_from_ties(rows: torch.Tensor, group: int, steps: float) -> torch.Tensor:
     """The rows without values that lie half-way between two steps: which one they round to depends on the processor.
 
     A processor with fused multiply-add rounds the exact product, one without rounds it twice.
@@ -63,13 +67,13 @@ def away_from_ties(rows: torch.Tensor, group: int) -> torch.Tensor:
     kept = rows.clone()
     for start in range(0, rows.shape[1], group):
         part = rows[:, start : start + group].double()
-        steps = part * 127.0 / part.abs().amax(1, keepdim=True)
-        kept[:, start : start + group][((steps - steps.floor()) - 0.5).abs() < 1e-4] = 0
+        whole = part * steps / part.abs().amax(1, keepdim=True)
+        kept[:, start : start + group][((whole - whole.floor()) - 0.5).abs() < 1e-6 * steps] = 0
     return kept
 
 
 def exact(packed: NativePacked, form: str, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    seen = as_quantised(rows, packed.group) if form in GROUP_SIZES else rows.double()
+    seen = as_quantised(rows, packed.group, STEPS[form]) if form in GROUP_SIZES else rows.double()
     product = seen @ packed.dense(torch.float32).double().T
     return product if bias is None else product + bias.double()
 
@@ -82,7 +86,7 @@ def test_product_against_float64(form: str, dtype: torch.dtype, outputs: int, in
     for rows in ROWS:
         hidden = random(rows, inputs, seed=rows).to(dtype)
         if form in GROUP_SIZES:
-            hidden = away_from_ties(hidden, packed.group)
+            hidden = away_from_ties(hidden, packed.group, STEPS[form])
         for b in (bias, None):
             expected = exact(packed, form, hidden, b)
             tolerance = 2**-7 if dtype == torch.bfloat16 else 3e-6
@@ -196,19 +200,19 @@ def test_products_in_turn_have_their_own_rows(form: str, dtype: torch.dtype) -> 
             hidden.neg_()
 
 
-@pytest.mark.parametrize(("kind", "low", "high"), [("int8", -127, 127), ("int4", -8, 7)])
+@pytest.mark.parametrize(("kind", "levels"), [("int8", tuple(range(-127, 128))), ("int4", INT4_LEVELS)])
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(1, 40), st.integers(1, 300), st.integers(1, 14), st.integers(0, 1000))
+@given(st.integers(1, 40), st.integers(1, 150), st.integers(1, 14), st.integers(0, 1000))
 def test_integers_are_multiplied_exactly(
-    kind: str, low: int, high: int, outputs: int, inputs: int, rows: int, seed: int
+    kind: str, levels: tuple[int, ...], outputs: int, pairs: int, rows: int, seed: int
 ) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randint(low, high + 1, (outputs, inputs), generator=generator)
+    generator, inputs = torch.Generator().manual_seed(seed), 2 * pairs
+    weight = torch.tensor(levels)[torch.randint(len(levels), (outputs, inputs), generator=generator)]
     hidden = torch.randint(-127, 128, (rows, inputs), generator=generator)
     group = GROUP_SIZES[kind]
-    # With both ends in every group the scales are 1.
+    # With both ends in every group the scales are powers of two.
     for start in range(0, inputs, group):
-        weight[:, start], hidden[:, start] = low, 127
+        weight[:, start], weight[:, start + 1], hidden[:, start] = levels[0], levels[-1], 127
     packed = pack_native(weight.float(), kind)
     assert torch.equal(packed.dense(torch.float32), weight.float())
     assert torch.equal(packed.linear(hidden.float(), None), (hidden @ weight.T).float())
@@ -258,6 +262,14 @@ def test_extreme_values(kind: str) -> None:
     assert not found[1].isfinite().any()
     assert not found[2].isfinite().any()
     assert torch.equal(found[[0, 3]], packed.linear(broken[[0, 3]], None))
+
+
+def test_int8_keeps_small_activations_beside_a_great_one() -> None:
+    packed = pack_native(random(64, 256), "int8")
+    hidden = random(1, 256, seed=1)
+    hidden[0, 5] = 100.0
+    expected = hidden.double() @ packed.dense(torch.float32).double().T
+    assert (packed.linear(hidden, None).double() - expected).norm() < 1e-3 * expected.norm()
 
 
 def test_a_stack_is_packed_matrix_by_matrix() -> None:
