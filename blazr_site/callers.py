@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, MutableMapping
 from importlib import import_module
 from typing import Any
@@ -22,7 +23,7 @@ async def body_caller(scope: MutableMapping[str, Any], route: ResolverMatch | No
     """Return the caller, by a key or the session of an account; None: an unknown one, on a public route.
 
     What the caller may do, and whether another site's page sent the request, is the view's decision. The view finds the
-    caller of a key in ``scope["principal"]``.
+    caller of a key in ``scope["principal"]``, found at the monotonic time ``scope["principal_at"]``.
 
     Args:
         scope: ASGI's scope of the request.
@@ -35,6 +36,7 @@ async def body_caller(scope: MutableMapping[str, Any], route: ResolverMatch | No
     needs_caller = view is not None and not view.public and hasattr(view, scope["method"].lower())
     try:
         principal = scope["principal"] = await principal_of_connection(scope)
+        scope["principal_at"] = time.monotonic()
     except NotAuthenticated:
         if needs_caller:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ _FORWARDED = frozenset(
     {"forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip"}
 )
 """Headers of proxies, besides ``X-Forwarded-*`` and ``X-Original-*``."""
+
+
+RECHECK_S = 1.0
+"""Seconds of a body after which its sender's key is checked again; a revoked key counts so long for new requests."""
 
 
 def requires_key(headers: Iterable[str], peer: str | None) -> bool:
@@ -94,7 +99,7 @@ async def principal_of_connection(scope: Mapping[str, Any]) -> Principal | None:
 
 
 async def principal_authenticate(request: HttpRequest, *, session_allowed: bool = False) -> Principal:
-    """Return the caller of an HTTP request; by its ASGI scope, if the caller was found before the body was read.
+    """Return the caller of an HTTP request; by its ASGI scope, if the caller was found just before the body was read.
 
     Args:
         request: Django's request.
@@ -110,6 +115,8 @@ async def principal_authenticate(request: HttpRequest, *, session_allowed: bool 
     principal: Principal | None
     if "principal" in scope:
         principal = scope["principal"]
+        if principal is not None and principal.kind == "key" and _is_old(scope):
+            principal = await principal_of_connection(scope)
     else:
         headers = {name.lower(): value for name, value in request.headers.items()}
         principal = await _principal(headers, request.META.get("REMOTE_ADDR"))
@@ -124,6 +131,11 @@ async def principal_authenticate(request: HttpRequest, *, session_allowed: bool 
         raise NotAuthenticated("An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
     _check_origin(request)
     return principal
+
+
+def _is_old(scope: Mapping[str, Any]) -> bool:
+    """Whether the body took so long that its sender's key may have been revoked since."""
+    return time.monotonic() - float(scope.get("principal_at", 0.0)) > RECHECK_S
 
 
 async def _account(request: HttpRequest) -> Principal | None:

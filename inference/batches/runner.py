@@ -60,7 +60,7 @@ from inference.values.limits import estimate_tokens
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import JOB_PRIORITY
-from inference.values.principal import UNAUTHENTICATED
+from inference.values.principal import LOCAL, UNAUTHENTICATED
 from inference.values.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -361,7 +361,7 @@ class BatchRunner(ClaimRunner):
         try:
             UNAUTHENTICATED.check_options(priority=priority, keep_alive_s=keep_alive_s)
         except PermissionRefused:
-            caller = principal_of_tenant(line.batch.tenant)
+            caller = LOCAL if line.batch.is_from_here else principal_of_tenant(line.batch.tenant)
             caller.check_options(priority=priority, keep_alive_s=keep_alive_s)
 
     def _submit(self, line: ClaimedLine, request: LineRequest) -> None:

@@ -34,6 +34,7 @@ from inference.jobs import hints
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import num_open
 from inference.models import TERMINAL_BATCH_STATES, Batch, BatchState
+from inference.values.principal import LOCAL
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
@@ -122,6 +123,7 @@ def _new_batch(
     return Batch(
         batch_id=f"batch_{secrets.token_hex(16)}",
         tenant=principal.tenant,
+        is_from_here=principal == LOCAL,
         endpoint=values["endpoint"],
         input_file_id=file.file_id,
         input_sha256=file.sha256,

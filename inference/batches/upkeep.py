@@ -5,6 +5,7 @@ Several processes may call these functions at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,8 +20,11 @@ from inference.batches.ending import batch_finalise
 from inference.batches.line_requests import LineError, errors_text
 from inference.batches.unrun_lines import fail_queued, unrun_error
 from inference.batches.validation import batch_validate
+from inference.errors import StorageFull
 from inference.jobs import hints
 from inference.models import TERMINAL_BATCH_STATES, Batch, BatchLine, BatchState, LineState
+
+logger = logging.getLogger(__name__)
 
 LINES_KEPT = timedelta(days=1)
 """Lines are kept so long after the end of their batch, for inspection; the files hold all of them."""
@@ -48,6 +52,9 @@ def batches_turn(*, owner: str, stopping: Callable[[], bool] = lambda: False) ->
                 work(claim)
             except FenceLost:
                 continue
+            except StorageFull as error:
+                # Other batches go on, and so does the sweep, which may free space. The lease delays the next attempt.
+                logger.warning("batch %s can't be ended yet: %s", claim.row.batch_id, error.message)
     return done
 
 

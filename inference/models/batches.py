@@ -37,6 +37,10 @@ class Batch(models.Model):
 
     batch_id = models.CharField(max_length=40, unique=True)
     tenant = models.CharField(max_length=64)
+    is_from_here = models.BooleanField(
+        default=False,
+        help_text="Submitted from this machine without a key: lines may have such a caller's options.",
+    )
     endpoint = models.CharField(max_length=40, help_text="Path of the endpoint, as in each line's url.")
     input_file_id = models.CharField(max_length=40)
     num_lines = models.PositiveIntegerField(default=0, help_text="Of the input file, as it was counted at first.")

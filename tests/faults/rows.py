@@ -168,7 +168,7 @@ def page(root: Path = ROOT) -> str:
     tested = "".join(f"| {row.number} | {row.provoked} | {row.holds} | `{row.test}` |\n" for row in rows)
     numbers = {row.number for row in rows}
     others = "".join(f"| {number} | {title} |\n" for number, title in TITLES.items() if number not in numbers)
-    return f"{HEAD}{tested}{NOT_YET_HEAD}{others}"
+    return f"{HEAD}{tested}" + (f"{NOT_YET_HEAD}{others}" if others else "")
 
 
 if __name__ == "__main__":

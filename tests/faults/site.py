@@ -158,7 +158,7 @@ class Site:
             self._add(f"web-{number}", command, descriptors=[listener.fileno()])
         self._add("beat", [*_CELERY, "beat", "-S", "celery.beat.Scheduler", "--pidfile="])
         for url in self.urls:
-            wait_until(lambda url=url: _answers(url), 60, f"the start of {url}")
+            wait_until(lambda url=url: answers(url), 60, f"the start of {url}")
         wait_until(lambda: len(self.ready_workers()) == num_workers, 60, "the load of the model by all workers")
         self._supervisor.start()
 
@@ -366,7 +366,7 @@ class Site:
         self._runtime.cleanup()
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     try:
         return httpx.get(f"{url}/livez", timeout=2).status_code == 200
     except httpx.HTTPError:

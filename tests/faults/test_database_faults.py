@@ -7,17 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
 
-from inference.demo.paths import PREBUILT_DIRECTORY
 from tests.faults.campaign import variant
 from tests.faults.clock import has_compiler
 from tests.faults.disturbed import await_consumers, run_steps
 from tests.faults.proxy import Faults
 from tests.faults.site import Site, wait_until
+from tests.faults.upload import Upload
 
 pytestmark = pytest.mark.live
 
@@ -189,54 +188,6 @@ def test_f27_clocks_that_differ_and_jump(database_site):
 
     run_steps(site, 12, jump(3600, -3600), jump(-3600, 3600), back)
     assert site.rows("select max(attempts), max(fence) from inference_generationjob") == [(1, 1)]
-
-
-class Upload:
-    """The demo model, uploaded in pieces to the first web process as an administrator's browser does."""
-
-    PIECE_BYTES = 256 << 10
-
-    def __init__(self, site: Site, name: str) -> None:
-        self._site = site
-        self._files = sorted(PREBUILT_DIRECTORY.iterdir())
-        self._browser = site.browser()
-        declared = [{"name": file.name, "size_bytes": file.stat().st_size} for file in self._files]
-        body = {"served_model_name": name, "label": name, "files": declared}
-        self.id = self._browser.post("/registry/uploads", json=body).raise_for_status().json()["id"]
-
-    def state(self) -> dict[str, Any]:
-        """The upload as the server has it."""
-        found: dict[str, Any] = self._browser.get(f"/registry/uploads/{self.id}").raise_for_status().json()
-        return found
-
-    def send(self) -> httpx.Response | None:
-        """Send what the server lacks; return the first response that isn't a success."""
-        received = {file["number"]: file["received_bytes"] for file in self.state()["files"]}
-        for number, file in enumerate(self._files):
-            content = file.read_bytes()
-            for offset in range(received[number], len(content), self.PIECE_BYTES):
-                response = self._browser.put(
-                    f"/registry/uploads/{self.id}/files/{number}?offset={offset}",
-                    content=content[offset : offset + self.PIECE_BYTES],
-                    headers={"Content-Type": "application/octet-stream"},
-                )
-                if not response.is_success:
-                    return response
-        return None
-
-    def finish(self) -> None:
-        """Have the files checked and registered."""
-        self._browser.post(f"/registry/uploads/{self.id}/finish").raise_for_status()
-
-    def wait(self, state: str) -> dict[str, Any]:
-        """Wait for the end of the check."""
-        wait_until(lambda: self.state()["state"] == state, 20, f"the upload is {state}")
-        return self.state()
-
-    def left_behind(self) -> list[str]:
-        """Its files among the uploads, locks aside."""
-        directory = self._site.directory / "uploads" / self.id
-        return [path.name for path in directory.rglob("*.part")]
 
 
 @pytest.mark.fault(

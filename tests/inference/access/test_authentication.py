@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,3 +189,14 @@ async def test_a_page_of_another_site_can_not_open_a_websocket_without_a_key():
     assert await principal_of_websocket(scope(origin="http://testserver")) == LOCAL
     assert await principal_of_websocket(scope(origin="http://evil.example")) is None
     assert await principal_of_websocket(scope(origin="http://evil.example", authorization="Bearer good")) == KEY
+
+
+@pytest.mark.parametrize(("age_s", "is_refused"), [(0.0, False), (30.0, True)])
+async def test_a_key_that_was_revoked_during_a_long_body_is_refused_at_its_end(age_s, is_refused):
+    sent = request(authorization="Bearer blazr_revoked")
+    sent.scope |= {"principal": KEY, "principal_at": time.monotonic() - age_s}
+    if is_refused:
+        with pytest.raises(NotAuthenticated):
+            await principal_authenticate(sent)
+    else:
+        assert await principal_authenticate(sent) == KEY

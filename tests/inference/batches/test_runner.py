@@ -12,7 +12,7 @@ from inference.batches import lines, outcomes, runner, upkeep
 from inference.batches.services import batch_cancel
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoading
 from inference.models import BatchLine, UsageRecord
-from inference.values.principal import LOCAL
+from inference.values.principal import LOCAL, UNAUTHENTICATED
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
 
 
@@ -57,6 +57,13 @@ def test_a_line_is_held_to_the_scopes_of_its_key(manager, options):
     assert batch.num_completed == 1
     batch = work(make_batch(lines, principal_of_tenant(f"key:{special.pk}")), make_runner(manager))
     assert batch.num_completed == 2
+
+
+@pytest.mark.parametrize(("caller", "num_completed"), [(LOCAL, 2), (UNAUTHENTICATED, 1)])
+def test_a_line_may_have_the_options_of_its_caller_without_a_key(manager, settings, caller, num_completed):
+    settings.BLAZR_NO_AUTH = True  # both have the same tenant
+    batch = work(make_batch([line("a", priority=-1), line("b")], caller), make_runner(manager))
+    assert batch.num_completed == num_completed
 
 
 def test_lines_of_different_keys_count_as_different_callers(manager):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from django.db.models import F
 from django.utils import timezone
 
 from inference.batches import upkeep
+from inference.batches.batch_claims import BatchClaim
+from inference.errors import StorageFull
 from inference.models import Batch, BatchLine, BatchResult
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
 
@@ -48,3 +51,20 @@ def test_lines_and_expired_outputs_are_removed_in_time(manager):
     assert contents(batch.output_file_id)
     StoredFile.objects.update(expires_at=timezone.now())
     assert files_sweep() == 2
+
+
+def test_a_full_disk_delays_one_batch_and_nothing_else(manager, monkeypatch, caplog):
+    first, second = (make_batch([line(name)]) for name in "ab")
+    Batch.objects.update(num_completed=F("num_total"), state="in_progress")
+    finalise = upkeep.batch_finalise
+
+    def full(claim: BatchClaim) -> None:
+        if claim.row.pk == first.pk:
+            raise StorageFull("no room")
+        finalise(claim)
+
+    monkeypatch.setattr(upkeep, "batch_finalise", full)
+    upkeep.batches_turn(owner="w")
+    states = dict(Batch.objects.values_list("pk", "state"))
+    assert states == {first.pk: "finalizing", second.pk: "completed"}
+    assert "can't be ended yet: no room" in caplog.text
