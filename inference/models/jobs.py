@@ -93,6 +93,8 @@ class GenerationJob(models.Model):
             models.Index(
                 fields=["tenant", "priority", "id"], name="job_claim_by_tenant", condition=Q(state=JobState.QUEUED)
             ),
+            # Workers ask each second whether a job waits that was in two crashes; hardly any is.
+            models.Index(fields=["attempts"], name="job_suspects", condition=Q(state=JobState.QUEUED, attempts__gte=2)),
             models.Index(fields=["lease_until"], name="job_leases", condition=Q(state=JobState.RUNNING)),
             models.Index(fields=["tenant", "-id"], name="job_by_tenant"),
             models.Index(fields=["tenant", "size_bytes"], name="job_bytes_by_tenant"),

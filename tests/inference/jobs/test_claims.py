@@ -20,6 +20,7 @@ from inference.jobs.claims import (
     jobs_append,
     jobs_claim,
     jobs_heartbeat,
+    suspects_wait,
 )
 from inference.jobs.selectors import job_error, job_result
 from inference.jobs.sweep import jobs_sweep
@@ -215,3 +216,14 @@ def test_many_claimers_never_share_a_job(model):
         thread.join(60)
     assert not errors
     assert len(claimed) == len(set(claimed)) == 60
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="reads SQLite's query plans")
+def test_a_look_for_suspects_reads_no_other_jobs():
+    submit(*(request(str(number)) for number in range(4)))
+    with CaptureQueriesContext(connection) as captured:
+        assert not suspects_wait()
+    (query,) = captured
+    with connection.cursor() as cursor:
+        (plan,) = cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}").fetchall()
+    assert "job_suspects" in plan[3], plan
