@@ -278,6 +278,15 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "hidden_act": Harmless("hidden_activation says it"),
         "sliding_window_size": Harmless("an early name beside sliding_window"),
     },
+    "gemma3_text": {
+        **LLAMA_LIKE,
+        **_used(
+            "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types", "final_logit_softcapping",
+            "use_bidirectional_attention", "rope_local_base_freq", "sliding_window_pattern",
+        ),
+        "attn_logit_softcapping": Only((), "transformers doesn't apply it"),
+        "hidden_act": Harmless("hidden_activation says it"),
+    },
     "deepseek_v2": {
         **DEEPSEEK,
         "norm_topk_prob": Only((False,), "the published code and transformers differ in what it does"),

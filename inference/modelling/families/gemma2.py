@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/2408.00118, and transformers' ``gemma2`` for what 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
@@ -13,12 +14,12 @@ from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
-from inference.modelling.families.decoder_layout import read_layout
+from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
-from inference.modelling.layer_specs import prefixed
+from inference.modelling.layer_specs import AttentionSpec, NormSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 # transformers' defaults, which differ from those of the other families.
@@ -29,11 +30,7 @@ WINDOW = 4096
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """config.json and tensor table of a Gemma 2 checkpoint to its spec."""
-    if view.config.get("use_bidirectional_attention"):
-        raise UnsupportedArchitecture(
-            "config.json: use_bidirectional_attention is on; this is an encoder, which can't generate text.",
-            param="use_bidirectional_attention",
-        )
+    refuse_encoder(view)
     layout = read_layout(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
     heads = read_heads(view, layout.layer(0), layout.hidden_size, default_head_dim=HEAD_DIM)
     rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
@@ -42,23 +39,44 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     scalar = number_with_evidence(
         view, "attention.query_pre_attn_scalar", ("query_pre_attn_scalar",), 256.0, low=1e-6, high=1e9
     )
-    softcap = _softcap(view, "attn_logit_softcapping", 50.0)
+    softcap = read_softcap(view, "attn_logit_softcapping", 50.0)
     count = layout.num_layers
     types = layer_types(view, count, ("sliding_attention", "full_attention"))
     if types is None:
         types = tuple("full_attention" if number % 2 else "sliding_attention" for number in range(count))
     windows = window_of_each_layer(types, sliding_window(view, default=WINDOW))
+    attention = [
+        attention_spec(
+            view, layout.layer(number), heads, rope, scale=scalar**-0.5, sliding_window=window, softcap=softcap
+        )
+        for number, window in enumerate(windows)
+    ]
+    layers, sources = gemma_layers(view, layout, attention, norm, act)
+    return decoder_spec(
+        view,
+        layout,
+        "gemma2",
+        layers,
+        sources,
+        norm,
+        ignored=(ROTARY_BUFFERS,),
+        embedding_multiplier=math.sqrt(layout.hidden_size),
+        logits_softcap=read_softcap(view, "final_logit_softcapping", 30.0),
+    )
+
+
+def gemma_layers(
+    view: CheckpointView, layout: DecoderLayout, attention: Sequence[AttentionSpec], norm: NormSpec, act: str
+) -> tuple[list[LayerSpec], dict[str, Source]]:
+    """Layers with norms before and after both mixers, and the sources of their parameters."""
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
-    for number in range(count):
+    for number, mixer in enumerate(attention):
         layer, name = layout.layer(number), f"layers.{number}"
-        attention = attention_spec(
-            view, layer, heads, rope, scale=scalar**-0.5, sliding_window=windows[number], softcap=softcap
-        )
         mlp = mlp_spec(view, layer, act)
         layers.append(
             LayerSpec(
-                token_mixer=attention,
+                token_mixer=mixer,
                 token_norm=norm,
                 token_post_norm=norm,
                 channel_mixer=mlp,
@@ -72,22 +90,26 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             f"{name}.channel_norm.weight": tensor(f"{layer}pre_feedforward_layernorm.weight"),
             f"{name}.channel_post_norm.weight": tensor(f"{layer}post_feedforward_layernorm.weight"),
         }
-        sources |= prefixed(f"{name}.token_mixer", attention_sources(view, attention, layer))
+        sources |= prefixed(f"{name}.token_mixer", attention_sources(view, mixer, layer))
         sources |= prefixed(f"{name}.channel_mixer", mlp_sources(view, mlp, layer))
-    return decoder_spec(
-        view,
-        layout,
-        "gemma2",
-        layers,
-        sources,
-        norm,
-        ignored=(ROTARY_BUFFERS,),
-        embedding_multiplier=math.sqrt(layout.hidden_size),
-        logits_softcap=_softcap(view, "final_logit_softcapping", 30.0),
-    )
+    return layers, sources
 
 
-def _softcap(view: CheckpointView, key: str, default: float) -> float | None:
+def refuse_encoder(view: CheckpointView) -> None:
+    """Refuse a model whose attention sees later tokens.
+
+    Raises:
+        UnsupportedArchitecture: config.json says so.
+    """
+    if view.config.get("use_bidirectional_attention"):
+        raise UnsupportedArchitecture(
+            "config.json: use_bidirectional_attention is on; this is an encoder, which can't generate text.",
+            param="use_bidirectional_attention",
+        )
+
+
+def read_softcap(view: CheckpointView, key: str, default: float | None) -> float | None:
+    """A cap of scores or logits: null switches it off, an absent key means the default."""
     if view.config.values.get(key, default) is None:
-        return None  # null switches the cap off; an absent key means the default
-    return number_with_evidence(view, key, (key,), default, low=1e-6, high=1e9)
+        return None
+    return number_with_evidence(view, key, (key,), default or 0.0, low=1e-6, high=1e9)

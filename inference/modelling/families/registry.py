@@ -32,6 +32,7 @@ FAMILIES: dict[str, str] = {
     "mixtral": "mixtral",
     "phi3": "phi3",
     "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "mamba": "mamba",

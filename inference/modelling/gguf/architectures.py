@@ -56,6 +56,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
     "phi3": Architecture(configs.phi3, names.PHI3, names.OUTER),
     "gemma2": Architecture(configs.gemma2, names.GEMMA, names.GEMMA_OUTER),
+    "gemma3": Architecture(configs.gemma3, names.GEMMA, names.GEMMA_OUTER),
     "mamba": _backbone(configs.mamba, names.MAMBA),
     "mamba2": _backbone(configs.mamba2, names.MAMBA2),
     "jamba": Architecture(configs.jamba, names.JAMBA, names.JAMBA_OUTER),

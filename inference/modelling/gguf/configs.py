@@ -203,6 +203,14 @@ def gemma2(meta: Metadata) -> Config:
     )
 
 
+def gemma3(meta: Metadata) -> Config:
+    """Gemma 3: its windowed layers have the usual base unless the file states one, and its pattern is fixed."""
+    local = meta.number("rope.freq_base_swa")
+    return gemma2(meta) | given(
+        model_type="gemma3_text", sliding_window_pattern=6, rope_local_base_freq=local or 10000.0
+    )
+
+
 def score_divisor(meta: Metadata) -> float | None:
     """The square of what Gemma's scores are divided by: the width of a head, but in the 27B models."""
     hidden, counts = meta.integer("embedding_length"), meta.per_layer("attention.head_count")

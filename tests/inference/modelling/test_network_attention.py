@@ -9,6 +9,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -50,6 +51,10 @@ MLA = {
     "first_k_dense_replace": 1,
     "num_hidden_layers": 3,
 }
+GEMMA3 = {
+    "num_hidden_layers": 3, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -161,6 +166,19 @@ CASES = {
     ),
     "gemma2-no-caps": Gemma2Config(
         **BASE | {"head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
+    "gemma3_text": Gemma3TextConfig(**BASE | GEMMA3 | {"tie_word_embeddings": True}),
+    "gemma3_text-stretched-capped": Gemma3TextConfig(
+        **BASE
+        | GEMMA3
+        | {
+            "final_logit_softcapping": 2.0,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        }
     ),
     "deepseek_v2": DeepseekV2Config(**BASE | MLA),
     "deepseek_v2-q-lora-groups-yarn": DeepseekV2Config(

@@ -37,6 +37,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "mixtral": MOE,
     "phi3": {},
     "gemma2": {},
+    "gemma3_text": {"layer_types": None, "sliding_window": 8},
     "deepseek_v2": MLA,
     "deepseek_v3": MLA,
     "mamba": {"state_size": 8},

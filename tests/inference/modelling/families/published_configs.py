@@ -78,6 +78,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "head_dim": 256,
         "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0,
         "query_pre_attn_scalar": 256, "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096}),
+    "google/gemma-3-1b-it": ("gemma3_text", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
+        "cache_implementation": "hybrid", "final_logit_softcapping": None, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0, "query_pre_attn_scalar": 256,
+        "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+        "sliding_window_pattern": 6}),
     "deepseek-ai/DeepSeek-V2-Lite": ("deepseek_v2", _DEEPSEEK),
     "deepseek-ai/DeepSeek-V3": ("deepseek_v3", _DEEPSEEK | {
         "n_group": 8, "norm_topk_prob": True, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,

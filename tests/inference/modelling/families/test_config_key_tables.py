@@ -38,6 +38,7 @@ TYPES = {
     "llama": "llama-mha-bias", "mistral": "mistral-window-shorter-than-prompt", "qwen2": "qwen2-window-in-last-layers",
     "qwen3": "qwen3-window-by-type", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe",
     "mixtral": "mixtral-window", "phi3": "phi3-longrope-short", "gemma2": "gemma2-strong-caps",
+    "gemma3_text": "gemma3_text-stretched-capped",
     "deepseek_v2": "deepseek_v2-q-lora-groups-yarn", "deepseek_v3": "deepseek_v3-bias-yarn",
     "mamba": "mamba-biases-untied-kernel3", "falcon_mamba": "falcon_mamba",
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
@@ -45,6 +46,10 @@ TYPES = {
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
 SETTINGS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "layer_types": None, "sliding_window_pattern": 2, "rope_parameters": None, "rope_theta": 5e5,
+        "rope_local_base_freq": 300.0,
+    },
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "qwen2_moe": {
         "use_sliding_window": True, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],

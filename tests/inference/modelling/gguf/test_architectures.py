@@ -6,7 +6,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, quants
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2Config, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import Gemma2Config, Gemma3TextConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
@@ -18,7 +18,7 @@ from tests.inference.modelling.gguf.converter import convert
 from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle, load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
-from tests.inference.modelling.test_network_attention import BASE, MOE
+from tests.inference.modelling.test_network_attention import BASE, GEMMA3, MOE
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT
 from tests.inference.modelling.test_network_recurrent import make_model, oracle_of
@@ -31,6 +31,21 @@ ATTENTION_CASES = (
 OWN_CASES = {
     "qwen2_moe": Qwen2MoeConfig(**BASE | MOE | {"num_experts": 6, "shared_expert_intermediate_size": 20}),
     "qwen3_moe": Qwen3MoeConfig(**BASE | MOE | {"num_experts": 8, "head_dim": 16, "norm_topk_prob": True}),
+    "gemma3_text": Gemma3TextConfig(
+        **BASE | GEMMA3 | {"num_hidden_layers": 6, "layer_types": None, "tie_word_embeddings": True}
+    ),
+    "gemma3_text-stretched": Gemma3TextConfig(
+        **BASE
+        | GEMMA3
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        }
+    ),
     "gemma2": Gemma2Config(
         **BASE | {"head_dim": 16, "sliding_window": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 16}
     ),

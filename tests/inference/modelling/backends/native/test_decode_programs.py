@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from transformers import DeepseekV2Config, Gemma2Config, LlamaConfig
+from transformers import DeepseekV2Config, Gemma2Config, Gemma3TextConfig, LlamaConfig
 
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
@@ -30,6 +30,7 @@ pytestmark = [
 ATTENTION = {
     "llama": LlamaConfig(**attention_families.BASE),
     "gemma2": Gemma2Config(**attention_families.BASE | {"sliding_window": 7, "head_dim": 8}),
+    "gemma3_text": Gemma3TextConfig(**attention_families.BASE | attention_families.GEMMA3),
     "deepseek_v2": DeepseekV2Config(**attention_families.BASE | attention_families.MLA),
 }
 RECURRENT = ("mamba", "mamba2", "bamba", "granitemoehybrid-moe", "nemotron_h-moe", "jamba")
