@@ -1,10 +1,14 @@
-"""GGUF files for the fuzzer: legal ones, and a form of them that it can change anywhere."""
+"""GGUF files: hostile ones for the intake, and a form of legal ones that the fuzzer can change anywhere."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from tests.faults.artefacts.case import Case
+from tests.inference.modelling.gguf.test_container import HOSTILE
 from tests.inference.modelling.gguf.writer import NUMBERS, Gguf, Tensor
 
 SMALL: list[Any] = [
@@ -27,6 +31,14 @@ SMALL: list[Any] = [
     ],
 ]
 """Version; keys (name, type, value); tensors (name, dimensions as stored, type, offset, bytes of data)."""
+
+
+def _alone(content: bytes) -> Callable[[Path], object]:
+    return lambda directory: (directory / "model.gguf").write_bytes(content)
+
+
+CASES = [Case(f"GGUF: {name}", _alone(content), message) for name, (content, message) in HOSTILE.items()]
+"""Each breaks a rule of the format or a limit."""
 
 EMPTY: list[Any] = [2, [], []]
 CODES = dict(NUMBERS.values())
