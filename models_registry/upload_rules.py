@@ -26,6 +26,7 @@ _EXACT: dict[str, int] = {
     **dict.fromkeys(SIDE_FILES, MEBIBYTE),
     "tokenizer.json": 32 * MEBIBYTE,
     "tokenizer.model": 32 * MEBIBYTE,
+    "tekken.json": 32 * MEBIBYTE,
     "tokenizer_config.json": 8 * MEBIBYTE,
     "special_tokens_map.json": MEBIBYTE,
     "added_tokens.json": 8 * MEBIBYTE,

@@ -21,19 +21,20 @@ class TokenizerSpec:
 
     Attributes:
         kind: ``builtin``: one of ``VOCABULARIES``; ``tiktoken``: a custom .tiktoken file;
-            ``huggingface``: a tokenizer.json; ``none``: token-id prompts only.
+            ``huggingface``: a tokenizer.json; ``gguf``: the vocabulary in a GGUF file; ``sentencepiece``: a
+            tokenizer.model; ``tekken``: Mistral's tekken.json; ``none``: token-id prompts only.
         name: Name of the built-in vocabulary.
-        path: Absolute path of the file, for ``tiktoken`` and ``huggingface``.
+        path: Absolute path of the file, for all kinds but ``builtin`` and ``none``.
         vocab_size: Rows of the model's embedding; ids from here on are refused.
         bos_token_id: Put once before text prompts; None: no such token, or the files say not to.
         eos_token_ids: Ids that end a generation: end of sequence, end of turn.
         chat_template: Jinja source; None: no template is known (chat is then refused, with the reason).
         chat_template_origin: Where the template came from, for people.
         special_tokens: ``bos_token``, ``eos_token``, … as strings, for the template.
-        added_tokens: Control tokens (text, id) beyond the ranks of a ``tiktoken`` file.
+        added_tokens: Control tokens (text, id) beyond those of a ``tiktoken`` or ``sentencepiece`` file.
     """
 
-    kind: Literal["builtin", "tiktoken", "huggingface", "none"]
+    kind: Literal["builtin", "tiktoken", "huggingface", "gguf", "sentencepiece", "tekken", "none"]
     vocab_size: int
     name: str | None = None
     path: str | None = None

@@ -40,6 +40,7 @@ _SIDE_FILES: Mapping[str, Role] = {
     "special_tokens_map.json": "tokenizer_config",
     "tokenizer.json": "tokenizer",
     "tokenizer.model": "tokenizer",
+    "tekken.json": "tokenizer",
     "chat_template.jinja": "chat_template",
     "chat_template.json": "chat_template",
 }

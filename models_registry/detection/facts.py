@@ -42,7 +42,7 @@ FACTS: Mapping[str, FactRule] = {
     "model_type": FactRule("which family reads the tensors", "string", choices=tuple(sorted(FAMILIES))),
     "vocabulary": FactRule(
         f"tokenizer: {', '.join(VOCABULARIES)}, 'files' (the directory's own), 'none' (token ids only), or the path "
-        "of a .tiktoken or tokenizer.json file",
+        "of a tokenizer.json, .tiktoken, tekken.json, tokenizer.model or .gguf file",
         "string",
     ),
     "max_position_embeddings": FactRule("longest context in tokens", "integer", high=1 << 30),

@@ -78,14 +78,14 @@ def find_chat_template(resolved: CheckpointDirectory, tokenizer_config: Mapping[
     """
     path = resolved.find("chat_template.jinja")
     if path is not None:
-        return _bounded(read_text(path, MAX_TEMPLATE_CHARS), path.name), path.name
+        return bounded_template(read_text(path, MAX_TEMPLATE_CHARS), path.name), path.name
     in_file = _object(resolved, "chat_template.json").get("chat_template")
     for value, origin in (
         (in_file, "chat_template.json"),
         (tokenizer_config.get("chat_template"), "tokenizer_config.json"),
     ):
         if isinstance(value, str) and value.strip():
-            return _bounded(value, origin), origin
+            return bounded_template(value, origin), origin
         if isinstance(value, list):
             named = [
                 (str(item.get("name")), item["template"])
@@ -94,7 +94,7 @@ def find_chat_template(resolved: CheckpointDirectory, tokenizer_config: Mapping[
             ]
             if named:
                 name, template = next((item for item in named if item[0] == "default"), named[0])
-                return _bounded(template, origin), f"{origin} ({printable(name[:40])})"
+                return bounded_template(template, origin), f"{origin} ({printable(name[:40])})"
     return None
 
 
@@ -116,7 +116,12 @@ def _object(resolved: CheckpointDirectory, name: str, limit: int = 1 << 20) -> d
     return {} if path is None else read_object(path, limit)
 
 
-def _bounded(template: str, origin: str) -> str:
+def bounded_template(template: str, origin: str) -> str:
+    """Return the chat template.
+
+    Raises:
+        CorruptCheckpoint: It is longer than ``MAX_TEMPLATE_CHARS``.
+    """
     if len(template) > MAX_TEMPLATE_CHARS:
         raise CorruptCheckpoint(
             f"{origin}: the chat template has {len(template)} characters; the limit is {MAX_TEMPLATE_CHARS}.",

@@ -16,6 +16,7 @@ from inference.modelling.families.config import CheckpointConfig, Confidence, Fa
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import CheckpointDirectory
+from models_registry.detection.file_vocabularies import add_file_vocabulary, gguf_has_vocabulary, kind_of_file
 from models_registry.detection.json_file import read_bytes
 from models_registry.detection.tokenizer_files import (
     MAX_TOKENIZER_BYTES,
@@ -111,6 +112,8 @@ def choose_tokenizer(
     found = _choose(resolved, spec.vocab_size, config, facts)
     if found.kind == "builtin":
         found = _with_builtin_tokens(found)
+    elif found.kind in ("gguf", "sentencepiece", "tekken"):
+        found, files = add_file_vocabulary(found, files, facts)
     return _with_template(_with_file_tokens(found, files, config, facts), resolved, files, spec, facts)
 
 
@@ -154,22 +157,27 @@ def _by_name(name: str, resolved: CheckpointDirectory, rows: int) -> TokenizerSp
         found = _by_files(resolved, rows, Facts())
         if found is None:
             raise InvalidRequest(
-                f"vocabulary is set to 'files', but {resolved.directory.name} has no tokenizer.json or .tiktoken file.",
+                f"vocabulary is set to 'files', but {resolved.directory.name} has no tokenizer.json, .tiktoken file, "
+                "tekken.json, tokenizer.model or GGUF file with tokens.",
                 param="vocabulary",
             )
         return found
     path = resolved.directory / Path(name).expanduser()
-    if path.suffix in (".tiktoken", ".json") and "\0" not in name and path.is_file():
-        return TokenizerSpec("tiktoken" if path.suffix == ".tiktoken" else "huggingface", rows, path=str(path))
+    kind = kind_of_file(path.name)
+    if kind is not None and "\0" not in name and path.is_file():
+        return TokenizerSpec(kind, rows, path=str(path))
     raise InvalidRequest(
         f"vocabulary {name[:80]!r} is neither known ({', '.join(VOCABULARIES)}, files, none) nor an existing "
-        ".tiktoken or tokenizer.json file.",
+        "tokenizer.json, .tiktoken, tekken.json, tokenizer.model or .gguf file.",
         param="vocabulary",
     )
 
 
 def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> TokenizerSpec | None:
     names = resolved.with_role("tokenizer")
+    weights = resolved.weight_files[0]
+    if kind_of_file(weights) == "gguf" and gguf_has_vocabulary(resolved.directory / weights):
+        return TokenizerSpec("gguf", rows, path=str(resolved.directory / weights))
     if "tokenizer.json" in names:
         facts.add("vocabulary", "tokenizer.json", "tokenizer.json lies beside the weights")
         return TokenizerSpec("huggingface", rows, path=str(resolved.directory / "tokenizer.json"))
@@ -184,6 +192,8 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
             facts.warn(f"several .tiktoken files lie beside the weights; {name} is used.")
         facts.add("vocabulary", name, f"{name} lies beside the weights")
         return TokenizerSpec("tiktoken", rows, path=str(resolved.directory / name))
+    if "tekken.json" in names:
+        return TokenizerSpec("tekken", rows, path=str(resolved.directory / "tekken.json"))
     if "tokenizer.model" in names:
         if _is_rank_file(resolved.directory / "tokenizer.model"):
             # Meta's Llama 3 ships its ranks under this name, without the control tokens.
@@ -192,7 +202,7 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
                 return TokenizerSpec("builtin", rows, name="llama3")
             facts.add("vocabulary", "tokenizer.model", "tokenizer.model is a list of ranks", Confidence.HIGH)
             return TokenizerSpec("tiktoken", rows, path=str(resolved.directory / "tokenizer.model"))
-        facts.warn("tokenizer.model is a SentencePiece file, which is not read; save the tokenizer as tokenizer.json.")
+        return TokenizerSpec("sentencepiece", rows, path=str(resolved.directory / "tokenizer.model"))
     return None
 
 
@@ -286,7 +296,9 @@ def _with_file_tokens(
     facts.add("eos_token_ids", ends, "union of all that the files and the vocabulary name")
     if not ends:
         facts.warn("no end-of-sequence token is known: a generation ends at its token limit or a stop string.")
-    added = tuple(sorted(files.added_tokens.items(), key=lambda item: item[1])) if found.kind == "tiktoken" else ()
+    added = found.added_tokens
+    if found.kind == "tiktoken":
+        added = tuple(sorted(files.added_tokens.items(), key=lambda item: item[1]))
     return replace(
         found,
         bos_token_id=bos,
@@ -319,11 +331,13 @@ def _with_template(
     found: TokenizerSpec, resolved: CheckpointDirectory, files: TokenizerFiles, spec: ModelSpec, facts: Facts
 ) -> TokenizerSpec:
     template = find_chat_template(resolved, files.tokenizer_config)
+    if template is None and found.chat_template is not None:
+        template = found.chat_template, str(found.chat_template_origin)
     # oxidizr's form is made of agent tokens: without their rows it would be cut into letters.
     if template is None and spec.format == "oxidizr" and _has_chat_agents(found):
         template = OXIDIZR_TEMPLATE, "oxidizr's default form of agent tokens"
     if template is None:
-        facts.add("chat_template", None, "no template file, and none in tokenizer_config.json")
+        facts.add("chat_template", None, "no template file, and none in tokenizer_config.json or the weights")
         return found
     facts.add("chat_template", template[1], f"{len(template[0])} characters")
     return replace(found, chat_template=template[0], chat_template_origin=template[1])

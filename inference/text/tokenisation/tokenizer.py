@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, one interface over three kinds of vocabulary.
+"""Tokenizer: text to token ids and back, one interface over all kinds of vocabulary.
 
 Encoding is the library's business (splintr, tiktoken, HuggingFace tokenizers); decoding is ours: every token
 has bytes, and text is the UTF-8 reading of their sequence. Text from users never becomes a control token
@@ -33,6 +33,8 @@ MAX_TEXT_CHARS = 8 << 20
 MAX_WHOLE_TEXTS = 1 << 15
 _HF_MEMORY_BYTES = 2 << 30
 _HF_LOAD_CPU_S = 10.0
+_VOCABULARY_LOAD_CPU_S = 30.0
+"""The merges of 262,144 scored tokens take 3 s on a slow core."""
 _HF_ENCODE_CPU_S = 1.0
 _HF_CHARS_PER_S = 300_000
 _LONG_TEXT_CHARS = 1 << 14
@@ -44,8 +46,11 @@ TokenBytes = Callable[[int, bool], bytes]
 class Encoder(Protocol):
     """Text to ids; safe to call from several threads."""
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        """Ids of the text, no token added; control tokens recognised only with ``parse_special``."""
+    def encode(self, text: str, *, parse_special: bool, first: bool = True) -> list[int]:
+        """Ids of the text, no token added; control tokens recognised only with ``parse_special``.
+
+        ``first``: nothing is before the text, or a control token; some vocabularies put a space in front of it then.
+        """
         ...
 
     def close(self) -> None:
@@ -128,7 +133,8 @@ class Tokenizer:
                 raise InvalidRequest(
                     f"{param} has {len(text):,} characters, at most {MAX_TEXT_CHARS:,} are read.", param=param
                 )
-            ids += self._encoder.encode(text, parse_special=parse_special)
+            first = not ids or ids[-1] in self.special_ids
+            ids += self._encoder.encode(text, parse_special=parse_special, first=first)
         highest = max(ids, default=0)
         if highest >= self.vocab_size:
             raise InvalidTokenIds(
@@ -240,6 +246,8 @@ def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
         return _load_tiktoken(spec)
     if spec.kind == "huggingface":
         return _load_huggingface(spec)
+    if spec.kind != "none":
+        return _load_vocabulary(spec)
     return Tokenizer(
         spec,
         "none",
@@ -254,7 +262,7 @@ def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
 
 
 class _NoEncoder:
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, first: bool = True) -> list[int]:
         raise UnsupportedFeature(
             "this checkpoint has no known tokenizer, so text can't be read; send the prompt as token ids.",
             param="prompt",
@@ -275,7 +283,7 @@ class _SplitEncoder:
         self._special_tokens = special_tokens
         self._control = ControlTokens(special_tokens)
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, first: bool = True) -> list[int]:
         if not parse_special or not self._control:
             return self._encode_ordinary(text)
         ids: list[int] = []
@@ -391,7 +399,7 @@ def _from_table(
     )
 
 
-# --- tokenizer.json ----------------------------------------------------------------------------
+# --- tokenizer.json, and vocabularies in other files -------------------------------------------
 
 
 class _SandboxEncoder:
@@ -400,10 +408,10 @@ class _SandboxEncoder:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, first: bool = True) -> list[int]:
         cpu_s = _HF_ENCODE_CPU_S + len(text) / _HF_CHARS_PER_S
         try:
-            reply = self._sandbox.call({"text": text, "parse_special": parse_special}, cpu_s=cpu_s)
+            reply = self._sandbox.call({"text": text, "parse_special": parse_special, "first": first}, cpu_s=cpu_s)
         except SandboxFailure as failure:
             raise InvalidRequest(
                 f"the checkpoint's tokenizer failed on this text of {len(text)} characters: {failure.reason()}.",
@@ -444,6 +452,36 @@ def _load_huggingface(spec: TokenizerSpec) -> Tokenizer:
         special_tokens=special,
         invalid_token_ids=(token_id for token_id, token in enumerate(tokens) if token is None),
         lead=(forms.lead, forms.max_lead),
+        longest_token_bytes=found["longest_token_bytes"],
+    )
+
+
+def _load_vocabulary(spec: TokenizerSpec) -> Tokenizer:
+    path = _file(spec)
+    sandbox = Sandbox(
+        "vocabulary",
+        memory_bytes=_HF_MEMORY_BYTES,
+        first_call={"path": str(path), "kind": spec.kind, "added_tokens": dict(spec.added_tokens)},
+        first_cpu_s=_VOCABULARY_LOAD_CPU_S,
+        readable=[path],
+    )
+    try:
+        found = sandbox.call({"vocab_size": spec.vocab_size}, cpu_s=_HF_LOAD_CPU_S, max_reply_bytes=1 << 28)
+    except SandboxFailure as failure:
+        sandbox.close()
+        raise CorruptCheckpoint(
+            f"the vocabulary of {path.name} can't be used: {failure.reason()}.", param=path.name
+        ) from None
+    table = [None if token is None else token.encode("latin-1") for token in found["tokens"]]
+    table += [None] * (spec.vocab_size - len(table))
+    return Tokenizer(
+        spec,
+        path.name,
+        _SandboxEncoder(sandbox),
+        token_bytes=lambda token_id, first: table[token_id] or b"",
+        special_tokens=found["special"],
+        invalid_token_ids=(token_id for token_id, token in enumerate(table) if token is None),
+        lead=(" ", 1) if found["space_prefix"] else ("", 0),
         longest_token_bytes=found["longest_token_bytes"],
     )
 

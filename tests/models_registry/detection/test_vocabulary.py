@@ -9,7 +9,7 @@ import jinja2.sandbox
 import pytest
 import splintr
 
-from inference.errors import InvalidRequest, UnsupportedFormat
+from inference.errors import CorruptCheckpoint, InvalidRequest, UnsupportedFormat
 from inference.modelling.families.config import Confidence
 from inference.text.tokenisation.children.template import make_environment
 from inference.values.output_format import tool_format_of, uses_tools
@@ -115,11 +115,10 @@ def test_a_tiktoken_file(tmp_path: Path) -> None:
     assert choose(tmp_path, 300)[0].name == "cl100k_base"
 
 
-def test_tokenizer_model_is_read_only_if_it_is_a_rank_file(tmp_path: Path) -> None:
+def test_tokenizer_model_may_be_a_rank_file_or_pieces(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15")
-    found, facts = choose(tmp_path, 32_000)
-    assert found.kind == "none"
-    assert any("SentencePiece" in warning for warning in facts.warnings)
+    with pytest.raises(CorruptCheckpoint, match="no SentencePiece model"):
+        choose(tmp_path, 32_000)
     (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
     assert choose(tmp_path, 128_256)[0].name == "llama3"
     assert choose(tmp_path, 600)[0].kind == "tiktoken"

@@ -1,0 +1,170 @@
+"""Vocabularies in GGUF files, against the libraries that they come from."""
+
+from __future__ import annotations
+
+import pytest
+import sentencepiece
+import splintr
+from hypothesis import HealthCheck, given, settings
+
+from inference.errors import BlazrError, CorruptCheckpoint, UnsupportedFormat
+from inference.text.tokenisation.gguf_vocabulary import read_gguf_vocabulary
+from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
+from inference.values.tokenizer_spec import TokenizerSpec
+from tests.inference.text.tokenisation.file_vocabularies import (
+    CONTROL,
+    TEXTS,
+    byte_bpe,
+    pieces,
+    write_byte_bpe,
+    write_gguf,
+    write_pieces_as_gguf,
+)
+from tests.inference.text.tokenisation.vocabularies import SAMPLES
+
+PUBLISHED = {
+    "gpt-2": splintr.GPT2_PATTERN,
+    "llama-bpe": splintr.LLAMA3_PATTERN,
+    "qwen2": splintr.QWEN2_PATTERN,
+    "gpt-4o": splintr.O200K_BASE_PATTERN,
+}
+"""Expressions as another library has them, by our names."""
+
+
+def load(path, rows=10_000) -> Tokenizer:
+    return load_tokenizer(TokenizerSpec("gguf", rows, path=str(path)))
+
+
+@pytest.fixture(scope="module", params=sorted(PUBLISHED))
+def byte_pair(request, tmp_path_factory):
+    library = byte_bpe(PUBLISHED[request.param])
+    ours = load(write_byte_bpe(tmp_path_factory.mktemp("gguf") / "a.gguf", library, request.param))
+    yield library, ours
+    ours.close()
+
+
+@pytest.fixture(scope="module", params=["bpe", "bpe-no-prefix", "unigram"])
+def piece_pair(request, tmp_path_factory):
+    kind, _, no_prefix = request.param.partition("-")
+    model = pieces(kind, prefix=not no_prefix)
+    path = tmp_path_factory.mktemp("gguf") / "a.gguf"
+    write_pieces_as_gguf(path, model, "llama" if kind == "bpe" else "t5", add_space_prefix=not no_prefix)
+    ours = load(path)
+    yield sentencepiece.SentencePieceProcessor(model_proto=model), ours
+    ours.close()
+
+
+def assert_same(ours: list[int], expected: list[int]) -> None:
+    """The same tokens; where two orders of them have the same sum of scores, a unigram model takes either."""
+    if ours != expected:
+        assert sorted(ours) == sorted(expected)
+
+
+def test_bytes_are_encoded_as_by_the_library(byte_pair):
+    library, ours = byte_pair
+    library.encode_special_tokens = True
+    for text in SAMPLES:
+        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
+    library.encode_special_tokens = False
+    for text in (*SAMPLES, "<s>x<|im_end|>\n<tool_call>"):
+        assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS)
+def test_any_text_comes_back_from_bytes(byte_pair, text):
+    library, ours = byte_pair
+    library.encode_special_tokens = True
+    ids = ours.encode(text)
+    assert ids == library.encode(text, add_special_tokens=False).ids
+    assert ours.decode(ids) == text
+    assert not ours.special_ids & set(ids)
+
+
+def test_pieces_are_encoded_as_by_sentencepiece(piece_pair):
+    library, ours = piece_pair
+    for text in SAMPLES:
+        assert_same(ours.encode(text), library.encode(text))
+        assert ours.decode(ours.encode(text)) == text
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS)
+def test_any_text_comes_back_from_pieces(piece_pair, text):
+    library, ours = piece_pair
+    ids = ours.encode(text)
+    assert_same(ids, library.encode(text))
+    assert ours.decode(ids) == text
+    assert not ours.special_ids & set(ids)
+
+
+@pytest.mark.parametrize("text", [*CONTROL, "<|im_end|>" * 3, "a<s>", "<0x41>", "<unk>", "</s>"])
+def test_text_never_becomes_a_control_token(byte_pair, piece_pair, text):
+    for _, ours in (byte_pair, piece_pair):
+        ids = ours.encode(text)
+        assert not ours.special_ids & set(ids)
+        assert ours.decode(ids) == text
+
+
+def test_pieces_behind_a_control_token_begin_anew(piece_pair):
+    library, ours = piece_pair
+    end = ours.special_tokens["<|im_end|>"]
+    expected = [*library.encode("a b"), end, *library.encode("c")]
+    assert ours.encode("a b<|im_end|>c", parse_special=True) == expected
+    assert ours.encode_pieces([("a b", False), ("<|im_end|>", True), ("c", False)]) == expected
+    assert ours.encode_pieces([("a ", False), ("b", False)]) == [
+        *library.encode("a "),
+        *ours.encode_pieces([("b", False)])[-1:],
+    ]
+
+
+def test_what_the_file_states_of_its_tokens(tmp_path):
+    keys = {"bos_token_id": 0, "eos_token_id": 1, "eot_token_id": 1, "padding_token_id": 4_294_967_295}
+    library = byte_bpe(splintr.LLAMA3_PATTERN)
+    template = {"tokenizer.chat_template": "{{ messages }}"}
+    found = read_gguf_vocabulary(write_byte_bpe(tmp_path / "a.gguf", library, "llama-bpe", **keys, **template))
+    assert (found.model, found.pre, found.adds_bos, found.bos_is_stated) == ("gpt2", "llama-bpe", True, False)
+    assert (dict(found.ids), found.end_ids) == ({"bos": 0, "eos": 1, "eot": 1}, (1,))
+    assert found.chat_template == "{{ messages }}"
+    found = read_gguf_vocabulary(write_byte_bpe(tmp_path / "b.gguf", library, None, add_bos_token=True, bos_token_id=0))
+    assert (found.pre, found.pre_is_stated, found.adds_bos) == ("default", False, True)
+
+
+def test_tokens_that_control_a_chat_are_control_tokens_whatever_their_type(tmp_path):
+    library = byte_bpe(splintr.GPT2_PATTERN)
+    path = write_byte_bpe(
+        tmp_path / "a.gguf", library, "gpt-2", token_type=[4] * 2 + [1] * (library.get_vocab_size() - 2)
+    )
+    ours = load(path)
+    assert set(ours.special_tokens) == set(CONTROL)
+    assert not ours.special_ids & set(ours.encode("<s><|im_end|>"))
+    ours.close()
+
+
+def test_a_byte_without_a_token_is_refused_by_name(tmp_path):
+    ours = load(write_gguf(tmp_path / "a.gguf", "gpt2", ["a", "b"], {"pre": "gpt-2", "merges": ["a b"]}))
+    assert ours.encode("ab") == [0, 1]  # the merge makes no token
+    with pytest.raises(BlazrError, match=r"no token for a byte of U\+0063"):
+        ours.encode("abc")
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "keys", "error", "word"),
+    [
+        ("gpt2", ["a"], {"pre": "new-one"}, UnsupportedFormat, "pre-tokeniser 'new-one'.*known are"),
+        ("bert", ["a"], {}, UnsupportedFormat, "kind 'bert'"),
+        ("gpt2", ["a", "b"], {"pre": "gpt-2", "token_type": [1]}, CorruptCheckpoint, "2 tokens and 1 types"),
+        ("llama", ["a", "b"], {"scores": [0.5]}, CorruptCheckpoint, "2 tokens and 1 scores"),
+        ("gpt2", ["a"], {"pre": "gpt-2", "merges": ["ab"]}, CorruptCheckpoint, "two tokens with a space"),
+        ("gpt2", [b"\xff"], {"pre": "gpt-2"}, CorruptCheckpoint, "isn't UTF-8"),
+        ("gpt2", ["a"], {"pre": "gpt-2", "bos_token_id": "x"}, CorruptCheckpoint, "which is no id"),
+        ("gpt2", ["a" * 5000], {"pre": "gpt-2"}, CorruptCheckpoint, "the limit is 4096"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_or_is_unknown_is_refused(tmp_path, model, tokens, keys, error, word):
+    path = write_gguf(tmp_path / "a.gguf", model, tokens, keys)
+    with pytest.raises(error, match=word):
+        read_gguf_vocabulary(path)
+    with pytest.raises(CorruptCheckpoint, match="can't be used"):
+        load(path)

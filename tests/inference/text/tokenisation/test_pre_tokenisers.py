@@ -1,0 +1,59 @@
+"""Expressions by name: those that another library has too are the same, all compile, unknown names are refused."""
+
+from __future__ import annotations
+
+import pytest
+import splintr
+from tokenizers import Regex, pre_tokenizers
+
+from inference.errors import UnsupportedFormat
+from inference.text.tokenisation.pre_tokenisers import PRE_TOKENISERS, pre_tokeniser
+from tests.inference.text.tokenisation.vocabularies import SAMPLES
+
+DIGITS = "a1 22 333 4444"
+
+
+def cut(name: str, text: str) -> list[str]:
+    splits = pre_tokeniser(name, "a.gguf").splits
+    steps = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]
+    return [part for part, _ in pre_tokenizers.Sequence(steps).pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENISERS))
+def test_every_expression_keeps_the_whole_text(name):
+    for text in SAMPLES:
+        assert "".join(cut(name, text)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("gpt-2", splintr.GPT2_PATTERN),
+        ("llama-bpe", splintr.LLAMA3_PATTERN),
+        ("qwen2", splintr.QWEN2_PATTERN),
+        ("gpt-4o", splintr.O200K_BASE_PATTERN),
+    ],
+)
+def test_texts_are_cut_as_by_another_library(name, pattern):
+    other = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    for text in (*SAMPLES, DIGITS):
+        assert cut(name, text) == [part for part, _ in other.pre_tokenize_str(text)]
+
+
+def test_digits_go_by_the_name():
+    assert cut("smollm", DIGITS) == ["a", "1", " ", "2", "2", " ", "3", "3", "3", " ", "4", "4", "4", "4"]
+    assert cut("dbrx", DIGITS)[-4:] == ["333", " ", "444", "4"]
+    assert cut("gpt-2", DIGITS) == ["a", "1", " 22", " 333", " 4444"]
+    assert cut("deepseek-v3", "x=12345") == ["x", "=", "123", "45"]
+
+
+def test_smollm_is_cut_as_its_own_tokenizer_does():
+    library = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
+    for text in (*SAMPLES, DIGITS):
+        spans = [span for _, span in library.pre_tokenize_str(text)]
+        assert [text[begin:end] for begin, end in spans] == cut("smollm", text)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(UnsupportedFormat, match=r"a\.gguf has the pre-tokeniser 'new'.*known are chatglm4, codeshell"):
+        pre_tokeniser("new", "a.gguf")
