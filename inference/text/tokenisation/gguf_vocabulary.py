@@ -19,6 +19,7 @@ MODELS = {"gpt2": "byte_bpe", "llama": "scored_bpe", "t5": "unigram"}
 """``tokenizer.ggml.model`` and the algorithm it means."""
 _NAMED = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask")  # "seperator" is how the key is spelt
 _ENDS = ("eos", "eot", "eom")
+_END_TEXTS = ("<|endoftext|>", "<|end_of_text|>")
 _PREFIX = "tokenizer.ggml."
 
 
@@ -46,8 +47,10 @@ class GgufVocabulary:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a text or a turn."""
-        return tuple(dict.fromkeys(self.ids[name] for name in _ENDS if name in self.ids))
+        """Ids that end a text or a turn, also the end of a text that a model learnt beside the end of a turn."""
+        control = self.vocabulary.control_tokens()
+        named = [self.ids[name] for name in _ENDS if name in self.ids]
+        return tuple(dict.fromkeys([*named, *(control[text] for text in _END_TEXTS if text in control)]))
 
 
 def has_vocabulary(file: GgufFile) -> bool:
