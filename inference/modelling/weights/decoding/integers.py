@@ -24,7 +24,7 @@ def decode_gptq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> tor
     """
     outputs, inputs = item.shape
     codes = unpack_words(parts["qweight"][:, begin:stop].T, item.bits, inputs)
-    zeros = unpack_words(parts["qzeros"], item.bits, outputs)[:, begin:stop]
+    zeros = _packed_columns(parts["qzeros"], item.bits, outputs, begin, stop)
     zeros = (zeros.to(torch.int32) + item.zero_offset) & ((1 << item.bits) - 1)
     scales = parts["scales"][:, begin:stop].T.float()
     groups = _groups(item, parts.get("g_idx"), scales.shape[1])
@@ -75,6 +75,16 @@ def decode_hqq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torc
     values = codes[begin * columns : stop * columns].float()
     values -= zero[groups] if zero.numel() > 1 else zero
     return (values * scale[groups]).view(stop - begin, columns)
+
+
+def _packed_columns(words: torch.Tensor, bits: int, count: int, begin: int, stop: int) -> torch.Tensor:
+    """Codes ``begin`` to ``stop`` of each row of words, of which only those that hold them are unpacked."""
+    if 32 % bits:
+        return unpack_words(words, bits, count)[:, begin:stop]
+    per_word = 32 // bits
+    first, last = begin // per_word, -(-stop // per_word)
+    codes = unpack_words(words[:, first:last], bits, (last - first) * per_word)
+    return codes[:, begin - first * per_word : stop - first * per_word]
 
 
 def _affine(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 LAYERS, HIDDEN, WIDTH, VOCAB = 10, 512, 2048, 4096
 CHILD = """
@@ -19,10 +19,9 @@ from pathlib import Path
 import torch
 
 from inference.modelling.layers.linear import network_bytes
-from inference.modelling.families.registry import family_builder
 from inference.modelling.weights.loader import load_network
 from inference.modelling.backends.native import library
-from tests.inference.modelling.harness import read_view
+from models_registry.detection.inspection import inspect_checkpoint
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -31,8 +30,7 @@ def peak():
 torch.set_num_threads(1)
 library.is_available()
 directory = Path(sys.argv[1])
-view = read_view(directory)
-spec = family_builder("llama")(view)
+spec = inspect_checkpoint(directory).spec
 files = [directory / "model.safetensors"]
 torch.zeros(8 << 20).sum()  # what the allocator and the kernels take anyway
 before = peak()
@@ -75,3 +73,36 @@ def test_peak_is_the_result_and_one_parameter(checkpoint: Path, quant: str) -> N
     # Assembled and mapped at the same time, and as much again for what malloc keeps.
     assert peak < result + 4 * largest + (4 << 20)
     assert quant == "none" or peak < stored, "less than the file at any time"
+
+
+@pytest.fixture(scope="module")
+def quantised(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in GPTQ's codes of four bits."""
+    directory = tmp_path_factory.mktemp("gptq")
+    config = json.loads((checkpoint / "config.json").read_text())
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+    tensors = {}
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            tensors[name] = tensor
+            continue
+        (rows, columns), stem = tensor.shape, name.removesuffix("weight")
+        tensors[stem + "qweight"] = torch.full((columns // 8, rows), 0x12345678, dtype=torch.int32)
+        tensors[stem + "qzeros"] = torch.full((columns // 128, rows // 8), 0x77777777, dtype=torch.int32)
+        tensors[stem + "scales"] = torch.full((columns // 128, rows), 0.01, dtype=torch.float16)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("quant", ["none", "int8", "int4"])
+def test_codes_are_decoded_piece_by_piece(quantised: Path, quant: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(quantised), quant], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result, peak = map(int, done.stdout.split())
+    largest = 2 * WIDTH * HIDDEN
+    # As above, with codes, float32 pieces and their temporaries in each reader.
+    assert peak < result + 4 * largest * 2 + (48 << 20)
