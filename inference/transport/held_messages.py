@@ -60,7 +60,7 @@ for number, kind in ipairs(QUEUES) do
       local id = redis.call('RPOP', queue_of(model, kind))
       if not id then break end
       local message = redis.call('HGET', MESSAGES, id)
-      if message and redis.call('HSETNX', HELD, id, ARGV[1]) == 1 then
+      if message and redis.call('HSETNX', MESSAGE_WORKERS, id, ARGV[1]) == 1 then
         table.insert(taken, {{id, message, number == 1 and 1 or 0}})
         left, left_bytes, shares[model] = left - 1, left_bytes - #message, shares[model] - 1
       elseif not message then
@@ -79,14 +79,14 @@ return {{taken, unknown}}
 """
 )
 
-# give_back(request id): return a held message to its model.
-_LUA_GIVE_BACK = (
+# return_message(request id): return a held message to its model.
+_LUA_RETURN_MESSAGE = (
     LUA_QUEUES
     + f"""
-local function give_back(id)
+local function return_message(id)
   local model = origin_of(id)
   if not model then return end
-  redis.call('HDEL', HELD, id)  -- first, because a full Redis checks the first write of a script only
+  redis.call('HDEL', MESSAGE_WORKERS, id)  -- first, because a full Redis checks the first write of a script only
   redis.call('LPUSH', queue_of(model, '{redis_keys.RETURNED}'), id)
   wake_one(model)
 end
@@ -94,11 +94,11 @@ end
 )
 
 # ARGV: worker, ids.
-_HAND_BACK = (
-    _LUA_GIVE_BACK
+_RETURN_MESSAGES = (
+    _LUA_RETURN_MESSAGE
     + """
 for index = 2, #ARGV do
-  if redis.call('HGET', HELD, ARGV[index]) == ARGV[1] then give_back(ARGV[index]) end
+  if redis.call('HGET', MESSAGE_WORKERS, ARGV[index]) == ARGV[1] then return_message(ARGV[index]) end
 end
 """
 )
@@ -107,21 +107,21 @@ end
 # ARGV: worker, prefix of the crash records, their expiry, crashes after which a request runs alone,
 # latest heartbeat of a dead worker ('' if it is known to be dead), expiry of the fence.
 _RELEASE_WORKER = (
-    _LUA_GIVE_BACK
+    _LUA_RETURN_MESSAGE
     + """
 if ARGV[5] ~= '' then
   local beat = redis.call('ZSCORE', KEYS[2], ARGV[1])
   if not beat or tonumber(beat) > tonumber(ARGV[5]) then return -1 end
-  redis.call('ZREM', KEYS[2], ARGV[1])  -- first, as in give_back
+  redis.call('ZREM', KEYS[2], ARGV[1])  -- first, as in return_message
   redis.call('SET', KEYS[4], '1', 'EX', ARGV[6])
 end
 local alone = redis.call('GET', KEYS[3])
 local number = 0
-local held = redis.call('HGETALL', HELD)
+local held = redis.call('HGETALL', MESSAGE_WORKERS)
 for index = 1, #held, 2 do
   local id = held[index]
   if held[index + 1] == ARGV[1] then
-    give_back(id)
+    return_message(id)
     number = number + 1
     local key = ARGV[2] .. id
     local is_shared = not alone and tonumber(redis.call('HGET', key, 'crashes') or '0') < tonumber(ARGV[4])
@@ -209,15 +209,15 @@ def wake_worker(pipe: Any, worker_id: str) -> None:
 
 def held_messages(client: redis.Redis, worker_id: str) -> set[str]:
     """Return the ids of the requests whose messages a worker has taken."""
-    holders: Any = client.hgetall(redis_keys.HELD)
-    return {_text(request_id) for request_id, holder in holders.items() if _text(holder) == worker_id}
+    workers: Any = client.hgetall(redis_keys.MESSAGE_WORKERS)
+    return {_text(request_id) for request_id, worker in workers.items() if _text(worker) == worker_id}
 
 
-def hand_back(client: redis.Redis, worker_id: str, request_ids: Iterable[str]) -> None:
+def return_messages(client: redis.Redis, worker_id: str, request_ids: Iterable[str]) -> None:
     """Return messages that a worker holds to their queues."""
     ids = list(request_ids)
     if ids:
-        client.eval(_HAND_BACK, 0, worker_id, *ids)
+        client.eval(_RETURN_MESSAGES, 0, worker_id, *ids)
 
 
 def release_worker(client: redis.Redis, worker_id: str, *, dead_before: float | None = None) -> int:

@@ -7,7 +7,7 @@ r"""Names and encodings of everything that web processes and workers share in Re
     blazr:messages            hash      messages of the open requests of all models, queued or held, as JSON
     blazr:messages:deadlines  zset      ids of these requests; score: deadline
     blazr:messages:origins    hash      model and caller of each of these requests
-    blazr:messages:holders    hash      worker that has taken each of these requests; the others are queued
+    blazr:messages:workers    hash      worker that has taken each of these requests; the others are queued
     blazr:messages:totals     hash      sums of these requests: numbers and bytes, by model and caller
     blazr:wake:<worker>       list      an element ends the wait of a worker for messages
     blazr:holders:<checkpoint> zset     workers that hold (or load) the model; score: valid until
@@ -47,7 +47,7 @@ FAILURES = f"{PREFIX}failures"
 MESSAGES = f"{PREFIX}messages"
 OPEN_REQUESTS = f"{PREFIX}messages:deadlines"
 OPEN_ORIGINS = f"{PREFIX}messages:origins"
-HELD = f"{PREFIX}messages:holders"
+MESSAGE_WORKERS = f"{PREFIX}messages:workers"
 OPEN_TOTALS = f"{PREFIX}messages:totals"
 
 MODEL_QUEUES = "m."

@@ -39,7 +39,7 @@ EXPIRED_AT_ONCE = 100
 RETRY_AFTER_S = 2
 
 LUA_QUEUES = f"""
-local MESSAGES, HELD = '{redis_keys.MESSAGES}', '{redis_keys.HELD}'
+local MESSAGES, MESSAGE_WORKERS = '{redis_keys.MESSAGES}', '{redis_keys.MESSAGE_WORKERS}'
 local QUEUES = {{'{redis_keys.RETURNED}', '', '{redis_keys.DEFERRED}'}}
 local function queue_of(model, kind) return '{redis_keys.MODEL_QUEUES}' .. model .. kind end
 local function origin_of(id)
@@ -50,9 +50,9 @@ local function wake_one(model)
   if redis.call('EXISTS', key) == 0 then redis.call('LPUSH', key, '1') end
 end
 """
-"""Lua: ``MESSAGES`` and ``HELD``, keys; ``QUEUES``, the ends of the names of a model's queues in the order of taking;
-``queue_of(model, end)``; ``origin_of(request id)``: model and caller, or nothing; ``wake_one(model)``: wake one worker
-that waits for the model.
+"""Lua: ``MESSAGES`` and ``MESSAGE_WORKERS``, keys; ``QUEUES``, the ends of the names of a model's queues in the order
+of taking; ``queue_of(model, end)``; ``origin_of(request id)``: model and caller, or nothing; ``wake_one(model)``: wake
+one worker that waits for the model.
 """
 
 # release(request id): forget an open request and subtract what it held; returns its model.
@@ -79,7 +79,7 @@ local function release(id)
   if not model then return end
   local all, own, callers = fields_of(model, caller)
   local size = redis.call('HSTRLEN', MESSAGES, id)
-  for _, hash in ipairs({{MESSAGES, HELD, '{redis_keys.OPEN_ORIGINS}'}}) do redis.call('HDEL', hash, id) end
+  for _, hash in ipairs({{MESSAGES, MESSAGE_WORKERS, '{redis_keys.OPEN_ORIGINS}'}}) do redis.call('HDEL', hash, id) end
   redis.call('ZREM', OPEN, id)
   for _, field in ipairs(byte_fields(model, caller)) do add(field, -size) end
   add(all, -1)
@@ -154,7 +154,7 @@ _RELEASE = (
     + f"""
 for index = 2, #ARGV do
   local id = ARGV[index]
-  local model = redis.call('HGET', HELD, id) == ARGV[1] and release(id)
+  local model = redis.call('HGET', MESSAGE_WORKERS, id) == ARGV[1] and release(id)
   if model then
     local deferred = queue_of(model, '{redis_keys.DEFERRED}')
     if redis.call('EXISTS', deferred) == 0 then

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from inference.errors import BlazrError, EngineError, Unavailable
 from inference.records.tracing import is_tracing, worker_trace
 from inference.transport.control import CancelledRequests
-from inference.transport.held_messages import hand_back
+from inference.transport.held_messages import return_messages
 from inference.transport.publisher import EventPublisher
 from inference.transport.redis_time import redis_now_estimated
 from inference.values.messages import GenerateMessage, GenerationEvent
@@ -122,14 +122,14 @@ class Deliveries:
         with self._lock:
             return [delivery.message["web_id"] for delivery in self._deliveries.values()]
 
-    def hand_back(self) -> None:
+    def return_messages(self) -> None:
         """Put messages that have not ended back into their queues; this worker stops."""
         with self._lock:
             unfinished, self._deliveries = self._deliveries, {}
         if not unfinished:
             return
         try:
-            hand_back(self._client, self._worker_id, unfinished)
+            return_messages(self._client, self._worker_id, unfinished)
             logger.info("%d requests were returned to their queues", len(unfinished))
         except (RedisError, OSError) as error:
             logger.warning("requests could not be handed back (%s); peers return them", error)

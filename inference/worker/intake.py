@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 from inference.host.outage import Outage
 from inference.transport.held_messages import (
     Taken,
-    hand_back,
     held_messages,
+    return_messages,
     take_messages,
     wait_for_messages,
     wake_others,
@@ -129,7 +129,9 @@ class Intake:
             try:
                 if is_unsure:
                     # Redis may have recorded messages as taken whose reply was lost.
-                    hand_back(self._client, self._worker_id, held_messages(self._client, self._worker_id) - self.held)
+                    return_messages(
+                        self._client, self._worker_id, held_messages(self._client, self._worker_id) - self.held
+                    )
                     is_unsure = False
                 taken = take_messages(
                     self._client, self._worker_id, models, max_messages=self._max_held - len(self._held)

@@ -173,7 +173,7 @@ class WorkerRuntime:
             self._background.stop(timeout_s=max(1.0, min(5.0, deadline - time.monotonic())))
         self.manager.drain(max(0.0, deadline - time.monotonic()))
         self.publisher.flush(5)
-        self.deliveries.hand_back()
+        self.deliveries.return_messages()
         self.publisher.stop()
         self.control.stop()
         self.step_watch.stop()

@@ -184,7 +184,7 @@ class Records:
         """Leases, messages, admitted requests, chunks and files that belong to nothing any more."""
         client, checkpoint_id = self._site.client, self._site.checkpoint_id
         for key in (redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS, redis_keys.OPEN_ORIGINS,
-                    redis_keys.HELD, *redis_keys.model_queues(checkpoint_id)):  # fmt: skip
+                    redis_keys.MESSAGE_WORKERS, *redis_keys.model_queues(checkpoint_id)):  # fmt: skip
             if number := _size(client, key):
                 yield f"{key}: {number} left"
         totals: Any = client.hgetall(redis_keys.OPEN_TOTALS)

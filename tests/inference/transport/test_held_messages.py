@@ -10,10 +10,10 @@ from inference.transport import held_messages as module
 from inference.transport import keys as redis_keys
 from inference.transport.held_messages import (
     Taken,
-    hand_back,
     held_messages,
     release_dead_workers,
     release_worker,
+    return_messages,
     take_messages,
     wait_for_messages,
     wake_others,
@@ -128,8 +128,8 @@ def test_an_id_that_is_queued_twice_is_taken_once(client):
 def test_messages_that_are_handed_back_return_in_one_step_without_suspicion(client):
     queue(client, "r1", "r2", "r3")
     take(client, WORKER)
-    hand_back(client, WORKER, ["r1", "r2", "of another"])
-    hand_back(client, WORKER, [])
+    return_messages(client, WORKER, ["r1", "r2", "of another"])
+    return_messages(client, WORKER, [])
     assert (queued_ids(client, RETURNED), held_messages(client, WORKER)) == (["r1", "r2"], {"r3"})
     assert wait_for_messages(client, "w2", ["a"], 1) == "a"
     assert [(item.request_id, item.had_before) for item in take(client, "w2")] == [("r1", True), ("r2", True)]

@@ -26,7 +26,7 @@ def end(client, *request_ids):
     for name in request_ids:
         for queue_name in redis_keys.model_queues("a"):
             client.lrem(queue_name, 0, name)
-        client.hset(redis_keys.HELD, name, "w1")
+        client.hset(redis_keys.MESSAGE_WORKERS, name, "w1")
     release(client, *request_ids)
 
 
@@ -102,7 +102,7 @@ async def test_only_the_worker_that_holds_a_request_ends_it(client):
     release(client, "r1", worker_id="w1")
     assert client.hexists(redis_keys.MESSAGES, "r1")
     release(client, "r1", worker_id="w2")
-    assert not client.exists(redis_keys.MESSAGES, redis_keys.HELD, redis_keys.OPEN_TOTALS)
+    assert not client.exists(redis_keys.MESSAGES, redis_keys.MESSAGE_WORKERS, redis_keys.OPEN_TOTALS)
 
 
 async def test_a_message_that_redis_forgot_is_admitted_again_without_a_limit(client):
@@ -195,7 +195,7 @@ async def test_a_full_redis_gives_its_messages_to_workers_and_takes_back_those_o
     release_dead_workers(client)
     assert [(item.request_id, item.had_before) for item in take(client, "w2")] == [("r1", True)]
     release(client, "r1", worker_id="w2")
-    assert not client.exists(redis_keys.MESSAGES, redis_keys.HELD)
+    assert not client.exists(redis_keys.MESSAGES, redis_keys.MESSAGE_WORKERS)
 
 
 async def test_messages_past_their_deadline_are_released_without_an_admission(client):

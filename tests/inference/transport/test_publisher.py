@@ -165,11 +165,11 @@ def test_an_end_and_its_record_are_one_transaction(begin, client):
 def test_an_end_that_redis_refuses_is_tried_again(begin, client):
     publisher, _ = begin(0.0)
     enqueue(client, message("r1"))
-    client.set(redis_keys.HELD, "no hash")
+    client.set(redis_keys.MESSAGE_WORKERS, "no hash")
     publish(publisher, [{"request_id": "r1", "attempt": 0, "index": 2, "type": "done"}], ["r1"])
     time.sleep(0.3)
     assert publisher.ended == []
-    client.delete(redis_keys.HELD)
+    client.delete(redis_keys.MESSAGE_WORKERS)
     take(client, WORKER)
     wait_until(lambda: publisher.ended == ["r1"])
 

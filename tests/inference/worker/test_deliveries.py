@@ -14,7 +14,7 @@ import redis
 from inference.errors import EngineDead
 from inference.transport import keys as redis_keys
 from inference.transport.crash_record import MARGIN_TOKENS
-from inference.transport.held_messages import hand_back, held_messages, release_worker
+from inference.transport.held_messages import held_messages, release_worker, return_messages
 from tests.inference.transport.collected import Collected
 from tests.inference.transport.queued import enqueue, queued_ids
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
@@ -31,7 +31,7 @@ async def test_events_reach_their_readers_and_messages_are_settled(hub, worker, 
         kinds = [event["type"] for event in events]
         assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("start", {"delta"}, "done")
     wait_until(lambda: len(w.acked) == 8)
-    assert not client.exists(redis_keys.HELD, redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS)
+    assert not client.exists(redis_keys.MESSAGE_WORKERS, redis_keys.MESSAGES, redis_keys.OPEN_REQUESTS)
     assert hub.num_streams == 0
     assert w.runtime.intake.held == set()
 
@@ -59,10 +59,10 @@ async def test_next_worker_goes_on_behind_what_the_client_has(hub, worker, clien
 
 
 def test_ended_messages_do_not_come_back(client):
-    client.hset(redis_keys.HELD, "held", "w2")
-    hand_back(client, "w1", ["gone", "held"])
+    client.hset(redis_keys.MESSAGE_WORKERS, "held", "w2")
+    return_messages(client, "w1", ["gone", "held"])
     assert not client.exists(*redis_keys.model_queues("a"))
-    assert client.hgetall(redis_keys.HELD) == {b"held": b"w2"}
+    assert client.hgetall(redis_keys.MESSAGE_WORKERS) == {b"held": b"w2"}
 
 
 async def test_a_request_fails_after_three_crashes_that_count(hub, worker, client):
@@ -154,12 +154,12 @@ async def test_a_message_that_redis_forgot_and_got_again_runs_once(hub, worker, 
     subscription = Collected(hub, "r")
     w.deliver(message("r", max_tokens=30))
     await asyncio.to_thread(wait_until, lambda: subscription.num_delivered)
-    client.delete(redis_keys.MESSAGES, redis_keys.OPEN_ORIGINS, redis_keys.HELD)
+    client.delete(redis_keys.MESSAGES, redis_keys.OPEN_ORIGINS, redis_keys.MESSAGE_WORKERS)
     w.deliver(message("r", max_tokens=30), had_before=True)
     assert tokens(await collect(subscription)) == [300 + step for step in range(30)]
     wait_until(lambda: w.acked == ["r"])
     assert len(w.plans.llms["a"].seen) == 1
-    assert not client.exists(redis_keys.HELD, redis_keys.MESSAGES)
+    assert not client.exists(redis_keys.MESSAGE_WORKERS, redis_keys.MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_a_message_of_another_version_is_refused(hub, worker, client, capl
     w.take()
     await asyncio.to_thread(wait_until, lambda: w.acked == ["r"])
     assert "isn't of this version" in caplog.text
-    assert not client.exists(redis_keys.HELD, redis_keys.MESSAGES)
+    assert not client.exists(redis_keys.MESSAGE_WORKERS, redis_keys.MESSAGES)
     if b"web_id" in body:
         assert "another version" in error(await collect(subscription)).message
     w.deliver(message("next"))
@@ -254,7 +254,7 @@ async def test_events_of_a_message_that_was_handed_back_are_dropped(worker, clie
     w.deliver(message("r", max_tokens=20))
     await asyncio.to_thread(wait_until, lambda: "a" in w.plans.llms and w.plans.llms["a"].running)
     w.runtime.intake.stop()
-    w.runtime.deliveries.hand_back()
+    w.runtime.deliveries.return_messages()
     num_sent = client.xlen(redis_keys.out("web-1"))
     await asyncio.to_thread(wait_until, lambda: w.runtime.manager.num_active == 0)
     w.runtime.publisher.flush(5)
