@@ -26,6 +26,10 @@ FILE_TYPES: Mapping[int, str] = {
 """``general.file_type``: the recipe by which a file was quantised, most of whose tensors have the type of that name."""
 
 
+EXPANDED = ("IQ1_", "IQ2_", "IQ3_", "TQ")
+"""Starts of the names of types whose codes no kernel will read."""
+
+
 @dataclass(frozen=True, slots=True)
 class GgufFiles:
     """A GGUF file as a checkpoint.
@@ -73,3 +77,9 @@ def _record(found: GgufCheckpoint, facts: Facts) -> None:
     total = sum(sizes.values()) or 1
     shares = ", ".join(f"{name} {round(100 * size / total)} %" for name, size in sizes.most_common())
     facts.add("quantisation", shares, "types of the tensors, by bytes")
+    expanded = [name for name in sizes if name.startswith(EXPANDED)]
+    if expanded:
+        facts.warn(
+            f"tensors are stored as {', '.join(expanded)}, for which there are no kernels: their values are expanded "
+            "while they are loaded and take more memory than the file; the setting quant says how much."
+        )

@@ -12,6 +12,7 @@ import torch
 
 from inference.errors import UnsupportedFormat
 from inference.modelling.gguf.block_types import BlockType
+from inference.modelling.weights import code_book_values
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The 16 non-linear levels of IQ4_NL and IQ4_XS."""
@@ -217,6 +218,13 @@ _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "IQ1_S": code_book_values.iq1_s,
+    "IQ1_M": code_book_values.iq1_m,
+    "IQ2_XXS": code_book_values.iq2_xxs,
+    "IQ2_XS": code_book_values.iq2_xs,
+    "IQ2_S": code_book_values.iq2_s,
+    "IQ3_XXS": code_book_values.iq3_xxs,
+    "IQ3_S": code_book_values.iq3_s,
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
 }

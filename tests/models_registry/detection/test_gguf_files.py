@@ -6,11 +6,13 @@ import pytest
 from transformers import LlamaConfig
 
 from inference.errors import CheckpointError, MissingTensor, TensorShapeMismatch, UnsupportedArchitecture
-from inference.modelling.families.config import Confidence
+from inference.modelling.families.config import Confidence, Facts
 from models_registry.detection.child import inspect_in_child
+from models_registry.detection.directory import resolve
+from models_registry.detection.gguf_files import read_gguf_checkpoint
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 from tests.inference.modelling.gguf.converter import convert
-from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
+from tests.inference.modelling.gguf.writer import TYPES, Tensor, value, write_gguf
 from tests.inference.modelling.huggingface import make_checkpoint
 
 CONFIG = LlamaConfig(
@@ -43,6 +45,15 @@ def test_a_file_is_inspected_with_evidence(path):
     assert found.tensors["model.layers.0.self_attn.q_proj.weight"].dtype == "Q8_0"
     assert Inspection.from_dict(found.to_dict()) == found
     assert facts["activation"].confidence is Confidence.CERTAIN
+
+
+def test_types_without_kernels_are_a_warning(tmp_path):
+    path, facts = tmp_path / "m.gguf", Facts()
+    number, _, size = TYPES["IQ2_XS"]
+    keys = {"general.architecture": "llama", "llama.block_count": 1}
+    write_gguf(path, keys, [Tensor("token_embd.weight", (2, 256), bytes(2 * size), type=number)])
+    read_gguf_checkpoint(resolve(path), facts)
+    assert "stored as IQ2_XS, for which there are no kernels" in facts.warnings[0]
 
 
 def test_the_directory_of_the_only_file_is_the_file(path):
