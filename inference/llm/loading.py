@@ -16,6 +16,7 @@ from inference.errors import BlazrError, ModelLoadFailed
 from inference.host.machine import cpu_multiplies_bfloat16, keep_freed_memory
 from inference.llm.options import LLMOptions
 from inference.modelling.layer_specs import DTYPE_BYTES, Dtype
+from inference.modelling.quantisation import REVISION
 from inference.modelling.spec import ModelSpec
 from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
@@ -125,7 +126,7 @@ def open_disk(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, optio
     """
     if options.cache_dir is None or not options.prefix_cache or not options.cache_dir_bytes:
         return None
-    numbers = f"{dtype} {options.quant} {options.device_kind} {options.block_size}"
+    numbers = f"{dtype} {options.quant} {REVISION} {options.device_kind} {options.block_size}"
     key = model_key(spec, weight_files, numbers, memo_dir=options.cache_dir / "digests")
     return DiskTier(options.cache_dir, key, options.cache_dir_bytes)
 

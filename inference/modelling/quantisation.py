@@ -26,6 +26,8 @@ GROUP_SIZES: dict[Kind, int] = {"int8": 128, "int4": 32}
 INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the sixteen codes of int4 stand for: those of GGUF's IQ4_NL (ggml, ggml-common.h). More of them lie near 0, as
 more weights do; the ends differ, so that a scale's sign can give the farther one to the greatest magnitude."""
+REVISION = 2
+"""Of the arithmetic of quantised products: kept states of another one are not used again."""
 SMALLEST_SIDE = 32
 """A matrix with fewer rows or columns stays as it is: it saves nothing, and often decides something."""
 
