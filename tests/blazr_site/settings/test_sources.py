@@ -21,6 +21,7 @@ READERS = {
     "blazr_site/process_environment.py": "options and environment of child processes",
     "inference/modelling/backends/native/build.py": "the native build runs without settings",
     "inference/modelling/backends/backend.py": "Triton's own switch",
+    "inference/modelling/backends/triton/quantised.py": "Triton's own switch",
     "inference/text/tokenisation/sandbox.py": "environment of a child process",
     "models_registry/detection/child.py": "environment of a child process",
     "models_registry/pulls.py": "environment of a child process",

@@ -30,6 +30,8 @@ class Runner(ClaimRunner):
     def _hand_back(self) -> None:
         self._running = []
 
+    def _count_and_start(self, request_id: str) -> None: ...
+
     def turn(self) -> None: ...
 
     def _pause_s(self) -> float:
