@@ -255,7 +255,7 @@ INSPECTED = [
     ),
     Case("chat_template.jinja: not UTF-8", beside_weights("chat_template.jinja", b"\xff\xfe"), "UTF-8"),
     Case("chat_template.json: an array", beside_weights("chat_template.json", b"[]"), r"chat_template\.json"),
-    Case("tokenizer.model: a pickle", beside_weights("tokenizer.model", b"\x80\x04\x95."), None),
+    Case("tokenizer.model: a pickle", beside_weights("tokenizer.model", b"\x80\x04\x95."), "no SentencePiece"),
     Case("tokenizer.model: 33 MiB", beside_weights("tokenizer.model", bytes(33 << 20)), "limit"),
     Case(".tiktoken: a pickle", beside_weights("evil.tiktoken", b"\x80\x04\x95."), None),
 ]
