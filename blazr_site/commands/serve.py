@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -90,12 +91,17 @@ def _serve() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A registered model, with the fields that the welcome shows."""
+    """A registered model, with the fields that the welcome shows.
+
+    Attributes:
+        preload: Load it at the start.
+        example: What the printed request sends: a chat message, a text to continue, or token ids.
+    """
 
     checkpoint_id: str
     name: str
     preload: bool
-    has_text: bool
+    example: Literal["chat", "text", "token_ids"]
 
 
 def _migrate(console: Console) -> None:
@@ -113,7 +119,7 @@ def _register(models: Sequence[ConfiguredModel], console: Console) -> list[Serve
     served = [_register_one(model, console) for model in models]
     if not served:
         served = [
-            ServedModel(str(row.pk), row.served_model_name, row.path == str(PREBUILT_DIRECTORY), _has_text(row))
+            ServedModel(str(row.pk), row.served_model_name, row.path == str(PREBUILT_DIRECTORY), _example(row))
             for row in Checkpoint.objects.order_by("created_at")[:1]
         ]
     return served
@@ -141,11 +147,15 @@ def _register_one(model: ConfiguredModel, console: Console) -> ServedModel:
         f"{format_count(row.num_parameters)} parameters, {format_bytes(row.size_bytes)}",
         soft_wrap=True,
     )
-    return ServedModel(str(row.pk), row.served_model_name, model.load, _has_text(row))
+    return ServedModel(str(row.pk), row.served_model_name, model.load, _example(row))
 
 
-def _has_text(row: Checkpoint) -> bool:
-    return bool(row.inspection["tokenizer"]["kind"] != "none")
+def _example(row: Checkpoint) -> Literal["chat", "text", "token_ids"]:
+    tokenizer = row.inspection["tokenizer"]
+    if tokenizer["kind"] == "none":
+        return "token_ids"
+    # The demo model has a template, but it only continues text in a sensible way.
+    return "chat" if tokenizer["chat_template"] and row.path != str(PREBUILT_DIRECTORY) else "text"
 
 
 def admin_password(data_dir: Path) -> str | None:
@@ -197,9 +207,17 @@ def _welcome(console: Console, url: str, models: list[ServedModel], password: st
     console.print("\n  [dim]Ctrl-C stops everything.[/dim]\n")
 
 
+_EXAMPLES = {
+    "chat": ("chat/completions", '"messages": [{"role": "user", "content": "Who are you?"}]'),
+    "text": ("completions", '"prompt": "The statement"'),
+    "token_ids": ("completions", '"prompt": [1, 2, 3]'),
+}
+"""Endpoint and prompt of the printed request."""
+
+
 def curl_line(url: str, model: ServedModel, key: str | None) -> str:
-    """Return a curl command that streams a completion from the served model."""
-    prompt = '"The statement"' if model.has_text else "[1, 2, 3]"
+    """Return a curl command that streams a response of the served model."""
+    endpoint, prompt = _EXAMPLES[model.example]
     header = f" -H 'Authorization: Bearer {key}'" if key else ""
-    body = f'{{"model": "{model.name}", "prompt": {prompt}, "max_tokens": 48, "stream": true}}'
-    return f"curl -N {url}/v1/completions -H 'Content-Type: application/json'{header} -d '{body}'"
+    body = f'{{"model": "{model.name}", {prompt}, "max_tokens": 48, "stream": true}}'
+    return f"curl -N {url}/v1/{endpoint} -H 'Content-Type: application/json'{header} -d '{body}'"

@@ -25,7 +25,7 @@ def test_a_configured_model_gets_its_name_settings_and_aliases():
     for _ in range(2):  # a second start changes nothing
         (served,) = serve._register([model], CONSOLE)
     row = Checkpoint.objects.get()
-    assert (served.name, served.preload, served.has_text) == ("tiny", False, True)
+    assert (served.name, served.preload, served.example) == ("tiny", False, "text")
     assert (row.served_model_name, row.settings) == ("tiny", {"quant": "int8"})
     assert alias_checkpoint_id("best") == row.pk
 
@@ -83,8 +83,10 @@ def test_a_data_directory_takes_one_server(tmp_path):
 
 
 def test_the_printed_command_fits_the_model():
-    with_text = serve.ServedModel("id", "m", True, True)
+    chat = serve.curl_line("http://h:1", serve.ServedModel("id", "m", True, "chat"), None)
+    assert "/v1/chat/completions" in chat and '"messages": [{"role": "user"' in chat
+    with_text = serve.ServedModel("id", "m", True, "text")
     assert "Bearer key" in serve.curl_line("http://h:1", with_text, "key")
-    ids_only = serve.curl_line("http://h:1", serve.ServedModel("id", "m", True, False), None)
+    ids_only = serve.curl_line("http://h:1", serve.ServedModel("id", "m", True, "token_ids"), None)
     assert '"prompt": [1, 2, 3]' in ids_only
     assert "Authorization" not in ids_only
