@@ -12,7 +12,8 @@ docs/decisions/0053-codes-by-error.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from inference.modelling.layer_specs import DTYPE_BYTES, Shape
@@ -35,6 +36,65 @@ _HEADS = ("embed_tokens.weight", "lm_head.weight")
 _EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
 _KEPT = ("router", "conv1d", "dt_proj", "lambda_proj", "shared_expert_gate", "k_b_proj", "v_b_proj")
 """Modules whose matrices stay: choices, time scales, and MLA's expansions, which are used from both sides."""
+
+PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+"""Bits of a code to the widths of the fields that it lies in, its lowest bits first: no field crosses a byte."""
+CHUNK_INPUTS: Mapping[int, int] = {2: 16, 3: 32, 4: 8, 5: 32, 6: 16, 8: 4}
+"""Bits of a code to the inputs whose fields fill whole words of the native layout."""
+MAX_TABLE_BITS = 4
+"""Codes of more bits stand for ``code - zero``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a matrix is kept in codes: scale · level(code) + offset, with a scale for each output and group of inputs.
+
+    Attributes:
+        bits: Of a code: 2, 3, 4, 5, 6 or 8.
+        group: Inputs that share a scale and an offset, a multiple of 16 and of what ``CHUNK_INPUTS`` says.
+        zero: level(code) is code - zero, unless ``levels`` says otherwise.
+        levels: What each of the codes stands for, -128 to 127, if they aren't evenly spaced; at most 4 bits.
+        has_offset: Whether groups have offsets, of the scales' dtype.
+        scales: dtype of the scales.
+    """
+
+    bits: int
+    group: int
+    zero: int = 0
+    levels: tuple[int, ...] = ()
+    has_offset: bool = False
+    scales: Literal["float16", "bfloat16"] = "float16"
+
+    def __post_init__(self) -> None:
+        assert self.bits in PLANES, self.bits
+        assert self.group % 16 == 0, self.group
+        assert self.group % CHUNK_INPUTS[self.bits] == 0, self.group
+        assert not self.levels or (len(self.levels) == 1 << self.bits and self.bits <= MAX_TABLE_BITS), self.levels
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Scales and offsets included."""
+        return self.bits + (32 if self.has_offset else 16) / self.group
+
+
+FP4_CODES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of a four-bit float (E2M1), by its code."""
+
+GGUF_FORMS: Mapping[str, Form] = {
+    "Q4_0": Form(4, 32, zero=8),
+    "Q4_1": Form(4, 32, has_offset=True),
+    "Q5_0": Form(5, 32, zero=16),
+    "Q5_1": Form(5, 32, has_offset=True),
+    "Q8_0": Form(8, 32, zero=128),
+    "Q4_K": Form(4, 32, has_offset=True),
+    "Q5_K": Form(5, 32, has_offset=True),
+    "Q6_K": Form(6, 16, zero=32),
+    "IQ4_NL": Form(4, 32, levels=INT4_LEVELS),
+    "IQ4_XS": Form(4, 32, levels=INT4_LEVELS),
+    "MXFP4": Form(4, 32, levels=FP4_CODES),
+}
+"""GGUF's types to the forms that hold their codes. Scales of scales are multiplied out, so Q4_K takes 5 bits per weight
+instead of 4.5, Q5_K 6 instead of 5.5 and Q6_K 7 instead of 6.56."""
 
 
 def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None:
@@ -60,6 +120,13 @@ def quantised_bytes(shape: Sequence[int], kind: Kind) -> int:
     rows, columns = math.prod(shape[:-1]), shape[-1]
     bits = 8 if kind == "int8" else 4
     return rows * (columns * bits // 8 + 2 * -(-columns // GROUP_SIZES[kind]))
+
+
+def coded_bytes(shape: Sequence[int], form: Form) -> int:
+    """Bytes of codes, scales and offsets, without what fills the last block of outputs (native)."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    codes = sum(-(-columns * width // 8) for width in PLANES[form.bits])
+    return rows * (codes + (4 if form.has_offset else 2) * -(-columns // form.group))
 
 
 def weights_bytes(spec: ModelSpec, dtype: str, quant: Quant) -> int:

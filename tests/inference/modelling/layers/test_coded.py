@@ -1,0 +1,89 @@
+"""Codes in plain PyTorch: packed and unpacked, expanded by hand, joined."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional
+
+from inference.modelling.layers.coded import Codes, JoinedRows, code_plainly, pack_planes, unpack_planes
+from inference.modelling.quantisation import GGUF_FORMS, PLANES, Form, coded_bytes
+
+FORMS = (
+    *GGUF_FORMS.values(), Form(2, 16, has_offset=True), Form(3, 32, zero=4), Form(3, 64, levels=tuple(range(-4, 4))),
+    Form(4, 128, zero=3, scales="bfloat16"),
+)  # fmt: skip
+
+
+def random_codes(*shape: int, form: Form, seed: int = 0) -> Codes:
+    """Codes, scales and offsets of any values."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = -(-shape[-1] // form.group)
+    codes = torch.randint(0, 1 << form.bits, shape, dtype=torch.uint8, generator=generator)
+    scales, offsets = torch.randn(2, *shape[:-1], groups, generator=generator).half().bfloat16().float().unbind()
+    return Codes(codes, scales * 0.01, offsets * 0.1 if form.has_offset else None, form)
+
+
+@pytest.mark.parametrize("bits", PLANES)
+@pytest.mark.parametrize("inputs", [1, 7, 32, 100])
+def test_codes_survive_packing(bits, inputs):
+    codes = torch.randint(0, 1 << bits, (3, 5, inputs), dtype=torch.uint8)
+    planes = pack_planes(codes, bits)
+    assert planes.shape[-1] == sum(-(-inputs * width // 8) for width in PLANES[bits])
+    assert torch.equal(unpack_planes(planes, bits, inputs), codes)
+
+
+def test_fields_lie_lowest_first():
+    codes = torch.tensor([1, 2, 3, 4, 5, 6, 7, 16 + 8], dtype=torch.uint8)
+    assert pack_planes(codes, 5).tolist() == [0x21, 0x43, 0x65, 0x87, 0b10000000]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_are_scale_times_level_plus_offset(form):
+    weight = random_codes(3, 70, form=form)
+    packed = code_plainly(weight)
+    scales, dense = packed.scales.float(), packed.dense(torch.float32)
+    for row, column in [(0, 0), (1, 15), (2, 33), (1, 69)]:
+        code, group = int(weight.codes[row, column]), column // form.group
+        level = form.levels[code] if form.levels else code - form.zero
+        value = torch.tensor(level, dtype=torch.float32) * scales[row, group]
+        if packed.offsets is not None:
+            value = value + packed.offsets[row, group].float()
+        assert dense[row, column] == value
+    assert packed.nbytes == coded_bytes((3, 70), form)
+    assert coded_bytes((4, 256), form) == 4 * 256 * form.bits_per_weight / 8
+
+
+def test_products_rows_and_stacks_come_from_the_dense_matrix():
+    form = GGUF_FORMS["Q5_1"]
+    stack = code_plainly(random_codes(2, 40, 64, form=form))
+    matrix = stack.matrix(1)
+    dense = matrix.dense(torch.float32)
+    assert torch.equal(dense, stack.dense(torch.float32)[1])
+    hidden, bias = torch.randn(3, 64), torch.randn(40)
+    assert torch.equal(matrix.linear(hidden, bias), functional.linear(hidden, dense, bias))
+    assert matrix.wide_linear(hidden.bfloat16(), None).dtype == torch.float32
+    assert torch.equal(matrix.rows(torch.tensor([7, 0]), torch.float32), dense[[7, 0]])
+    assert matrix.is_quantised
+    assert matrix.nbytes * 2 == stack.nbytes
+
+
+def test_rows_of_several_forms_make_one_product():
+    parts = tuple(
+        code_plainly(random_codes(rows, 64, form=GGUF_FORMS[name])) for rows, name in [(8, "Q4_K"), (5, "Q8_0")]
+    )
+    joined = JoinedRows(parts, (8, 5))
+    dense = torch.cat([part.dense(torch.float32) for part in parts])
+    hidden, bias = torch.randn(3, 64), torch.randn(13)
+    assert torch.allclose(joined.linear(hidden, bias), functional.linear(hidden, dense, bias), atol=1e-5)
+    assert torch.allclose(joined.wide_linear(hidden, None), functional.linear(hidden, dense), atol=1e-5)
+    assert joined.nbytes == sum(part.nbytes for part in parts)
+    assert joined.is_quantised
+
+
+def test_a_form_says_what_it_can_not_be():
+    for change in ({"bits": 7}, {"group": 24}, {"levels": (1, 2)}, {"bits": 5, "group": 16}):
+        with pytest.raises(AssertionError):
+            dataclasses.replace(Form(4, 32), **change)
