@@ -18,13 +18,14 @@ import time
 from pathlib import Path
 
 from tests.faults.campaign import Campaign
+from tests.faults.campaigns import FAULTS, JOBS, add_argument, record
 from tests.faults.records import Records
 from tests.faults.rows import ROOT, node_ids
 from tests.faults.site import Site
 
 
-def run_campaign(jobs: int, kills: int, seed: int) -> list[str]:
-    """Run one campaign in a new directory, and print its figures; return what is wrong."""
+def run_campaign(jobs: int, kills: int, seed: int, record_path: Path | None = None) -> list[str]:
+    """Run one campaign in a new directory, and print and record its figures; return what is wrong."""
     sys.stdout.write(f"seed {seed}: {jobs} jobs, {kills} faults\n")
     sys.stdout.flush()
     directory = Path(tempfile.mkdtemp(prefix="blazr-campaign-"))
@@ -38,6 +39,20 @@ def run_campaign(jobs: int, kills: int, seed: int) -> list[str]:
         records.check()
     finally:
         site.stop()
+    figures = {
+        "jobs": len(campaign.jobs),
+        "faults": kills,
+        "lines": campaign.num_lines,
+        "streams": len(campaign.streams),
+        "workers_lost": len(site.deaths),
+        "sent_again": sum(campaign.retried.values()),
+        "set_aside": records.num_set_aside,
+        "expired": records.num_expired,
+    }
+    record(
+        record_path, "kills", seed=seed, size=min(jobs // JOBS, kills // FAULTS), failures=len(records.problems),
+        seconds=time.monotonic() - started, figures=figures,
+    )  # fmt: skip
     sys.stdout.write(
         f"  {len(campaign.jobs)} jobs accepted, {campaign.num_lines} lines, {len(campaign.streams)} streams begun, "
         f"{len(site.deaths)} workers lost, {sum(campaign.retried.values())} requests sent again, "
@@ -76,12 +91,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only the campaign with this seed")
     parser.add_argument("--rows", help="run the tests of these rows in place of campaigns, such as F09,F10")
     parser.add_argument("--times", type=int, default=1, help="how often; until a test fails")
+    add_argument(parser)
     given = parser.parse_args()
     if given.rows:
         return repeat(node_ids(given.rows.split(",")), given.times)
     seeds = range(1, given.seeds + 1) if given.seed is None else [given.seed]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes end too
-    bad = [seed for seed in seeds if run_campaign(given.jobs, given.kills, seed)]
+    bad = [seed for seed in seeds if run_campaign(given.jobs, given.kills, seed, given.record)]
     sys.stdout.write(f"{len(seeds)} campaigns, {len(bad)} with problems{f': seeds {bad}' if bad else ''}\n")
     return 1 if bad else 0
 

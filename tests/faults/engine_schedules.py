@@ -18,10 +18,13 @@ from dataclasses import dataclass, field, replace
 from inference.engine.engine import Engine
 from inference.engine.model_runner import Network
 from inference.engine.request import EngineRequest, FinishReason
+from tests.faults.campaigns import add_argument, record
 from tests.faults.engine_models import HASHES, MEMORY_ERRORS, Interrupted, Model
 from tests.inference.engine.fakes import Collected, collect
 
 FAULTS = ("none", "memory", "exception", "logits")
+SCHEDULES_OF_RUN = 1_000_000
+"""Distance of the runs' first schedules."""
 MODELS = (*HASHES, "attention", "mixed")
 REAL_EVERY = 40
 """One schedule of so many has a real network, where there are both: a pass takes twenty times as long."""
@@ -212,16 +215,26 @@ def main() -> int:
     """Return 0 if no neighbour changed and nothing was left."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.engine_schedules", description=__doc__)
     parser.add_argument("--schedules", type=int, default=10_000, help="of each fault")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, default=0, help="run, whose schedules have numbers of their own")
+    parser.add_argument("--first", type=int, help="in place of a run: the first schedule, such as that of a problem")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    add_argument(parser)
     given = parser.parse_args()
+    if given.record and (given.first is not None or given.models != MODELS):
+        parser.error("--record counts whole runs of all models: leave out --first and --models")
+    first = given.seed * SCHEDULES_OF_RUN if given.first is None else given.first
     logging.disable(logging.CRITICAL)  # the engine logs each injected error
     campaign = Campaign(given.models)
     for fault in given.faults:
         started = time.monotonic()
-        figures = campaign.run(fault, range(given.first, given.first + given.schedules))
-        sys.stdout.write(f"{fault}: {figures}, problems {len(figures.problems)}, {time.monotonic() - started:.0f} s\n")
+        figures = campaign.run(fault, range(first, first + given.schedules))
+        seconds = time.monotonic() - started
+        record(
+            given.record, f"engine {fault}", seed=given.seed, size=given.schedules, failures=len(figures.problems),
+            seconds=seconds, figures=figures.counts,
+        )  # fmt: skip
+        sys.stdout.write(f"{fault}: {figures}, problems {len(figures.problems)}, {seconds:.0f} s\n")
         for problem in figures.problems[:20]:
             sys.stdout.write(f"  {problem}\n")
         sys.stdout.flush()

@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from tests.faults.artefacts.case import write_llama
 from tests.faults.artefacts.headers import HOSTILE, LEGAL, MORE_HOSTILE
 from tests.faults.artefacts.quantised import CASES as QUANTISED
 from tests.faults.artefacts.tokenizers import tokenizer_cases
+from tests.faults.campaigns import add_argument, record
 from tests.inference.modelling.families.published_configs import PUBLISHED
 from tests.models_registry.detection.builders import LLAMA_CONFIG, framed, small_hybrid, write_checkpoint
 
@@ -86,6 +87,9 @@ BYTES = (
 )
 
 
+_dumps = json.JSONEncoder().encode
+
+
 class Pairs(list[tuple[str, Any]]):
     """A JSON object whose names may occur twice."""
 
@@ -95,13 +99,27 @@ def parsed(text: bytes) -> Any:
     return json.loads(text, object_pairs_hook=Pairs)
 
 
-def written(value: Any) -> str:
-    """The JSON of a value, with names twice, NaN and halves of surrogate pairs as they are."""
+def written(value: Any, known: Mapping[int, str] = {}) -> str:
+    """The JSON of a value, with names twice, NaN and halves of surrogate pairs as they are.
+
+    Args:
+        known: The JSON of objects and lists by their ``id``: a change copies only what is around it.
+    """
+    if not isinstance(value, list):
+        return _dumps(value)
+    if (text := known.get(id(value))) is not None:
+        return text
     if isinstance(value, Pairs):
-        return "{" + ",".join(f"{json.dumps(name)}:{written(item)}" for name, item in value) + "}"
+        return "{" + ",".join([f"{_dumps(name)}:{written(item, known)}" for name, item in value]) + "}"
+    return "[" + ",".join([written(item, known) for item in value]) + "]"
+
+
+def texts_of(value: Any, known: dict[int, str]) -> None:
+    """Add the JSON of a value's objects and lists, which must not be freed or changed afterwards."""
     if isinstance(value, list):
-        return "[" + ",".join(map(written, value)) + "]"
-    return json.dumps(value)
+        for item in value:
+            texts_of(item[1] if isinstance(value, Pairs) else item, known)
+        known[id(value)] = written(value, known)
 
 
 class Mutator:
@@ -203,6 +221,8 @@ class Fuzzer:
     _tokenizers: list[Any] = field(default_factory=list)
     _tables: list[dict[str, Any]] = field(default_factory=list)
     _places: list[Path] = field(default_factory=list)
+    _known: dict[int, str] = field(default_factory=dict)
+    """The JSON of all values of the corpus; writing them took half of the time."""
 
     def __post_init__(self) -> None:
         files = {**LEGAL, **HOSTILE, **MORE_HOSTILE}.values()
@@ -231,6 +251,8 @@ class Fuzzer:
                 self._tokenizers.append(_small(parsed(content)))
             except (ValueError, RecursionError):
                 continue
+        for value in (*self._configs, *self._tokenizers):
+            texts_of(value, self._known)
         # A config costs ten headers; the numbers give each kind a like share of the time.
         self._kinds = [("header", self._header)] * 10 + [("config", self._config), ("tokenizer", self._tokenizer)]
         self._kinds += [("gguf", self._gguf)] * 10
@@ -324,7 +346,7 @@ class Fuzzer:
     def _config(self, draw: random.Random) -> Callable[[], None]:
         which, mutator = draw.randrange(len(self._configs)), Mutator(draw)
         path = self.directory / "config.json"
-        path.write_bytes(_changed(mutator, draw, self._configs[which]))
+        path.write_bytes(self._changed(mutator, draw, self._configs[which]))
 
         def check() -> None:
             """As in ``models_registry.detection.inspection``, with the header read before."""
@@ -343,7 +365,7 @@ class Fuzzer:
     def _tokenizer(self, draw: random.Random) -> Callable[[], None]:
         mutator, directory = Mutator(draw), self.directory / "llama"
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            (directory / name).write_bytes(_changed(mutator, draw, draw.choice(self._tokenizers)))
+            (directory / name).write_bytes(self._changed(mutator, draw, draw.choice(self._tokenizers)))
 
         def check() -> None:
             resolved = resolve(directory)
@@ -352,14 +374,13 @@ class Fuzzer:
 
         return check
 
-
-def _changed(mutator: Mutator, draw: random.Random, value: Any) -> bytes:
-    """The text of a changed value, or the changed text of the value."""
-    content = written(value).encode()
-    if draw.random() < 0.85:
-        changed = written(mutator.changed(value)).encode()
-        return changed if len(changed) <= MAX_CHANGED_BYTES else content
-    return mutator.bytes_changed(content)
+    def _changed(self, mutator: Mutator, draw: random.Random, value: Any) -> bytes:
+        """The text of a changed value, or the changed text of the value."""
+        content = self._known[id(value)].encode()
+        if draw.random() < 0.85:
+            changed = written(mutator.changed(value), self._known).encode()
+            return changed if len(changed) <= MAX_CHANGED_BYTES else content
+        return mutator.bytes_changed(content)
 
 
 def _small(value: Any) -> Any:
@@ -381,7 +402,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end earlier, after so much time")
+    add_argument(parser)
     given = parser.parse_args()
+    if given.record and given.first:
+        parser.error("--record counts the cases of a seed from the first one: leave out --first")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(
         prefix="blazr-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -411,6 +435,11 @@ def main() -> int:
         "verdicts": dict(fuzzer.verdicts.most_common()),
     }
     sys.stdout.write(json.dumps(report) + "\n")
+    figures = {"growth_mib": report["growth_mib"]}
+    record(
+        given.record, "fuzz", seed=given.seed, size=done, failures=len(fuzzer.failures),
+        seconds=time.monotonic() - began, figures=figures,
+    )  # fmt: skip
     return 1 if fuzzer.failures else 0
 
 

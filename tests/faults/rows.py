@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.faults import campaigns
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Faults
 
@@ -168,7 +170,8 @@ def page(root: Path = ROOT) -> str:
     tested = "".join(f"| {row.number} | {row.provoked} | {row.holds} | `{row.test}` |\n" for row in rows)
     numbers = {row.number for row in rows}
     others = "".join(f"| {number} | {title} |\n" for number, title in TITLES.items() if number not in numbers)
-    return f"{HEAD}{tested}" + (f"{NOT_YET_HEAD}{others}" if others else "")
+    not_yet = f"{NOT_YET_HEAD}{others}" if others else ""
+    return f"{HEAD}{tested}{not_yet}{campaigns.table(campaigns.runs())}"
 
 
 if __name__ == "__main__":

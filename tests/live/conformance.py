@@ -30,6 +30,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.faults.campaigns import add_argument, record
 from tests.live.conftest import LiveServer
 
 CHECKS = [
@@ -44,6 +45,8 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predic
 REMOTE = {"X-Forwarded-For": "192.0.2.7"}
 """A request that a proxy has forwarded needs a key, on this machine too."""
 TIMEOUT_S = 60
+ROUNDS_OF_SEED = 1000
+"""Each round of a seed has a number of its own."""
 
 
 NEEDED = {
@@ -210,13 +213,15 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=1)
+    add_argument(parser)
     given_arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="blazr-conformance-"))
     server = LiveServer(directory / "data", "--cpu")
-    until = time.monotonic() + 60 * given_arguments.minutes
+    started = time.monotonic()
+    until = started + 60 * given_arguments.minutes
     try:
         server.wait_ready()
-        campaign = Campaign(server, given_arguments.seed)
+        campaign = Campaign(server, given_arguments.seed * ROUNDS_OF_SEED)
         while campaign.num_requests < given_arguments.requests and time.monotonic() < until:
             campaign.run_round(20, until=until)
             sys.stdout.write(f"{campaign.num_requests} requests, {len(campaign.problems)} problems\n")
@@ -225,6 +230,11 @@ def main() -> int:
     finally:
         if server.process.poll() is None:
             server.stop()
+    record(
+        given_arguments.record, "conformance", seed=given_arguments.seed, size=campaign.num_requests,
+        failures=len(campaign.problems) + (not is_alive), seconds=time.monotonic() - started,
+        figures={f"{role} {status}": number for (role, status), number in sorted(campaign.statuses.items())},
+    )  # fmt: skip
     for (role, status), number in sorted(campaign.statuses.items()):
         sys.stdout.write(f"  {role} {status}: {number}\n")
     for problem in campaign.problems:

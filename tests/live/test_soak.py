@@ -1,4 +1,4 @@
-"""Three minutes of the soak: a real server, two kinds of model, no request twice."""
+"""A minute of the soak: a real server, two kinds of model, no request twice."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 @pytest.mark.timeout(720)
-def test_nothing_breaks_in_three_minutes(tmp_path):
+def test_nothing_breaks_in_a_minute(tmp_path):
     report = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "bench.soak", "--minutes", "3", "--clients", "16", "--json", str(report)]
+    command = [sys.executable, "-m", "bench.soak", "--minutes", "1", "--clients", "16", "--json", str(report)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=700)
     found = json.loads(report.read_text()) if report.exists() else {}
     assert done.returncode == 0 and found["passed"], done.stdout[-5000:] + done.stderr[-5000:]
@@ -30,11 +30,11 @@ def test_nothing_breaks_in_three_minutes(tmp_path):
 
 def test_an_engine_of_each_kind_survives_new_prompts(tmp_path):
     report = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "bench.soak", "--engine-only", "--unique", "600", "--json", str(report)]
+    command = [sys.executable, "-m", "bench.soak", "--engine-only", "--unique", "200", "--json", str(report)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     phases = json.loads(report.read_text())["phases"]
     assert {name: phase["num_requests"] for name, phase in phases.items()} == {
-        "attention engine": 600,
-        "hybrid engine": 600,
+        "attention engine": 200,
+        "hybrid engine": 200,
     }

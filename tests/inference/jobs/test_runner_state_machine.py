@@ -1,6 +1,6 @@
 """Two real runners under every order of crashes, clock jumps, cancels, and lost, repeated and late hints (Hypothesis).
 
-``SCHEDULES=100000 pytest tests/inference/jobs/test_runner_state_machine.py`` runs more than the usual 100 schedules.
+``python -m tests.faults.job_schedules`` runs more than the usual 100 schedules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.models import F
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -32,6 +32,7 @@ from tests.inference.rows import make_checkpoint
 from tests.inference.worker.scripted_manager import ScriptedManager
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "100"))
+SEED = os.environ.get("SCHEDULES_SEED")
 STEPS = 20
 TEXT = "abcdefgh"
 """What each job generates: its n-th token is n, whatever happened before."""
@@ -304,7 +305,7 @@ def test_jobs_end_once_in_every_schedule(db, monkeypatch):
     monkeypatch.setattr(hints, "wake_workers", lambda: None)
     monkeypatch.setattr(job_runner, "time", CLOCK)
     run_state_machine_as_test(
-        Runners,
+        Runners if SEED is None else seed(int(SEED))(Runners),
         settings=settings(
             max_examples=SCHEDULES,
             stateful_step_count=STEPS,
