@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from io import SEEK_END, BytesIO
 from typing import Any, cast
 
@@ -17,13 +18,15 @@ from asgiref.sync import sync_to_async
 from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, set_script_prefix
 
 from blazr_site.request_thread import has_connections
 from inference.api.event_stream import EventStream
 from inference.api.exception_handler import error_response
+
+_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -109,6 +112,8 @@ class BareHandler(ASGIHandler):
     async def send_response(self, response: HttpResponseBase, send: Send) -> None:
         """Send a response; each part of an event stream is one message."""
         if not isinstance(response, EventStream):
+            if isinstance(response, HttpResponse) and response.status_code not in _WITHOUT_BODY:
+                response.headers.setdefault("Content-Length", str(len(response.content)))
             await super().send_response(response, send)
             return
         headers = [(name.encode("ascii"), value.encode("latin1")) for name, value in response.items()]

@@ -26,6 +26,7 @@ from inference.api.idempotent import META_KEY, request_key, respond_once
 from inference.errors import InvalidRequest, NotAuthenticated, RequestTooLarge
 from inference.host.client_json import read_by_size, read_json
 from inference.records.tracing import is_tracing, route_set
+from inference.serving.full_queues import full_queues
 from inference.values.principal import LOCAL, Principal, principal_set
 from inference.values.request_key import RequestKey
 
@@ -162,6 +163,28 @@ async def json_body(request: HttpRequest, read: Callable[[Any], T]) -> T:
     if len(body) > limit:
         raise RequestTooLarge(f"The request body has more than {limit} bytes, the limit of this server.")
     return await read_json(body, read)
+
+
+async def generation_body(request: HttpRequest, read: Callable[[Any], T], *, principal: Principal, endpoint: str) -> T:
+    """Return ``json_body`` of a request for a model's queue; refuse it before ``read`` while the queue is full.
+
+    Args:
+        request: Django's request.
+        read: As in ``json_body``.
+        principal: The caller.
+        endpoint: The API's name, for metrics.
+
+    Raises:
+        NoPlace: The queue was full a moment ago.
+        InvalidRequest: As ``json_body`` raises.
+    """
+
+    def read_unless_full(value: Any) -> T:
+        if isinstance(value, dict):
+            full_queues().check(value.get("model"), principal, endpoint=endpoint)
+        return read(value)
+
+    return await json_body(request, read_unless_full)
 
 
 async def read_further(request: HttpRequest, read: Callable[[], T]) -> T:

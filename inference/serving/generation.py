@@ -19,15 +19,17 @@ from django.conf import settings
 
 from inference.access.admission import FREE, Admission, admit
 from inference.access.key_watch import key_watch
-from inference.errors import BlazrError, GenerationFailed, ModelLoading
+from inference.errors import BlazrError, GenerationFailed, ModelLoading, QueueFull, RequestTooLarge
 from inference.host.coroutines import run_all, run_in_background
 from inference.records.request_log import contents_are_logged
 from inference.records.tracing import generation_trace, set_current_request_id
 from inference.serving.accounting import Accounting
+from inference.serving.full_queues import full_queues
 from inference.serving.grammar_checks import grammar_checks
 from inference.serving.served_models import plan_for_model, served_model_get
 from inference.transport.control import cancel_generation
 from inference.transport.hub import get_hub
+from inference.transport.open_requests import NoPlace
 from inference.transport.queue import publish_generation
 from inference.transport.subscription import Subscription
 from inference.values.limits import estimate_tokens
@@ -206,7 +208,15 @@ class Generation:
         prompt.subscription = hub.register(prompt.request_id, lambda event: self._take(prompt, event))
         # Set before the publish: a publish that fails may have reached the queue.
         prompt.is_published = True
-        await publish_generation(message, prompt.subscription)
+        try:
+            await publish_generation(message, prompt.subscription)
+        except (QueueFull, RequestTooLarge) as error:
+            # The prompt isn't in the queue, so no worker has to cancel it.
+            prompt.is_published = False
+            prompt.subscription.close()
+            if isinstance(error, NoPlace):
+                full_queues().record(self.plan.model, self.principal, error, served_name=self.served.name)
+            raise
 
     # --- events --------------------------------------------------------------------------------
 
@@ -341,6 +351,8 @@ class Generation:
         await self._cancel_unfinished()
 
     async def _cancel_unfinished(self) -> None:
+        if any(prompt.is_published for prompt in self._prompts):
+            full_queues().forget(self.plan.model)
         unfinished = [prompt for prompt in self._prompts if prompt.is_published and not prompt.is_finished]
         for prompt in unfinished:
             prompt.is_finished = True
@@ -379,6 +391,8 @@ async def generation_start(
         Unavailable: The queue is full, or the model was not ready in time.
     """
     principal.check_options(priority=plan.priority, keep_alive_s=plan.keep_alive_s)
+    api_name = api_name or _API_NAMES[plan.endpoint]
+    full_queues().check(plan.model, principal, endpoint=api_name.name)
     served = await served_model_get(name=plan.model)
     plan = plan_for_model(plan, served)
     admission = await admit(principal, tokens=estimate_tokens(plan))
@@ -389,7 +403,7 @@ async def generation_start(
         except BaseException:
             admission.release(tokens=0)
             raise
-    generation = Generation(plan.with_seed(), principal, served, api_name or _API_NAMES[plan.endpoint], admission)
+    generation = Generation(plan.with_seed(), principal, served, api_name, admission)
     if principal.key_id is not None:
         key_watch().add(generation, principal.key_id)
     try:

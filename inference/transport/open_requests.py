@@ -13,6 +13,7 @@ advance.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ PROMOTED_EVERY = 4
 EXPIRED_AT_ONCE = 100
 """Requests past their deadline that one call releases."""
 RETRY_AFTER_S = 2
+RETRY_JITTER_S = 3
+"""Refused callers get one of so many further seconds as their time to retry, so that they don't return together."""
 
 LUA_QUEUES = f"""
 local MESSAGES, MESSAGE_WORKERS = '{redis_keys.MESSAGES}', '{redis_keys.MESSAGE_WORKERS}'
@@ -168,6 +171,14 @@ end
 )
 
 
+class NoPlace(QueueFull):
+    """The caller gets no place in the model's queue, however small the request is."""
+
+    def again(self) -> NoPlace:
+        """Return the error for the caller's next request, with a time to retry of its own."""
+        return NoPlace(self.message, retry_after_s=_retry_after_s())
+
+
 @dataclass(frozen=True, slots=True)
 class NewMessage:
     """A message to admit.
@@ -202,7 +213,8 @@ async def admit_message(
         Whether a worker holds the model.
 
     Raises:
-        QueueFull: A limit of the model or of the caller is reached.
+        NoPlace: The open requests of the model or of the caller are as many as they may be.
+        QueueFull: The open messages of the model or of the caller take all of their bytes.
         Unavailable: The open messages of all callers take all of their bytes.
         RequestTooLarge: The message alone exceeds the caller's bytes.
     """
@@ -240,13 +252,13 @@ def expire_messages(client: redis.Redis, now: float) -> int:
 def _refusal(verdict: str, number: int, size: int, max_requests: int, limits: tuple[int, int, int]) -> BlazrError:
     if verdict == "requests":
         reason = f"{number} requests of this model are queued or running, the limit is {max_requests}"
-        return QueueFull(f"{reason}; try again later.", retry_after_s=RETRY_AFTER_S)
+        return NoPlace(f"{reason}; try again later.", retry_after_s=_retry_after_s())
     if verdict == "share":
         reason = (
             f"{number} of your requests of this model are queued or running, and the last places of its "
             f"{max_requests} are for callers with fewer"
         )
-        return QueueFull(f"{reason}; try again later.", retry_after_s=RETRY_AFTER_S)
+        return NoPlace(f"{reason}; try again later.", retry_after_s=_retry_after_s())
     cls, whose, limit = {
         "caller_bytes": (QueueFull, "your open requests", limits[0]),
         "model_bytes": (QueueFull, "the open requests of this model", limits[1]),
@@ -257,6 +269,10 @@ def _refusal(verdict: str, number: int, size: int, max_requests: int, limits: tu
         f"{format_bytes(limit)} there; try again later.",
         retry_after_s=RETRY_AFTER_S,
     )
+
+
+def _retry_after_s() -> int:
+    return RETRY_AFTER_S + secrets.randbelow(RETRY_JITTER_S)
 
 
 def release_messages(pipe: Any, worker_id: str, request_ids: Sequence[str]) -> None:

@@ -181,6 +181,16 @@ async def test_the_length_of_a_chunked_body_is_known():
     assert (lengths, client.body) == (["3"], b"abc")
 
 
+@pytest.mark.parametrize(("status", "body", "length"), [(429, b"full", b"4"), (200, b"", b"0"), (204, b"", None)])
+async def test_a_response_names_its_length_so_that_it_is_not_chunked(status, body, length):
+    async def view(request):
+        return HttpResponse(body, status=status)
+
+    client = Client(b"x")
+    await serve(Handler(view), client)
+    assert dict(client.sent[0]["headers"]).get(b"Content-Length") == length
+
+
 async def test_an_unexpected_error_is_an_error_object_and_says_nothing_of_the_inside(monkeypatch):
     async def broken(request):
         raise RuntimeError("the secret")

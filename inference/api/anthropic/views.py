@@ -8,9 +8,9 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from inference.access.admission import text_admitted
-from inference.api.anthropic.running import RunningMessage, running_message
+from inference.api.anthropic.running import API_NAME, RunningMessage, running_message
 from inference.api.anthropic.schemas import MessageResponseSerializer, TokenCountSerializer, documented_message
-from inference.api.base import ApiView, json_body, json_response, read_further
+from inference.api.base import ApiView, generation_body, json_body, json_response, read_further
 from inference.api.event_stream import EventStream
 from inference.api.exception_handler import as_blazr_error, error_response
 from inference.dialects.anthropic.events import message_error
@@ -59,7 +59,8 @@ class MessagesView(AnthropicView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Generate the next message of a conversation."""
         check_version(request)
-        plan, stream = await json_body(request, MessageRequestSerializer.shared().plan)
+        read = MessageRequestSerializer.shared().plan
+        plan, stream = await generation_body(request, read, principal=self.principal, endpoint=API_NAME.name)
         running: RunningMessage = await running_message(plan, self.principal)
         if stream:
             return EventStream(running.generation, running)

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
-from inference.api.base import ApiView, json_body, json_response
+from inference.api.base import ApiView, generation_body, json_response
 from inference.api.event_stream import EventStream, output_format
 from inference.api.openai.model_objects import model_object, model_objects
 from inference.api.schemas import (
@@ -47,7 +47,8 @@ class GenerationView(ApiView):
 
         When the client disconnects, Django cancels this task and thereby the generation.
         """
-        plan = await json_body(request, functools.partial(plan_from_body, self.endpoint))
+        read = functools.partial(plan_from_body, self.endpoint)
+        plan = await generation_body(request, read, principal=self.principal, endpoint=self.endpoint)
         generation = await generation_start(plan=plan, principal=self.principal)
         if plan.stream:
             return EventStream(generation)

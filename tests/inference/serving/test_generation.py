@@ -8,10 +8,12 @@ import pytest
 import redis.asyncio
 
 from inference.errors import BlazrError, GenerationFailed, InvalidRequest, ModelLoading
+from inference.serving.full_queues import full_queues
 from inference.serving.generation import ApiName, Generation
 from inference.transport import hub as streams
 from inference.transport import keys as redis_keys
 from inference.transport.hub import StreamHub
+from inference.transport.open_requests import NoPlace
 from inference.values.plan import GenerationPlan
 from inference.values.principal import LOCAL
 from inference.values.sampling_params import SamplingParams
@@ -168,6 +170,21 @@ async def test_a_task_that_is_cancelled_cancels_the_generation(worker):
         await reading
     await until_cancelled(worker, [name])
     assert found.outcome == "cancelled"
+
+
+async def test_a_refused_request_is_cancelled_nowhere_and_refuses_the_next_until_one_ends(worker, settings):
+    settings.BLAZR_MAX_IN_FLIGHT = 1
+    running, _ = await begun(worker)
+    refused = generation()
+    with pytest.raises(NoPlace):
+        await refused.open()
+    await refused.close("queue_full")
+    assert await worker.cancelled() == set()
+    assert worker.hub.num_streams == 1
+    with pytest.raises(NoPlace):
+        full_queues().check("tiny", LOCAL, endpoint="completion")
+    await running.close()
+    full_queues().check("tiny", LOCAL, endpoint="completion")
 
 
 @pytest.mark.parametrize(("starts", "error"), [(False, ModelLoading), (True, GenerationFailed)])

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from inference.errors import GenerationFailed, PromptTooLong, QueueFull
+from inference.serving.full_queues import full_queues
 from tests.inference.api.scripted_worker import Reply, say
 from tests.inference.rows import make_checkpoint
 
@@ -239,10 +240,13 @@ def test_error_before_the_first_token_has_its_own_status(client, worker, stream)
 
 def test_full_queue_is_a_rate_limit_error_with_retry_after(client, worker, settings):
     settings.BLAZR_MAX_IN_FLIGHT = 0
-    with pytest.raises(openai.RateLimitError) as caught:
-        client.chat.completions.create(model="tiny", messages=MESSAGES)
-    assert caught.value.code == "queue_full"
-    assert int(caught.value.response.headers["retry-after"]) > 0
+    for _ in range(2):  # the second one without asking the queue
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.chat.completions.create(model="tiny", messages=MESSAGES)
+        assert caught.value.code == "queue_full"
+        assert int(caught.value.response.headers["retry-after"]) > 0
+    full_queues().forget("tiny")
+    assert not worker.cancelled
 
 
 def test_one_refused_prompt_cancels_the_others(client, worker):
