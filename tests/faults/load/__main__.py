@@ -81,6 +81,10 @@ def run_overload(site: LoadSite, given: argparse.Namespace) -> Lines:
     late = quantile(found.refused_s, 0.99)
     yield f"refusals after {quantile(found.refused_s, 0.5) * MS:.0f} ms, p99 {late * MS:.0f} ms", late <= 0.05
     yield f"statuses {dict(found.statuses)}", True
+    for when, rate, use in (("before", found.capacity, found.capacity_use), ("overloaded", found.goodput, found.use)):
+        shown = ", ".join(f"{name} {number:.2f}" for name, number in use.items())
+        per_s = rate / sum(use[name] for name in site.workers)
+        yield f"processors busy {when}: {shown}; {per_s:.0f} tokens for each second of the worker's", True
     yield f"as fast as before after {found.recovered_s:.1f} s", found.recovered_s <= 10
     yield from _problems(found.problems)
 

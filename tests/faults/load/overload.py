@@ -19,8 +19,8 @@ COMPLETIONS = "/v1/completions"
 TOKENS = 400
 """So many that ten times the capacity is some 70 requests a second, which a client beside the server can send."""
 RAMP_S = 1.0
-FILL_S = 4.0
-"""Until the queue is full."""
+MAX_FILL_S = 120.0
+"""Most seconds until the queue is full."""
 FLOOD_CLIENTS = 100
 FLOOD_TOKENS = (30, 120)
 REFUSALS = (429, 503)
@@ -32,6 +32,7 @@ class Overload:
 
     Attributes:
         capacity, goodput: Tokens a second that clients get, with as many clients as the engine takes, and overloaded.
+        capacity_use, use: Processors that each process kept busy then, by name; see ``LoadSite.processor_s``.
         statuses: Numbers of the overload's requests, by status; 0: the client left before there was one.
         refused_s: Seconds from a request to its refusal.
         baseline_s: Time to the first token of a request alone.
@@ -41,6 +42,8 @@ class Overload:
 
     capacity: float = 0.0
     goodput: float = 0.0
+    capacity_use: dict[str, float] = field(default_factory=dict)
+    use: dict[str, float] = field(default_factory=dict)
     statuses: Counter[int] = field(default_factory=Counter)
     refused_s: list[float] = field(default_factory=list)
     baseline_s: float = 0.0
@@ -53,12 +56,14 @@ class Meter:
 
     Attributes:
         streams: What came of each request, also while it runs.
+        num_refused: Number of refused requests.
     """
 
     def __init__(self, site: LoadSite) -> None:
         self._site = site
         self._dice = random.Random(1)
         self.streams: list[Stream] = []
+        self.num_refused = 0
 
     async def send(self, key: str = "", max_tokens: int = TOKENS) -> Stream:
         """Send one request, to each web process in turn."""
@@ -66,7 +71,9 @@ class Meter:
         self.streams.append(found)
         prompt = [40 + self._dice.randrange(400) for _ in range(6)]
         url = self._site.urls[len(self.streams) % len(self._site.urls)]
-        return await stream(url, COMPLETIONS, completion(prompt, max_tokens), key, found)
+        await stream(url, COMPLETIONS, completion(prompt, max_tokens), key, found)
+        self.num_refused += found.status in REFUSALS
+        return found
 
     def tokens_between(self, begin: float, end: float) -> float:
         """Tokens a second."""
@@ -117,18 +124,24 @@ async def run_overload(site: LoadSite, seconds: float, *, factor: float = 10.0) 
     meter = Meter(site)
     async with closed_loop(meter, num_in_engine(site)):
         await asyncio.sleep(RAMP_S)
-        begun = time.monotonic()
+        begun, used = time.monotonic(), site.processor_s()
         await asyncio.sleep(seconds / 2)
         found.capacity = meter.tokens_between(begun, time.monotonic())
+        found.capacity_use = _use(site, begun, used)
     meter = Meter(site)
     tasks: list[asyncio.Task[Stream]] = []
-    begun = time.monotonic()
-    fill_s = max(FILL_S, seconds / 2)
-    async for _ in ticks(TOKENS / (factor * found.capacity), fill_s + seconds):
+    filled, used = 0.0, {}
+    async for now in ticks(TOKENS / (factor * found.capacity), MAX_FILL_S + seconds):
+        if not filled and meter.num_refused:
+            filled, used = now, site.processor_s()
+        if filled and now >= filled + seconds:
+            break
         tasks.append(asyncio.create_task(meter.send()))
+    assert filled, f"no request was refused within {MAX_FILL_S:.0f} s"
     ended = time.monotonic()
+    found.use = _use(site, filled, used)
     await leave(tasks)
-    found.goodput = meter.tokens_between(begun + fill_s, ended)
+    found.goodput = meter.tokens_between(filled, ended)
     _judge(found, meter.streams)
     while (await Meter(site).send(max_tokens=4)).ttft_s > 1.5 * found.baseline_s + 0.05:
         assert time.monotonic() < ended + 60, "requests are slower for a minute after an overload"
@@ -136,6 +149,11 @@ async def run_overload(site: LoadSite, seconds: float, *, factor: float = 10.0) 
     found.recovered_s = time.monotonic() - ended
     found.problems += await asyncio.to_thread(site.left_behind, before)
     return found
+
+
+def _use(site: LoadSite, since: float, used: dict[str, float]) -> dict[str, float]:
+    seconds = time.monotonic() - since
+    return {name: (now - used[name]) / seconds for name, now in site.processor_s().items()}
 
 
 def _judge(found: Overload, streams: list[Stream]) -> None:

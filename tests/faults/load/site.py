@@ -28,6 +28,7 @@ RELEASED_WITHIN_S = 20.0
 MORE_DESCRIPTORS = 6
 """Connections to the database that a process may keep after a load and didn't have before it."""
 MORE_TASKS = 2
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _MAKE_ADMIN = """
 import django; django.setup()
@@ -80,6 +81,16 @@ def descriptors(pid: int) -> tuple[int, int]:
             found.append(str(descriptor.readlink()))
     sockets = [target for target in found if target.startswith("socket:")]
     return sum(target not in unix for target in sockets), len(found) - len(sockets)
+
+
+def _processor_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def _machine_s() -> float:
+    user, nice, system, _idle, _waiting, *others = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8])
+    return (user + nice + system + sum(others)) / _TICKS_PER_S
 
 
 class LoadSite(Site):
@@ -159,6 +170,11 @@ class LoadSite(Site):
     def web_memory(self) -> int:
         """Anonymous resident memory of the largest web process, in bytes."""
         return max(status_bytes("RssAnon", self.processes[name].pid) for name in self.webs)
+
+    def processor_s(self) -> dict[str, float]:
+        """Seconds of a processor that each process has used, by name; ``client``: this one, ``machine``: all."""
+        found = {name: _processor_s(Path(f"/proc/{process.pid}/stat")) for name, process in self.processes.items()}
+        return {**found, "client": _processor_s(Path("/proc/self/stat")), "machine": _machine_s()}
 
     def models(self) -> list[ResidentModel]:
         """The model as each worker reports it."""
