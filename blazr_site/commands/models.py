@@ -77,6 +77,19 @@ def progress_bar(title: str) -> Iterator[Any]:
 
 
 @contextmanager
+def detailed_bar(title: str) -> Iterator[Any]:
+    """Show a bar and what is being done; yields ``report(share, detail)``."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task(title, total=1.0, note="")
+
+        def report(share: float, detail: str = "") -> None:
+            bar.update(task, completed=share, note=detail)
+
+        yield report
+
+
+@contextmanager
 def pull_bar(title: str) -> Iterator[ProgressCallback]:
     """Show the bytes of each file of a pull on the error stream; yields the callback of the pull."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

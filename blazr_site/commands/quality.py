@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from blazr_site.commands.loading import choose_device, inspect_model
-from blazr_site.commands.models import progress_bar, stderr
+from blazr_site.commands.models import progress_bar, resolve_model, stderr
 from blazr_site.commands.tables import output_console, table
 from inference.demo.corpus import load_documents
 from inference.errors import InvalidRequest
@@ -20,6 +20,7 @@ from inference.llm.options import LLMOptions
 from inference.llm.quality import Quality, measure_quality
 from inference.modelling.quantisation import QUANTS
 from inference.text.tokenisation.tokenizer import load_tokenizer
+from models_registry.detection.child import inspect_in_child
 from models_registry.detection.inspection import Inspection
 
 
@@ -29,11 +30,16 @@ def run(arguments: argparse.Namespace) -> int:
     for quant in quants:
         if quant not in QUANTS:
             raise InvalidRequest(f"--quant has {quant[:40]!r}; it must be of {', '.join(QUANTS)}.", param="quant")
-    for name in ("tokens", "window"):
-        if getattr(arguments, name) < 2:
-            raise InvalidRequest(f"--{name} is {getattr(arguments, name)}; it must be at least 2.", param=name)
+    check_windows(arguments)
     inspection = inspect_model(arguments)
-    token_ids, source = _tokens(inspection, Path(arguments.text) if arguments.text else None, arguments.tokens)
+    original = None if arguments.against is None else inspect_in_child(resolve_model(arguments.against))
+    if original is not None and original.spec.vocab_size != inspection.spec.vocab_size:
+        raise InvalidRequest(
+            f"--against {arguments.against[:80]} has {original.spec.vocab_size} tokens, --model "
+            f"{inspection.spec.vocab_size}; only checkpoints of one vocabulary can be compared.",
+            param="against",
+        )
+    token_ids, source = text_tokens(inspection, Path(arguments.text) if arguments.text else None, arguments.tokens)
     window = min(arguments.window, inspection.spec.max_position_embeddings)
     options = LLMOptions(device=choose_device(force_cpu=arguments.cpu), dtype=arguments.dtype)
     with progress_bar("Predicting") as report:
@@ -45,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             options=options,
             window=window,
             progress=report,
+            reference=None if original is None else (original.spec, original.weight_paths),
         )
     if arguments.json:
         result = {"text": source, "window": window, "forms": [asdict(item) for item in found]}
@@ -53,11 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
     stderr.print(
         f"[dim]{found[0].num_tokens} predictions over {source}, windows of {window} tokens[/]", highlight=False
     )
-    _print(found)
+    _print(found, "none" if original is None else arguments.against)
     return 0
 
 
-def _tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[list[int], str]:
+def check_windows(arguments: argparse.Namespace) -> None:
+    """Refuse ``--tokens`` and ``--window`` with which nothing is predicted.
+
+    Raises:
+        InvalidRequest: One of them is below 2.
+    """
+    for name in ("tokens", "window"):
+        if getattr(arguments, name) < 2:
+            raise InvalidRequest(f"--{name} is {getattr(arguments, name)}; it must be at least 2.", param=name)
+
+
+def text_tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[list[int], str]:
     """Return token ids to read, and a description of their source."""
     tokenizer = load_tokenizer(inspection.tokenizer)
     try:
@@ -83,16 +101,16 @@ def _text(path: Path | None) -> tuple[str, str]:
         raise InvalidRequest(f"--text {str(path)!r} can't be read as UTF-8 text: {error}.", param="text") from None
 
 
-def _print(found: list[Quality]) -> None:
+def _print(found: list[Quality], first: str) -> None:
     numbers = ("weights", "perplexity", "change", "same first choice", "mean KL (nats)")
     shown = table("form", *numbers, right=numbers)
-    for item in found:
+    for number, item in enumerate(found):
         change = item.perplexity / found[0].perplexity - 1
         cells: list[Any] = [
-            item.quant,
+            item.quant if number else first,
             format_bytes(item.weights_bytes),
             f"{item.perplexity:.4g}",
-            "" if item.quant == "none" else f"{change:+.2%}",
+            f"{change:+.2%}" if number else "",
             f"{item.top1_agreement:.2%}",
             f"{item.mean_kl:.2e}",
         ]

@@ -59,6 +59,10 @@ class Quality:
 class WindowRunner:
     """Computes the hidden rows of single windows, each from an empty state.
 
+    Attributes:
+        network: The network.
+        states: Its layers' states.
+
     Args:
         network: On the CPU or a CUDA device.
         max_len: Most tokens of a window.
@@ -78,14 +82,19 @@ class WindowRunner:
             device=device,
             dtype=dtype,
         )
-        self._states = allocate_states(network.spec, config)
+        self.states = allocate_states(network.spec, config)
         self._device = device
 
     def hidden(self, tokens: Sequence[int]) -> torch.Tensor:
         """(n, h) of a window."""
+        hidden: torch.Tensor = self.network(self.batch(tokens), self.states)
+        return hidden
+
+    def batch(self, tokens: Sequence[int]) -> ForwardBatch:
+        """A window as a step of one sequence from its beginning."""
         count = len(tokens)
         positions = torch.arange(count, device=self._device)
-        batch = ForwardBatch(
+        return ForwardBatch(
             input_ids=torch.tensor(tokens, device=self._device),
             positions=positions,
             slot_mapping=positions + BLOCK_SIZE,  # the first block is scratch
@@ -100,8 +109,6 @@ class WindowRunner:
                 block_size=BLOCK_SIZE,
             ),
         )
-        hidden: torch.Tensor = self.network(batch, self._states)
-        return hidden
 
 
 def measure_quality(
@@ -113,6 +120,7 @@ def measure_quality(
     options: LLMOptions,
     window: int,
     progress: Progress | None = None,
+    reference: tuple[ModelSpec, Sequence[Path]] | None = None,
 ) -> list[Quality]:
     """Compare quantised forms with the unquantised one.
 
@@ -124,6 +132,8 @@ def measure_quality(
         options: Device and dtype.
         window: Tokens that are predicted from one empty state; the last window may be shorter.
         progress: Gets the share done and what is being done.
+        reference: Another checkpoint's spec and files, unquantised, to compare with; ``none`` of this one is compared
+            too then.
 
     Raises:
         InvalidRequest: Too few tokens.
@@ -135,21 +145,23 @@ def measure_quality(
     windows = [part for part in windows if len(part) > 1]
     report = progress or (lambda share, detail: None)
     others: list[Quant] = [quant for quant in dict.fromkeys(quants) if quant != "none"]
-    compared: list[Quant] = others or ["none"]
-    total, done = len(windows) * max(len(others), 1), 0
+    compared: list[Quant] = others if reference is None else list(dict.fromkeys(quants))
+    compared = compared or ["none"]
+    total, done = len(windows) * len(compared), 0
     results: list[Quality] = []
     with on_device(torch.device(options.device)), torch.inference_mode():
-        reference = _load(spec, weight_files, "none", options, window)
+        exact = _load(*(reference or (spec, weight_files)), "none", options, window)
         for quant in compared:
-            runner = reference if quant == "none" else _load(spec, weight_files, quant, options, window)
+            is_exact = quant == "none" and reference is None
+            runner = exact if is_exact else _load(spec, weight_files, quant, options, window)
             plain, found = _Sums(), _Sums()
             for part in windows:
-                _compare(reference, runner, part, plain, found)
+                _compare(exact, runner, part, plain, found)
                 done += 1
                 report(done / total, quant)
             if not results:
-                results.append(plain.quality("none", network_bytes(reference.network)))
-            if quant != "none":
+                results.append(plain.quality("none", network_bytes(exact.network)))
+            if not is_exact:
                 results.append(found.quality(quant, network_bytes(runner.network)))
             # Layers with faster forms refer to themselves, so that only the collector frees them.
             del runner

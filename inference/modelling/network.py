@@ -54,6 +54,13 @@ class ResidualStream:
         self._mixed: torch.Tensor | None = None
         self._multiplier = 1.0
 
+    def copy(self) -> ResidualStream:
+        """The same stream in memory of its own, to compute what follows several times."""
+        copied = ResidualStream(self._hidden.clone())
+        copied._mixed = None if self._mixed is None else self._mixed.clone()
+        copied._multiplier = self._multiplier
+        return copied
+
     def enter(self, norm: Norm | None) -> torch.Tensor:
         """(T, h) as the next sublayer sees it: the stream, normalised where there is a norm."""
         mixed, self._mixed = self._mixed, None
@@ -119,13 +126,17 @@ class HybridForCausalLM(nn.Module):
         Returns:
             (T, h), after the final norm.
         """
-        hidden: torch.Tensor = self.embed_tokens(batch.input_ids)
-        if self.spec.embedding_multiplier != 1.0:
-            hidden = hidden * self.spec.embedding_multiplier
-        stream = ResidualStream(hidden)
+        stream = self.embed(batch.input_ids)
         for layer, state in zip(self.layers, states, strict=True):
             layer(stream, batch, state)
         return stream.enter(self.final_norm)
+
+    def embed(self, input_ids: torch.Tensor) -> ResidualStream:
+        """(T,) token ids to the stream that enters the first layer."""
+        hidden: torch.Tensor = self.embed_tokens(input_ids)
+        if self.spec.embedding_multiplier != 1.0:
+            hidden = hidden * self.spec.embedding_multiplier
+        return ResidualStream(hidden)
 
     @property
     def can_choose(self) -> bool:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from inference.modelling.layer_specs import DTYPE_BYTES, Shape
-from inference.modelling.spec import ModelSpec
+from inference.modelling.spec import ModelSpec, Piece
 
 Quant = Literal["none", "int8", "int4"]
 Kind = Literal["int8", "int4"]
@@ -115,6 +116,20 @@ def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None
     return quant if leaf == "weight" and module.endswith("_proj") and module not in _KEPT else None
 
 
+def kept_kinds(spec: ModelSpec) -> Mapping[str, Kind]:
+    """The parameters whose codes lie in the files as a network keeps them (``blazr quantise``), and their kinds."""
+    forms = {item.name: item.form for item in spec.encoded if item.coding == "blazr"}
+    if not forms:
+        return {}
+    kinds: dict[str, Kind] = {}
+    for parameter, source in spec.parameters.items():
+        found = {forms.get(name) for name in source.tensor_names()}
+        (form, *others) = found
+        if form in GROUP_SIZES and not others and all(piece == Piece(piece.name) for piece in source.pieces):
+            kinds[parameter] = form
+    return kinds
+
+
 def quantised_bytes(shape: Sequence[int], kind: Kind) -> int:
     """Bytes of values and scales, without what fills the last block of outputs (native) or inputs (on a device)."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -131,9 +146,12 @@ def coded_bytes(shape: Sequence[int], form: Form) -> int:
 
 def weights_bytes(spec: ModelSpec, dtype: str, quant: Quant) -> int:
     """Bytes of all weights of a network in memory."""
-    return sum(_bytes(name, shape, dtype, quant) for name, shape in spec.parameter_shapes().items())
+    kept = kept_kinds(spec)
+    shapes = spec.parameter_shapes()
+    return sum(
+        _bytes(shape, dtype, kept.get(name) or quantised_kind(name, shape, quant)) for name, shape in shapes.items()
+    )
 
 
-def _bytes(name: str, shape: Shape, dtype: str, quant: Quant) -> int:
-    kind = quantised_kind(name, shape, quant)
+def _bytes(shape: Shape, dtype: str, kind: Kind | None) -> int:
     return math.prod(shape) * DTYPE_BYTES[dtype] if kind is None else quantised_bytes(shape, kind)

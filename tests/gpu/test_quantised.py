@@ -86,6 +86,18 @@ def test_quantised_values_are_those_of_the_reference(kind, shape, stored, dtype,
             assert torch.equal(values.cpu(), wanted)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("shape", [(33, 160), (3, 5, 72)], ids=str)
+def test_codes_in_rows_keep_their_values(kind, shape, device):
+    from inference.modelling.backends.triton.quantised import arrange_for_device, quantise_for_device
+
+    weight = torch.randn(shape)
+    found = arrange_for_device(quantise_plainly(weight, kind).to(device))
+    whole = quantise_for_device(weight.to(device), kind)
+    assert torch.equal(found.words, whole.words)
+    assert torch.equal(found.scales, whole.scales)
+
+
 @pytest.mark.parametrize(("kind", "columns"), [("int8", 640), ("int4", 640), ("int8", 400), ("int4", 416)])
 def test_the_bytes_are_the_planned_ones(kind, columns, device):
     from inference.modelling.backends.triton.quantised import quantise_for_device

@@ -22,6 +22,7 @@ from inference.modelling.backends.native.forms import FORMS as NATIVE_FORMS
 from inference.modelling.backends.native.packing import (
     NATIVE_DTYPES,
     PackedRows,
+    arrange_codes,
     can_stream,
     native_form,
     pack_native,
@@ -90,6 +91,10 @@ class Backend:
     def quantise(self, weight: torch.Tensor, kind: Kind) -> PackedTable | PackedStack:
         """Quantise (N, K), or a stack (E, N, K), float32 or bfloat16."""
         return quantise_plainly(weight, kind)
+
+    def keep_codes(self, quantised: PlainQuantised) -> PackedTable | PackedStack:
+        """Put codes and scales on the CPU into this backend's layout, value by value the same."""
+        return quantised.to(self.device)
 
     def row_packer(
         self,
@@ -174,6 +179,10 @@ class NativeBackend(Backend):
         """Quantise in the native layout."""
         return pack_native(weight, kind)
 
+    def keep_codes(self, quantised: PlainQuantised) -> PackedTable | PackedStack:
+        """Put codes and scales into the native layout."""
+        return arrange_codes(quantised)
+
     def row_packer(
         self,
         layer: nn.Module,
@@ -226,6 +235,10 @@ class TritonBackend(Backend):
     def quantise(self, weight: torch.Tensor, kind: Kind) -> PackedTable | PackedStack:
         """Quantise in the layout that the kernels read."""
         return self._quantised.quantise_for_device(weight, kind)
+
+    def keep_codes(self, quantised: PlainQuantised) -> PackedTable | PackedStack:
+        """Put codes and scales into the layout that the kernels read."""
+        return self._quantised.arrange_for_device(quantised.to(self.device))
 
     def capture_decodes(
         self, network: nn.Module, spec: ModelSpec, states: Sequence[LayerState], *, max_rows: int, max_blocks: int,

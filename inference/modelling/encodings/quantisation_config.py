@@ -14,9 +14,12 @@ from typing import Any
 from inference.errors import CorruptCheckpoint, UnsupportedFormat
 
 METHODS = (
-    "gptq", "awq", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "bitsandbytes", "hqq", "modelopt",
+    "gptq", "awq", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "bitsandbytes", "hqq", "modelopt", "blazr",
 )  # fmt: skip
 """Values of ``quant_method`` that are read."""
+
+BLAZR_VERSION = 1
+"""Of the files that ``blazr quantise`` writes."""
 
 SIDE_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
@@ -134,6 +137,8 @@ def _refuse_variants(config: QuantisationConfig) -> None:
         algorithm = str(values.get("quant_algo"))
         if algorithm.upper() not in ("FP8", "NVFP4"):
             problem = f"quant_algo {algorithm[:40]!r}; FP8 and NVFP4 are read"
+    elif config.method == "blazr" and values.get("version") != BLAZR_VERSION:
+        problem = f"version {str(values.get('version'))[:40]} of blazr's own form; {BLAZR_VERSION} is read"
     elif config.method == "fp8" and str(values.get("fmt", "e4m3")) != "e4m3":
         problem = f"fmt {str(values['fmt'])[:40]!r}; e4m3 is read"
     if problem is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from inference.errors import MissingTensor, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.bitsandbytes import find_bitsandbytes
+from inference.modelling.encodings.blazr import METHOD, described_measurement, find_blazr, stored_dtype
 from inference.modelling.encodings.compressed import find_packed_integers
 from inference.modelling.encodings.fp4 import find_fp4
 from inference.modelling.encodings.gptq_awq import find_gptq_and_awq
@@ -23,7 +24,7 @@ from inference.modelling.families.config import Confidence, Facts, TensorInfo
 DECODED_DTYPE = "F32"
 """What a decoded weight counts as in the table of tensors: its values are computed in float32."""
 
-_FINDERS = (find_gptq_and_awq, find_hqq, find_bitsandbytes, find_packed_integers, find_fp4, find_scaled)
+_FINDERS = (find_blazr, find_gptq_and_awq, find_hqq, find_bitsandbytes, find_packed_integers, find_fp4, find_scaled)
 
 _ACTIVATION_SCALES = re.compile(r"\.(input|activation|output|input_global)(_scale|_zero_point)(_inv)?$")
 _CACHE_SCALES = re.compile(r"\.([kvq]|kv)_(proj\.(output_|[kvq]_)?)?(scale|zero_point)$")
@@ -39,7 +40,8 @@ class DecodedTable:
     """A checkpoint as it was before it was quantised.
 
     Attributes:
-        tensors: Its tensors; those that are decoded while they are read are ``DECODED_DTYPE``.
+        tensors: Its tensors; those that are decoded while they are read are ``DECODED_DTYPE``, in files of
+            ``blazr quantise`` what they were before.
         encoded: How these are decoded.
     """
 
@@ -67,19 +69,25 @@ def decode_table(
     if not parts.encoded:
         _check_nothing_is_encoded(parts, config)
         return DecodedTable(dict(tensors))
-    _leave_out_scales(parts, facts)
-    _leave_out_zero_biases(parts, facts)
+    is_own = config is not None and config.method == METHOD
+    if not is_own:
+        _leave_out_scales(parts, facts)
+        _leave_out_zero_biases(parts, facts)
     _check_left(parts)
     table: dict[str, TensorInfo] = {}
+    counts_as = stored_dtype(config) if config is not None and is_own else DECODED_DTYPE
     by_part = {next(iter(item.parts.values())): item for item in parts.encoded.values()}
     for name, info in tensors.items():
         item = by_part.get(name)
         if item is not None:
-            table[item.name] = TensorInfo(DECODED_DTYPE, item.shape, info.file)
+            table[item.name] = TensorInfo(counts_as, item.shape, info.file)
         elif name not in parts.taken:
             table[name] = info
     encoded = tuple(parts.encoded.values())
-    _record(encoded, len(table), config, facts)
+    if config is not None and is_own:
+        _record_own(encoded, len(table), config, facts)
+    else:
+        _record(encoded, len(table), config, facts)
     return DecodedTable(table, encoded)
 
 
@@ -129,6 +137,18 @@ def _check_left(parts: Parts) -> None:
                 "are the files of GPTQ, AWQ, FP8, compressed-tensors, MXFP4, bitsandbytes, HQQ and ModelOpt.",
                 param=name[:120],
             )
+
+
+def _record_own(encoded: tuple[EncodedTensor, ...], num_tensors: int, config: QuantisationConfig, facts: Facts) -> None:
+    """Record the forms of a checkpoint of ``blazr quantise``, which is computed in its codes."""
+    kinds = Counter(item.form for item in encoded)
+    shown = ", ".join(f"{form}: {count}" for form, count in kinds.most_common())
+    stated = described_measurement(config)
+    facts.add(
+        "quantisation",
+        f"{METHOD}, {shown}" + (f"; {stated}" if stated else ""),
+        f"{config.file} and the tensors: {len(encoded)} of {num_tensors} weights are in codes",
+    )
 
 
 def _record(

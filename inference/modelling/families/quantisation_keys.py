@@ -20,7 +20,7 @@ QUANTISATION_KEYS: Mapping[str, Rule] = {
             "quant_method", "bits", "w_bit", "group_size", "q_group_size", "checkpoint_format", "format", "version",
             "backend", "dynamic", "is_marlin_format", "packing_format", "weight_block_size", "fmt", "config_groups",
             "sparsity_config", "transform_config", "bnb_4bit_quant_type", "quant_config", "quant_algo", "quantization",
-            "load_in_4bit", "load_in_8bit",
+            "load_in_4bit", "load_in_8bit", "tensors", "stored_dtype", "measured",
         ),
         USED,
     ),

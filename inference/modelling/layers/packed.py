@@ -131,6 +131,10 @@ class PlainQuantised:
         """One matrix of a stack."""
         return PlainQuantised(self.values[number], self.scales[number], self.kind, self.inputs)
 
+    def to(self, device: torch.device | str) -> PlainQuantised:
+        """The same on a device."""
+        return PlainQuantised(self.values.to(device), self.scales.to(device), self.kind, self.inputs)
+
     def _dense(self, values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if self.kind == "int4":
             numbers = torch.stack((values & 15, values >> 4), -1).flatten(-2)[..., : self.inputs]

@@ -16,10 +16,11 @@ from torch import nn
 from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.backends.backend import Backend, choose_backend
 from inference.modelling.backends.native.packing import PackedRows
-from inference.modelling.layers.packed import Packable
+from inference.modelling.encodings.blazr import CODES, ROW_FORMS, SCALES
+from inference.modelling.layers.packed import Packable, PlainQuantised
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.quantisation import Kind, Quant, quantised_kind
+from inference.modelling.quantisation import Kind, Quant, kept_kinds, quantised_kind
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.files import TensorFiles
 
@@ -49,7 +50,8 @@ def load_network(
         weight_files: The checkpoint's safetensors files, or the parts of its GGUF file.
         dtype: dtype of the parameters, except those that a layer keeps in float32 (``float32_parameters``).
         device: Where they go.
-        quant: What the matrices become (``inference.modelling.quantisation``).
+        quant: What the matrices become (``inference.modelling.quantisation``), except those that the files hold in
+            codes of ours.
         pack: Pack matrices as soon as they are there; ``pack_weights`` finds what is left.
         progress: Called once per parameter.
 
@@ -57,23 +59,17 @@ def load_network(
         CheckpointError: A tensor is missing or has the wrong shape, or a file is broken.
     """
     network = _empty_network(spec)
-    shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     backend = choose_backend(device, dtype)
     # Codes are rounded once, to what the network has or is quantised from.
     dequantised = dtype if quant == "none" and dtype in _STORED else torch.float32
     with TensorFiles(weight_files, dequantised=dequantised, encoded=spec.encoded) as files, torch.inference_mode():
-        # As the files have them: what lies together is read at the rate that a reading from end to end has.
-        order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, _stored_names(item[1]))))
-        parameters = [
-            _Parameter(name, *_owner(network, name), source, shapes[name], quantised_kind(name, shapes[name], quant))
-            for name, source in order
-        ]
+        parameters = _parameters(spec, network, files, quant)
         packers = {
             number: packer
             for number, parameter in enumerate(parameters)
             if (packer := _row_packer(files, backend, parameter, pack=pack)) is not None
         }
-        files.expect([_stored_names(parameter.source) for parameter in parameters], packers)
+        files.expect([_names_to_read(parameter) for parameter in parameters], packers)
         for number, parameter in enumerate(parameters):
             files.move()
             if progress is not None:
@@ -99,6 +95,7 @@ class _Parameter:
         source: What it is made of.
         shape: Its shape.
         kind: How it is quantised; None: not.
+        is_kept: Whether the files hold its codes.
     """
 
     name: str
@@ -107,6 +104,7 @@ class _Parameter:
     source: Source
     shape: torch.Size
     kind: Kind | None
+    is_kept: bool = False
 
 
 def _empty_network(spec: ModelSpec) -> HybridForCausalLM:
@@ -123,8 +121,28 @@ def _empty_network(spec: ModelSpec) -> HybridForCausalLM:
     return network
 
 
+def _parameters(spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: Quant) -> list[_Parameter]:
+    """All parameters in the order of the files: what lies together is read as fast as a file from end to end."""
+    kept = kept_kinds(spec)
+    shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
+    order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, _stored_names(item[1]))))
+    return [
+        _Parameter(
+            name,
+            *_owner(network, name),
+            source,
+            shapes[name],
+            kept.get(name) or quantised_kind(name, shapes[name], quant),
+            is_kept=name in kept,
+        )
+        for name, source in order
+    ]
+
+
 def _row_packer(files: TensorFiles, backend: Backend, parameter: _Parameter, *, pack: bool) -> PackedRows | None:
     """What packs a parameter while it is read; None: it is packed later, or not at all."""
+    if parameter.is_kept:
+        return None
     names = _joined_names(files, parameter.source, parameter.shape)
     dtypes = {files.dtype_of(name) for name in names or ()}
     if names is None or len(dtypes) != 1:
@@ -143,6 +161,10 @@ def _row_packer(files: TensorFiles, backend: Backend, parameter: _Parameter, *, 
 def _load_parameter(files: TensorFiles, backend: Backend, parameter: _Parameter, *, pack: bool) -> None:
     """Read a parameter, quantise or pack it, and put it into its layer."""
     owner, leaf, shape = parameter.owner, parameter.leaf, parameter.shape
+    if parameter.is_kept:
+        packed = backend.keep_codes(_read_codes(files, parameter))
+        cast("Packable", owner).accept(leaf, packed, backend.dtype, backend.device)
+        return
     if parameter.kind is not None:
         value = _assemble(files, parameter.source, shape, parameter.name, None).to(backend.device)
         packed = backend.quantise(value, parameter.kind)
@@ -155,6 +177,31 @@ def _load_parameter(files: TensorFiles, backend: Backend, parameter: _Parameter,
         backend.pack(owner)
     if value.device.type == "cpu" and _is_used(owner, leaf, value):
         files.keep()
+
+
+def _read_codes(files: TensorFiles, parameter: _Parameter) -> PlainQuantised:
+    """Codes and scales of a parameter as the files hold them."""
+    assert parameter.kind is not None
+    form, inputs = ROW_FORMS[parameter.kind], parameter.shape[-1]
+    sizes = (-(-inputs // form.codes_per_byte), -(-inputs // form.group))
+    dtypes = (torch.int8 if form.dtype == "I8" else torch.uint8, torch.bfloat16)
+    values, scales = (
+        _assemble(
+            files,
+            Source(tuple(Piece(piece.name + part) for piece in parameter.source.pieces), parameter.source.num_experts),
+            torch.Size((*parameter.shape[:-1], size)),
+            parameter.name,
+            dtype,
+        )
+        for part, size, dtype in zip((CODES, SCALES), sizes, dtypes, strict=True)
+    )
+    return PlainQuantised(values, scales, parameter.kind, inputs)
+
+
+def _names_to_read(parameter: _Parameter) -> list[str]:
+    """The tensors that are needed together for a parameter."""
+    names = _stored_names(parameter.source)
+    return [name + part for part in (CODES, SCALES) for name in names] if parameter.is_kept else names
 
 
 def _is_used(owner: nn.Module, leaf: str, value: torch.Tensor) -> bool:

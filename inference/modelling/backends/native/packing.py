@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
+from inference.modelling.layers.packed import PlainQuantised
 from inference.modelling.quantisation import GROUP_SIZES
 
 _FORMATS = {"int8": 0, "int4": 1, "bfloat16": 2, "float32": 3}
@@ -18,6 +20,12 @@ BLOCK_ROWS = 32
 """Outputs that lie together in the native layouts."""
 PIECE_BYTES = 4 << 20
 """Of stored rows that are packed at once: the disk is asked seldom enough (docs/performance.md)."""
+
+
+_INT8_OFFSET = 128
+"""Added to int8's codes, whose bytes are unsigned in the native layout."""
+_NEAREST_ZERO = 0x88
+"""Two codes of int4 for the level nearest to 0, which stand where there is no weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,28 @@ def pack_native(weight: torch.Tensor, form: str) -> NativePacked:
     group = GROUP_SIZES.get(form, 0)  # type: ignore[call-overload]
     data, scales = torch.ops.blazr.pack_weight.default(weight.contiguous(), _FORMATS[form], group)
     return NativePacked(data, scales, _FORMATS[form], weight.shape[-2], weight.shape[-1], group)
+
+
+def arrange_codes(quantised: PlainQuantised) -> NativePacked:
+    """Put codes and scales in rows into the native layout (``src/gemm_layout.h``)."""
+    *stack, outputs, _ = quantised.values.shape
+    blocks, kind = -(-outputs // BLOCK_ROWS), quantised.kind
+    group, fill = GROUP_SIZES[kind], blocks * BLOCK_ROWS - outputs
+    shape = [*stack, outputs, quantised.inputs]
+    data, scales = torch.ops.blazr.empty_packed.default(shape, _FORMATS[kind], group)
+    by_block = (*stack, blocks, BLOCK_ROWS)
+    scales.copy_(functional.pad(quantised.scales, (0, 0, 0, fill)).view(*by_block, -1).mT)
+    if kind == "int8":
+        codes = quantised.values.view(torch.uint8) ^ _INT8_OFFSET
+        steps = functional.pad(codes, (0, -quantised.inputs % 4, 0, fill), value=_INT8_OFFSET)
+    else:
+        pairs = functional.pad(quantised.values, (0, -quantised.values.shape[-1] % 4, 0, fill), value=_NEAREST_ZERO)
+        eights = torch.stack((pairs & 15, pairs >> 4), -1).view(*pairs.shape[:-1], -1, 2, 4)
+        steps = (eights[..., 0, :] | eights[..., 1, :] << 4).flatten(-2)
+    # (…, block, output, step, 4) to (…, block, step, output, 4)
+    arranged = steps.reshape(*by_block, -1, 4).transpose(-3, -2)
+    data.view(arranged.shape).copy_(arranged)
+    return NativePacked(data, scales, _FORMATS[kind], outputs, quantised.inputs, group)
 
 
 def native_form(dtype: torch.dtype) -> str:

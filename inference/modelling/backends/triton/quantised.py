@@ -153,6 +153,13 @@ def quantise_for_device(weight: torch.Tensor, kind: Kind) -> DeviceQuantised:
     return DeviceQuantised(words, scales, kind, inputs)
 
 
+def arrange_for_device(plain: PlainQuantised) -> DeviceQuantised:
+    """Codes and scales in rows, on the device, in the places that the kernels read."""
+    flat = PlainQuantised(plain.values.flatten(0, -2), plain.scales, plain.kind, plain.inputs)
+    words = _arranged(flat).view(*plain.values.shape[:-1], -1)
+    return DeviceQuantised(words, plain.scales.contiguous(), plain.kind, plain.inputs)
+
+
 def _arranged(plain: PlainQuantised) -> torch.Tensor:
     """(n, 4 · C) int32: the values of some rows in their places."""
     per_word = 32 // BITS[plain.kind]

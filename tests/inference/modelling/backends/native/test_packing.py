@@ -18,11 +18,12 @@ from inference.modelling.backends.native.packing import (
     BLOCK_ROWS,
     NativePacked,
     PackedRows,
+    arrange_codes,
     can_stream,
     pack_native,
 )
 from inference.modelling.layers.packed import output_bits, quantise_plainly
-from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS
+from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS, Kind
 
 SHAPES = [(32, 64), (33, 17), (1, 5), (100, 576), (65, 1100), (17, 2052), (600, 577)]
 ROWS = (1, 2, 3, 7, 8, 9, 13, 25, 40)
@@ -363,3 +364,20 @@ def test_what_can_be_packed_as_it_comes() -> None:
     assert can_stream((2, 64, 8), [(32, 8)] * 4)
     assert not can_stream((2, 40, 8), [(40, 8)] * 2)
     assert not can_stream((64, 8), [(64, 4), (64, 4)])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("shape", [(64, 96), (33, 40), (100, 256), (3, 64, 48), (2, 40, 130)])
+def test_codes_in_rows_keep_their_values(kind: Kind, shape: tuple[int, ...]) -> None:
+    plain = quantise_plainly(random(*shape, scale=0.1), kind)
+    arranged = arrange_codes(plain)
+    empty = pack_native(torch.zeros(shape), kind)
+    assert (arranged.data.shape, arranged.scales.shape) == (empty.data.shape, empty.scales.shape)
+    matrices = [(arranged, plain)]
+    if len(shape) == 3:
+        matrices = [(arranged.matrix(number), plain.matrix(number)) for number in range(shape[0])]
+    hidden = random(3, shape[-1])
+    for found, expected in matrices:
+        assert torch.equal(found.dense(torch.float32), expected.dense(torch.float32))
+        difference = found.linear(hidden, None) - expected.linear(hidden, None)
+        assert float(difference.norm() / expected.linear(hidden, None).norm()) < 0.02, "activations are rounded"

@@ -1,0 +1,162 @@
+"""Measure the divergence of a network's predictions while some of its matrices hold rounded values.
+
+The network computes in float32, so that the divergence of one matrix isn't lost in the rounding of activations. The
+residual stream that enters each layer is kept, so a changed layer is computed from there on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from inference.llm.quality import SLICE_BYTES, WindowRunner
+from inference.llm.quantising.parts import Part
+from inference.modelling.backends.backend import Backend
+from inference.modelling.forward_batch import ForwardBatch
+from inference.modelling.network import ResidualStream
+from inference.modelling.quantisation import Kind
+
+REFERENCE_BYTES = 512 << 20
+"""Most bytes of the reference's log-probabilities that are kept; of larger ones, every n-th position is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How a changed network predicts.
+
+    Attributes:
+        mean_kl: Mean KL divergence from the unchanged network's distribution, in nats.
+        top1_agreement: Share of positions at which both have the same argmax.
+        perplexity: exp of the mean negative log-likelihood of the text's own next token.
+        num_tokens: Positions that were compared.
+    """
+
+    mean_kl: float
+    top1_agreement: float
+    perplexity: float
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Window:
+    """A window of the text with what the unchanged network computed for it.
+
+    Attributes:
+        batch: The window as a step.
+        rows: Positions that are compared.
+        targets: The text's next token at each of them.
+        streams: What enters each layer; the last one enters the final norm.
+        log_probs: Of the compared positions.
+    """
+
+    batch: ForwardBatch
+    rows: torch.Tensor
+    targets: torch.Tensor
+    streams: list[ResidualStream]
+    log_probs: torch.Tensor
+
+
+class Measurement:
+    """Divergences of one network over one text.
+
+    Args:
+        runner: With the unchanged network, not packed.
+        backend: Of the network; quantises.
+        windows: Token ids of each window, at least two.
+    """
+
+    def __init__(self, runner: WindowRunner, backend: Backend, windows: Iterable[Sequence[int]]) -> None:
+        self._runner, self._network, self._backend = runner, runner.network, backend
+        self._parameters = dict(self._network.named_parameters())
+        windows = list(windows)
+        count = sum(len(window) - 1 for window in windows)
+        step = max(1, math.ceil(count * self._network.spec.vocab_size * 4 / REFERENCE_BYTES))
+        self._windows = [self._reference(window, step) for window in windows]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the network."""
+        return len(self._network.layers)
+
+    def stored(self) -> Divergence:
+        """The unchanged network, compared with itself."""
+        return self.divergence(self.num_layers)
+
+    @contextmanager
+    def rounded(self, forms: Mapping[Part, Kind]) -> Iterator[None]:
+        """Give parts the values that they have in a form; the values before are back afterwards."""
+        before: dict[str, torch.Tensor] = {}
+        try:
+            for part, kind in forms.items():
+                for name in part.parameters:
+                    parameter = self._parameters[name]
+                    before[name] = parameter.data
+                    parameter.data = self.rounded_values(parameter.data, kind)
+            yield
+        finally:
+            for name, values in before.items():
+                self._parameters[name].data = values
+
+    def rounded_values(self, weight: torch.Tensor, kind: Kind) -> torch.Tensor:
+        """A weight, or a stack, as it is in a form."""
+        packed = self._backend.quantise(weight, kind)
+        if weight.dim() == 2:
+            return cast("torch.Tensor", packed.dense(weight.dtype))  # type: ignore[union-attr]
+        matrices = [packed.matrix(number).dense(weight.dtype) for number in range(weight.shape[0])]  # type: ignore[union-attr]
+        return torch.stack(matrices)
+
+    def squared_error(self, part: Part, kind: Kind) -> float:
+        """Sum of the squared differences that a form makes to a part's values."""
+        total = 0.0
+        for name in part.parameters:
+            weight = self._parameters[name].data
+            total += float((self.rounded_values(weight, kind) - weight).square().sum(dtype=torch.float64))
+        return total
+
+    def divergence(self, first_layer: int) -> Divergence:
+        """Compare the network as it is now with the unchanged one.
+
+        Args:
+            first_layer: The first one that may have changed; -1: the embedding too; the number of layers: the head.
+        """
+        divergence = loss = 0.0
+        agreed = count = 0
+        for window in self._windows:
+            hidden = self._hidden(window, first_layer)[window.rows]
+            size = max(1, SLICE_BYTES // (4 * self._network.spec.vocab_size))
+            for start in range(0, len(hidden), size):
+                part = slice(start, start + size)
+                found = self._network.compute_logits(hidden[part]).log_softmax(-1)
+                exact, targets = window.log_probs[part], window.targets[part]
+                divergence += float((exact.exp() * (exact - found)).sum(dtype=torch.float64))
+                loss -= float(found.gather(1, targets.unsqueeze(1)).sum(dtype=torch.float64))
+                agreed += int((found.argmax(1) == exact.argmax(1)).sum())
+                count += len(targets)
+        perplexity = math.exp(loss / count) if loss / count < 700 else math.inf
+        return Divergence(max(divergence, 0.0) / count, agreed / count, perplexity, count)
+
+    def _hidden(self, window: _Window, first_layer: int) -> torch.Tensor:
+        network = self._network
+        stream = network.embed(window.batch.input_ids) if first_layer < 0 else window.streams[first_layer].copy()
+        first = max(first_layer, 0)
+        for layer, state in zip(network.layers[first:], self._runner.states[first:], strict=True):
+            layer(stream, window.batch, state)
+        return stream.enter(network.final_norm)
+
+    def _reference(self, tokens: Sequence[int], step: int) -> _Window:
+        network, batch = self._network, self._runner.batch(tokens[:-1])
+        stream = network.embed(batch.input_ids)
+        streams = [stream.copy()]
+        for layer, state in zip(network.layers, self._runner.states, strict=True):
+            layer(stream, batch, state)
+            streams.append(stream.copy())
+        hidden = stream.enter(network.final_norm)
+        rows = torch.arange(0, len(tokens) - 1, step, device=hidden.device)
+        targets = torch.tensor(tokens[1:], device=hidden.device)[rows]
+        log_probs = network.compute_logits(hidden[rows]).log_softmax(-1)
+        return _Window(batch, rows, targets, streams, log_probs)

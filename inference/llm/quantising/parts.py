@@ -1,0 +1,114 @@
+"""Choose the parts of a network that get a form of their own, and the forms that each can have.
+
+A part is one matrix of the network (q, k and v of a layer are one, so are gate and up), or both stacks of a layer's
+experts, which one call of the kernels multiplies. Recurrent parameters, routers, norms and convolutions are no parts:
+they stay as they are stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inference.errors import UnsupportedFormat
+from inference.modelling.encodings.blazr import CODES, SCALES, STORED_DTYPES
+from inference.modelling.families.config import TensorInfo
+from inference.modelling.layer_specs import Shape
+from inference.modelling.quantisation import Kind, quantised_bytes, quantised_kind
+from inference.modelling.spec import ModelSpec, Piece
+
+KINDS: tuple[Kind, ...] = ("int4", "int8")
+"""The forms that are tried, the smallest first."""
+HEADER_BYTES = 128
+"""At most what a tensor's entry in a safetensors header takes beside its name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Parameters that share a form.
+
+    Attributes:
+        name: Of the parameter, or of the module of the experts.
+        parameters: Names and shapes of its parameters.
+        layer: Number of its layer; -1 embedding; the number of layers: the head.
+        stored_bytes: Bytes in the checkpoint.
+        sizes: Bytes in each form, entries in the header included.
+    """
+
+    name: str
+    parameters: Mapping[str, Shape]
+    layer: int
+    stored_bytes: int
+    sizes: Mapping[Kind, int]
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of all its parameters."""
+        return sum(map(math.prod, self.parameters.values()))
+
+
+def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]:
+    """The parts of a checkpoint, in the order of the layers.
+
+    Args:
+        spec: What inspection found.
+        tensors: Header entries of its files.
+
+    Raises:
+        UnsupportedFormat: The checkpoint is quantised already, or nothing of it can be quantised.
+    """
+    if spec.encoded or any(info.file.lower().endswith(".gguf") for info in tensors.values()):
+        raise UnsupportedFormat(
+            "the checkpoint holds codes or is a GGUF file; blazr quantise needs a safetensors checkpoint with the "
+            "weights as they were before they were quantised.",
+            param="model",
+        )
+    shapes = spec.parameter_shapes()
+    uses = Counter(name for source in spec.parameters.values() for name in source.tensor_names())
+    grouped: dict[str, dict[str, Shape]] = {}
+    for name, shape in shapes.items():
+        if quantised_kind(name, shape, "int4") is None or shape[-1] % 2:
+            continue
+        source = spec.parameters[name]
+        is_plain = all(piece == Piece(piece.name) for piece in source.pieces)
+        is_matrix = all(
+            len(tensors[tensor].shape) in (2, 3)
+            and tensors[tensor].shape[-1] == shape[-1]
+            and uses[tensor] == 1
+            and tensors[tensor].dtype in STORED_DTYPES.values()
+            for tensor in source.tensor_names()
+        )
+        if is_plain and is_matrix:
+            stack = name.rpartition(".")[0]
+            grouped.setdefault(stack if len(shape) == 3 else name, {})[name] = shape
+    parts = [_part(name, its_shapes, spec, tensors) for name, its_shapes in grouped.items()]
+    if not parts:
+        raise UnsupportedFormat("no matrix of the checkpoint is large enough to be quantised.", param="model")
+    return sorted(parts, key=lambda part: part.layer)
+
+
+def fixed_bytes(parts: list[Part], tensors: Mapping[str, TensorInfo]) -> int:
+    """Bytes of a written file that no plan changes: tensors that stay as they are, and the header."""
+    total = sum(info.end - info.begin + HEADER_BYTES + len(name) for name, info in tensors.items())
+    return total + 2 * HEADER_BYTES - sum(part.stored_bytes for part in parts)
+
+
+def _part(name: str, shapes: dict[str, Shape], spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Part:
+    names = [tensor for parameter in shapes for tensor in spec.parameters[parameter].tensor_names()]
+    # A weight in codes has two entries in the header; that of the weight itself is among the fixed bytes.
+    entries = sum(len(tensor) + len(CODES) + len(SCALES) + HEADER_BYTES for tensor in names)
+    return Part(
+        name,
+        shapes,
+        _layer(name, len(spec.layers)),
+        sum(tensors[tensor].end - tensors[tensor].begin for tensor in names),
+        {kind: entries + sum(quantised_bytes(shape, kind) for shape in shapes.values()) for kind in KINDS},
+    )
+
+
+def _layer(name: str, num_layers: int) -> int:
+    if name.startswith("layers."):
+        return int(name.split(".")[1])
+    return -1 if name.startswith("embed_tokens") else num_layers

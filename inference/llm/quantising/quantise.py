@@ -1,0 +1,344 @@
+"""Quantise a checkpoint by measurement: measure every matrix, plan within a limit, measure the plan, write it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from inference.engine.device import on_device
+from inference.engine.model_runner import TORCH_DTYPES
+from inference.errors import InvalidRequest
+from inference.host.units import format_bytes
+from inference.llm.quality import WindowRunner
+from inference.llm.quantising.measuring import Divergence, Measurement
+from inference.llm.quantising.parts import KINDS, Part, find_parts, fixed_bytes
+from inference.llm.quantising.planning import STORED, Choice, Plan, Planner
+from inference.llm.quantising.writing import SourceFiles, check_target, write_checkpoint
+from inference.modelling.backends.backend import choose_backend
+from inference.modelling.layer_specs import Dtype
+from inference.modelling.quantisation import GROUP_SIZES, Kind
+from inference.modelling.spec import ModelSpec
+from inference.modelling.weights.loader import load_network
+
+Progress = Callable[[float, str], None]
+
+MAX_MEASURED_BITS = 4
+"""Forms of more bits change a single matrix so little that a few hundred predictions don't show it: their divergence
+is that of the finest measured form times the ratio of the squared errors, which it is proportional to."""
+CURVE_POINTS = 6
+_SEARCH_STEPS = 7
+_LOADED, _MEASURED, _PLANNED = 0.05, 0.8, 0.95
+"""Shares of the work that are done after each phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What the plan has to keep: a size, a divergence, or both.
+
+    Attributes:
+        size_bytes: Most bytes of the weights' file.
+        max_kl: Highest mean KL divergence on the text, in nats.
+    """
+
+    size_bytes: int | None = None
+    max_kl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartForms:
+    """What the forms of a part cost.
+
+    Attributes:
+        part: The part.
+        divergences: Mean KL divergence in nats by form, if this part alone has it.
+        measured: Forms whose divergence was measured and not derived from the squared error.
+    """
+
+    part: Part
+    divergences: Mapping[Kind, float]
+    measured: Sequence[Kind]
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One measured plan.
+
+    Attributes:
+        size_bytes: Of the weights' file.
+        mean_kl: Measured, in nats.
+        predicted_kl: Sum of the divergences of its parts.
+        form: Of all parts, where they have the same one; empty: mixed forms.
+    """
+
+    size_bytes: int
+    mean_kl: float
+    predicted_kl: float
+    form: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """The result.
+
+    Attributes:
+        plan: The forms.
+        divergence: Of the whole plan, measured.
+        stored: Of the checkpoint as it was.
+        curve: Measured plans, the smallest first.
+        size_bytes: Of the written weights.
+        bits_per_weight: Of the whole file.
+    """
+
+    plan: Plan
+    divergence: Divergence
+    stored: Divergence
+    curve: Sequence[CurvePoint]
+    size_bytes: int
+    bits_per_weight: float
+
+
+def quantise_checkpoint(
+    spec: ModelSpec,
+    weight_files: Sequence[Path],
+    source: SourceFiles,
+    target: Path,
+    token_ids: Sequence[int],
+    limit: Limit,
+    *,
+    text: str,
+    window: int,
+    device: str = "cpu",
+    dtype: Dtype = "float32",
+    progress: Progress | None = None,
+) -> Quantised:
+    """Write ``target`` with mixed forms that keep a limit.
+
+    Args:
+        spec: The checkpoint's.
+        weight_files: Its safetensors files.
+        source: What else is copied.
+        target: New, or an empty directory.
+        token_ids: The text to measure on; at least two tokens.
+        limit: What to keep.
+        text: Description of the text, for the figures.
+        window: Tokens that are predicted from one empty state.
+        device: To measure on.
+        dtype: To measure in.
+        progress: Gets the share done and what is being done.
+
+    Raises:
+        InvalidRequest: The limit can't be kept; the message names the smallest that can.
+        CheckpointError: The checkpoint can't be quantised.
+    """
+    report = progress or (lambda share, detail: None)
+    check_target(target)
+    parts = find_parts(spec, source.tensors)
+    fixed = fixed_bytes(parts, source.tensors)
+    _check_size(limit, fixed + sum(part.sizes[KINDS[0]] for part in parts))
+    windows = _windows(token_ids, window)
+    report(0.0, "loading")
+    with on_device(torch.device(device)), torch.inference_mode():
+        network = load_network(spec, weight_files, dtype=TORCH_DTYPES[dtype], device=device)
+        runner = WindowRunner(network, window, dtype, device)
+        measurement = Measurement(runner, choose_backend(device, TORCH_DTYPES[dtype]), windows)
+        measured = _measure_parts(measurement, parts, report)
+        planner = Planner({one.part.name: _choices(one) for one in measured}, fixed)
+        trials = _Trials(planner, measurement, parts, limit, report)
+        plan, divergence = trials.choose()
+        curve = trials.curve(fixed)
+        report(_PLANNED, "writing")
+        bits = plan.size_bytes * 8 / spec.num_parameters()
+        stored = measurement.stored()
+        figures = _figures(divergence, stored, bits, plan, text)
+        forms = {name: kind for part, kind in trials.kinds_of(plan).items() for name in part.parameters}
+        parameters = dict(network.named_parameters())
+        size = write_checkpoint(
+            target, source, spec, forms, lambda name: parameters[name].data, measured=figures,
+            plan=_plan_file(measured, plan, curve, figures, limit),
+        )  # fmt: skip
+    assert limit.size_bytes is None or size <= limit.size_bytes, (size, limit.size_bytes)
+    report(1.0, "")
+    return Quantised(plan, divergence, stored, curve, size, bits)
+
+
+def _windows(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
+    windows = [token_ids[at : at + window] for at in range(0, len(token_ids), window)]
+    windows = [one for one in windows if len(one) > 1]
+    if not windows:
+        raise InvalidRequest(f"the text has {len(token_ids)} tokens; at least 2 are needed to predict one.")
+    return windows
+
+
+def _check_size(limit: Limit, smallest: int) -> None:
+    if limit.size_bytes is not None and limit.size_bytes < smallest:
+        raise InvalidRequest(
+            f"the weights can't be made smaller than {format_bytes(smallest)} ({smallest} bytes, every matrix in "
+            f"{KINDS[0]}); {limit.size_bytes} bytes were asked for.",
+            param="bytes",
+        )
+
+
+def _measure_parts(measurement: Measurement, parts: Sequence[Part], report: Progress) -> list[PartForms]:
+    """Divergence of every part in every form."""
+    kinds = [kind for kind in KINDS if _bits(kind) <= MAX_MEASURED_BITS]
+    # What is computed for a part: the layers from its own on.
+    costs = [measurement.num_layers - max(part.layer, 0) + 1 for part in parts]
+    done, total, began = 0, sum(costs) * len(kinds), time.monotonic()
+    found = []
+    for part, cost in zip(parts, costs, strict=True):
+        divergences: dict[Kind, float] = {}
+        for kind in kinds:
+            with measurement.rounded({part: kind}):
+                divergences[kind] = measurement.divergence(part.layer).mean_kl
+            done += cost
+            left = (time.monotonic() - began) / done * (total - done)
+            share = _LOADED + (_MEASURED - _LOADED) * done / total
+            report(share, f"measuring {part.name} in {kind}, about {max(left, 1):.0f} s left")
+        finest = kinds[-1]
+        error = measurement.squared_error(part, finest)
+        for kind in KINDS:
+            if kind not in divergences:
+                ratio = measurement.squared_error(part, kind) / error if error else 0.0
+                divergences[kind] = divergences[finest] * ratio
+        found.append(PartForms(part, divergences, kinds))
+    return found
+
+
+def _bits(kind: Kind) -> int:
+    return int(kind.removeprefix("int"))
+
+
+def _choices(forms: PartForms) -> list[Choice]:
+    part = forms.part
+    choices = [Choice(kind, part.sizes[kind], forms.divergences[kind]) for kind in KINDS]
+    return [*choices, Choice(STORED, part.stored_bytes, 0.0)]
+
+
+class _Trials:
+    """Plans that are measured as a whole, each once.
+
+    Args:
+        planner: Makes them.
+        measurement: Of the network.
+        parts: All parts.
+        limit: What to keep.
+        report: Gets the share done.
+    """
+
+    def __init__(
+        self, planner: Planner, measurement: Measurement, parts: Sequence[Part], limit: Limit, report: Progress
+    ) -> None:
+        self._planner, self._measurement, self._limit = planner, measurement, limit
+        self._parts = {part.name: part for part in parts}
+        self._report = report
+        self._found: dict[tuple[tuple[str, str], ...], tuple[Plan, Divergence]] = {}
+
+    def kinds_of(self, plan: Plan) -> dict[Part, Kind]:
+        """The parts that a plan rounds, and their forms."""
+        return {self._parts[name]: cast("Kind", form) for name, form in plan.forms.items() if form != STORED}
+
+    def measure(self, plan: Plan) -> Divergence:
+        """Divergence of a whole plan."""
+        key = tuple(plan.forms.items())
+        if key not in self._found:
+            with self._measurement.rounded(self.kinds_of(plan)):
+                self._found[key] = plan, self._measurement.divergence(-1)
+            share = _MEASURED + (_PLANNED - _MEASURED) * min(len(self._found) / (_SEARCH_STEPS + CURVE_POINTS), 1)
+            self._report(share, f"measuring a plan of {format_bytes(plan.size_bytes)}")
+        return self._found[key][1]
+
+    def choose(self) -> tuple[Plan, Divergence]:
+        """The best plan within the limit.
+
+        Raises:
+            InvalidRequest: None is; the message names what can be reached.
+        """
+        size, max_kl = self._limit.size_bytes, self._limit.max_kl
+        limits = [one for one in self._planner.limits() if size is None or one <= size]
+        largest = self._planner.within(self._planner.max_bytes if size is None else size)
+        assert largest is not None
+        if max_kl is None:
+            return largest, self.measure(largest)
+        if self.measure(largest).mean_kl > max_kl:
+            raise InvalidRequest(
+                f"a KL divergence of {max_kl:g} nats can't be kept within {size or largest.size_bytes} bytes: the best "
+                f"plan of {format_bytes(largest.size_bytes)} has {self.measure(largest).mean_kl:.2e}. Allow more.",
+                param="max_kl",
+            )
+        best = largest
+        low, high = 0, len(limits) - 1
+        while low <= high:  # the measured divergence falls with the bytes, but for noise
+            middle = (low + high) // 2
+            plan = self._planner.within(limits[middle])
+            assert plan is not None
+            if self.measure(plan).mean_kl <= max_kl:
+                best, high = plan, middle - 1
+            else:
+                low = middle + 1
+        return best, self.measure(best)
+
+    def curve(self, fixed: int) -> list[CurvePoint]:
+        """Measured plans over the whole range of sizes, with those of one form for all."""
+        smallest, largest = self._planner.min_bytes, max(self._uniform(KINDS[-1], fixed).size_bytes, 1)
+        for step in range(CURVE_POINTS):
+            plan = self._planner.within(smallest + (largest - smallest) * step // (CURVE_POINTS - 1))
+            if plan is not None:
+                self.measure(plan)
+        for kind in KINDS:
+            self.measure(self._uniform(kind, fixed))
+        points = [_curve_point(plan, divergence) for plan, divergence in self._found.values()]
+        return sorted(points, key=lambda point: point.size_bytes)
+
+    def _uniform(self, kind: Kind, fixed: int) -> Plan:
+        size = fixed + sum(part.sizes[kind] for part in self._parts.values())
+        return Plan(dict.fromkeys(self._parts, kind), size, self._planner.predicted(dict.fromkeys(self._parts, kind)))
+
+
+def _curve_point(plan: Plan, divergence: Divergence) -> CurvePoint:
+    forms = set(plan.forms.values())
+    return CurvePoint(plan.size_bytes, divergence.mean_kl, plan.predicted, forms.pop() if len(forms) == 1 else "")
+
+
+def _figures(found: Divergence, stored: Divergence, bits: float, plan: Plan, text: str) -> dict[str, Any]:
+    return {
+        "mean_kl": found.mean_kl,
+        "top1_agreement": found.top1_agreement,
+        "perplexity": found.perplexity,
+        "stored_perplexity": stored.perplexity,
+        "num_tokens": found.num_tokens,
+        "text": text,
+        "bits_per_weight": bits,
+        "predicted_kl": plan.predicted,
+    }
+
+
+def _plan_file(
+    measured: Sequence[PartForms],
+    plan: Plan,
+    curve: Sequence[CurvePoint],
+    figures: Mapping[str, Any],
+    limit: Limit,
+) -> dict[str, Any]:
+    """Content of ``quantisation.json``."""
+    return {
+        "version": 1,
+        "limit": asdict(limit),
+        "measured": dict(figures),
+        "curve": [asdict(point) for point in curve],
+        "parts": [
+            {
+                "name": one.part.name,
+                "form": plan.forms[one.part.name],
+                "num_weights": one.part.num_weights,
+                "divergences": dict(one.divergences),
+                "measured": list(one.measured),
+            }
+            for one in measured
+        ],
+        "groups": {kind: GROUP_SIZES[kind] for kind in KINDS},
+    }

@@ -1,0 +1,214 @@
+"""Write a quantised checkpoint: a safetensors directory with codes and scales in rows, the plan and its figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from inference.errors import CorruptCheckpoint, InvalidRequest
+from inference.llm.quantising.parts import HEADER_BYTES
+from inference.modelling.encodings.blazr import CODES, METHOD, SCALES
+from inference.modelling.encodings.quantisation_config import BLAZR_VERSION
+from inference.modelling.families.config import TensorInfo
+from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
+from inference.modelling.quantisation import Kind
+from inference.modelling.spec import ModelSpec, Source
+
+WEIGHTS_FILE = "model.safetensors"
+PLAN_FILE = "quantisation.json"
+CONFIG_FILE = "config.json"
+
+_COPY_BYTES = 16 << 20
+_LENGTH_BYTES = 8
+_DTYPES = {torch.int8: "I8", torch.uint8: "U8", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFiles:
+    """The checkpoint that is quantised.
+
+    Attributes:
+        directory: Where it lies.
+        tensors: Header entries of all its files.
+        others: Names of config, tokenizer and template files, which are copied.
+    """
+
+    directory: Path
+    tensors: Mapping[str, TensorInfo]
+    others: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One tensor of the written file; ``pieces`` gives its bytes."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+    size: int
+    pieces: Callable[[], Iterator[bytes | memoryview]]
+
+
+def check_target(directory: Path) -> None:
+    """Refuse a target that would be overwritten.
+
+    Raises:
+        InvalidRequest: It is a file, or a directory with something in it.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InvalidRequest(
+            f"{str(directory)[:200]} exists and isn't an empty directory; name another one with -o.", param="output"
+        )
+
+
+def write_checkpoint(
+    target: Path,
+    source: SourceFiles,
+    spec: ModelSpec,
+    forms: Mapping[str, Kind],
+    weight_of: Callable[[str], torch.Tensor],
+    *,
+    measured: Mapping[str, Any],
+    plan: Mapping[str, Any],
+) -> int:
+    """Write the directory; nothing is left behind if that fails.
+
+    Args:
+        target: New, or an empty directory.
+        source: The checkpoint that is quantised.
+        spec: Its spec.
+        forms: Form of each quantised parameter.
+        weight_of: The stored values of a parameter, float32 or bfloat16.
+        measured: Figures for config.json.
+        plan: Content of ``quantisation.json``.
+
+    Returns:
+        Bytes of the weights' file.
+    """
+    check_target(target)
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        for name in source.others:
+            if name != CONFIG_FILE:
+                shutil.copyfile(source.directory / name, partial / name)
+        config = _config(source, spec, forms, measured)
+        (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (partial / PLAN_FILE).write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+        entries = _entries(source, spec, forms, weight_of)
+        size = _write_tensors(partial / WEIGHTS_FILE, entries, _header_bytes(source, spec, forms))
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+    except OSError as error:
+        raise InvalidRequest(
+            f"{str(target)[:200]} can't be written: {error.strerror or error}.", param="output"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return size
+
+
+def _config(
+    source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind], measured: Mapping[str, Any]
+) -> dict[str, Any]:
+    values = json.loads((source.directory / CONFIG_FILE).read_bytes()) if CONFIG_FILE in source.others else {}
+    tensors = {piece.name: kind for name, kind in forms.items() for piece in spec.parameters[name].pieces}
+    stated = {
+        "quant_method": METHOD,
+        "version": BLAZR_VERSION,
+        "stored_dtype": spec.dtype,
+        "tensors": tensors,
+        "measured": dict(measured),
+    }
+    return {**values, "quantization_config": stated}
+
+
+def _header_bytes(source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind]) -> int:
+    """Room for the header: at least what it takes, a multiple of eight."""
+    names = [*source.tensors]
+    names += [name + CODES + SCALES for parameter in forms for name in spec.parameters[parameter].tensor_names()]
+    return -(-(HEADER_BYTES + sum(len(name) + HEADER_BYTES for name in names)) // _LENGTH_BYTES) * _LENGTH_BYTES
+
+
+def _entries(
+    source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind], weight_of: Callable[[str], torch.Tensor]
+) -> Iterator[_Entry]:
+    """All tensors of the file: those that stay, then the codes and scales."""
+    in_codes = {name for parameter in forms for name in spec.parameters[parameter].tensor_names()}
+    for name, info in source.tensors.items():
+        if name not in in_codes:
+            yield _stored_entry(source.directory, name, info)
+    for parameter, kind in forms.items():
+        quantised = quantise_plainly(weight_of(parameter), kind).to("cpu")
+        for name, part in _by_tensor(spec.parameters[parameter], quantised, source.tensors):
+            yield _entry(name + CODES, part.values)
+            yield _entry(name + SCALES, part.scales)
+
+
+def _by_tensor(
+    source: Source, quantised: PlainQuantised, tensors: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, PlainQuantised]]:
+    """The rows of a parameter that each tensor of the checkpoint holds."""
+    stacks = [quantised] if source.num_experts is None else [quantised.matrix(e) for e in range(source.num_experts)]
+    for number, stack in enumerate(stacks):
+        start = 0
+        for piece in source.pieces:
+            name = piece.name.replace("{e}", str(number)) if source.num_experts is not None else piece.name
+            stop = start + tensors[name].shape[0]
+            yield name, PlainQuantised(stack.values[start:stop], stack.scales[start:stop], stack.kind, stack.inputs)
+            start = stop
+
+
+def _entry(name: str, tensor: torch.Tensor) -> _Entry:
+    content = cast("Any", tensor.contiguous().view(torch.uint8).flatten().numpy())
+    return _Entry(name, _DTYPES[tensor.dtype], tensor.shape, tensor.nbytes, lambda: iter([memoryview(content)]))
+
+
+def _stored_entry(directory: Path, name: str, info: TensorInfo) -> _Entry:
+    def pieces() -> Iterator[bytes]:
+        with (directory / info.file).open("rb") as file:
+            file.seek(info.begin)
+            left = info.end - info.begin
+            while left:
+                piece = file.read(min(left, _COPY_BYTES))
+                if not piece:
+                    raise CorruptCheckpoint(f"{info.file} ends before its tensors do.", param=info.file)
+                left -= len(piece)
+                yield piece
+
+    return _Entry(name, info.dtype, info.shape, info.end - info.begin, pieces)
+
+
+def _write_tensors(path: Path, entries: Iterator[_Entry], header_bytes: int) -> int:
+    """Write a safetensors file in one pass over the entries; the header follows into the room that was left for it.
+
+    Source of the layout: https://huggingface.co/docs/safetensors/index#format
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    with path.open("wb") as file:
+        file.seek(_LENGTH_BYTES + header_bytes)
+        for entry in entries:
+            header[entry.name] = {
+                "dtype": entry.dtype,
+                "shape": list(entry.shape),
+                "data_offsets": [position, position + entry.size],
+            }
+            for piece in entry.pieces():
+                file.write(piece)
+            position += entry.size
+        content = json.dumps(header, separators=(",", ":")).encode()
+        assert len(content) <= header_bytes, (len(content), header_bytes)
+        file.seek(0)
+        file.write(header_bytes.to_bytes(_LENGTH_BYTES, "little") + content.ljust(header_bytes))
+        file.flush()
+        os.fsync(file.fileno())
+    return path.stat().st_size

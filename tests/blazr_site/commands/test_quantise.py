@@ -1,0 +1,59 @@
+"""``blazr quantise``: sizes with units, and one line for what can't be done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blazr_site.cli import main
+from blazr_site.commands.quantise import parse_size
+from inference.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("4GB", 4 * 10**9), ("1.5 MiB", 3 << 19), ("700", 700), ("2gib", 2 << 30), ("3 kB", 3000), (None, None),
+        ("10B", 10),
+    ],
+)  # fmt: skip
+def test_sizes(value: str | None, size: int | None) -> None:
+    assert parse_size(value) == size
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "0", "4 gigs", "1e9", "GB", "0.1", "٣GB"])
+def test_what_is_no_size(value: str) -> None:
+    with pytest.raises(InvalidRequest, match="write a number and MB, GB, MiB or GiB"):
+        parse_size(value)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    options = ["quantise", "--model", "demo", "--cpu", "--tokens", "60", "--window", "30", "-o", str(target)]
+    assert main([*options, "--bytes", "1.3MB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["size_bytes"] == (target / "model.safetensors").stat().st_size <= 1_300_000
+    assert main(["quality", "--model", str(target), "--against", "demo", "--quant", "none", "--tokens", "60",
+                 "--window", "30", "--cpu", "--json"]) == 0  # fmt: skip
+    first, second = json.loads(capsys.readouterr().out)["forms"]
+    assert (first["quant"], second["quant"]) == ("none", "none")
+    assert 0 == first["mean_kl"] < second["mean_kl"] < 2 * found["divergence"]["mean_kl"]
+    assert main(["info", "--model", str(target)]) == 0
+    assert f"KL {found['divergence']['mean_kl']:.2e} nats as measured on Python's" in capsys.readouterr().out
+    assert main([*options, "--bytes", "1.3MB"]) == 2
+    assert "isn't an empty directory; name another one with -o." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "say how small or how close"), (["--max-kl", "-1"], "--max-kl is -1; it must be above 0"),
+        (["--bytes", "10"], "can't be made smaller than"), (["--max-kl", "1", "--tokens", "1"], "--tokens is 1"),
+    ],
+)  # fmt: skip
+def test_bad_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["quantise", "--model", "demo", "-o", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

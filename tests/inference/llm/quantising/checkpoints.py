@@ -1,0 +1,31 @@
+"""Checkpoints of several families, quantised with given forms or by measurement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
+from inference.llm.quantising.writing import SourceFiles
+from models_registry.detection.inspection import Inspection, inspect_checkpoint
+
+
+def source_of(found: Inspection) -> SourceFiles:
+    others = [file.path for file in found.files if file.role not in ("weights", "index")]
+    return SourceFiles(found.directory, found.tensors, others)
+
+
+def random_tokens(vocab_size: int, count: int = 48) -> list[int]:
+    return torch.randint(0, vocab_size, (count,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def quantise(found: Inspection, target: Path, limit: Limit, count: int = 48, window: int = 24) -> Quantised:
+    return quantise_checkpoint(
+        found.spec, found.weight_paths, source_of(found), target, random_tokens(found.spec.vocab_size, count), limit,
+        text="random tokens", window=window,
+    )  # fmt: skip
+
+
+def inspect(directory: Path) -> Inspection:
+    return inspect_checkpoint(directory)

@@ -1,0 +1,91 @@
+"""Quantising by measurement, from a checkpoint to one that keeps its limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inference.demo.paths import PREBUILT_DIRECTORY
+from inference.errors import InvalidRequest, UnsupportedFormat
+from inference.llm.options import LLMOptions
+from inference.llm.quality import measure_quality
+from inference.llm.quantising.quantise import Limit
+from inference.llm.quantising.writing import PLAN_FILE
+from models_registry.detection.inspection import Inspection
+from tests.inference.llm.quantising.checkpoints import inspect, quantise, random_tokens
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_quantisation import CONFIGS
+
+
+@pytest.fixture(scope="module")
+def demo() -> Inspection:
+    return inspect(PREBUILT_DIRECTORY)
+
+
+def test_a_size_is_kept_and_used(demo: Inspection, tmp_path: Path) -> None:
+    limit = 1_300_000
+    found = quantise(demo, tmp_path / "out", Limit(size_bytes=limit))
+    again = inspect(tmp_path / "out")
+    assert 0.95 * limit < again.size_bytes == found.size_bytes <= limit
+    assert set(found.plan.forms.values()) == {"int4", "int8"}
+    uniform = {point.form: point for point in found.curve if point.form}
+    assert uniform["int4"].size_bytes < found.size_bytes < uniform["int8"].size_bytes
+    assert uniform["int8"].mean_kl < found.divergence.mean_kl < uniform["int4"].mean_kl
+    (fact,) = [fact for fact in again.facts if fact.name == "quantisation"]
+    assert f"KL {found.divergence.mean_kl:.2e} nats as measured on random tokens" in fact.value
+
+
+def test_the_stated_divergence_is_that_of_the_written_files(demo: Inspection, tmp_path: Path) -> None:
+    found = quantise(demo, tmp_path / "out", Limit(size_bytes=1_300_000))
+    again = inspect(tmp_path / "out")
+    (measured,) = measure_quality(
+        again.spec, again.weight_paths, random_tokens(demo.spec.vocab_size), ["none"],
+        options=LLMOptions(), window=24, reference=(demo.spec, demo.weight_paths),
+    )[1:]  # fmt: skip
+    assert measured.num_tokens == found.divergence.num_tokens
+    # The kernels also round activations.
+    assert measured.mean_kl == pytest.approx(found.divergence.mean_kl, rel=0.3)
+
+
+def test_a_divergence_is_kept_with_few_bytes(demo: Inspection, tmp_path: Path) -> None:
+    every = quantise(demo, tmp_path / "every", Limit(size_bytes=3_000_000)).curve
+    limit = (every[0].mean_kl * every[-1].mean_kl) ** 0.5
+    found = quantise(demo, tmp_path / "out", Limit(max_kl=limit))
+    assert found.divergence.mean_kl <= limit
+    assert found.size_bytes < max(point.size_bytes for point in every)
+    assert not any(
+        point.mean_kl <= limit and point.size_bytes < 0.97 * found.size_bytes for point in (*every, *found.curve)
+    )
+
+
+def test_limits_out_of_reach_name_what_is_in_reach(demo: Inspection, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"can't be made smaller than [0-9.]+ [KM]iB .* 1000 bytes were asked"):
+        quantise(demo, tmp_path / "out", Limit(size_bytes=1000))
+    with pytest.raises(InvalidRequest, match=r"1e-09 nats can't be kept within 1000000 bytes: the best plan of"):
+        quantise(demo, tmp_path / "out", Limit(size_bytes=1_000_000, max_kl=1e-9))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family(name: str, tmp_path: Path) -> None:
+    directory, _ = make_checkpoint(CONFIGS[name](), tmp_path / "made")
+    source = inspect(directory)
+    found = quantise(source, tmp_path / "out", Limit(max_kl=0.5), count=24)
+    assert found.divergence.mean_kl <= 0.5
+    assert found.size_bytes < source.size_bytes
+    written = json.loads((tmp_path / "out" / PLAN_FILE).read_text())
+    assert {part["name"]: part["form"] for part in written["parts"]} == found.plan.forms
+    assert all(part["divergences"].keys() == {"int4", "int8"} for part in written["parts"])
+    kept = {name for name, tensor in inspect(tmp_path / "out").tensors.items() if tensor.dtype == "F32"}
+    assert not any("A_log" in name and name not in kept for name in source.tensors)
+    with pytest.raises(UnsupportedFormat, match="as they were before they were quantised"):
+        quantise(inspect(tmp_path / "out"), tmp_path / "again", Limit(max_kl=0.5))
+
+
+def test_nothing_to_quantise(tmp_path: Path) -> None:
+    directory, _ = make_checkpoint(CONFIGS["llama"](), tmp_path / "made")
+    source = inspect(directory)
+    with pytest.raises(InvalidRequest, match="at least 2 are needed"):
+        quantise(source, tmp_path / "out", Limit(max_kl=0.5), count=1)

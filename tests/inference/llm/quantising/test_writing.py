@@ -1,0 +1,119 @@
+"""Written checkpoints hold the values that were planned, bit by bit, with the native kernels and without."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from inference.errors import BlazrError, InvalidRequest
+from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
+from inference.llm.quantising.writing import PLAN_FILE, WEIGHTS_FILE, write_checkpoint
+from inference.modelling.backends.native import library
+from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
+from inference.modelling.quantisation import kept_kinds, weights_bytes
+from inference.modelling.weights.loader import load_network
+from models_registry.detection.inspection import Inspection
+from tests.inference.llm.quantising.checkpoints import inspect, source_of
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_quantisation import CONFIGS
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Inspection:
+    directory, _ = make_checkpoint(CONFIGS[request.param](), tmp_path_factory.mktemp(request.param))
+    return inspect(directory)
+
+
+def write(found: Inspection, target: Path) -> tuple[dict[str, PlainQuantised], int]:
+    """Every second part in int8, the others in int4, and one left as it is; returns what was written."""
+    network = load_network(found.spec, found.weight_paths, dtype=torch.float32)
+    parameters = dict(network.named_parameters())
+    parts = find_parts(found.spec, found.tensors)[:-1]
+    forms = {name: kind for part, kind in zip(parts, itertools.cycle(KINDS)) for name in part.parameters}
+    size = write_checkpoint(
+        target, source_of(found), found.spec, forms, lambda name: parameters[name].data, measured={}, plan={"curve": []}
+    )
+    expected = fixed_bytes(find_parts(found.spec, found.tensors), found.tensors)
+    expected += sum(part.sizes[kind] for part, kind in zip(parts, itertools.cycle(KINDS)))
+    assert size <= expected + find_parts(found.spec, found.tensors)[-1].stored_bytes
+    return {name: quantise_plainly(parameters[name].data, kind) for name, kind in forms.items()}, size
+
+
+def held(network: nn.Module, name: str) -> torch.Tensor:
+    path, _, leaf = name.rpartition(".")
+    layer = network.get_submodule(path)
+    packed = layer.packed[leaf] if isinstance(layer.packed, dict) else layer.packed
+    shape = quantised_shape(network, name)
+    if len(shape) == 3:
+        return torch.stack([packed.matrix(number).dense(torch.float32) for number in range(shape[0])])
+    return packed.dense(torch.float32)
+
+
+def quantised_shape(network: nn.Module, name: str) -> tuple[int, ...]:
+    return network.spec.parameter_shapes()[name]  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_the_loaded_values_are_the_written_ones(
+    found: Inspection, is_native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_native:
+        monkeypatch.setattr(library, "is_available", lambda: False)
+    written, size = write(found, tmp_path / "out")
+    again = inspect(tmp_path / "out")
+    assert Inspection.from_dict(again.to_dict()) == again
+    assert again.spec.dtype == found.spec.dtype
+    assert again.spec.layers == found.spec.layers
+    assert kept_kinds(again.spec).keys() == written.keys()
+    assert size == again.size_bytes
+    network = load_network(again.spec, again.weight_paths, dtype=torch.bfloat16, pack=True, quant="none")
+    for name, expected in written.items():
+        assert torch.equal(held(network, name), expected.dense(torch.float32)), name
+    plain = dict(load_network(found.spec, found.weight_paths, dtype=torch.bfloat16).named_parameters())
+    for name, parameter in network.named_parameters():
+        if name not in written and parameter.numel():
+            assert torch.equal(parameter, plain[name]), name
+    assert weights_bytes(again.spec, "bfloat16", "none") < weights_bytes(found.spec, "bfloat16", "none")
+
+
+def test_quant_is_for_what_the_files_hold_in_floats(found: Inspection, tmp_path: Path) -> None:
+    written, _ = write(found, tmp_path / "out")
+    again = inspect(tmp_path / "out")
+    network = load_network(again.spec, again.weight_paths, dtype=torch.float32, quant="int4")
+    for name, expected in written.items():
+        assert torch.equal(held(network, name), expected.dense(torch.float32)), name
+
+
+def test_config_and_plan_lie_beside(found: Inspection, tmp_path: Path) -> None:
+    write(found, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "blazr"
+    assert config["model_type"] == found.spec.model_type
+    assert json.loads((tmp_path / "out" / PLAN_FILE).read_text()) == {"curve": []}
+
+
+def test_nothing_is_left_of_a_write_that_fails(found: Inspection, tmp_path: Path) -> None:
+    def broken(name: str) -> torch.Tensor:
+        raise InvalidRequest("no")
+
+    forms = {name: "int8" for part in find_parts(found.spec, found.tensors) for name in part.parameters}
+    with pytest.raises(InvalidRequest):
+        write_checkpoint(tmp_path / "out", source_of(found), found.spec, forms, broken, measured={}, plan={})  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").touch()
+    with pytest.raises(InvalidRequest, match="isn't an empty directory"):
+        write_checkpoint(tmp_path / "full", source_of(found), found.spec, {}, broken, measured={}, plan={})
+
+
+def test_a_truncated_file_is_refused(found: Inspection, tmp_path: Path) -> None:
+    write(found, tmp_path / "out")
+    path = tmp_path / "out" / WEIGHTS_FILE
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(BlazrError, match=WEIGHTS_FILE):
+        inspect(tmp_path / "out")
