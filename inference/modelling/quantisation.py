@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,0 +1,64 @@
+"""Divergences of changed networks: those that two whole networks have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference.llm.quality import WindowRunner
+from inference.llm.quantising import measuring
+from inference.llm.quantising.measuring import Measurement
+from inference.llm.quantising.parts import find_parts
+from inference.modelling.backends.backend import choose_backend
+from inference.modelling.weights.loader import load_network
+from models_registry.detection.inspection import Inspection
+from tests.inference.llm.quantising.checkpoints import inspect, random_tokens
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_quantisation import CONFIGS
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Inspection:
+    directory, _ = make_checkpoint(CONFIGS[request.param](), tmp_path_factory.mktemp(request.param))
+    return inspect(directory)
+
+
+def runner_of(found: Inspection) -> WindowRunner:
+    network = load_network(found.spec, found.weight_paths, dtype=torch.float32)
+    return WindowRunner(network, 16, "float32", "cpu")
+
+
+def test_a_changed_layer_is_computed_from_its_own_on(found: Inspection) -> None:
+    windows = [random_tokens(found.spec.vocab_size, 16), random_tokens(found.spec.vocab_size, 9)]
+    exact, changed = runner_of(found), runner_of(found)
+    backend = choose_backend("cpu", torch.float32)
+    with torch.inference_mode():
+        measurement = Measurement(exact, backend, windows)
+        stored = measurement.stored()
+        assert (stored.mean_kl, stored.top1_agreement, stored.num_tokens) == (pytest.approx(0, abs=1e-6), 1, 23)
+        for part in find_parts(found.spec, found.tensors):
+            with measurement.rounded({part: "int4"}):
+                divergence = measurement.divergence(part.layer)
+            for name in part.parameters:
+                parameter = changed.network.get_parameter(name)
+                parameter.data = measurement.rounded_values(parameter.data, "int4")
+            expected = 0.0
+            for window in windows:
+                exact_log, found_log = (
+                    one.network.compute_logits(one.hidden(window[:-1])).log_softmax(-1) for one in (exact, changed)
+                )
+                expected += float((exact_log.exp() * (exact_log - found_log)).sum())
+            assert divergence.mean_kl == pytest.approx(expected / 23, rel=1e-3, abs=1e-6), part.name
+            assert divergence.mean_kl > 0
+            assert measurement.squared_error(part, "int8") < measurement.squared_error(part, "int4")
+            for name in part.parameters:
+                changed.network.get_parameter(name).data = exact.network.get_parameter(name).data
+        assert measurement.divergence(-1).mean_kl == pytest.approx(0, abs=1e-6), "the values are back"
+
+
+def test_of_many_predictions_some_are_compared(found: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "REFERENCE_BYTES", 4 * found.spec.vocab_size * 5)
+    with torch.inference_mode():
+        windows = [random_tokens(found.spec.vocab_size, 16)]
+        measurement = Measurement(runner_of(found), choose_backend("cpu", torch.float32), windows)
+        assert measurement.stored().num_tokens == 5

@@ -1,0 +1,41 @@
+"""Which matrices get a form of their own, and the bytes that each form takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inference.errors import UnsupportedFormat
+from inference.llm.quantising.parts import find_parts, fixed_bytes
+from inference.modelling.families.config import TensorInfo
+from inference.modelling.quantisation import quantised_bytes
+from tests.inference.llm.quantising.checkpoints import inspect
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_quantisation import CONFIGS
+
+
+def test_matrices_of_a_layer_and_both_stacks_of_experts(tmp_path: Path) -> None:
+    directory, _ = make_checkpoint(CONFIGS["granitemoehybrid"](), tmp_path)
+    found = inspect(directory)
+    parts = find_parts(found.spec, found.tensors)
+    names = [part.name for part in parts]
+    assert names[0] == "embed_tokens.weight"
+    assert [part.layer for part in parts] == sorted(part.layer for part in parts)
+    (experts,) = [part for part in parts if part.name == "layers.0.channel_mixer.experts"]
+    assert {name.rpartition(".")[2] for name in experts.parameters} == {"gate_up_proj", "down_proj"}
+    assert experts.sizes["int4"] >= sum(quantised_bytes(shape, "int4") for shape in experts.parameters.values())
+    assert not any(word in name for name in names for word in ("A_log", "norm", "router", "conv1d", "dt_bias"))
+    stored = fixed_bytes(parts, found.tensors) + sum(part.stored_bytes for part in parts)
+    assert found.size_bytes <= stored < found.size_bytes + 200 * (len(found.tensors) + 2)
+
+
+def test_files_in_codes_are_refused(tmp_path: Path) -> None:
+    directory, _ = make_checkpoint(CONFIGS["llama"](), tmp_path)
+    found = inspect(directory)
+    gguf = {name: TensorInfo(info.dtype, info.shape, "m.gguf", 0, 4) for name, info in found.tensors.items()}
+    with pytest.raises(UnsupportedFormat, match="is a GGUF file; blazr quantise needs"):
+        find_parts(found.spec, gguf)
+    narrow = {name: TensorInfo("F64", info.shape, "m", 0, 4) for name, info in found.tensors.items()}
+    with pytest.raises(UnsupportedFormat, match="no matrix of the checkpoint is large enough"):
+        find_parts(found.spec, narrow)
