@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -135,7 +136,7 @@ def quantise_checkpoint(
         InvalidRequest: The limit can't be kept; the message names the smallest that can.
         CheckpointError: The checkpoint can't be quantised.
     """
-    report = progress or (lambda share, detail: None)
+    report = progress or _no_report
     check_target(target)
     parts = find_parts(spec, source.tensors)
     fixed = fixed_bytes(parts, source.tensors)
@@ -152,18 +153,23 @@ def quantise_checkpoint(
         plan, divergence = trials.choose()
         curve = trials.curve(fixed)
         report(_PLANNED, "writing")
-        bits = plan.size_bytes * 8 / spec.num_parameters()
-        stored = measurement.stored()
+        bits, stored = plan.size_bytes * 8 / spec.num_parameters(), measurement.stored()
         figures = _figures(divergence, stored, bits, plan, text)
         forms = {name: kind for part, kind in trials.kinds_of(plan).items() for name in part.parameters}
-        parameters = dict(network.named_parameters())
-        size = write_checkpoint(
-            target, source, spec, forms, lambda name: parameters[name].data, measured=figures,
-            plan=_plan_file(measured, plan, curve, figures, limit),
-        )  # fmt: skip
+        content = _plan_file(measured, plan, curve, figures, limit)
+        weight_of = partial(_values_of, dict(network.named_parameters()))
+        size = write_checkpoint(target, source, spec, forms, weight_of, measured=figures, plan=content)
     assert limit.size_bytes is None or size <= limit.size_bytes, (size, limit.size_bytes)
     report(1.0, "")
     return Quantised(plan, divergence, stored, curve, size, bits)
+
+
+def _no_report(share: float, detail: str) -> None:
+    """Progress that nobody reads."""
+
+
+def _values_of(parameters: Mapping[str, torch.nn.Parameter], name: str) -> torch.Tensor:
+    return parameters[name].data
 
 
 def _windows(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
