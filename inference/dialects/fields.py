@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
@@ -43,6 +43,13 @@ def check_range(field: serializers.IntegerField | serializers.FloatField, value:
     else:
         expected = f"{low} or more" if high is None else f"{high} or less"
     raise serializers.ValidationError(f"is {shown(value)}, it must be {expected}.")
+
+
+class RequestField(serializers.Field[Any, Any, Any, Any]):
+    """A field of request bodies only, so that its representation is its value."""
+
+    def to_representation(self, value: Any) -> Any:
+        return value
 
 
 class _CheckedRange:
@@ -127,7 +134,7 @@ class StrictListField(serializers.ListField):
         ]
     }
 )
-class StopField(serializers.Field[Any, Any, Any, Any]):
+class StopField(RequestField):
     """A string or a list of strings; SamplingParams checks their number and lengths."""
 
     def to_internal_value(self, data: Any) -> list[str]:
@@ -141,9 +148,6 @@ class StopField(serializers.Field[Any, Any, Any, Any]):
         if not all(isinstance(item, str) for item in strings):
             raise serializers.ValidationError("must be a string or a list of strings.")
         return strings
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 def checked_token_ids(data: list[Any]) -> list[int]:
@@ -163,7 +167,7 @@ def checked_token_ids(data: list[Any]) -> list[int]:
 
 
 @extend_schema_field({"type": "array", "items": {"type": "integer", "minimum": 0}})
-class TokenIdsField(serializers.Field[Any, Any, Any, Any]):
+class TokenIdsField(RequestField):
     """A list of token ids."""
 
     def __init__(self, *, max_length: int | None = None, **kwargs: Any) -> None:
@@ -177,21 +181,15 @@ class TokenIdsField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError(f"has {len(data)} ids, at most {self.max_length} are allowed.")
         return checked_token_ids(data)
 
-    def to_representation(self, value: Any) -> Any:
-        return value
-
 
 @extend_schema_field({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
-class LogitBiasField(serializers.Field[Any, Any, Any, Any]):
+class LogitBiasField(RequestField):
     """An object that maps token ids (as strings) to numbers; SamplingParams checks both."""
 
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"must map token ids to numbers, got {shown(data)}.")
         return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 def _prompts_schema(most: int) -> dict[str, Any]:
@@ -211,7 +209,7 @@ def _prompts_schema(most: int) -> dict[str, Any]:
 
 
 @extend_schema_field(_prompts_schema(MAX_PROMPTS))
-class PromptField(serializers.Field[Any, Any, Any, Any]):
+class PromptField(RequestField):
     """One prompt or several, each as text or token ids; the value is a list of str or list[int]."""
 
     most, noun = MAX_PROMPTS, "prompts"
@@ -240,9 +238,6 @@ class PromptField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError("has an empty list of token ids.")
         return [checked_token_ids(item) for item in data]
 
-    def to_representation(self, value: Any) -> Any:
-        return value
-
 
 @extend_schema_field(_prompts_schema(MAX_INPUTS))
 class InputField(PromptField):
@@ -252,12 +247,12 @@ class InputField(PromptField):
 
 
 @extend_schema_field({"oneOf": [{"type": "number", "minimum": -1}, {"type": "string"}]})
-class KeepAliveField(serializers.Field[Any, Any, Any, Any]):
+class KeepAliveField(RequestField):
     """How long a model stays loaded: seconds, or a Go duration; below 0 for ever. The value is in seconds."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("help_text", 'Keep the model so long after this request: seconds, "10m"; -1: for ever.')
-        super().__init__(**kwargs)
+    def __init__(self) -> None:
+        help_text = 'Keep the model so long after this request: seconds, "10m"; -1: for ever.'
+        super().__init__(required=False, allow_null=True, help_text=help_text)
 
     def to_internal_value(self, data: Any) -> float:
         seconds: float | None = None
@@ -271,9 +266,6 @@ class KeepAliveField(serializers.Field[Any, Any, Any, Any]):
                 f"got {shown(data)}."
             )
         return seconds if seconds >= 0 else -1.0
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 def _duration_s(text: str) -> float | None:
@@ -290,7 +282,7 @@ def _duration_s(text: str) -> float | None:
 
 
 @extend_schema_field({"type": "object", "additionalProperties": {}})
-class JSONObjectField(serializers.Field[Any, Any, Any, Any]):
+class JSONObjectField(RequestField):
     """Any JSON object."""
 
     def to_internal_value(self, data: Any) -> dict[str, Any]:
@@ -298,5 +290,25 @@ class JSONObjectField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError(f"must be an object, got {shown(data)}.")
         return data
 
-    def to_representation(self, value: Any) -> Any:
-        return value
+
+FieldT = TypeVar("FieldT", bound=serializers.Field[Any, Any, Any, Any])
+
+
+def optional(kind: type[FieldT], help_text: str | None = None, **options: Any) -> FieldT:
+    """Return a field that may be absent or null."""
+    return kind(required=False, allow_null=True, help_text=help_text, **options)
+
+
+def optional_number(low: float, high: float, help_text: str) -> StrictNumberField:
+    """Return the field of a number from ``low`` to ``high`` that may be absent or null."""
+    return optional(StrictNumberField, help_text, min_value=low, max_value=high)
+
+
+def optional_integer(low: int, high: int, help_text: str) -> StrictIntegerField:
+    """Return the field of an integer from ``low`` to ``high`` that may be absent or null."""
+    return optional(StrictIntegerField, help_text, min_value=low, max_value=high)
+
+
+def optional_boolean(help_text: str) -> StrictBooleanField:
+    """Return the field of true or false that may be absent or null."""
+    return optional(StrictBooleanField, help_text)

@@ -81,7 +81,7 @@ class RerankRequestSerializer(PriorityFieldMixin, PoolingFieldMixin, StrictSeria
         required=False, min_value=1, max_value=MAX_DOCUMENTS, allow_null=True, help_text="Only the best. Default: all."
     )
     return_documents = StrictBooleanField(required=False, allow_null=True, help_text="Default: true.")
-    keep_alive = KeepAliveField(required=False, allow_null=True)
+    keep_alive = KeepAliveField()
 
     def plan(self, values: dict[str, Any]) -> GenerationPlan:
         """Return the plan of the embeddings: the query's first, then the documents'."""

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from inference.dialects.members import check_members, string_member, text_content, unsupported
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
@@ -71,7 +72,7 @@ def _user(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
         else:
             raise _unknown(place, kind, ("text", "tool_result"))
     if texts or not found:
-        found.append({"role": "user", "content": _joined(texts)})
+        found.append({"role": "user", "content": text_content(texts)})
     return found
 
 
@@ -82,7 +83,7 @@ def _tool_result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     if block.get("is_error", False) is True:
         # Chat templates have no flag for a failed call, so the text says it.
         text = f"Error: {text}" if isinstance(text, str) else [{"type": "text", "text": "Error:"}, *text]
-    return {"role": "tool", "tool_call_id": _string(where, block, "tool_use_id"), "content": text}
+    return {"role": "tool", "tool_call_id": string_member(where, block, "tool_use_id"), "content": text}
 
 
 def _assistant(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
@@ -101,14 +102,14 @@ def _assistant(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
                     f"{place}.input must be an object, got {shown(block.get('input'))}.", param=f"{place}.input"
                 )
             arguments = json.dumps(block["input"], ensure_ascii=False)
-            function = {"name": _string(place, block, "name"), "arguments": arguments}
-            calls.append({"id": _string(place, block, "id"), "type": "function", "function": function})
+            function = {"name": string_member(place, block, "name"), "arguments": arguments}
+            calls.append({"id": string_member(place, block, "id"), "type": "function", "function": function})
         elif kind == "thinking":
             _only(place, block, {"type", "thinking", "signature"})
-            thoughts.append(_string(place, block, "thinking"))
+            thoughts.append(string_member(place, block, "thinking"))
         else:
             raise _unknown(place, kind, ("text", "tool_use", "thinking"))
-    message: dict[str, Any] = {"role": "assistant", "content": _joined(texts) if texts or not calls else None}
+    message: dict[str, Any] = {"role": "assistant", "content": text_content(texts) if texts or not calls else None}
     if calls:
         message["tool_calls"] = calls
     if thoughts:
@@ -139,21 +140,14 @@ def _text(where: str, content: Any) -> str | list[dict[str, str]]:
         if kind != "text":
             raise _unknown(place, kind, ("text",))
         texts.append(_text_of(place, block))
-    return _joined(texts)
-
-
-def _joined(texts: Iterable[str]) -> str | list[dict[str, str]]:
-    found = list(texts)
-    if len(found) == 1:
-        return found[0]
-    return [{"type": "text", "text": text} for text in found]
+    return text_content(texts)
 
 
 def _text_of(where: str, block: Mapping[str, Any]) -> str:
     _only(where, block, {"type", "text", "cache_control", "citations"})
     if block.get("citations"):
-        raise UnsupportedFeature(f"{where}.citations is not supported; remove it.", param=f"{where}.citations")
-    return _string(where, block, "text")
+        raise unsupported(f"{where}.citations")
+    return string_member(where, block, "text")
 
 
 def _kind(where: str, block: Any) -> str:
@@ -169,19 +163,10 @@ def _unknown(where: str, kind: str, known: Iterable[str]) -> InvalidRequest:
 
 
 def _only(where: str, value: Mapping[str, Any], known: set[str]) -> None:
-    for name in value:
-        if name not in known:
-            raise UnsupportedFeature(f"{where}.{name[:80]} is not supported; remove it.", param=f"{where}.{name[:80]}")
+    check_members(where, value, known)
     control = value.get("cache_control")
     if control is not None and (not isinstance(control, dict) or control.get("type") != "ephemeral"):
         raise InvalidRequest(
             f"{where}.cache_control is {shown(control)}, it must be {{'type': 'ephemeral'}}.",
             param=f"{where}.cache_control",
         )
-
-
-def _string(where: str, value: Mapping[str, Any], name: str) -> str:
-    found = value.get(name)
-    if not isinstance(found, str):
-        raise InvalidRequest(f"{where}.{name} must be a string, got {shown(found)}.", param=f"{where}.{name}")
-    return found

@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_field
-from rest_framework import serializers
 
 from inference.dialects.anthropic.messages import chat_messages
 from inference.dialects.chat_bridge import chat_plan
 from inference.dialects.fields import (
     JSONObjectField,
-    StrictBooleanField,
+    RequestField,
     StrictCharField,
     StrictIntegerField,
     StrictListField,
-    StrictNumberField,
+    optional,
+    optional_boolean,
+    optional_integer,
+    optional_number,
 )
+from inference.dialects.members import check_members, unsupported
 from inference.dialects.openai.message_fields import MAX_MESSAGES
 from inference.dialects.refusals import Refused
 from inference.dialects.strict_serializer import StrictSerializer
@@ -69,14 +72,11 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
         },
     }
 )
-class AnthropicMessagesField(serializers.Field[Any, Any, Any, Any]):
+class AnthropicMessagesField(RequestField):
     """A conversation; ``chat_messages`` validates it."""
 
     def to_internal_value(self, data: Any) -> Any:
         return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 @extend_schema_field({"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
@@ -97,14 +97,12 @@ class CountTokensRequestSerializer(StrictSerializer):
 
     model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
     messages = AnthropicMessagesField(help_text="Blocks of text, tool_use, tool_result and thinking.")
-    system = SystemField(required=False, allow_null=True, help_text="A text or blocks of text.")
-    tools = AnthropicToolsField(required=False, allow_null=True, help_text="Tools the model may call.")
-    tool_choice = JSONObjectField(required=False, allow_null=True, help_text="type: auto, any, tool (with name), none.")
-    thinking = JSONObjectField(
-        required=False, allow_null=True, help_text="type: adaptive or disabled, for templates with enable_thinking."
-    )
-    output_config = JSONObjectField(required=False, allow_null=True, help_text="format (json_schema), effort.")
-    cache_control = JSONObjectField(required=False, allow_null=True, help_text="A hint.")
+    system = optional(SystemField, "A text or blocks of text.")
+    tools = optional(AnthropicToolsField, "Tools the model may call.")
+    tool_choice = optional(JSONObjectField, "type: auto, any, tool (with name), none.")
+    thinking = optional(JSONObjectField, "type: adaptive or disabled, for templates with enable_thinking.")
+    output_config = optional(JSONObjectField, "format (json_schema), effort.")
+    cache_control = optional(JSONObjectField, "A hint.")
 
     def chat_body(self, body: object) -> dict[str, Any]:
         """Return the chat body for ``body``, without sampling parameters.
@@ -127,25 +125,18 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
     """Body of POST /v1/messages."""
 
     max_tokens = StrictIntegerField(min_value=1, max_value=limits.MAX_TOKENS_LIMIT, help_text="Limit of the output.")
-    metadata = JSONObjectField(required=False, allow_null=True, help_text="user_id, a hint.")
-    service_tier = StrictCharField(required=False, allow_null=True, help_text="auto or standard_only: there is one.")
-    stop_sequences = StrictListField(
+    metadata = optional(JSONObjectField, "user_id, a hint.")
+    service_tier = optional(StrictCharField, "auto or standard_only: there is one.")
+    stop_sequences = optional(
+        StrictListField,
+        "At most 16 texts; the output ends before one.",
         child=StrictCharField(max_length=limits.MAX_STOP_STRING_CHARS),
         max_length=limits.MAX_STOP_STRINGS,
-        required=False,
-        allow_null=True,
-        help_text="At most 16 texts; the output ends before one.",
     )
-    stream = StrictBooleanField(required=False, allow_null=True, help_text="Send server-sent events. Default: false.")
-    temperature = StrictNumberField(required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy.")
-    top_k = StrictIntegerField(
-        required=False,
-        min_value=0,
-        max_value=limits.MAX_TOKENS_LIMIT,
-        allow_null=True,
-        help_text="Keep the k most probable tokens. Default: 0: off.",
-    )
-    top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
+    stream = optional_boolean("Send server-sent events. Default: false.")
+    temperature = optional_number(0, 2, "0: greedy.")
+    top_k = optional_integer(0, limits.MAX_TOKENS_LIMIT, "Keep the k most probable tokens. Default: 0: off.")
+    top_p = optional_number(0, 1, "Above 0.")
 
     def plan(self, body: object) -> tuple[GenerationPlan, bool]:
         """Return the plan, and whether the response is streamed.
@@ -192,11 +183,7 @@ def _tools(tools: Any) -> dict[str, Any]:
             raise UnsupportedFeature(
                 f"{where}.type is {shown(tool['type'])}; there are no built-in tools.", param=f"{where}.type"
             )
-        for name, value in tool.items():
-            if name not in _TOOL_MEMBERS and value is not None:
-                raise UnsupportedFeature(
-                    f"{where}.{name[:80]} is not supported; remove it.", param=f"{where}.{name[:80]}"
-                )
+        check_members(where, (name for name, value in tool.items() if value is not None), _TOOL_MEMBERS)
         if not isinstance(tool.get("input_schema"), dict):
             raise InvalidRequest(
                 f"{where}.input_schema must be an object, got {shown(tool.get('input_schema'))}.",
@@ -274,7 +261,5 @@ def _output_config(values: Mapping[str, Any]) -> dict[str, Any]:
             schema = {"name": "output", "schema": value["schema"], "strict": True}
             chat["response_format"] = {"type": "json_schema", "json_schema": schema}
         else:
-            raise UnsupportedFeature(
-                f"output_config.{name[:80]} is not supported; remove it.", param=f"output_config.{name[:80]}"
-            )
+            raise unsupported(f"output_config.{name[:80]}")
     return chat

@@ -19,12 +19,15 @@ from inference.dialects.fields import (
     MAX_INPUTS,
     JSONObjectField,
     KeepAliveField,
+    RequestField,
     StopField,
-    StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
     StrictListField,
     StrictNumberField,
+    optional,
+    optional_boolean,
+    optional_integer,
 )
 from inference.dialects.openai.chat_fields import MAX_TOOLS
 from inference.dialects.openai.embeddings import MAX_DIMENSIONS, embedding_plan
@@ -114,7 +117,7 @@ class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
 
 
 @extend_schema_field({"oneOf": [{"type": "string", "enum": ["", "json"]}, {"type": "object"}]})
-class FormatField(serializers.Field[Any, Any, Any, Any]):
+class FormatField(RequestField):
     """``json`` or a JSON schema; the value is OpenAI's response_format, or None for the empty text."""
 
     def to_internal_value(self, data: Any) -> dict[str, Any] | None:
@@ -126,12 +129,9 @@ class FormatField(serializers.Field[Any, Any, Any, Any]):
             return {"type": "json_schema", "json_schema": {"name": "format", "schema": data, "strict": True}}
         raise serializers.ValidationError(f'must be "json" or a JSON schema, got {shown(data)}.')
 
-    def to_representation(self, value: Any) -> Any:
-        return value
-
 
 @extend_schema_field({"oneOf": [{"type": "boolean"}, {"type": "string", "enum": ["low", "medium", "high"]}]})
-class ThinkField(serializers.Field[Any, Any, Any, Any]):
+class ThinkField(RequestField):
     """Thinking on or off, or its effort: true, false, low, medium or high."""
 
     def to_internal_value(self, data: Any) -> bool | str:
@@ -140,9 +140,6 @@ class ThinkField(serializers.Field[Any, Any, Any, Any]):
         if data in ("low", "medium", "high"):
             return str(data)
         raise serializers.ValidationError(f"must be true, false, low, medium or high, got {shown(data)}.")
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 @extend_schema_field(
@@ -153,7 +150,7 @@ class ThinkField(serializers.Field[Any, Any, Any, Any]):
         ]
     }
 )
-class TextsField(serializers.Field[Any, Any, Any, Any]):
+class TextsField(RequestField):
     """One text or several; the value is a list of texts.
 
     DRF's JSONField would write the value as JSON once more, in one piece that stops the event loop.
@@ -167,9 +164,6 @@ class TextsField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError(f"has {len(texts)} texts, at most {MAX_INPUTS} go into one request.")
         return texts
 
-    def to_representation(self, value: Any) -> Any:
-        return value
-
 
 class OllamaRequestSerializer(StrictSerializer):
     """Fields that /api/generate and /api/chat have in common."""
@@ -177,11 +171,11 @@ class OllamaRequestSerializer(StrictSerializer):
     takes_hints = True
 
     model = StrictCharField(max_length=256, help_text="A name from GET /api/tags; :latest may be added.")
-    stream = StrictBooleanField(required=False, allow_null=True, help_text="Default: true.")
-    options = JSONObjectField(required=False, allow_null=True, help_text="Sampling; see the reference.")
-    format = FormatField(required=False, allow_null=True, help_text='"json" or a JSON schema.')
-    keep_alive = KeepAliveField(required=False, allow_null=True)
-    think = ThinkField(required=False, allow_null=True, help_text="For models whose template can switch it.")
+    stream = optional_boolean("Default: true.")
+    options = optional(JSONObjectField, "Sampling; see the reference.")
+    format = optional(FormatField, '"json" or a JSON schema.')
+    keep_alive = KeepAliveField()
+    think = optional(ThinkField, "For models whose template can switch it.")
 
     def _common(self, values: Mapping[str, Any], served: ServedModel) -> dict[str, Any]:
         body = OptionsSerializer.shared().sampling(values.get("options", {}), served)
@@ -216,13 +210,9 @@ class OllamaGenerateRequestSerializer(OllamaRequestSerializer):
     }
 
     prompt = StrictCharField(required=False, allow_blank=True, help_text="Empty: only load the model.")
-    suffix = StrictCharField(
-        required=False, allow_null=True, allow_blank=True, help_text="The text goes between prompt and suffix."
-    )
-    system = StrictCharField(required=False, allow_null=True, allow_blank=True, help_text="System message.")
-    raw = StrictBooleanField(
-        required=False, allow_null=True, help_text="Continue the prompt as it is, without the model's template."
-    )
+    suffix = optional(StrictCharField, "The text goes between prompt and suffix.", allow_blank=True)
+    system = optional(StrictCharField, "System message.", allow_blank=True)
+    raw = optional_boolean("Continue the prompt as it is, without the model's template.")
 
     def plan(self, values: Mapping[str, Any], served: ServedModel) -> GenerationPlan:
         """Return a plan for a chat with one message; for a completion if raw, with a suffix, or without a template.
@@ -265,12 +255,8 @@ class OllamaChatRequestSerializer(OllamaRequestSerializer):
         required=False,
         help_text="Ollama's messages; empty: only load the model.",
     )
-    tools = StrictListField(
-        child=JSONObjectField(),
-        max_length=MAX_TOOLS,
-        required=False,
-        allow_null=True,
-        help_text="Functions that the model may call.",
+    tools = optional(
+        StrictListField, "Functions that the model may call.", child=JSONObjectField(), max_length=MAX_TOOLS
     )
 
     def plan(self, values: Mapping[str, Any], served: ServedModel) -> GenerationPlan:
@@ -289,18 +275,10 @@ class OllamaEmbedRequestSerializer(StrictSerializer):
 
     model = StrictCharField(max_length=256, help_text="A name from GET /api/tags.")
     input = TextsField(help_text="A text or a list of texts.")
-    truncate = StrictBooleanField(
-        required=False, allow_null=True, help_text="Cut what is longer than the context (the default), or refuse it."
-    )
-    dimensions = StrictIntegerField(
-        required=False,
-        min_value=1,
-        max_value=MAX_DIMENSIONS,
-        allow_null=True,
-        help_text="Keep so many of the first numbers.",
-    )
-    keep_alive = KeepAliveField(required=False, allow_null=True)
-    options = JSONObjectField(required=False, allow_null=True, help_text="Only num_ctx.")
+    truncate = optional_boolean("Cut what is longer than the context (the default), or refuse it.")
+    dimensions = optional_integer(1, MAX_DIMENSIONS, "Keep so many of the first numbers.")
+    keep_alive = KeepAliveField()
+    options = optional(JSONObjectField, "Only num_ctx.")
 
     def plan(self, values: Mapping[str, Any], served: ServedModel, *, normalize: bool = True) -> GenerationPlan:
         """Return the plan of the embedding request.
@@ -332,8 +310,8 @@ class OllamaLegacyEmbeddingRequestSerializer(StrictSerializer):
 
     model = StrictCharField(max_length=256, help_text="A name from GET /api/tags.")
     prompt = StrictCharField(allow_blank=True, help_text="One text.")
-    keep_alive = KeepAliveField(required=False, allow_null=True)
-    options = JSONObjectField(required=False, allow_null=True, help_text="Only num_ctx.")
+    keep_alive = KeepAliveField()
+    options = optional(JSONObjectField, "Only num_ctx.")
 
 
 class OllamaModelNameSerializer(StrictSerializer):
@@ -341,7 +319,7 @@ class OllamaModelNameSerializer(StrictSerializer):
 
     model = StrictCharField(required=False, max_length=256, help_text="A name from GET /api/tags.")
     name = StrictCharField(required=False, max_length=256, help_text="The older name of model.")
-    verbose = StrictBooleanField(required=False, allow_null=True, help_text="Accepted: everything is shown anyway.")
+    verbose = optional_boolean("Accepted: everything is shown anyway.")
 
     def model_name(self, body: object) -> str:
         """Return the model's name.
@@ -361,8 +339,8 @@ class OllamaPullRequestSerializer(StrictSerializer):
 
     model = StrictCharField(required=False, max_length=256, help_text="hf.co/ORG/NAME, or ORG/NAME.")
     name = StrictCharField(required=False, max_length=256, help_text="The older name of model.")
-    stream = StrictBooleanField(required=False, allow_null=True, help_text="Progress as JSON lines; default true.")
-    insecure = StrictBooleanField(required=False, allow_null=True, help_text="Only false: certificates are checked.")
+    stream = optional_boolean("Progress as JSON lines; default true.")
+    insecure = optional_boolean("Only false: certificates are checked.")
 
     def model_name(self, values: Mapping[str, Any]) -> str:
         """Return the model's name.

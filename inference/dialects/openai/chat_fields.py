@@ -13,6 +13,7 @@ import orjson
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from inference.dialects.fields import RequestField
 from inference.errors import InvalidRequest, shown
 from inference.values.chat_options import ChatOptions, ReasoningEffort
 
@@ -49,7 +50,7 @@ _FUNCTION_SCHEMA = {
         },
     }
 )
-class ToolsField(serializers.Field[Any, Any, Any, Any]):
+class ToolsField(RequestField):
     """Definitions of functions."""
 
     def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
@@ -63,9 +64,6 @@ class ToolsField(serializers.Field[Any, Any, Any, Any]):
             if names.count(name) > 1:
                 raise serializers.ValidationError(f"has the function {name!r} twice; give each a name of its own.")
         return tools
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 def _tool(where: str, item: Any) -> dict[str, Any]:
@@ -137,7 +135,7 @@ def _check_members(where: str, item: Mapping[str, Any], known: tuple[str, ...]) 
         ]
     }
 )
-class ToolChoiceField(serializers.Field[Any, Any, Any, Any]):
+class ToolChoiceField(RequestField):
     """A mode as a string, or one function; the value is (choice, name)."""
 
     def to_internal_value(self, data: Any) -> tuple[str, str | None]:
@@ -158,21 +156,15 @@ class ToolChoiceField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError(f"must name a function, got {shown(function['name'])}.")
         return "named", function["name"]
 
-    def to_representation(self, value: Any) -> Any:
-        return value
-
 
 @extend_schema_field({"type": "string", "enum": list(EFFORTS)})
-class ReasoningEffortField(serializers.Field[Any, Any, Any, Any]):
+class ReasoningEffortField(RequestField):
     """The effort of the model's reasoning."""
 
     def to_internal_value(self, data: Any) -> str:
         if data not in EFFORTS:
             raise serializers.ValidationError(f"is {shown(data)}; it must be one of {', '.join(EFFORTS)}.")
         return str(data)
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 def chat_options(values: Mapping[str, Any]) -> ChatOptions:

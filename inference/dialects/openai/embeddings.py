@@ -10,9 +10,10 @@ from rest_framework import serializers
 from inference.dialects.fields import (
     InputField,
     KeepAliveField,
-    StrictBooleanField,
     StrictCharField,
-    StrictIntegerField,
+    optional,
+    optional_boolean,
+    optional_integer,
 )
 from inference.dialects.openai.sampling_fields import QueueFieldsMixin
 from inference.dialects.refusals import Refused
@@ -41,9 +42,7 @@ REFUSED_IN_EMBEDDINGS: Mapping[str, Refused] = {
 class PoolingFieldMixin(serializers.Serializer[Any]):
     """The field of requests that pool hidden states."""
 
-    pooling = serializers.ChoiceField(
-        choices=POOLINGS, required=False, allow_null=True, help_text="Default: the model's setting, mean without one."
-    )
+    pooling = optional(serializers.ChoiceField, "Default: the model's setting, mean without one.", choices=POOLINGS)
 
 
 class EmbeddingRequestSerializer(QueueFieldsMixin, PoolingFieldMixin, StrictSerializer):
@@ -54,27 +53,18 @@ class EmbeddingRequestSerializer(QueueFieldsMixin, PoolingFieldMixin, StrictSeri
 
     model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
     input = InputField(help_text="Text, token ids, or a list of either.")
-    encoding_format = serializers.RegexField(
-        "^(float|base64)$",
-        required=False,
-        allow_null=True,
-        help_text="float (a list of numbers; the default) or base64 (float32, little-endian).",
+    encoding_format = optional(
+        serializers.RegexField,
+        "float (a list of numbers; the default) or base64 (float32, little-endian).",
+        regex="^(float|base64)$",
         error_messages={"invalid": "must be float or base64."},
     )
-    dimensions = StrictIntegerField(
-        required=False,
-        min_value=1,
-        max_value=MAX_DIMENSIONS,
-        allow_null=True,
-        help_text="Keep so many of the first numbers; sensible for models that were trained for it.",
+    dimensions = optional_integer(
+        1, MAX_DIMENSIONS, "Keep so many of the first numbers; sensible for models that were trained for it."
     )
-    normalize = StrictBooleanField(
-        required=False, allow_null=True, help_text="Bring each vector to length 1. Default: true."
-    )
-    add_special_tokens = StrictBooleanField(
-        required=False, allow_null=True, help_text="Put the begin-of-sequence token before a text. Default: true."
-    )
-    keep_alive = KeepAliveField(required=False, allow_null=True)
+    normalize = optional_boolean("Bring each vector to length 1. Default: true.")
+    add_special_tokens = optional_boolean("Put the begin-of-sequence token before a text. Default: true.")
+    keep_alive = KeepAliveField()
 
     def plan(self, body: object) -> GenerationPlan:
         """Validate ``body`` and return its plan.

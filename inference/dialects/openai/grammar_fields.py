@@ -15,9 +15,10 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from inference.dialects.fields import JSONObjectField, StrictCharField
-from inference.errors import InvalidRequest, InvalidSamplingParams, UnsupportedFeature, shown
-from inference.values.grammar import MAX_CHOICES, Grammar
+from inference.dialects.fields import JSONObjectField, RequestField, StrictCharField, optional
+from inference.dialects.members import check_members
+from inference.errors import InvalidRequest, InvalidSamplingParams, shown
+from inference.values.grammar import MAX_CHOICES, Grammar, GrammarKind
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _FORMATS = ("text", "json_object", "json_schema")
@@ -51,7 +52,7 @@ class ResponseFormatField(JSONObjectField):
 @extend_schema_field(
     {"oneOf": [{"type": "object", "additionalProperties": {}}, {"type": "boolean"}, {"type": "string"}]}
 )
-class SchemaField(serializers.Field[Any, Any, Any, Any]):
+class SchemaField(RequestField):
     """A JSON schema, as an object or as text."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -59,23 +60,17 @@ class SchemaField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError(f"must be a JSON schema, or the text of one, got {shown(data)}.")
         return data
 
-    def to_representation(self, value: Any) -> Any:
-        return value
-
 
 @extend_schema_field(
     {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES}
 )
-class ChoicesField(serializers.Field[Any, Any, Any, Any]):
+class ChoicesField(RequestField):
     """A list of texts."""
 
     def to_internal_value(self, data: Any) -> list[Any]:
         if not isinstance(data, list):
             raise serializers.ValidationError(f"must be a list of strings, got {shown(data)}.")
         return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 @extend_schema_field(
@@ -98,21 +93,13 @@ class StructuredOutputsField(JSONObjectField):
 class GrammarFieldsMixin(serializers.Serializer[Any]):
     """The structured output fields of all generation endpoints."""
 
-    response_format = ResponseFormatField(
-        required=False, allow_null=True, help_text="json_schema: the output is JSON that is valid under the schema."
-    )
-    guided_json = SchemaField(required=False, allow_null=True, help_text="As json_schema.")
-    guided_regex = StrictCharField(
-        required=False, allow_null=True, help_text="A regular expression that the whole output matches."
-    )
-    guided_grammar = StrictCharField(required=False, allow_null=True, help_text="A Lark grammar with the rule start.")
-    grammar = StrictCharField(
-        required=False, allow_null=True, help_text="A grammar in llama.cpp's notation (GBNF) with the rule root."
-    )
-    guided_choice = ChoicesField(required=False, allow_null=True, help_text="The output is one of these texts.")
-    structured_outputs = StructuredOutputsField(
-        required=False, allow_null=True, help_text="One of json, regex, choice, grammar, json_object."
-    )
+    response_format = optional(ResponseFormatField, "json_schema: the output is JSON that is valid under the schema.")
+    guided_json = optional(SchemaField, "As json_schema.")
+    guided_regex = optional(StrictCharField, "A regular expression that the whole output matches.")
+    guided_grammar = optional(StrictCharField, "A Lark grammar with the rule start.")
+    grammar = optional(StrictCharField, "A grammar in llama.cpp's notation (GBNF) with the rule root.")
+    guided_choice = optional(ChoicesField, "The output is one of these texts.")
+    structured_outputs = optional(StructuredOutputsField, "One of json, regex, choice, grammar, json_object.")
 
 
 def grammar_of(values: Mapping[str, Any]) -> Grammar | None:
@@ -121,7 +108,8 @@ def grammar_of(values: Mapping[str, Any]) -> Grammar | None:
     Raises:
         InvalidRequest: A member is wrong, or two contradict each other.
     """
-    found = [grammar for name in _READERS if name in values for grammar in [_read(name, values[name])] if grammar]
+    read = [reader(name, values[name]) for name, reader in _READERS.items() if name in values]
+    found = [grammar for grammar in read if grammar]
     for other in found[1:]:
         if other != found[0]:
             raise InvalidRequest(
@@ -130,15 +118,11 @@ def grammar_of(values: Mapping[str, Any]) -> Grammar | None:
     return found[0] if found else None
 
 
-def _read(name: str, value: Any) -> Grammar | None:
-    return _READERS[name](name, value)
-
-
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
     kind = value.get("type")
     if kind not in _FORMATS:
         raise InvalidRequest(f"{name}.type is {shown(kind)}; known are {', '.join(_FORMATS)}.", param=f"{name}.type")
-    _check_members(name, value, {"type", "json_schema"} if kind == "json_schema" else {"type"})
+    check_members(name, value, {"type", "json_schema"} if kind == "json_schema" else {"type"})
     if kind == "text":
         return None
     if kind == "json_object":
@@ -146,7 +130,7 @@ def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
     inner, path = value.get("json_schema"), f"{name}.json_schema"
     if not isinstance(inner, dict):
         raise InvalidRequest(f"{path} must be an object with name and schema, got {shown(inner)}.", param=path)
-    _check_members(path, inner, {"name", "description", "schema", "strict"})
+    check_members(path, inner, {"name", "description", "schema", "strict"})
     label = inner.get("name")
     if not isinstance(label, str) or not _SCHEMA_NAME.match(label):
         raise InvalidRequest(
@@ -173,16 +157,8 @@ def _schema(name: str, value: Any) -> Grammar:
     return Grammar("json_schema", value, param=name)
 
 
-def _regex(name: str, value: str) -> Grammar:
-    return Grammar("regex", value, param=name)
-
-
-def _lark(name: str, value: str) -> Grammar:
-    return Grammar("lark", value, param=name)
-
-
-def _gbnf(name: str, value: str) -> Grammar:
-    return Grammar("gbnf", value, param=name)
+def _reader(kind: GrammarKind) -> Callable[[str, Any], Grammar]:
+    return lambda name, value: Grammar(kind, value, param=name)
 
 
 def _choice(name: str, value: list[Any]) -> Grammar:
@@ -191,7 +167,7 @@ def _choice(name: str, value: list[Any]) -> Grammar:
 
 def _structured_outputs(name: str, value: dict[str, Any]) -> Grammar | None:
     given = {key: item for key, item in value.items() if item is not None and item is not False}
-    _check_members(name, given, {"json", "regex", "choice", "grammar", "json_object"})
+    check_members(name, given, {"json", "regex", "choice", "grammar", "json_object"})
     if len(given) != 1:
         raise InvalidRequest(
             f"{name} must have exactly one of json, regex, choice, grammar and json_object, got {len(given)} of them.",
@@ -204,29 +180,23 @@ def _structured_outputs(name: str, value: dict[str, Any]) -> Grammar | None:
             raise InvalidRequest(f"{path} must be true or false, got {shown(item)}.", param=path)
         return Grammar("json_object", param=path)
     if key == "choice":
-        return _choice(path, ChoicesField().to_internal_value(item)) if isinstance(item, list) else _wrong(path, item)
-    readers: Mapping[str, Callable[[str, Any], Grammar]] = {"json": _schema, "regex": _regex, "grammar": _lark}
+        if not isinstance(item, list):
+            raise InvalidSamplingParams(f"{path} must be a list of strings, got {shown(item)}.", param=path)
+        return _choice(path, item)
+    readers: Mapping[str, Callable[[str, Any], Grammar]] = {
+        "json": _schema,
+        "regex": _reader("regex"),
+        "grammar": _reader("lark"),
+    }
     return readers[key](path, item)
-
-
-def _wrong(path: str, value: object) -> Grammar:
-    raise InvalidSamplingParams(f"{path} must be a list of strings, got {shown(value)}.", param=path)
-
-
-def _check_members(path: str, value: Mapping[str, Any], known: set[str]) -> None:
-    for member in value:
-        if member not in known:
-            raise UnsupportedFeature(
-                f"{path}.{member[:80]} is not supported; remove it.", param=f"{path}.{member[:80]}"
-            )
 
 
 _READERS: Mapping[str, Callable[[str, Any], Grammar | None]] = {
     "response_format": _response_format,
     "guided_json": _schema,
-    "guided_regex": _regex,
-    "guided_grammar": _lark,
-    "grammar": _gbnf,
+    "guided_regex": _reader("regex"),
+    "guided_grammar": _reader("lark"),
+    "grammar": _reader("gbnf"),
     "guided_choice": _choice,
     "structured_outputs": _structured_outputs,
 }

@@ -8,6 +8,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from inference.dialects.fields import RequestField
 from inference.errors import shown
 
 MAX_MESSAGES = 4096
@@ -72,7 +73,7 @@ _FUNCTION_MEMBERS = frozenset({"name", "arguments"})
         },
     }
 )
-class MessagesField(serializers.Field[Any, Any, Any, Any]):
+class MessagesField(RequestField):
     """A conversation. The role ``developer`` becomes ``system``, because templates know only the older name."""
 
     def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
@@ -81,9 +82,6 @@ class MessagesField(serializers.Field[Any, Any, Any, Any]):
         if len(data) > MAX_MESSAGES:
             raise serializers.ValidationError(f"has {len(data)} messages, at most {MAX_MESSAGES} are allowed.")
         return [self._message(number, item) for number, item in enumerate(data)]
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
     def _message(self, number: int, item: Any) -> dict[str, Any]:
         where = f"message {number}"

@@ -15,7 +15,9 @@ from inference.dialects.fields import (
     PromptField,
     StrictBooleanField,
     StrictCharField,
-    StrictIntegerField,
+    optional,
+    optional_boolean,
+    optional_integer,
 )
 from inference.dialects.openai.chat_fields import ReasoningEffortField, ToolChoiceField, ToolsField, chat_options
 from inference.dialects.openai.chat_prompt import chat_prompt
@@ -65,46 +67,26 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
     endpoint: ClassVar[Endpoint]
 
     model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
-    max_tokens = StrictIntegerField(
-        required=False,
-        min_value=0,
-        max_value=limits.MAX_TOKENS_LIMIT,
-        allow_null=True,
-        help_text="Limit of the output. Default: 16 for completions, what the context leaves for chat.",
+    max_tokens = optional_integer(
+        0,
+        limits.MAX_TOKENS_LIMIT,
+        "Limit of the output. Default: 16 for completions, what the context leaves for chat.",
     )
-    n = StrictIntegerField(
-        required=False,
-        min_value=1,
-        max_value=limits.MAX_CHOICES,
-        allow_null=True,
-        help_text="Choices per prompt. Default: 1.",
-    )
-    stream = StrictBooleanField(required=False, allow_null=True, help_text="Send server-sent events. Default: false.")
-    stream_options = StreamOptionsSerializer(required=False, allow_null=True)
+    n = optional_integer(1, limits.MAX_CHOICES, "Choices per prompt. Default: 1.")
+    stream = optional_boolean("Send server-sent events. Default: false.")
+    stream_options = optional(StreamOptionsSerializer)
     # vLLM's additions.
-    include_stop_str_in_output = StrictBooleanField(
-        required=False, allow_null=True, help_text="The text ends with the stop string. Default: false."
+    include_stop_str_in_output = optional_boolean("The text ends with the stop string. Default: false.")
+    prompt_logprobs = optional_integer(
+        0, limits.MAX_LOGPROBS, "Log-probabilities of the prompt's tokens, with so many alternatives each."
     )
-    prompt_logprobs = StrictIntegerField(
-        required=False,
-        min_value=0,
-        max_value=limits.MAX_LOGPROBS,
-        allow_null=True,
-        help_text="Log-probabilities of the prompt's tokens, with so many alternatives each.",
+    add_special_tokens = optional_boolean(
+        "Put the begin-of-sequence token before a prompt. Default: true; for chat false."
     )
-    add_special_tokens = StrictBooleanField(
-        required=False,
-        allow_null=True,
-        help_text="Put the begin-of-sequence token before a prompt. Default: true; for chat false.",
-    )
-    return_token_ids = StrictBooleanField(
-        required=False, allow_null=True, help_text="Add prompt_token_ids and token_ids to the response. Default: false."
-    )
-    return_tokens_as_token_ids = StrictBooleanField(
-        required=False, allow_null=True, help_text="Log-probabilities name tokens token_id:N. Default: false."
-    )
+    return_token_ids = optional_boolean("Add prompt_token_ids and token_ids to the response. Default: false.")
+    return_tokens_as_token_ids = optional_boolean("Log-probabilities name tokens token_id:N. Default: false.")
 
-    keep_alive = KeepAliveField(required=False, allow_null=True)
+    keep_alive = KeepAliveField()
 
     def plan(self, body: object) -> GenerationPlan:
         """Validate ``body`` and return its plan.
@@ -171,33 +153,16 @@ class CompletionRequestSerializer(GenerationSerializer):
     refused = REFUSED_IN_COMPLETIONS
 
     prompt = PromptField(help_text="Text, token ids, or a list of either.")
-    logprobs = StrictIntegerField(
-        required=False,
-        min_value=0,
-        max_value=limits.MAX_LOGPROBS,
-        allow_null=True,
-        help_text="Log-probabilities of the output's tokens, with so many alternatives each.",
+    logprobs = optional_integer(
+        0, limits.MAX_LOGPROBS, "Log-probabilities of the output's tokens, with so many alternatives each."
     )
-    echo = StrictBooleanField(
-        required=False, allow_null=True, help_text="The text begins with the prompt. Default: false."
+    echo = optional_boolean("The text begins with the prompt. Default: false.")
+    parse_special = optional_boolean("Control tokens written in a text prompt become tokens. Default: false.")
+    best_of = optional_integer(
+        1, limits.MAX_CHOICES, "Generate so many and return the n most probable per token; not with stream. Default: n."
     )
-    parse_special = StrictBooleanField(
-        required=False,
-        allow_null=True,
-        help_text="Control tokens written in a text prompt become tokens. Default: false.",
-    )
-    best_of = StrictIntegerField(
-        required=False,
-        min_value=1,
-        max_value=limits.MAX_CHOICES,
-        allow_null=True,
-        help_text="Generate so many and return the n most probable per token; not with stream. Default: n.",
-    )
-    suffix = StrictCharField(
-        required=False,
-        allow_null=True,
-        allow_blank=True,
-        help_text="The text goes between prompt and suffix; for models with tokens for that.",
+    suffix = optional(
+        StrictCharField, "The text goes between prompt and suffix; for models with tokens for that.", allow_blank=True
     )
 
     def _prompts(self, values: dict[str, Any]) -> tuple[PromptMessage, ...]:
@@ -256,53 +221,21 @@ class ChatRequestSerializer(GenerationSerializer):
     refused = REFUSED_IN_CHAT
 
     messages = MessagesField(help_text="1 to 4,096 messages.")
-    max_tokens = StrictIntegerField(
-        required=False,
-        min_value=1,
-        max_value=limits.MAX_TOKENS_LIMIT,
-        allow_null=True,
-        help_text="Limit of the output. Default: what the context leaves.",
+    max_tokens = optional_integer(1, limits.MAX_TOKENS_LIMIT, "Limit of the output. Default: what the context leaves.")
+    max_completion_tokens = optional_integer(
+        1, limits.MAX_TOKENS_LIMIT, "The newer name of max_tokens; both may be given if they agree."
     )
-    max_completion_tokens = StrictIntegerField(
-        required=False,
-        min_value=1,
-        max_value=limits.MAX_TOKENS_LIMIT,
-        allow_null=True,
-        help_text="The newer name of max_tokens; both may be given if they agree.",
-    )
-    logprobs = StrictBooleanField(
-        required=False, allow_null=True, help_text="Log-probabilities of the output's tokens. Default: false."
-    )
-    top_logprobs = StrictIntegerField(
-        required=False,
-        min_value=0,
-        max_value=limits.MAX_LOGPROBS,
-        allow_null=True,
-        help_text="Alternatives per position; needs logprobs. Default: 0.",
-    )
-    add_generation_prompt = StrictBooleanField(
-        required=False, allow_null=True, help_text="Default: true unless continue_final_message."
-    )
-    continue_final_message = StrictBooleanField(
-        required=False, allow_null=True, help_text="The output continues the last message's text. Default: false."
-    )
-    chat_template_kwargs = JSONObjectField(
-        required=False, allow_null=True, help_text="Values for the model's template, such as enable_thinking."
-    )
+    logprobs = optional_boolean("Log-probabilities of the output's tokens. Default: false.")
+    top_logprobs = optional_integer(0, limits.MAX_LOGPROBS, "Alternatives per position; needs logprobs. Default: 0.")
+    add_generation_prompt = optional_boolean("Default: true unless continue_final_message.")
+    continue_final_message = optional_boolean("The output continues the last message's text. Default: false.")
+    chat_template_kwargs = optional(JSONObjectField, "Values for the model's template, such as enable_thinking.")
 
-    tools = ToolsField(required=False, allow_null=True, help_text="Functions that the model may call.")
-    tool_choice = ToolChoiceField(
-        required=False, allow_null=True, help_text="none: the model isn't told of them. Default: auto with tools."
-    )
-    parallel_tool_calls = StrictBooleanField(
-        required=False, allow_null=True, help_text="false: calls after the first are left out. Default: true."
-    )
-    reasoning_effort = ReasoningEffortField(
-        required=False, allow_null=True, help_text="For templates that know of it; others refuse it."
-    )
-    include_reasoning = StrictBooleanField(
-        required=False, allow_null=True, help_text="false: the response doesn't show the thinking. Default: true."
-    )
+    tools = optional(ToolsField, "Functions that the model may call.")
+    tool_choice = optional(ToolChoiceField, "none: the model isn't told of them. Default: auto with tools.")
+    parallel_tool_calls = optional_boolean("false: calls after the first are left out. Default: true.")
+    reasoning_effort = optional(ReasoningEffortField, "For templates that know of it; others refuse it.")
+    include_reasoning = optional_boolean("false: the response doesn't show the thinking. Default: true.")
 
     def _prompts(self, values: dict[str, Any]) -> tuple[PromptMessage, ...]:
         return (chat_prompt(values),)

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from inference.dialects.members import check_members, string_member, text_content, unsupported
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
@@ -57,7 +58,7 @@ def _message(where: str, item: Item) -> Item:
     if role not in ROLES:
         raise InvalidRequest(f"{where}.role is {shown(role)}; known are {', '.join(ROLES)}.", param=f"{where}.role")
     if "phase" in item:
-        raise UnsupportedFeature(f"{where}.phase is not supported; remove it.", param=f"{where}.phase")
+        raise unsupported(f"{where}.phase")
     part_type = "output_text" if role == "assistant" else "input_text"
     content = item.get("content")
     if isinstance(content, str):
@@ -85,9 +86,7 @@ def _part(where: str, part_type: str, part: Any) -> Item:
         raise UnsupportedFeature(
             f"{where}.annotations is not supported: texts here have no citations.", param=f"{where}.annotations"
         )
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"{where}.text must be a string, got {shown(part.get('text'))}.", param=f"{where}.text")
-    return _text_part(part_type, part["text"])
+    return _text_part(part_type, string_member(where, part, "text"))
 
 
 def _reasoning(where: str, item: Item) -> Item:
@@ -121,9 +120,9 @@ def _function_call(where: str, item: Item) -> Item:
     return {
         "id": _id(where, item, "fc"),
         "type": "function_call",
-        "call_id": _text(where, item, "call_id"),
-        "name": _text(where, item, "name"),
-        "arguments": _text(where, item, "arguments"),
+        "call_id": string_member(where, item, "call_id"),
+        "name": string_member(where, item, "name"),
+        "arguments": string_member(where, item, "arguments"),
         "status": "completed",
     }
 
@@ -141,7 +140,7 @@ def _function_call_output(where: str, item: Item) -> Item:
     return {
         "id": _id(where, item, "fco"),
         "type": "function_call_output",
-        "call_id": _text(where, item, "call_id"),
+        "call_id": string_member(where, item, "call_id"),
         "output": output,
         "status": "completed",
     }
@@ -171,9 +170,7 @@ def _text_part(kind: str, text: str) -> Item:
 
 
 def _only(where: str, item: Item, known: set[str]) -> None:
-    for name in item:
-        if name not in known:
-            raise UnsupportedFeature(f"{where}.{name[:80]} is not supported; remove it.", param=f"{where}.{name[:80]}")
+    check_members(where, item, known)
     if "status" in item and item["status"] not in _STATUSES:
         raise InvalidRequest(
             f"{where}.status is {shown(item['status'])}; known are {', '.join(_STATUSES)}.", param=f"{where}.status"
@@ -186,13 +183,6 @@ def _id(where: str, item: Item, prefix: str) -> str:
         return f"{prefix}_{secrets.token_hex(16)}"
     if not isinstance(value, str) or not 0 < len(value) <= _ID_CHARS:
         raise InvalidRequest(f"{where}.id must be a string of 1 to {_ID_CHARS} characters.", param=f"{where}.id")
-    return value
-
-
-def _text(where: str, item: Item, name: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{where}.{name} must be a string, got {shown(value)}.", param=f"{where}.{name}")
     return value
 
 
@@ -216,10 +206,10 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
             continue
         if kind == "function_call_output":
             output = item["output"]
-            text = output if isinstance(output, str) else _joined(output)
+            text = output if isinstance(output, str) else _content(output)
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
         elif kind == "message":
-            messages.append({"role": item["role"], "content": _joined(item["content"])})
+            messages.append({"role": item["role"], "content": _content(item["content"])})
         else:
             if reasoning or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
@@ -232,8 +222,5 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
     return messages
 
 
-def _joined(parts: Iterable[Item]) -> str | list[dict[str, str]]:
-    texts = [part["text"] for part in parts]
-    if len(texts) == 1:
-        return str(texts[0])
-    return [{"type": "text", "text": text} for text in texts]
+def _content(parts: Iterable[Item]) -> str | list[dict[str, str]]:
+    return text_content([part["text"] for part in parts])

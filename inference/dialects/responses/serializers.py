@@ -12,10 +12,12 @@ from rest_framework import serializers
 from inference.dialects.chat_bridge import chat_plan
 from inference.dialects.fields import (
     JSONObjectField,
-    StrictBooleanField,
+    RequestField,
     StrictCharField,
-    StrictIntegerField,
     StrictListField,
+    optional,
+    optional_boolean,
+    optional_integer,
 )
 from inference.dialects.openai.message_fields import MAX_MESSAGES
 from inference.dialects.openai.sampling_fields import FURTHER_SAMPLERS, SamplingFieldsMixin
@@ -80,16 +82,13 @@ _AS_IN_CHAT = (
         ]
     }
 )
-class InputField(serializers.Field[Any, Any, Any, Any]):
+class InputField(RequestField):
     """A text or a list of items; ``items_read`` validates the items."""
 
     def to_internal_value(self, data: Any) -> str | list[Any]:
         if not isinstance(data, str | list):
             raise serializers.ValidationError(f"must be a string or a list of items, got {shown(data)}.")
         return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 @extend_schema_field({"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA})
@@ -110,7 +109,7 @@ class MetadataField(JSONObjectField):
 
 
 @extend_schema_field({"type": "array", "items": {"type": "object", "additionalProperties": {}}})
-class ToolsField(serializers.Field[Any, Any, Any, Any]):
+class ToolsField(RequestField):
     """Definitions of functions."""
 
     def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
@@ -118,21 +117,15 @@ class ToolsField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError(f"must be a list of objects, got {shown(data)}.")
         return data
 
-    def to_representation(self, value: Any) -> Any:
-        return value
-
 
 @extend_schema_field({"oneOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]})
-class ToolChoiceField(serializers.Field[Any, Any, Any, Any]):
+class ToolChoiceField(RequestField):
     """A mode as a string, or an object that names a function."""
 
     def to_internal_value(self, data: Any) -> str | dict[str, Any]:
         if not isinstance(data, str | dict):
             raise serializers.ValidationError(f"must be a string or an object, got {shown(data)}.")
         return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,24 +210,14 @@ class InputTokensRequestSerializer(StrictSerializer):
 
     model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
     input = InputField(help_text="A text, or items: messages, reasoning, function calls and their outputs.")
-    instructions = StrictCharField(
-        required=False, allow_null=True, allow_blank=True, help_text="The system's message; not carried over."
-    )
-    text = JSONObjectField(required=False, allow_null=True, help_text="format: text, json_object or json_schema.")
-    tools = ToolsField(required=False, allow_null=True, help_text="Functions the model may call.")
-    tool_choice = ToolChoiceField(
-        required=False, allow_null=True, help_text="none, auto, required, or a function by name. Default: auto."
-    )
-    parallel_tool_calls = StrictBooleanField(
-        required=False, allow_null=True, help_text="false: calls after the first are left out. Default: true."
-    )
-    reasoning = JSONObjectField(required=False, allow_null=True, help_text="effort, as the model's template knows it.")
-    previous_response_id = StrictCharField(
-        required=False, max_length=64, allow_null=True, help_text="The conversation goes on behind that response."
-    )
-    chat_template_kwargs = JSONObjectField(
-        required=False, allow_null=True, help_text="Values for the model's template, such as enable_thinking."
-    )
+    instructions = optional(StrictCharField, "The system's message; not carried over.", allow_blank=True)
+    text = optional(JSONObjectField, "format: text, json_object or json_schema.")
+    tools = optional(ToolsField, "Functions the model may call.")
+    tool_choice = optional(ToolChoiceField, "none, auto, required, or a function by name. Default: auto.")
+    parallel_tool_calls = optional_boolean("false: calls after the first are left out. Default: true.")
+    reasoning = optional(JSONObjectField, "effort, as the model's template knows it.")
+    previous_response_id = optional(StrictCharField, "The conversation goes on behind that response.", max_length=64)
+    chat_template_kwargs = optional(JSONObjectField, "Values for the model's template, such as enable_thinking.")
 
     def read(self, body: object) -> ResponseRequest:
         """Validate ``body`` and return the request.
@@ -258,42 +241,25 @@ class InputTokensRequestSerializer(StrictSerializer):
 class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerializer):
     """Body of POST /v1/responses."""
 
-    max_output_tokens = StrictIntegerField(
-        required=False,
-        min_value=1,
-        max_value=limits.MAX_TOKENS_LIMIT,
-        allow_null=True,
-        help_text="Reasoning counts. Default: what the context leaves.",
+    max_output_tokens = optional_integer(
+        1, limits.MAX_TOKENS_LIMIT, "Reasoning counts. Default: what the context leaves."
     )
-    include = StrictListField(
+    include = optional(
+        StrictListField,
+        "message.output_text.logprobs, or nothing.",
         child=StrictCharField(max_length=64),
         max_length=MAX_INCLUDES,
-        required=False,
-        allow_null=True,
-        help_text="message.output_text.logprobs, or nothing.",
     )
-    top_logprobs = StrictIntegerField(
-        required=False,
-        min_value=0,
-        max_value=limits.MAX_LOGPROBS,
-        allow_null=True,
-        help_text="Alternatives per position; needs the include. Default: 0.",
-    )
-    metadata = MetadataField(
-        required=False, allow_null=True, help_text="At most 16 pairs of texts, kept with the response."
-    )
-    store = StrictBooleanField(required=False, allow_null=True, help_text="Keep the response; default true.")
-    background = StrictBooleanField(
-        required=False, allow_null=True, help_text="Respond at once, run as a queued job; needs store."
-    )
-    stream = StrictBooleanField(required=False, allow_null=True, help_text="Send server-sent events. Default: false.")
-    stream_options = JSONObjectField(required=False, allow_null=True, help_text="include_obfuscation: false.")
-    truncation = StrictCharField(
-        required=False, allow_null=True, help_text="auto: leave out the oldest turns; disabled: refuse."
-    )
-    user = StrictCharField(required=False, max_length=512, allow_null=True, help_text="A hint.")
-    safety_identifier = StrictCharField(required=False, max_length=512, allow_null=True, help_text="A hint.")
-    prompt_cache_key = StrictCharField(required=False, max_length=512, allow_null=True, help_text="A hint.")
+    top_logprobs = optional_integer(0, limits.MAX_LOGPROBS, "Alternatives per position; needs the include. Default: 0.")
+    metadata = optional(MetadataField, "At most 16 pairs of texts, kept with the response.")
+    store = optional_boolean("Keep the response; default true.")
+    background = optional_boolean("Respond at once, run as a queued job; needs store.")
+    stream = optional_boolean("Send server-sent events. Default: false.")
+    stream_options = optional(JSONObjectField, "include_obfuscation: false.")
+    truncation = optional(StrictCharField, "auto: leave out the oldest turns; disabled: refuse.")
+    user = optional(StrictCharField, "A hint.", max_length=512)
+    safety_identifier = optional(StrictCharField, "A hint.", max_length=512)
+    prompt_cache_key = optional(StrictCharField, "A hint.", max_length=512)
 
     def _check(self, values: Mapping[str, Any]) -> None:
         if values.get("background", False) and not values.get("store", True):
