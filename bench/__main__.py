@@ -56,7 +56,6 @@ def positive(text: str) -> int:
 
 
 def parse_arguments(values: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     models = list(CHECKPOINTS)
     parser.add_argument(
@@ -145,7 +144,6 @@ def chosen(given: argparse.Namespace) -> list[Implementation]:
 
 
 def measure_machine(prefix: str) -> dict[str, object]:
-    """Limits, by a child."""
     child = Child("machine", prefix=prefix)
     try:
         own = family_of(child.process.pid)

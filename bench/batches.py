@@ -58,7 +58,6 @@ def batch_lines(count: int, model: str, tokens: int) -> list[dict[str, Any]]:
 
 
 def model_name(site: Site) -> str:
-    """The one model of the server."""
     return str(HTTP.get(f"{site.url}/v1/models").raise_for_status().json()["data"][0]["id"])
 
 
@@ -78,7 +77,6 @@ def look(url: str, batch_id: str) -> dict[str, Any]:
 
 
 def wait(url: str, batch_id: str) -> dict[str, Any]:
-    """The batch once it has ended."""
     while True:
         found = look(url, batch_id)
         if found["status"] in ("completed", "failed", "expired", "cancelled"):
@@ -182,13 +180,11 @@ def results(data: Path) -> dict[int, str]:
 
 
 def num_results(data: Path) -> int:
-    """Finished lines."""
     with sqlite3.connect(data / "db.sqlite3", timeout=20) as database:
         return int(database.execute("select count(*) from inference_batchresult").fetchone()[0])
 
 
 def worker_pid(supervisor: int) -> int | None:
-    """The worker of a server."""
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     for child in children:
         try:
@@ -201,7 +197,6 @@ def worker_pid(supervisor: int) -> int | None:
 
 
 def kills(site: Site, given: argparse.Namespace) -> None:
-    """Kill and count."""
     lines = batch_lines(given.lines, model_name(site), given.tokens)
     batch_id = start(site.url, lines)
     dice = random.Random(given.seed)
@@ -239,7 +234,6 @@ def kills(site: Site, given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse and run."""
     from inference.demo.paths import PREBUILT_DIRECTORY
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -51,7 +51,6 @@ def stream_figures(started: float, arrivals: Sequence[Sequence[tuple[float, int]
     """Figures of requests that were sent together.
 
     Args:
-        started: When they were sent.
         arrivals: Of each request (time, number of tokens that came with it), in order.
 
     Returns:
@@ -119,7 +118,6 @@ def forget_file_cache(path: Path) -> None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """A file itself, or what a directory has of weights."""
     return [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("openvino_model.bin")]
 
 
@@ -185,7 +183,6 @@ def main() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' | '.join(lines)[:600]}" if lines else type(error).__name__
 

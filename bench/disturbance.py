@@ -36,7 +36,6 @@ def undisturbed(
 
     Args:
         own: Processes that belong to the measurement.
-        measure: Takes the value.
         attempts: How often at most.
 
     Returns:
@@ -96,7 +95,6 @@ def family_of(pid: int) -> Callable[[], Sequence[int]]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that come from it."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

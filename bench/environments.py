@@ -35,7 +35,6 @@ class Environments:
     """Environments and converted files under one folder.
 
     Args:
-        cache: The folder.
         report: Gets one line before each long step.
     """
 

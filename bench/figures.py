@@ -20,7 +20,6 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """Of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
     def __str__(self) -> str:
@@ -37,7 +36,6 @@ class Figures:
     """All samples.
 
     Attributes:
-        machine: What it is and what it can do at best.
         samples: Model, implementation, figure, round: value. Rounds of different runs have different names.
         failures: Model, implementation, task: the implementation's own words.
     """
@@ -47,13 +45,11 @@ class Figures:
     failures: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
 
     def add(self, model: str, implementation: str, figure: str, moment: str, value: float) -> None:
-        """Note one round's value."""
         rows = self.samples.setdefault(model, {}).setdefault(implementation, {})
         rows.setdefault(figure, {})[moment] = value
         self.failures.get(model, {}).get(implementation, {}).pop(figure, None)
 
     def fail(self, model: str, implementation: str, task: str, words: str) -> None:
-        """Note why there is no value."""
         self.failures.setdefault(model, {}).setdefault(implementation, {})[task] = words
 
     def values(self, model: str, implementation: str, figure: str) -> dict[str, float]:
@@ -69,7 +65,6 @@ class Figures:
         return found
 
     def save(self, file: Path) -> None:
-        """Write as JSON."""
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(self), indent=2) + "\n")
 

@@ -208,7 +208,6 @@ class Report:
         self.figures: list[dict[str, object]] = []
 
     def add(self, what: str, value: str, ratio: float | None = None, target: float | None = None) -> None:
-        """One line."""
         verdict = ""
         if ratio is not None and target is not None:
             verdict = f"  {ratio:.2f} (target {target:g}: {'met' if ratio >= target else 'missed'})"
@@ -223,7 +222,6 @@ def free() -> None:
 
 
 def main() -> None:
-    """Measure and report."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()

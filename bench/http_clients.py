@@ -25,7 +25,6 @@ class Dialect:
     """How a server is asked for a streamed completion of token ids, and how its tokens are counted.
 
     Attributes:
-        path: Of the request.
         body: Makes it of the prompt and the number of tokens wanted.
         count: Tokens that a chunk of the stream shows.
         total: Tokens that it says there were in all, if it is the chunk that says so.

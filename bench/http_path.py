@@ -56,7 +56,6 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Of the web server."""
         return f"http://127.0.0.1:{self.port}"
 
     def seconds(self) -> dict[str, float]:
@@ -282,7 +281,6 @@ def ratio(
 
 
 def report(found: dict[str, Any], console: Console) -> None:
-    """Print what was measured."""
     table = Table("processor time of", "ms per request", "µs per token", title_justify="left", box=None)
     cost = found["processor"]
     for name in sorted(cost["request_s"]):

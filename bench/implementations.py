@@ -35,13 +35,11 @@ class Implementation:
     """One row of the tables.
 
     Attributes:
-        name: As printed.
         peer: ``blazr`` or one of ``PEERS``.
         bits: 16, 8 or 4: what is compared with what.
         stored_bits: Bits of an element of a matrix with its scales; None: by the size of its file.
         start: Start the child that measures in process.
         start_server: The same for a server, None: ``clients`` are measured in process.
-        tasks: Kinds of tasks that it can do.
     """
 
     name: str

@@ -161,7 +161,6 @@ def work_of(spec: AttentionSpec | MLASpec, dtype: torch.dtype, case: tuple[int, 
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description="Attention between its projections: native against PyTorch.")
     parser.add_argument("--shapes", default="135m,1b", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")

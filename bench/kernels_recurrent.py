@@ -91,7 +91,6 @@ def median_ms(run: Callable[[int], object], rounds: int) -> float:
 
 
 def measure(name: str, step: str, rounds: int) -> str:
-    """One line of the table."""
     spec, hidden_size = SPECS[name]
     lengths = STEPS[step]
     batch = make_batch(lengths)
@@ -119,7 +118,6 @@ def measure(name: str, step: str, rounds: int) -> str:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="calls per decode measurement")
     parser.add_argument("--only", default="", help="only the layers whose name contains this")

@@ -38,11 +38,9 @@ class Round:
 
     Attributes:
         cached: Greatest share of the file that was in the kernel's cache before one of the three.
-        read_before_s, read_after_s: Reading the file.
         load_s: From the call to the first request that could be computed.
         first_token_s: Of the first request, 16 tokens.
         import_s: Importing libraries, before the call.
-        before_bytes: Resident before the load.
         weights_bytes, cache_bytes: As stated by the loaded model.
         load_peak_bytes, work_peak_bytes, full_peak_bytes: While loading; after some work; with every state written.
         after_bytes: Resident after the unload.
@@ -143,7 +141,6 @@ def measure(checkpoint: Path, bits: str, cache_bytes: int) -> Round:
 
 
 def line(found: Round) -> str:
-    """One round in words."""
     return (
         f"load {found.load_s:.2f} s, reading {found.read_before_s:.2f} and {found.read_after_s:.2f} s "
         f"(at most {found.cached:.1%} of the file was cached), ratio {found.ratio:.2f}; "

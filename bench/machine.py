@@ -30,7 +30,6 @@ class Machine:
         self._readers: tuple[Callable[[], Any], ...] | None = None
 
     def load(self) -> dict[str, Any]:
-        """Nothing to load."""
         return {"threads": torch.get_num_threads()}
 
     def bandwidth(self) -> dict[str, float]:
@@ -141,7 +140,6 @@ def _int8_product(size: int) -> Callable[[], Any]:
 
 
 def processor_name() -> str:
-    """As the kernel says."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

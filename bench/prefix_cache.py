@@ -202,7 +202,6 @@ def measure(name: str, dtype: str, rounds: int, *, disk: bool) -> dict[str, tupl
 
 
 def main() -> None:
-    """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))

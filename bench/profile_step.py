@@ -22,7 +22,6 @@ from models_registry.detection.inspection import inspect_checkpoint
 
 
 def load(directory: Path, options: LLMOptions) -> LLM:
-    """Inspect and load a checkpoint."""
     inspection = inspect_checkpoint(directory)
     files = [inspection.directory / name for name in inspection.weight_files]
     return LLM.load(inspection.spec, inspection.tokenizer, files, options)
@@ -60,7 +59,6 @@ def time_steps(llm: LLM, count: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Profile decode steps, or one prefill."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--batch", type=int, default=1)

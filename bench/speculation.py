@@ -135,7 +135,6 @@ def make_engine(
 
 
 def main() -> None:
-    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["llama-135m", "mamba2-130m"], choices=MODELS)
     parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)

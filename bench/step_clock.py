@@ -15,7 +15,6 @@ class StepClock:
         llm: Loaded; its ``step`` is replaced by one that is timed.
 
     Attributes:
-        steps_s: Time of all whole steps.
         network_s: What of it layers and head take, replayed or not.
     """
 
@@ -39,7 +38,6 @@ class StepClock:
         llm.step = timed_step  # type: ignore[method-assign]
 
     def reset(self) -> None:
-        """Begin anew."""
         self.steps_s = self.network_s = 0.0
 
     def _timed(self, call: Any) -> Any:

@@ -123,7 +123,6 @@ class Follower(torch.nn.Module):
         self.step = 0
 
     def forward(self, batch: Any, states: Any) -> torch.Tensor:
-        """The network's."""
         hidden: torch.Tensor = self._network(batch, states)
         return hidden
 
@@ -184,7 +183,6 @@ def make_constraints(tokenizer: Tokenizer, batch: int) -> list[TokenConstraint]:
 
 
 def main() -> None:
-    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["llama-135m"], choices=MODELS)
     parser.add_argument("--batch", type=int, default=32)

@@ -18,7 +18,6 @@ class Target:
     Attributes:
         model: Of ``bench.weights.CHECKPOINTS``.
         ours: Rows of which the best counts.
-        figure: What is compared.
         peers: Rows of which the best counts; none: the figure itself.
         limit: What the median has to reach.
         at_most: It must not exceed ``limit`` instead.
@@ -54,7 +53,6 @@ class Target:
         return (difference if self.subtract else ratio)(mine, theirs)
 
     def met(self, value: Interval) -> bool:
-        """The median is what counts."""
         return value.median <= self.limit if self.at_most else value.median >= self.limit
 
 

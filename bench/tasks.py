@@ -45,13 +45,10 @@ class Cell:
     """Measures one implementation once.
 
     Args:
-        figures: Get the values.
         implementation: Which.
-        job: With which checkpoint.
         moment: Name of the round.
         lengths: How much.
         seeds: Gives another seed each time, so that no prefix cache helps.
-        progress: Gets what is running.
     """
 
     def __init__(

@@ -35,7 +35,6 @@ class LlamaShape:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
         return self.hidden_size // self.num_heads
 
 

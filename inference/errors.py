@@ -120,7 +120,6 @@ class PromptTooLong(InvalidRequest):
 
         Args:
             max_model_len: Most tokens of prompt and output together.
-            num_prompt_tokens: Of the prompt.
             max_tokens: Of the output, as requested; None or 0: no number was requested.
             noun: What the prompt's tokens are counted in: messages, prompt, input.
             param: The request field; default: the prompt's, or ``max_tokens`` if the prompt alone would fit.

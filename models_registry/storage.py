@@ -40,7 +40,6 @@ def blobs_dir() -> Path:
 
 
 def checkpoints_dir() -> Path:
-    """Return the directory of uploaded checkpoints."""
     return _create_private(Path(settings.BLAZR_CHECKPOINTS_DIR))
 
 
@@ -50,7 +49,6 @@ def part_path(upload_id: uuid.UUID, number: int) -> Path:
 
 
 def checkpoint_path(checkpoint_id: uuid.UUID) -> Path:
-    """Return the directory of one uploaded checkpoint."""
     return checkpoints_dir() / str(checkpoint_id)
 
 
@@ -117,7 +115,6 @@ def prune_blobs() -> int:
 
 
 def remove_upload_files(upload_id: uuid.UUID | str) -> None:
-    """Remove the files of an upload."""
     _remove_tree(uploads_dir() / str(upload_id))
 
 

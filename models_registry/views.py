@@ -47,7 +47,6 @@ class StaffPage(View):
     """Base of all pages for signed-in staff.
 
     Attributes:
-        template_name: The page.
         section: The active entry of the navigation.
         permission_required: The permission that the account needs for the page.
     """
@@ -67,11 +66,9 @@ class StaffPage(View):
         return super().dispatch(request, *args, **kwargs)
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        """Render the page."""
         return render(request, self.template_name, {"section": self.section, **self.page_context(**kwargs)})
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the context of the template."""
         return {}
 
 
@@ -83,7 +80,6 @@ class DashboardPage(StaffPage):
     permission_required = "models_registry.view_checkpoint"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the overview, as the API does."""
         return {"state": overview()}
 
 

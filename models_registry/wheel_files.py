@@ -55,11 +55,8 @@ class Wheel:
     """The parts of a wheel that matter for a model.
 
     Attributes:
-        path: The file.
-        version: Of the package.
         sizes: Bytes by path in the wheel, of every file.
         digests: SHA-256 by path, as the wheel's RECORD has them.
-        models: Paths of whole model files.
         parts: Paths of parts by (name of the whole file, number).
         sums: SHA-256 by file name, from ``SHA256SUMS``.
         part_packages: Packages with parts that this one requires: ``NAME-…==VERSION``, in its order.
@@ -204,7 +201,6 @@ def _check_directory_size(path: Path) -> None:
 
 
 def _check(path: Path, archive: zipfile.ZipFile, max_bytes: int) -> dict[str, zipfile.ZipInfo]:
-    """Return the files by name, each checked."""
     infos = archive.infolist()
     if len(infos) > MAX_ENTRIES:
         raise _corrupt(path, f"has {len(infos)} entries; the limit is {MAX_ENTRIES}")

@@ -26,7 +26,6 @@ class EnginePeer(TokenPeer):
     """``LLM`` and ``EngineLoop`` as the worker uses them.
 
     Args:
-        directory: Of the checkpoint.
         dtype: Of weights and activations.
         quant: ``int8`` or ``int4``: weights are quantised at the load.
         cache_bytes: Memory for states.

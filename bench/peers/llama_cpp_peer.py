@@ -36,7 +36,6 @@ class LlamaCppPeer:
     """One model and one context.
 
     Args:
-        file: A GGUF file.
         threads: 0: one for each processor.
     """
 

@@ -17,7 +17,6 @@ class MistralrsPeer(StreamingPeer[str]):
     """One runner.
 
     Args:
-        directory: Of the checkpoint.
         quant: In-situ quantisation by mistral.rs' name, None for bfloat16.
     """
 

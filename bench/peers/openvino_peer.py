@@ -17,7 +17,6 @@ class OpenVINOPeer(TokenPeer):
 
     Args:
         directory: With the model that ``optimum-cli export openvino`` wrote.
-        vocab_size: Of the model.
         cache_gib: Memory for keys and values.
         properties: Of the device plugin, beyond its own choice.
     """

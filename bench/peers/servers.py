@@ -20,7 +20,6 @@ START_TIMEOUT_S = 180.0
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -37,7 +36,6 @@ class ServerProcess:
         self.data = Path(self._folder.name)
 
     def command(self) -> list[str]:
-        """What to run."""
         raise NotImplementedError
 
     def load(self) -> dict[str, Any]:
@@ -62,7 +60,6 @@ class ServerProcess:
         return {"peak_bytes": max(peaks), "all_bytes": sum(peaks)}
 
     def close(self) -> None:
-        """Drain and end."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(40)
@@ -97,7 +94,6 @@ class LlamaServer(ServerProcess):
 
     Args:
         binary: ``llama-server``.
-        file: A GGUF file.
         slots: Sequences computed together.
         context: Tokens of all slots together.
     """

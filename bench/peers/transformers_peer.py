@@ -30,7 +30,6 @@ class TransformersPeer:
     """``generate`` on the same files.
 
     Args:
-        directory: Of the checkpoint.
         compiled: Compile the decoding step (inductor, weights frozen) over a static cache.
     """
 

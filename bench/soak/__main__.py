@@ -55,7 +55,6 @@ def progress(name: str, total: int, max_seconds: float | None, console: Console)
 
 
 def soak_server(given: argparse.Namespace, console: Console) -> list[Phase]:
-    """Both phases against a server."""
     phases = []
     repeats: dict[int, str] = {}
     with tempfile.TemporaryDirectory(prefix="blazr-soak-") as folder:
@@ -95,7 +94,6 @@ def soak_engines(given: argparse.Namespace, console: Console) -> list[Phase]:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Options of the command."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--unique", type=int, default=100_000, metavar="N", help="requests of the first phase")
     parser.add_argument("--mixed", type=int, default=100_000, metavar="N", help="requests of the second phase")

@@ -20,7 +20,6 @@ class Outcome:
     """What came of one request.
 
     Attributes:
-        text: All that was generated.
         error: What went wrong; "": nothing.
         cancelled: The client left early.
     """

@@ -33,9 +33,7 @@ class EnginePhase:
     """Keeps an engine busy with a fixed number of requests at a time.
 
     Args:
-        llm: Gets the requests.
         vocab_size: Prompts are ids below this.
-        phase: Gets what comes of them.
         seed: Another seed makes other prompts.
     """
 

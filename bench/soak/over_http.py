@@ -22,8 +22,6 @@ class HttpPhase:
     """Sends the requests of one phase.
 
     Args:
-        server: Gets them.
-        phase: Gets what comes of them.
         make: Makes the request of a number.
         repeats: Texts of the repeated requests, by their number; shared by all phases.
     """

@@ -23,7 +23,6 @@ class SoakModel:
     """A model that is served.
 
     Attributes:
-        name: Its name in requests.
         vocab_size: Token ids below this are sent.
     """
 
@@ -36,7 +35,6 @@ class SoakRequest:
     """One POST.
 
     Attributes:
-        path: Of the endpoint.
         body: Sent as JSON.
         repeat: The number of the repeated request that it is; None: it is sent once.
         cancel_after: Lines of the response after which the client leaves; None: it stays.

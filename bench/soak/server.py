@@ -27,12 +27,7 @@ HYBRID = ROOT / "inference" / "demo" / "checkpoint"
 
 
 class SoakServer:
-    """A running server.
-
-    Attributes:
-        port: On loopback.
-        process: The supervisor.
-    """
+    """A running server."""
 
     def __init__(self, models: dict[str, Path], folder: Path) -> None:
         with socket.socket() as probe:
@@ -70,7 +65,6 @@ class SoakServer:
         raise SystemExit(f"the server didn't become ready:\n{self.log()[-3000:]}")
 
     def log(self) -> str:
-        """What the server has written."""
         return self._log.read_text(errors="replace")
 
     def tracebacks(self) -> list[str]:
@@ -121,7 +115,6 @@ def checkpoints(folder: Path) -> dict[str, Path]:
 
 
 def served(models: dict[str, Path]) -> list[SoakModel]:
-    """The models as requests name them."""
     return [SoakModel(name, inspect_checkpoint(directory).spec.vocab_size) for name, directory in models.items()]
 
 

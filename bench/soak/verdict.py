@@ -23,7 +23,6 @@ class Phase:
     """What happened in one phase.
 
     Attributes:
-        name: For the report.
         num_requests: That ended, however they ended.
         num_cancelled: Whose client left early, as it was meant to.
         seconds: How long it took.
@@ -90,7 +89,6 @@ def _growths(phase: Phase) -> list[str]:
 
 
 def summary(phases: list[Phase]) -> dict[str, Any]:
-    """Figures of all phases, for JSON."""
     return {
         "passed": not problems(phases),
         "problems": problems(phases),
@@ -119,7 +117,6 @@ def summary(phases: list[Phase]) -> dict[str, Any]:
 
 
 def lines(phases: list[Phase]) -> list[str]:
-    """The report for people."""
     found = []
     for phase in phases:
         rate = phase.num_requests / phase.seconds if phase.seconds else 0.0

@@ -16,7 +16,6 @@ class Watch:
 
     Args:
         phase: Gets the samples and the deaths.
-        processes: Gives the processes there are now, by name.
         every: Requests between two samples.
     """
 
@@ -29,7 +28,6 @@ class Watch:
         phase.memory |= {name: [] for name in self._pids}
 
     def look(self, num_requests: int, *, force: bool = False) -> None:
-        """Take a sample if it is time for one."""
         if num_requests < self._next and not force:
             return
         self._next = num_requests + self._every

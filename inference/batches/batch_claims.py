@@ -28,7 +28,6 @@ class BatchClaim:
     """A batch that this process has claimed.
 
     Args:
-        row: The row at the time of the claim.
         stopping: Returns True when the process ends; other workers continue then.
     """
 
@@ -85,10 +84,8 @@ def batch_claim(rows: QuerySet[Batch], *, owner: str, stopping: Callable[[], boo
     """Claim the first of ``rows`` that no worker holds.
 
     Args:
-        rows: Batches with work to do.
         owner: The worker's id.
         stopping: See ``BatchClaim``.
-        values: Written with the claim.
     """
     leases_shorten(rows, LEASE_S)
     free = rows.filter(Q(lease_until=None) | Q(lease_until__lt=Now())).order_by("priority", "id")

@@ -30,9 +30,7 @@ RATE_WINDOW_S = 30.0
 class Manager(Protocol):
     """The part of ``inference.worker.model_manager.ModelManager`` that the claimer uses."""
 
-    def describe(self) -> tuple[ResidentModel, ...]:
-        """Return the resident models."""
-        ...
+    def describe(self) -> tuple[ResidentModel, ...]: ...
 
     def load_cost_s(self) -> float:
         """Return the seconds of the longest load so far; 0: no load yet."""
@@ -64,7 +62,6 @@ class LineClaimer:
         """Up to ``num_free`` lines; they are this worker's.
 
         Args:
-            num_free: Free places.
             is_empty: Whether all earlier claims have ended here, so that suspects may run.
         """
         if self._suspects is not None:

@@ -37,7 +37,6 @@ class BatchKeeper(TurnThread):
         return POLL_S
 
     def turn(self) -> None:
-        """Do one round of work."""
         if RUNNING_LINES.exists():
             lines_sweep()
         if DUE_SCHEDULES.exists():

@@ -40,9 +40,7 @@ class InputLine:
 
     Attributes:
         number: Line number in the file, from 1.
-        custom_id: The client's id of the request.
         url: Path of the endpoint.
-        body: The body of the request.
     """
 
     number: int
@@ -75,7 +73,6 @@ class LineError:
     param: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error as plain values."""
         return {"code": self.code, "message": self.message, "line": self.line, "param": self.param}
 
 
@@ -110,7 +107,6 @@ def read_lines(file: IO[bytes], *endpoints: str) -> Iterator[InputLine | LineErr
 
 
 def parse_line(raw: bytes, number: int, endpoints: Sequence[str]) -> InputLine | LineError:
-    """Parse one line."""
     if number == 1:
         raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -145,7 +141,6 @@ class LineRequest:
     """The validated request of a line.
 
     Attributes:
-        plan: The plan of the generation.
         response: The validated body of a line for /v1/responses; None for other endpoints.
     """
 
@@ -174,8 +169,6 @@ def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineReques
     """The validated request of a line.
 
     Args:
-        endpoint: Path of the batch's endpoint.
-        body: The body of the line.
         key: Permanent name of the line; derives the seed of a request without one, so that attempts draw alike.
 
     Raises:
@@ -200,13 +193,11 @@ def line_id(batch_id: str, number: int) -> str:
 
 
 def respond_to_line(*, line_id: str, custom_id: str, request_id: str, body: dict[str, Any]) -> str:
-    """Return a line of the output file."""
     response = {"status_code": 200, "request_id": request_id, "body": body}
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": response, "error": None}).decode()
 
 
 def refusal_line(*, line_id: str, custom_id: str, request_id: str, error: BlazrError) -> str:
-    """Return a line of the error file for a request that failed."""
     response = {"status_code": error.http_status, "request_id": request_id, "body": error.to_openai()}
     return orjson.dumps({"id": line_id, "custom_id": custom_id, "response": response, "error": None}).decode()
 

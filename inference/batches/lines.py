@@ -39,7 +39,6 @@ class ClaimedLine:
         fence: The fencing number, part of each write.
         attempt: 1 for the first. ``MAX_ATTEMPTS``: this one runs alone, and counts once it does (``line_mark_alone``).
         number: Line number in the input file.
-        checkpoint_id: The model.
         body: The request as JSON.
     """
 
@@ -73,7 +72,6 @@ class FinishedLine:
     """A result that is to be written.
 
     Attributes:
-        line: The claim.
         payload: The line of the output or error file.
         queue_s, engine_s: Seconds that the prompts waited for tokenisation, and seconds in the engine.
     """

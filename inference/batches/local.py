@@ -24,17 +24,11 @@ class Engine(Protocol):
         """Tokenise and validate a request."""
         ...
 
-    def add(self, prepared: Any, /) -> None:
-        """Add a request to the engine."""
-        ...
+    def add(self, prepared: Any, /) -> None: ...
 
-    def abort(self, request_id: str, /) -> bool:
-        """Abort a request."""
-        ...
+    def abort(self, request_id: str, /) -> bool: ...
 
-    def step(self) -> list[GenerationEvent]:
-        """Run one step and return its events."""
-        ...
+    def step(self) -> list[GenerationEvent]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,6 @@ def run_lines(
 
     Args:
         engine: Used by this thread only.
-        lines: Validated lines.
         resolve: Resolves a plan for the model; raises an error if the model doesn't support the plan.
         window: The most lines in the engine.
 
@@ -117,7 +110,6 @@ def _line_id(line: InputLine) -> str:
 
 
 def _start(engine: Engine, line: InputLine, resolve: Callable[[GenerationPlan], GenerationPlan]) -> _Running:
-    """Add a line's prompts to the engine, all or none."""
     request = line_request(line.url, line.body, key=line.custom_id)
     try:
         return _add(engine, line, request.resolved(resolve))

@@ -28,10 +28,8 @@ def ended_line(
     """Return the line of a generation that succeeded.
 
     Args:
-        request: The resolved request.
         builder: Has all events of the generation.
         line_id: The line's id in the files; the response's id has the same ending.
-        request_id: The id of the attempt.
 
     Returns:
         The line, and whether the line belongs to the error file because the output could not be built.

@@ -62,7 +62,6 @@ def can_swap(resident: Collection[str], *, stayed_s: float, load_s: float) -> bo
     """Whether a model may be loaded although the resident models have work.
 
     Args:
-        resident: Models that are resident.
         stayed_s: Seconds since the last load for a batch.
         load_s: Measured seconds of a load.
     """
@@ -81,7 +80,6 @@ def shares(
 
     Args:
         candidates: Batches with waiting lines.
-        num_free: Free places.
         running: Number of running lines by tenant.
         resident: Models that are resident or loading.
         swap_allowed: See ``can_swap``.

@@ -22,7 +22,6 @@ def rows_locked(rows: QuerySet[BatchLine]) -> QuerySet[BatchLine]:
 
 
 def result_without_response(row: BatchLine, payload: str) -> BatchResult:
-    """Return the result of a line without a response."""
     return BatchResult(line_id=row.pk, batch_id=row.batch_id, is_error=True, payload=payload)
 
 

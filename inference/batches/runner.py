@@ -109,7 +109,6 @@ class _Outbox:
         return len(self) >= FLUSH_LINES or self.size_bytes >= FLUSH_BYTES or now - self.since >= FLUSH_S
 
     def claims(self) -> Iterator[tuple[int, int]]:
-        """Yield the claims of the waiting lines."""
         yield from (item.line.claim for item in self.finished)
         yield from (line.claim for line in self.released)
         yield from (line.claim for line, _ in self.counted)

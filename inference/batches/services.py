@@ -59,9 +59,7 @@ def batch_create(
 
     Args:
         values: The validated members of a ``BatchRequestSerializer``.
-        principal: The caller.
         schedule_id: The schedule that creates the batch.
-        request_key: The idempotency key of the request.
 
     Raises:
         IdempotencyKeyReused: The key came with another request before.

@@ -52,9 +52,7 @@ def file_create(
         writer: Has received all bytes; this function ends it.
         filename: Name for people, without a path.
         purpose: OpenAI's purpose of the file, such as ``batch``.
-        tenant: The owner of the file.
         expires_s: Seconds until the file expires; None: the server's default.
-        request_key: The idempotency key of the request.
 
     Raises:
         IdempotencyKeyReused: The key came with another request before.

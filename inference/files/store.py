@@ -45,7 +45,6 @@ def _directory() -> Path:
 
 
 def file_path(sha256: str) -> Path:
-    """Return the path of the bytes of a digest."""
     return _directory() / sha256
 
 

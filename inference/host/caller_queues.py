@@ -16,15 +16,12 @@ class CallerQueues(Generic[T]):
         self._queues: OrderedDict[str, deque[T]] = OrderedDict()
 
     def __len__(self) -> int:
-        """The number of items of all callers."""
         return sum(map(len, self._queues.values()))
 
     def count(self, caller: str) -> int:
-        """Return the number of a caller's items."""
         return len(self._queues.get(caller, ()))
 
     def add(self, caller: str, item: T) -> None:
-        """Put an item at the end of its caller's queue."""
         self._queues.setdefault(caller, deque()).append(item)
 
     def heads(self) -> Iterator[tuple[str, T]]:

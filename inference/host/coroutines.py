@@ -49,18 +49,13 @@ def _first_leaf(group: BaseExceptionGroup[BlazrError]) -> BlazrError:
 
 
 class PerLoop(Generic[T]):
-    """One object for each event loop, made at its first use; it goes with the loop.
-
-    Args:
-        make: Makes it.
-    """
+    """One object for each event loop, made at its first use; it goes with the loop."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, T] = weakref.WeakKeyDictionary()
 
     def __call__(self) -> T:
-        """That of the running loop."""
         loop = asyncio.get_running_loop()
         found = self._made.get(loop)
         if found is None:

@@ -18,9 +18,6 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def full_disk_as_error(message: str) -> Iterator[None]:
     """Turn "no space", "over quota" and "over the file size limit" into ``StorageFull``.
 
-    Args:
-        message: Of the error, with the remedy.
-
     Raises:
         StorageFull: The body ran out of room.
     """

@@ -17,9 +17,7 @@ class FairThreads:
     """Threads for blocking work of an event loop's callers.
 
     Args:
-        num_threads: Number of threads.
         work: Noun of the work, for the names of the threads and for errors: "grammars".
-        max_waiting: Most calls that wait for a thread.
         max_waiting_each: Most of them of one caller.
         timeout_s: Most seconds that a call waits for a thread.
     """

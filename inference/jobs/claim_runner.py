@@ -39,13 +39,9 @@ class Manager(Protocol):
         """Start a request for which ``on_alone`` was called."""
         ...
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request early."""
-        ...
+    def cancel(self, request_id: str) -> bool: ...
 
-    def describe(self) -> tuple[ResidentModel, ...]:
-        """Return the models that are here."""
-        ...
+    def describe(self) -> tuple[ResidentModel, ...]: ...
 
     @property
     def runs_alone(self) -> bool:
@@ -85,7 +81,6 @@ class ClaimRunner(TurnThread):
 
     @property
     def num_running(self) -> int:
-        """Rows that are held."""
         return len(self._running)
 
     @abstractmethod
@@ -120,7 +115,6 @@ class ClaimRunner(TurnThread):
         """Count the last attempt of a row in the database, then start its request; unknown ids are ignored."""
 
     def _received_events(self) -> Iterator[GenerationEvent]:
-        """Yield the events that engines have queued."""
         while True:
             try:
                 yield from self._events.get_nowait()

@@ -49,13 +49,10 @@ class ClaimedJob:
 
     Attributes:
         key: Primary key of the row.
-        job_id: The public id.
         fence: The fencing number, part of each write.
         attempt: 1 for the first. ``MAX_ATTEMPTS``: this one runs alone, and counts once it does (``job_mark_alone``).
         plan: The request, with its seed.
-        checkpoint_id: The model.
         model: The served name of the model when the job was submitted.
-        tenant: The tenant that submitted the job.
         created: Unix time of the submission.
         chunks: Events that earlier attempts stored, in order.
         keep_events: The last events have to be stored too.
@@ -264,7 +261,6 @@ def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]], lease_s: floa
     Args:
         owner: The worker's id.
         held: (key, fence) of each job that the worker assumes to hold.
-        lease_s: New length of the leases.
     """
     assumed = set(held)
     if not assumed:
@@ -288,7 +284,6 @@ class NewChunk:
     """The next events of a running job.
 
     Attributes:
-        key, fence: The claim.
         number: One more than the last stored chunk's, from 0, over all attempts.
         events: The engine's events since the last chunk.
         prompt_tokens, completion_tokens: Totals so far, all attempts.
@@ -351,8 +346,6 @@ def job_finish(
     """End a running job, once.
 
     Args:
-        key, fence: The claim.
-        state: A final state.
         result: The response body.
         error: The reason of a failure.
         completion_tokens, prompt_tokens: Totals of all attempts.
@@ -396,8 +389,6 @@ def job_release(
     """Hand a job back: the worker drains, or the model can't take it now.
 
     Args:
-        key: Primary key of the job.
-        fence: The claim's fence.
         error: The reason, for people; kept until the next attempt ends.
         counts: The attempt counts towards ``MAX_ATTEMPTS``; the last one makes the job fail with ``error``.
         is_counted: Whether the row counts the attempt already: all but a last one that hasn't run.

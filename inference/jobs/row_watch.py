@@ -25,7 +25,6 @@ class RowWatch:
         self._statements: dict[str, tuple[str, tuple[Any, ...]]] = {}
 
     def exists(self) -> bool:
-        """Whether such a row exists now."""
         connection = connections[DEFAULT_DB_ALIAS]
         statement = self._statements.get(connection.vendor)
         if statement is None:

@@ -86,7 +86,6 @@ class _RunningJob:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the row counts this attempt."""
         return self.runs_alone or self.job.attempt < MAX_ATTEMPTS
 
     @property
@@ -99,7 +98,6 @@ class _RunningJob:
         return not self.is_cancelled and isinstance(self.outcome, Unavailable | EngineError | EngineDead)
 
     def add_event(self, event: GenerationEvent) -> None:
-        """Record one event of the engine."""
         if event["type"] == "error":
             self.outcome = BlazrError.from_dict(event.get("error", {}))
             return

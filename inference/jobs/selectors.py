@@ -54,11 +54,8 @@ def job_list(
     """Return jobs, newest first, without their requests and results.
 
     Args:
-        principal: The caller.
-        state: Only jobs in this state.
         batch_label: Only jobs of this batch.
         before: Only jobs older than the one with this primary key (``GenerationJob.pk`` of the last one seen).
-        limit: The most jobs to return.
 
     Raises:
         InvalidRequest: No such state.
@@ -129,7 +126,6 @@ def num_open_jobs(tenant: str) -> int:
 
 
 def open_jobs() -> JobQuerySet:
-    """Return the jobs that wait or run."""
     return GenerationJob.objects.filter(state__in=(JobState.QUEUED, JobState.RUNNING))
 
 
@@ -137,9 +133,6 @@ def chunks_end(keys: Collection[int]) -> None:
     """Delete the stored events of jobs that end; add the bytes of events that stay to ``size_bytes`` of their jobs.
 
     Call it once for a job, in the transaction that ends it.
-
-    Args:
-        keys: Primary keys of the jobs.
     """
     chunks = JobChunk.objects.filter(job_id__in=keys)
     chunks.filter(job__keep_events=False).delete()

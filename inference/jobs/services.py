@@ -65,8 +65,6 @@ def jobs_submit(*, requests: Sequence[JobRequest], principal: Principal, batch_l
     A request whose idempotency key is known returns the job that it made before, whatever the limits are by now.
 
     Args:
-        requests: At least one.
-        principal: The caller.
         batch_label: Common name of the jobs, by which they can be listed.
 
     Returns:

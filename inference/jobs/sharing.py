@@ -12,7 +12,6 @@ def share_places(waiting: Mapping[str, Sequence[tuple[int, int]]], running: Mapp
     Args:
         waiting: (priority, key) of the first jobs of each tenant, in order.
         running: Number of running jobs by tenant.
-        limit: Free places.
 
     Returns:
         The keys of the jobs.

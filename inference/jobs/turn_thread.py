@@ -24,7 +24,6 @@ class TurnThread(ABC):
     """A thread that does a turn when it is woken, and after a pause anyway.
 
     Args:
-        name: Name of the thread.
         work: The rows that it works on, for logs: "the lines of batches".
     """
 
@@ -36,7 +35,6 @@ class TurnThread(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:

@@ -35,7 +35,6 @@ class DraftCheckpoint:
     """What inspection found of the draft model.
 
     Attributes:
-        name: Served name.
         spec, tokenizer, weight_paths: As ``LLM.load`` takes them.
     """
 
@@ -49,9 +48,7 @@ def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: SpeculativeOptions
     """How the memory of the draft model's states is divided.
 
     Args:
-        dtype: Of its states.
         options: How many requests it drafts for.
-        plan: Of the model that it drafts for.
     """
     length = min(plan.max_model_len, draft.spec.max_position_embeddings or plan.max_model_len)
     token_bytes, slot_bytes = draft.spec.state_bytes_per_token(dtype), draft.spec.state_bytes_per_sequence(dtype)
@@ -75,7 +72,6 @@ def load_speculation(
     Args:
         options: How the model is run.
         draft: The draft model, if ``options.speculative`` names one.
-        tokenizer: Of the model that it drafts for.
         plan: Of that model's states.
 
     Raises:
@@ -91,7 +87,6 @@ def load_speculation(
 
 
 def draft_bytes(speculation: Speculation | None) -> int:
-    """Bytes of the draft model's weights."""
     if speculation is None or speculation.draft is None:
         return 0
     return network_bytes(cast("torch.nn.Module", speculation.draft.network))
@@ -107,7 +102,6 @@ def load_draft(
     """Load the draft model.
 
     Args:
-        tokenizer: Of the model that it drafts for.
         options: How that model is run, with ``speculative``.
         plan: Of that model's states.
         dtype: To compute the draft model in.

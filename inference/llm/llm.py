@@ -51,8 +51,6 @@ class LLM:
 
     Args:
         engine: Its states are allocated, its network is on the device.
-        tokenizer: The checkpoint's.
-        template: Its chat template, None if it has none.
         options: How it is run.
         plan: How the states' memory is divided.
         weights_bytes: Memory of the network, and of the draft model's.
@@ -98,8 +96,6 @@ class LLM:
 
         Args:
             spec: What inspection found.
-            tokenizer: The same for its tokenizer.
-            weight_files: Its safetensors files.
             options: How to run it.
             progress: Gets the share done (0 to 1) and what is being read.
             draft: The draft model, if ``options.speculative`` names one.
@@ -162,7 +158,6 @@ class LLM:
         return self._preparer.prepare(message)
 
     def stats(self) -> dict[str, Any]:
-        """The engine's counters."""
         return {} if self._engine is None else asdict(self._engine.stats())
 
     def memory_bytes(self) -> dict[str, int]:

@@ -38,7 +38,6 @@ class LLMOptions:
         speculative: How tokens are drafted; None: not at all.
         pooling: How vectors are pooled unless the request says.
         num_threads: Threads of one operator on a CPU, for the whole process; None: torch's choice.
-        grammar_limits: What the grammars of requests may take.
     """
 
     device: str = "cpu"

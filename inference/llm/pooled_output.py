@@ -16,8 +16,6 @@ class PooledOutput:
     """Makes the events of one request, numbered from 0, and exactly one terminal event; as ``TextOutput`` does.
 
     Args:
-        request_id, attempt: For the events.
-        prompt_tokens: Of each input.
         received_at: ``time.monotonic()`` when the request came; durations count from there.
     """
 
@@ -56,7 +54,6 @@ class PooledOutput:
         return self._finish(number, {"embedding": vector, "finish_reason": "stop"})
 
     def fail(self, error: BlazrError) -> list[GenerationEvent]:
-        """End the request with an error."""
         if self.is_done:
             return []
         self.is_done = True

@@ -41,7 +41,6 @@ class Quality:
 
     Attributes:
         quant: The form; ``none``: as it is computed without quantisation.
-        weights_bytes: Its memory.
         num_tokens: Predictions that were looked at.
         perplexity: exp of the mean negative log-likelihood of the text's own next token.
         top1_agreement: Share of positions at which both networks have the same argmax.
@@ -66,7 +65,6 @@ class WindowRunner:
     Args:
         network: On the CPU or a CUDA device.
         max_len: Most tokens of a window.
-        dtype: What it computes in.
     """
 
     def __init__(self, network: HybridForCausalLM, max_len: int, dtype: Dtype, device: str) -> None:
@@ -125,8 +123,6 @@ def measure_quality(
     """Compare quantised forms with the unquantised one.
 
     Args:
-        spec: The checkpoint's.
-        weight_files: Its files.
         token_ids: The text; at least two tokens.
         quants: Forms to look at; ``none`` comes first in the result whether named or not.
         options: Device and dtype.
@@ -195,7 +191,6 @@ class _Sums:
         self.divergence += float((reference.exp() * (reference - log_probs)).double().sum())
 
     def quality(self, quant: Quant, weights_bytes: int) -> Quality:
-        """The means."""
         loss = self.loss / self.count
         perplexity = math.exp(loss) if loss < 700 else math.inf
         return Quality(

@@ -117,7 +117,6 @@ def memory_for_model(options: LLMOptions) -> int:
 
 
 def free_memory_bytes(options: LLMOptions) -> int:
-    """Memory that is free on the device now."""
     if options.device_kind == "cuda":
         free: int = torch.cuda.mem_get_info(torch.device(options.device))[0]
         return free

@@ -41,7 +41,6 @@ class TextOutput:
     What an earlier attempt delivered is taken in at once, without events, so that the text goes on behind it.
 
     Args:
-        request_id, attempt: For the events.
         tokenizer: Says what tokens mean.
         params: The client's, for all choices.
         prompt_token_ids: For the start event.
@@ -134,7 +133,6 @@ class TextOutput:
             raise
 
     def fail(self, error: BlazrError) -> list[GenerationEvent]:
-        """End the request with an error."""
         if self.is_done:
             return []
         self.is_done = True

@@ -56,10 +56,8 @@ class RequestPreparer:
     """Prepares requests for one model; safe to call from several threads.
 
     Args:
-        tokenizer: The model's.
         template: Its chat template; None: chat is refused.
         max_model_len: Most tokens of prompt and output.
-        grammars: Compiles the grammars of requests.
         pooling: How vectors are pooled unless the request says.
     """
 

@@ -259,7 +259,6 @@ class _Snapshot:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metric families of this scrape."""
         return self._families
 
 

@@ -76,7 +76,6 @@ def response_store(
     """Store a response.
 
     Args:
-        body: The response object.
         items: The response's own input items, without those of previous responses.
         principal: The caller, who owns the response.
         job: The job that generates a background response.

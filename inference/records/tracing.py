@@ -79,7 +79,6 @@ def tracing_stop() -> None:
 
 
 def is_tracing() -> bool:
-    """Whether tracing is on."""
     return _tracer is not None
 
 
@@ -126,7 +125,6 @@ class RequestSpan:
         return self
 
     def record_status(self, status: int) -> None:
-        """Record the HTTP status of the response."""
         from opentelemetry.trace import StatusCode
 
         if self._span is not None:

@@ -173,7 +173,6 @@ _writer: UsageWriter | None = None
 
 
 def usage_writer() -> UsageWriter:
-    """Return the usage writer of this process."""
     global _writer
     if _writer is None:
         _writer = UsageWriter()

@@ -146,7 +146,6 @@ def key_names(tenants: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def csv_header(query: UsageQuery) -> list[str]:
-    """Return the names of the columns."""
     groups: list[str] = []
     for name in query.group_by:
         groups += ["key", "key_name"] if name == "key" else [name]

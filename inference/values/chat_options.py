@@ -19,7 +19,6 @@ class ChatOptions:
         tool_choice: Whether the model may call (auto), must (required) or must not (none) call a tool; ``named``:
             it must call ``tool_name``.
         tool_name: See there.
-        parallel: It may call several.
         include_reasoning: The answer shows the thinking.
         reasoning_effort: How much to think, for templates that know of it; None: not said.
     """
@@ -38,7 +37,6 @@ class ChatOptions:
 
     @property
     def tool_names(self) -> tuple[str, ...]:
-        """Names of the offered tools."""
         return tuple(tool["function"]["name"] for tool in self.offered)
 
     @property

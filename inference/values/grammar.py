@@ -26,7 +26,6 @@ class Grammar:
     """One grammar as a client gave it.
 
     Attributes:
-        kind: Its language.
         value: ``json_schema``: the schema (object or boolean); ``json_object``: None; ``regex``: an expression that
             the whole output matches, ``lark``: a Lark grammar with the rule ``start``, both in the form that
             https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md describes; ``gbnf``: a

@@ -58,7 +58,6 @@ class OutputBuilder:
     """Collects the events of one request.
 
     Args:
-        plan: The request.
         keep_text: Off for streams, which pass text on and only need the counts.
     """
 
@@ -134,7 +133,6 @@ class OutputBuilder:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
         return sum(item.prompt_tokens for item in self.prompts)
 
     def delivered(self, number: int) -> list[list[int]]:

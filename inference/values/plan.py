@@ -76,7 +76,6 @@ class GenerationPlan:
 
     @property
     def num_choices(self) -> int:
-        """Choices in the whole answer."""
         return len(self.prompts) * self.params.n
 
     def with_seed(self, seed: int | None = None) -> GenerationPlan:

@@ -31,9 +31,6 @@ class RequestKey:
     def check_digest(self, stored: str) -> None:
         """Refuse a request that differs from the one that made a row.
 
-        Args:
-            stored: The digest of the row's request.
-
         Raises:
             IdempotencyKeyReused: The digests differ.
         """

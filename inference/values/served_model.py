@@ -15,7 +15,6 @@ class ServedModel:
 
     Attributes:
         checkpoint_id: Primary key.
-        name: What the API calls it.
         created: Unix time of its registration.
         vocab_size: Token ids are below it.
         max_model_len: Prompt plus output, in tokens.

@@ -58,7 +58,6 @@ class Departure:
 
     Attributes:
         reason: For people: what it made room for, or who or what wanted it gone.
-        memory_bytes: What it took.
         resident_s: How long it was there.
         at: Unix time.
     """
@@ -140,7 +139,6 @@ class ModelState:
     max_model_len: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
     def shown(self) -> dict[str, Any]:

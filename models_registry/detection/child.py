@@ -38,7 +38,6 @@ class ChildLimits:
         cpu_s: Processor seconds.
         wall_s: Seconds from start to end.
         memory_bytes: Address space, the interpreter's own included.
-        output_bytes: Length of the output.
     """
 
     cpu_s: int = 20

@@ -22,7 +22,6 @@ class FactRule:
 
     Attributes:
         meaning: For people, one line.
-        kind: Type of the value.
         low, high: Closed range of a number.
         choices: All legal strings; empty: any of at most 1024 characters.
         nullable: Whether null is a value ("none of it").

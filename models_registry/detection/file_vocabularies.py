@@ -45,7 +45,6 @@ def kind_of_file(name: str) -> FileKind | None:
 
 
 def gguf_has_vocabulary(path: Path) -> bool:
-    """Whether the GGUF file has tokens."""
     return has_vocabulary(read_gguf(path))
 
 

@@ -60,7 +60,6 @@ class Inspection:
     """Everything that is known of a checkpoint.
 
     Attributes:
-        spec: What to build.
         tokenizer: How to read and write text.
         facts: What was found, why, and how sure that is.
         warnings: What an operator should know, one sentence each.
@@ -84,7 +83,6 @@ class Inspection:
 
     @property
     def weight_paths(self) -> tuple[Path, ...]:
-        """Absolute paths of the weight files."""
         return tuple(self.directory / name for name in self.weight_files)
 
     @property
@@ -94,7 +92,6 @@ class Inspection:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the weight files."""
         return sum(file.size_bytes for file in self.files if file.role == "weights")
 
     def to_dict(self) -> dict[str, Any]:

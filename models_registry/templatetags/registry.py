@@ -23,7 +23,6 @@ def grouped(number: int) -> str:
 
 @register.filter
 def at_most(number: int, limit: int) -> int:
-    """Return the lesser of two numbers."""
     return min(number, limit)
 
 

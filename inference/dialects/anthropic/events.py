@@ -28,11 +28,7 @@ _ERROR_TYPES = {
 
 
 class MessageEvents:
-    """Builds one message piece by piece.
-
-    Args:
-        message_id, model: Members of the message.
-    """
+    """Builds one message piece by piece."""
 
     def __init__(self, *, message_id: str, model: str) -> None:
         self.message: dict[str, Any] = {
@@ -60,7 +56,6 @@ class MessageEvents:
         ]
 
     def take(self, piece: Piece) -> list[Event]:
-        """Add the next piece and return its events."""
         if isinstance(piece, EndPiece):
             self._end = piece
             return []
@@ -151,7 +146,6 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_error(error: BlazrError) -> dict[str, Any]:
-    """Return Anthropic's error object."""
     default = "invalid_request_error" if error.http_status < 500 else "api_error"
     kind = _ERROR_TYPES.get(error.http_status, default)
     return {"type": "error", "error": {"type": kind, "message": error.message}}

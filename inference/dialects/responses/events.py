@@ -42,19 +42,16 @@ class ResponseEvents:
     # --- the course of a response --------------------------------------------------------------
 
     def queued(self) -> list[Event]:
-        """Return the events of a background response that is queued."""
         self.response["status"] = "queued"
         return [self._event("response.created", response=self._snapshot()),
                 self._event("response.queued", response=self._snapshot())]  # fmt: skip
 
     def started(self) -> list[Event]:
-        """Return the events of the start of generation."""
         created = [] if self._next_number else ["response.created"]
         self.response["status"] = "in_progress"
         return [self._event(name, response=self._snapshot()) for name in (*created, "response.in_progress")]
 
     def take(self, piece: Piece) -> list[Event]:
-        """Add the next piece and return its events."""
         if isinstance(piece, EndPiece):
             self._end = piece
             return []
@@ -90,7 +87,6 @@ class ResponseEvents:
         return events + self._over("completed", completed_at=now)
 
     def failed(self, error: BlazrError) -> list[Event]:
-        """Return the events of a failure."""
         return self._close("incomplete", silently=True) + self._over("failed", error=response_error(error))
 
     def cancelled(self) -> list[Event]:

@@ -44,10 +44,7 @@ def whole_response(
     """Build the response from the builder's output.
 
     Args:
-        request: The request of the line.
-        plan: The resolved plan.
         builder: Has all events of the only choice, text included.
-        response_id: Id of the response.
     """
     now = int(time.time())
     made = ResponseEvents(request.skeleton(plan, response_id=response_id, created=now, model=plan.model))

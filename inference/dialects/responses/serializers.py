@@ -165,7 +165,6 @@ class ResponseRequest:
         return chat_plan({**self.chat, "messages": messages}, CHAT_NAMES)
 
     def skeleton(self, plan: GenerationPlan, *, response_id: str, created: int, model: str) -> dict[str, Any]:
-        """Return the response object as it is before generation."""
         values = self.values
         reasoning = values.get("reasoning", {})
         return {

@@ -22,7 +22,6 @@ class IgnoredTensors:
     """Tensors that a family leaves out on purpose.
 
     Attributes:
-        names: Pattern of the names.
         reason: Why the arithmetic doesn't need them.
     """
 
@@ -43,8 +42,6 @@ def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTe
     """Check the finished spec against the headers: every tensor is used, or ignored for a reason.
 
     Args:
-        view: The checkpoint.
-        spec: What the family made.
         ignored: Tensors that the family leaves out on purpose.
 
     Raises:

@@ -47,7 +47,6 @@ class Fact:
     confidence: Confidence
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
         return {
             "name": self.name,
             "value": self.value,
@@ -168,7 +167,6 @@ class CheckpointConfig:
         return float(value)
 
     def boolean(self, *keys: str, default: bool | None = None) -> bool:
-        """True or false."""
         value = self.get(*keys, default=default)
         if not isinstance(value, bool):
             raise self._bad(keys, value, "true or false")

@@ -70,11 +70,6 @@ USED = Used()
 def check_config_keys(view: CheckpointView, model_type: str, rules: Mapping[str, Rule]) -> None:
     """Refuse keys of config.json that aren't in the table, or have a value that isn't served.
 
-    Args:
-        view: The checkpoint.
-        model_type: For messages.
-        rules: The table of the family.
-
     Raises:
         UnsupportedArchitecture: A key isn't known, or its value isn't served.
         TensorShapeMismatch: A flag contradicts the biases that are there.

@@ -46,7 +46,6 @@ def number_with_evidence(
 def integer_with_evidence(
     view: CheckpointView, fact: str, keys: Sequence[str], default: int, *, low: int = 1, high: int = MAX_SIZE
 ) -> int:
-    """An integer of config.json or its default, recorded as a fact."""
     value = view.config.integer(*keys, default=default, low=low, high=high)
     used = view.facts.add(fact, value, *_origin(view.config, keys))
     return int(override_checked(fact, used, low=low, high=high, whole=True))
@@ -70,8 +69,6 @@ def check_size(view: CheckpointView, found: int, evidence: str, *keys: str) -> N
     """Compare a size that shapes gave with config.json's, if it is stated.
 
     Args:
-        view: The checkpoint.
-        found: By the shapes.
         evidence: Where ``found`` comes from.
         keys: Spellings of the size in config.json.
 
@@ -95,7 +92,6 @@ def _origin(config: CheckpointConfig, keys: Sequence[str]) -> tuple[str, Confide
 
 
 def rms_norm(view: CheckpointView, *keys: str, default: float = 1e-6, offset: float = 0.0) -> NormSpec:
-    """RMSNorm with the config's eps."""
     eps = number_with_evidence(view, "norm.eps", keys or ("rms_norm_eps",), default, low=0.0, high=1.0)
     return NormSpec("rms", eps, offset)
 

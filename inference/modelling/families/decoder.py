@@ -27,10 +27,8 @@ def llama_layer_sources(
     """Sources of a ``llama_layer``'s parameters, under their full names.
 
     Args:
-        number: The layer's.
         layer: Start of its tensor names.
         token_mixer: Sources by name within the mixer.
-        channel_mixer: The same.
         channel_norm: The file's name of the norm before the channel mixer.
     """
     name = f"layers.{number}"

@@ -29,7 +29,6 @@ class DecoderLayout:
         prefix: What stands before ``layers.N.`` in the tensor names: ``model.``, ``backbone.`` or nothing.
         embedding: Name of the embedding's tensor.
         head: Name of the head's tensor; None: the embedding is the head.
-        num_layers: Layers to build.
         num_prediction_layers: Layers after them in the files, which only draft tokens and are left out.
         hidden_size: Columns of the embedding.
         vocab_size: Rows of the embedding.
@@ -64,7 +63,6 @@ def read_layout(
     """Find the prefix, count the layers, read the sizes of embedding and head.
 
     Args:
-        view: The checkpoint.
         prefixes: Candidates, in order of preference.
         embeddings: Candidates for the embedding's name after the prefix.
         tied_by_default: Whether the head is the embedding when config.json doesn't say.

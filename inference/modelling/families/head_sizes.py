@@ -39,7 +39,6 @@ def read_heads(
     with low confidence.
 
     Args:
-        view: The checkpoint.
         layer: Start of the layer's tensor names, with the dot.
         hidden_size: h.
         attention: The attention's part of the names, with the dot.

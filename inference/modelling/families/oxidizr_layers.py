@@ -61,7 +61,6 @@ class LayerReader:
     """Reads one layer after the other.
 
     Args:
-        view: The checkpoint.
         names: Tensor names of each layer, without ``layers.N.``.
         kinds: Kind of each layer: ``mamba1``, ``mamba2``, ``mamba3``, or ``attention`` or ``mla`` with ``+mlp`` or
             ``+moe``.

@@ -31,10 +31,8 @@ def read_rope(
     """The rotary embedding that config.json describes, in either naming.
 
     Args:
-        view: The checkpoint.
         head_dim: Width of the (rotary part of the) head, before ``partial_rotary_factor``.
         max_position_embeddings: The model's context.
-        default_theta: When config.json has none.
         default_partial: Rotated share of the head when config.json has none.
         interleaved: Adjacent pairs rather than halves.
         renamed_types: A family's own names for scaling kinds (Phi-3's ``su``).

@@ -99,13 +99,10 @@ def mamba1_spec(
     """The Mamba-1 layer whose tensor names start with ``base``; all sizes from shapes.
 
     Args:
-        view: The checkpoint.
         base: With the dot, e.g. ``backbone.layers.0.mixer.``.
         activation: In our spelling.
         inner_norm: Norm of Δ, B and C, if the family has one.
         state_size: Config keys to compare with.
-        conv_kernel: The same.
-        dt_rank: The same.
         intermediate_size: The same; where there is none, the width is the shapes'.
 
     Raises:

@@ -45,7 +45,6 @@ def sliding_window(view: CheckpointView, *, default: int | None = None) -> int |
     """The window in positions; null and 0 mean none.
 
     Args:
-        view: The checkpoint.
         default: When the key is absent.
     """
     config = view.config

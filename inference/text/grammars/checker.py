@@ -73,7 +73,6 @@ class GrammarChecker:
             raise InvalidSamplingParams(f"{param} can't be compiled: {problem}.", param=param)
 
     def close(self) -> None:
-        """End the child."""
         self._sandbox.close()
 
     def _try(self, grammar: Grammar) -> str | None:

@@ -34,5 +34,4 @@ class Trial:
 
 
 def main(memory_bytes: int, readable: Sequence[Path]) -> None:
-    """Entry of the child process."""
     serve(Trial().handle, memory_bytes, readable)

@@ -22,12 +22,7 @@ MAX_VOCABULARIES = 3
 
 
 class GrammarCompiler:
-    """Compiles for one loaded model; safe to call from several threads.
-
-    Args:
-        tokenizer: The model's.
-        limits: For grammars.
-    """
+    """Compiles for one loaded model; safe to call from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, limits: GrammarLimits | None = None) -> None:
         self._tokenizer = tokenizer
@@ -48,7 +43,6 @@ class GrammarCompiler:
         """One constraint for each output, behind the tokens that it has.
 
         Args:
-            grammar: What each output is to be.
             outputs: Token ids of each that an earlier attempt delivered.
             stop_ids: Ids that end an output.
             after: Text behind which the grammar begins.

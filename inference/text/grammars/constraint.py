@@ -24,7 +24,6 @@ class GrammarConstraint:
     """The state of one output. One thread at a time.
 
     Args:
-        vocabulary: The model's.
         matcher: At the grammar's beginning, for this output alone.
         stop_ids: Ids that end the output where the grammar is complete.
         after: The grammar begins behind this text; empty: at once.
@@ -101,7 +100,6 @@ class GrammarConstraint:
         return token_id < self._vocabulary.size and self._matcher.validate_tokens([token_id]) == 1
 
     def accept(self, token_id: int) -> None:
-        """Go on behind a token."""
         self._mask = None
         self._num_tokens += 1
         if self._forced:

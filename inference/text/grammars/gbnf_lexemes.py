@@ -67,7 +67,6 @@ class _Automaton:
     is_nullable: bool = True
 
     def build(self, node: Node, rules: Mapping[str, Node]) -> None:
-        """Make it the automaton of a regular node."""
         self.first, self.last, self.is_nullable = self._add(node, rules)
 
     def _add(self, node: Node, rules: Mapping[str, Node]) -> tuple[set[int], set[int], bool]:
@@ -144,7 +143,6 @@ class _Lexemes:
         self._collect(Rule("root"))
 
     def lark(self) -> str:
-        """The grammar as text."""
         self._names = {node: f"T{number}" for number, node in enumerate(self._automata)}
         self._rule_names = {name: f"r{number}" for number, name in enumerate(self._reached)}
         lines = [f"start: {self._written(Rule('root'))}"]

@@ -30,7 +30,6 @@ class GrammarVocabulary:
     llguidance's end of sequence: a vocabulary may have several such ids, or none.
 
     Args:
-        tokenizer: The model's; it has text.
         visible_ids: Control tokens that stand for their text.
 
     Attributes:

@@ -35,7 +35,6 @@ class ChatTemplate:
     """One checkpoint's template. Thread-safe; its child starts with the first use.
 
     Args:
-        source: Jinja source.
         special_tokens: ``bos_token`` and so on, as the template may name them.
         control_tokens: Texts that become control tokens when a rendered prompt is encoded.
         max_model_len: The model's context; a prompt that is rendered has at most ``MAX_CHARS_PER_TOKEN`` times that.
@@ -124,7 +123,6 @@ class ChatTemplate:
         self._call({"source": self._source})
 
     def close(self) -> None:
-        """End the child."""
         self._sandbox.close()
 
     def _render(self, variables: Mapping[str, Any]) -> str:
@@ -297,5 +295,4 @@ def _strings(value: Any, *, with_names: bool = True) -> Iterator[str]:
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Without empty pieces."""
     return [piece for piece in pieces if piece[0]]

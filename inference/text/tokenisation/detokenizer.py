@@ -26,14 +26,12 @@ class Detokenizer:
         skip_special_tokens: Control tokens add no text.
         visible_ids: Control tokens that add their text all the same.
         stop: Strings that end the text. A control token's own text among them ends it too when skipped.
-        include_stop_str: Keep the stop string in the text.
         min_tokens: Stop strings that end within the first so many tokens are ignored.
         at_start: The text has no predecessor, so that rules for the beginning of a text apply (a prompt of
             control tokens only counts as none).
 
     Attributes:
         stop_reason: The stop string that was found; then the text has ended.
-        num_tokens: Tokens fed.
     """
 
     def __init__(

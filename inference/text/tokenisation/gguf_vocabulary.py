@@ -54,7 +54,6 @@ class GgufVocabulary:
 
 
 def has_vocabulary(file: GgufFile) -> bool:
-    """Whether the file has tokens."""
     return file.keys.get(_PREFIX + "model") not in (None, "none", "no_vocab")
 
 

@@ -14,13 +14,9 @@ class Encoder(Protocol):
     """What is needed of a tokenizer."""
 
     @property
-    def has_text(self) -> bool:
-        """Whether it reads text at all."""
-        ...
+    def has_text(self) -> bool: ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of a text."""
-        ...
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)

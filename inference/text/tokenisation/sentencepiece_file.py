@@ -117,7 +117,6 @@ def _piece(message: bytes) -> tuple[str, float, int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
-    """Yield number and value of each field of a message."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)

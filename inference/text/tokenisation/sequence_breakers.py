@@ -8,12 +8,7 @@ from inference.text.tokenisation.tokenizer import Tokenizer
 
 
 class TextBreakers:
-    """Implements the engine's ``SequenceBreakers`` by the bytes that tokens stand for. Holds no state.
-
-    Args:
-        tokenizer: The model's; it has text.
-        texts: The breakers.
-    """
+    """Implements the engine's ``SequenceBreakers`` by the bytes that tokens stand for. Holds no state."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer

@@ -53,9 +53,7 @@ class Encoder(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Free what the encoder holds."""
-        ...
+    def close(self) -> None: ...
 
 
 class Tokenizer:
@@ -64,7 +62,6 @@ class Tokenizer:
     Attributes:
         name: For people: the vocabulary's or the file's name.
         vocab_size: Rows of the model's embedding.
-        bos_token_id, eos_token_ids: As in the spec.
         special_ids: Control tokens below ``vocab_size``.
         invalid_token_ids: Ids below ``vocab_size`` that stand for nothing; they must not be sampled.
         lead, max_lead: This character is removed from the beginning of a text, at most that many times.
@@ -113,7 +110,6 @@ class Tokenizer:
             text: Valid Unicode without NUL.
             add_special_tokens: Put BOS in front, unless it is already there.
             parse_special: Control tokens that are written in the text become their ids.
-            param: What the text is, for errors.
 
         Raises:
             InvalidRequest: The text is invalid, too large, or the checkpoint's tokenizer fails on it.

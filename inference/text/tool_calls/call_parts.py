@@ -31,7 +31,6 @@ class Call:
         self._has_begun = False
 
     def add(self, text: str) -> None:
-        """More of the arguments."""
         if self.is_started:
             if self._index is not None:
                 self._emit(ToolCallDelta(self._index, text))
@@ -68,11 +67,7 @@ class CallParts:
     """What the readers of one text have in common.
 
     Args:
-        source: Where the text comes from.
         output: The format, and the names that a call without a mark may have.
-        emit_content: Takes text that turned out to be no call.
-        emit: Takes the events of calls.
-        make_id: Gives each call its id.
     """
 
     def __init__(
@@ -203,7 +198,6 @@ class CallParts:
             self.source.mark()
 
     def _read_text(self, max_chars: int | None) -> Reader[str]:
-        """A JSON string's value."""
         parts: list[str] = []
         yield from read_string(self.source, parts.append, max_chars=max_chars)
         value: str = json.loads("".join(parts))

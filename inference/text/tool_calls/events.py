@@ -64,7 +64,6 @@ class ParsedMessage:
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, event: OutputEvent) -> None:
-        """Take in the next event."""
         match event:
             case ContentDelta(text):
                 self.content += text

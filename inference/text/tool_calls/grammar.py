@@ -83,7 +83,6 @@ def output_grammar(grammar: Grammar, thinking: Tags) -> Grammar:
     """``grammar``, with a thinking section allowed before it. A client's own Lark grammar stays as it is.
 
     Args:
-        grammar: What the output has to be.
         thinking: Marks of the section.
     """
     match grammar.kind:
@@ -107,7 +106,6 @@ def calls_grammar(
     mark of a call, and what follows the mark is a call. With a ``grammar`` in JSON, the output is either that or calls.
 
     Args:
-        options: The request's.
         tools: The model's format.
         template: Its chat template, which tells versions of a format apart.
         grammar: What ``response_format`` and its like ask for.

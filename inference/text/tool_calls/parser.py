@@ -27,7 +27,6 @@ class OutputParser:
     Args:
         output: The formats; None: everything is content.
         in_reasoning: The prompt ended inside a thinking section, so that the text begins in it.
-        make_id: Gives each call its id.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class OutputParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
         return self._calls.num_calls
 
     def push(self, text: str) -> list[OutputEvent]:
@@ -160,7 +158,6 @@ class OutputParser:
 
 
 def parse_output(output: OutputFormat | None, text: str, *, in_reasoning: bool = False) -> ParsedMessage:
-    """Read a whole text."""
     parser = OutputParser(output, in_reasoning=in_reasoning)
     message = ParsedMessage()
     for event in [*parser.push(text), *parser.finish()]:

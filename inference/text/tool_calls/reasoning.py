@@ -56,7 +56,6 @@ def ends_in_section(prompt: Mapping[str, Any], text: str, start: str, end: str) 
     Args:
         prompt: The request's ``PromptMessage``. Where its last message is continued, that one's text tells.
         text: The rendered prompt; a template opens a section with its last words.
-        start, end: The marks.
     """
     if "messages" not in prompt:
         return False

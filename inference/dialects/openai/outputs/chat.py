@@ -69,7 +69,6 @@ class ChatFormat(TextFormat):
         return {**self._chunk_envelope("chat.completion.chunk"), "usage": self.builder.usage()}
 
     def whole(self) -> Payload:
-        """Return the response with all choices."""
         response = self._envelope("chat.completion")
         for index, prompt, state in self._numbered_choices():
             message = parse_output(self.plan.output, state.text, in_reasoning=prompt.in_reasoning)

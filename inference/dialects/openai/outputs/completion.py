@@ -39,7 +39,6 @@ class CompletionFormat(TextFormat):
             yield chunk
 
     def chunks(self, number: int, event: GenerationEvent) -> Iterator[Payload]:
-        """Yield one chunk per delta."""
         if event["type"] != "delta":
             return
         index = number * self.plan.params.n + event.get("choice", 0)
@@ -59,7 +58,6 @@ class CompletionFormat(TextFormat):
         return {**self._chunk_envelope("text_completion"), "usage": self.builder.usage()}
 
     def whole(self) -> Payload:
-        """Return the response with all choices."""
         response = self._envelope("text_completion")
         for index, prompt, state in self._numbered_choices():
             echoed = prompt.prompt_text if self.plan.echo else ""

@@ -28,19 +28,15 @@ class EmbeddingFormat:
     model: str
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """Yield nothing."""
         return iter(())
 
     def chunks(self, number: int, event: GenerationEvent) -> Iterator[dict[str, Any]]:
-        """Yield nothing."""
         return iter(())
 
     def plain_text(self, number: int, event: GenerationEvent) -> str | None:
-        """Return None, as there are no chunks."""
         return None
 
     def usage_chunk(self) -> dict[str, Any]:
-        """Return an object that holds only the usage."""
         return {"usage": self._usage()}
 
     def vectors(self) -> Float32Array:

@@ -28,7 +28,6 @@ class GenerationBlock(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Take the block's body as it is."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
@@ -65,7 +64,6 @@ def to_json(
 
 
 def raise_exception(message: str) -> NoReturn:
-    """How a template refuses messages."""
     raise TemplateError(message)
 
 
