@@ -24,6 +24,7 @@ from inference.models import (
 from inference.records.usage_report import CHUNK_ROWS, csv_text
 from inference.values.limits import KeyLimits
 from inference.values.principal import DEFAULT_SCOPES, SCOPES
+from models_registry.admin import ReadOnlyRows
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -148,21 +149,8 @@ class ApiKeyAdmin(_ApiKeyAdmin):
             api_key_revoke(prefix=row.prefix)
 
 
-class _ReadOnly:
-    """Rows that only services write."""
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 @admin.register(UsageRecord)
-class UsageRecordAdmin(_ReadOnly, _UsageAdmin):
+class UsageRecordAdmin(ReadOnlyRows, _UsageAdmin):
     """The request log: single requests, for as long as they are kept."""
 
     list_display = (
@@ -183,7 +171,7 @@ class UsageRecordAdmin(_ReadOnly, _UsageAdmin):
 
 
 @admin.register(UsageDay)
-class UsageDayAdmin(_ReadOnly, _UsageDayAdmin):
+class UsageDayAdmin(ReadOnlyRows, _UsageDayAdmin):
     """Who used how much."""
 
     list_display = (
@@ -215,7 +203,7 @@ class UsageDayAdmin(_ReadOnly, _UsageDayAdmin):
 
 
 @admin.register(GenerationJob)
-class GenerationJobAdmin(_ReadOnly, _JobAdmin):
+class GenerationJobAdmin(ReadOnlyRows, _JobAdmin):
     """Queued generations; prompts and answers stay out of the admin."""
 
     list_display = ("job_id", "created_at", "state", "model", "tenant", "batch_label", "completion_tokens")
@@ -224,7 +212,7 @@ class GenerationJobAdmin(_ReadOnly, _JobAdmin):
 
 
 @admin.register(StoredFile)
-class StoredFileAdmin(_ReadOnly, _FileAdmin):
+class StoredFileAdmin(ReadOnlyRows, _FileAdmin):
     """Files of the API; their content is left to the API."""
 
     list_display = ("file_id", "created_at", "filename", "purpose", "size_bytes", "tenant", "expires_at")
@@ -232,7 +220,7 @@ class StoredFileAdmin(_ReadOnly, _FileAdmin):
 
 
 @admin.register(Batch)
-class BatchAdmin(_ReadOnly, _BatchAdmin):
+class BatchAdmin(ReadOnlyRows, _BatchAdmin):
     """Batches; the webhook's secret stays out of the admin."""
 
     list_display = (
@@ -252,7 +240,7 @@ class BatchAdmin(_ReadOnly, _BatchAdmin):
 
 
 @admin.register(BatchSchedule)
-class BatchScheduleAdmin(_ReadOnly, _ScheduleAdmin):
+class BatchScheduleAdmin(ReadOnlyRows, _ScheduleAdmin):
     """Schedules: switched on and off here, made by the API. Their request may hold a secret."""
 
     list_display = ("schedule_id", "cron", "is_enabled", "tenant", "next_run_at", "last_run_at", "last_batch_id")
@@ -276,7 +264,7 @@ class BatchScheduleAdmin(_ReadOnly, _ScheduleAdmin):
 
 
 @admin.register(WebhookDelivery)
-class WebhookDeliveryAdmin(_ReadOnly, _DeliveryAdmin):
+class WebhookDeliveryAdmin(ReadOnlyRows, _DeliveryAdmin):
     """Messages to other servers, and how they went."""
 
     list_display = ("message_id", "batch", "created_at", "attempts", "next_attempt_at", "delivered_at", "last_error")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 
@@ -26,22 +26,30 @@ else:
     _OverrideInline = _UploadFileInline = _RevisionInline = admin.TabularInline
 
 
-class CheckpointOverrideInline(_OverrideInline):
+class ReadOnlyRows:
+    """Rows that are only shown: services write them, which keep files, rows and revisions together."""
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class CheckpointOverrideInline(ReadOnlyRows, _OverrideInline):
     """The history of overrides, read only: a change needs a new inspection."""
 
     model = CheckpointOverride
     extra = 0
-    can_delete = False
     readonly_fields = ("fact", "value", "author_name", "created_at", "cleared_at")
     exclude = ("author",)
 
-    def has_add_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
-        """False: overrides are set on the model's page, which inspects again."""
-        return False
-
 
 @admin.register(Checkpoint)
-class CheckpointAdmin(_CheckpointAdmin):
+class CheckpointAdmin(ReadOnlyRows, _CheckpointAdmin):
     """Checkpoints, read only: the services write them, which keep files and rows together."""
 
     list_display = ("served_model_name", "model_type", "architecture", "dtype", "source", "state", "updated_at")
@@ -54,61 +62,31 @@ class CheckpointAdmin(_CheckpointAdmin):
         """Leave the large columns out."""
         return super().get_queryset(request).defer("inspection", "file_stamps")
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """False: registering inspects files, which the admin's form can't."""
-        return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
-        """False: read only."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Checkpoint | None = None) -> bool:
-        """False: deleting removes files and unloads, which the admin's form can't."""
-        return False
-
-
-class UploadFileInline(_UploadFileInline):
+class UploadFileInline(ReadOnlyRows, _UploadFileInline):
     """Files of an upload, read only."""
 
     model = UploadFile
     extra = 0
-    can_delete = False
     readonly_fields = ("number", "name", "size_bytes", "received_bytes", "sha256")
 
 
 @admin.register(Upload)
-class UploadAdmin(_UploadAdmin):
+class UploadAdmin(ReadOnlyRows, _UploadAdmin):
     """Uploads, and the reasons of refusals."""
 
     list_display = ("served_model_name", "state", "reason", "size_bytes", "owner", "created_at")
     list_filter = ("state",)
     inlines = (UploadFileInline,)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """False: uploads come from browsers."""
-        return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Upload | None = None) -> bool:
-        """False: read only."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Upload | None = None) -> bool:
-        """False: the sweep removes rows together with their files."""
-        return False
-
-
-class AliasRevisionInline(_RevisionInline):
+class AliasRevisionInline(ReadOnlyRows, _RevisionInline):
     """The revisions of an alias, read only."""
 
     model = AliasRevision
     extra = 0
-    can_delete = False
     readonly_fields = ("number", "checkpoint_name", "author_name", "created_at")
     exclude = ("checkpoint",)
-
-    def has_add_permission(self, request: HttpRequest, obj: ModelAlias | None = None) -> bool:
-        """False: promoting numbers the revisions."""
-        return False
 
 
 @admin.register(ModelAlias)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import IO, Any, ClassVar, NoReturn, cast
 
 from drf_spectacular.types import OpenApiTypes
@@ -38,6 +38,10 @@ _CACHED_INSPECTIONS = 8
 
 VIEW, CHANGE, DELETE = (f"models_registry.{action}_checkpoint" for action in ("view", "change", "delete"))
 LOAD, UPLOAD = "models_registry.load_checkpoint", "models_registry.add_upload"
+
+_registry_schema = partial(extend_schema, tags=["registry"])
+_detail_schema = partial(_registry_schema, responses=shapes.CheckpointDetailSerializer)
+_upload_schema = partial(extend_schema, tags=["uploads"])
 
 
 class HasPermission(IsAdminUser):
@@ -83,10 +87,14 @@ def checkpoint_inspection(checkpoint: Checkpoint) -> Inspection:
     return _inspection(checkpoint.pk, checkpoint.updated_at.isoformat())
 
 
+def _with_live(checkpoint: Checkpoint) -> dict[str, Any]:
+    (row,) = live.with_live([checkpoint], live.look())
+    return shapes.CheckpointSerializer(row).data
+
+
 def checkpoint_detail(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the full description of a checkpoint, for its page and for the API."""
-    (row,) = live.with_live([checkpoint], live.look())
-    detail: dict[str, Any] = shapes.CheckpointSerializer(row).data
+    detail = _with_live(checkpoint)
     detail["description"] = describe(checkpoint_inspection(checkpoint))
     detail["overrides"] = shapes.OverrideSerializer(selectors.override_history(checkpoint), many=True).data
     return detail
@@ -97,7 +105,7 @@ class OverviewView(StaffView):
 
     permissions = {"GET": VIEW}
 
-    @extend_schema(operation_id="registry_overview", responses=shapes.OverviewSerializer, tags=["registry"])
+    @_registry_schema(operation_id="registry_overview", responses=shapes.OverviewSerializer)
     def get(self, request: Request) -> Response:
         """Return checkpoints with their live state, workers, queued jobs."""
         return Response(overview())
@@ -120,7 +128,7 @@ class CheckpointListView(StaffView):
 
     permissions = {"GET": VIEW}
 
-    @extend_schema(operation_id="checkpoint_list", responses=shapes.CheckpointSerializer(many=True), tags=["registry"])
+    @_registry_schema(operation_id="checkpoint_list", responses=shapes.CheckpointSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all checkpoints by name, with their live state."""
         rows = live.with_live(selectors.checkpoint_list(), live.look())
@@ -132,17 +140,12 @@ class CheckpointView(StaffView):
 
     permissions = {"GET": VIEW, "PATCH": CHANGE, "DELETE": DELETE}
 
-    @extend_schema(operation_id="checkpoint_retrieve", responses=shapes.CheckpointDetailSerializer, tags=["registry"])
+    @_detail_schema(operation_id="checkpoint_retrieve")
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Return a checkpoint with facts, layers, warnings and overrides."""
         return Response(checkpoint_detail(selectors.checkpoint_get(checkpoint_id)))
 
-    @extend_schema(
-        operation_id="checkpoint_rename",
-        request=shapes.CheckpointRenameSerializer,
-        responses=shapes.CheckpointDetailSerializer,
-        tags=["registry"],
-    )
+    @_detail_schema(operation_id="checkpoint_rename", request=shapes.CheckpointRenameSerializer)
     def patch(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Rename a checkpoint."""
         values = _values(shapes.CheckpointRenameSerializer(data=request.data))
@@ -150,7 +153,7 @@ class CheckpointView(StaffView):
         services.checkpoint_rename(checkpoint=checkpoint, served_model_name=values["served_model_name"])
         return Response(checkpoint_detail(checkpoint))
 
-    @extend_schema(operation_id="checkpoint_delete", responses={204: None}, tags=["registry"])
+    @_registry_schema(operation_id="checkpoint_delete", responses={204: None})
     def delete(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Unload and delete a checkpoint; uploaded files are removed, files registered by path are kept."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
@@ -164,9 +167,7 @@ class CheckpointRefreshView(StaffView):
 
     permissions = {"POST": CHANGE}
 
-    @extend_schema(
-        operation_id="checkpoint_refresh", request=None, responses=shapes.CheckpointDetailSerializer, tags=["registry"]
-    )
+    @_detail_schema(operation_id="checkpoint_refresh", request=None)
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Inspect the files again."""
         checkpoint = services.checkpoint_refresh(checkpoint=selectors.checkpoint_get(checkpoint_id))
@@ -178,7 +179,7 @@ class CheckpointTensorsView(StaffView):
 
     permissions = {"GET": VIEW}
 
-    @extend_schema(
+    @_registry_schema(
         operation_id="checkpoint_tensors",
         parameters=[
             OpenApiParameter("search", str, description="Words that the name, dtype or shape must contain."),
@@ -186,7 +187,6 @@ class CheckpointTensorsView(StaffView):
             OpenApiParameter("limit", int, description=f"At most {MAX_PAGE}."),
         ],
         responses=shapes.TensorPageSerializer,
-        tags=["registry"],
     )
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Return a page of the matching tensors."""
@@ -236,12 +236,7 @@ class OverrideListView(StaffView):
 
     permissions = {"POST": CHANGE}
 
-    @extend_schema(
-        operation_id="checkpoint_override_set",
-        request=shapes.OverrideSetSerializer,
-        responses=shapes.CheckpointDetailSerializer,
-        tags=["registry"],
-    )
+    @_detail_schema(operation_id="checkpoint_override_set", request=shapes.OverrideSetSerializer)
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Set one fact and inspect again with it."""
         values = _values(shapes.OverrideSetSerializer(data=request.data))
@@ -259,9 +254,7 @@ class OverrideView(StaffView):
 
     permissions = {"DELETE": CHANGE}
 
-    @extend_schema(
-        operation_id="checkpoint_override_clear", responses=shapes.CheckpointDetailSerializer, tags=["registry"]
-    )
+    @_detail_schema(operation_id="checkpoint_override_clear")
     def delete(self, request: Request, checkpoint_id: uuid.UUID, fact: str) -> Response:
         """Clear an override, which restores the detected value."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
@@ -274,12 +267,7 @@ class SettingsView(StaffView):
 
     permissions = {"PATCH": CHANGE}
 
-    @extend_schema(
-        operation_id="checkpoint_settings_update",
-        request=shapes.SettingsSerializer,
-        responses=shapes.CheckpointDetailSerializer,
-        tags=["registry"],
-    )
+    @_detail_schema(operation_id="checkpoint_settings_update", request=shapes.SettingsSerializer)
     def patch(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Change some settings; they apply from the next load on."""
         values = _values(shapes.SettingsSerializer(data=request.data))
@@ -293,7 +281,7 @@ class FitView(StaffView):
 
     permissions = {"GET": VIEW}
 
-    @extend_schema(operation_id="checkpoint_fit", responses=shapes.FitSerializer, tags=["registry"])
+    @_registry_schema(operation_id="checkpoint_fit", responses=shapes.FitSerializer)
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Return weights, states and budget per worker, without loading."""
         return Response(shapes.FitSerializer(live.fit(selectors.checkpoint_get(checkpoint_id))).data)
@@ -304,14 +292,12 @@ class LoadView(StaffView):
 
     permissions = {"POST": LOAD}
 
-    @extend_schema(
-        operation_id="checkpoint_load", request=None, responses={202: shapes.CheckpointSerializer}, tags=["registry"]
-    )
+    @_registry_schema(operation_id="checkpoint_load", request=None, responses={202: shapes.CheckpointSerializer})
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Request a worker to load the checkpoint; the live state shows the progress."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         live.load(checkpoint)
-        return Response(shapes.CheckpointSerializer(live.with_live([checkpoint], live.look())[0]).data, status=202)
+        return Response(_with_live(checkpoint), status=202)
 
 
 class UnloadView(StaffView):
@@ -319,14 +305,12 @@ class UnloadView(StaffView):
 
     permissions = {"POST": LOAD}
 
-    @extend_schema(
-        operation_id="checkpoint_unload", request=None, responses={202: shapes.CheckpointSerializer}, tags=["registry"]
-    )
+    @_registry_schema(operation_id="checkpoint_unload", request=None, responses={202: shapes.CheckpointSerializer})
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Request the workers to unload the checkpoint."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         live.unload(checkpoint)
-        return Response(shapes.CheckpointSerializer(live.with_live([checkpoint], live.look())[0]).data, status=202)
+        return Response(_with_live(checkpoint), status=202)
 
 
 class UploadListView(StaffView):
@@ -334,11 +318,8 @@ class UploadListView(StaffView):
 
     permissions = {"POST": UPLOAD}
 
-    @extend_schema(
-        operation_id="upload_create",
-        request=shapes.UploadCreateSerializer,
-        responses={201: shapes.UploadSerializer},
-        tags=["uploads"],
+    @_upload_schema(
+        operation_id="upload_create", request=shapes.UploadCreateSerializer, responses={201: shapes.UploadSerializer}
     )
     def post(self, request: Request) -> Response:
         """Create an upload from names and sizes, after all checks that need no bytes."""
@@ -359,12 +340,12 @@ class UploadView(StaffView):
 
     permissions = {"GET": UPLOAD, "DELETE": UPLOAD}
 
-    @extend_schema(operation_id="upload_retrieve", responses=shapes.UploadSerializer, tags=["uploads"])
+    @_upload_schema(operation_id="upload_retrieve", responses=shapes.UploadSerializer)
     def get(self, request: Request, upload_id: uuid.UUID) -> Response:
         """Return the state of an upload, and the offset at which each file continues."""
         return Response(shapes.UploadSerializer(uploads.upload_get(upload_id)).data)
 
-    @extend_schema(operation_id="upload_cancel", responses=shapes.UploadSerializer, tags=["uploads"])
+    @_upload_schema(operation_id="upload_cancel", responses=shapes.UploadSerializer)
     def delete(self, request: Request, upload_id: uuid.UUID) -> Response:
         """Cancel an upload and remove the received bytes."""
         return Response(shapes.UploadSerializer(uploads.upload_cancel(upload_id=upload_id)).data)
@@ -376,12 +357,11 @@ class UploadPieceView(StaffView):
     permissions = {"PUT": UPLOAD}
     parser_classes = (FileUploadParser,)
 
-    @extend_schema(
+    @_upload_schema(
         operation_id="upload_receive",
         parameters=[OpenApiParameter("offset", int, required=True, description="What the server has of the file.")],
         request={"application/octet-stream": OpenApiTypes.BINARY},
         responses=shapes.UploadFileSerializer,
-        tags=["uploads"],
     )
     def put(self, request: Request, upload_id: uuid.UUID, number: int) -> Response:
         """Append the next piece, at most ``chunk_bytes``."""
@@ -398,9 +378,7 @@ class UploadFinishView(StaffView):
     permissions = {"POST": UPLOAD}
     parser_classes = (JSONParser,)
 
-    @extend_schema(
-        operation_id="upload_finish", request=None, responses={202: shapes.UploadSerializer}, tags=["uploads"]
-    )
+    @_upload_schema(operation_id="upload_finish", request=None, responses={202: shapes.UploadSerializer})
     def post(self, request: Request, upload_id: uuid.UUID) -> Response:
         """Verify, inspect and register; poll the upload for the outcome."""
         return Response(shapes.UploadSerializer(uploads.upload_finish(upload_id=upload_id)).data, status=202)
