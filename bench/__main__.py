@@ -1,9 +1,9 @@
-"""python -m bench: our engine and its peers on the same random weights, in turns, beside the targets.
+"""python -m bench: our engine and its peers on the same random weights, in turns.
 
 Makes the weights, the peers' environments and their files on first use (under --cache), then measures in rounds:
-every implementation in a child process of its own environment, one at a time. Prints tables of rates
-(with shares of the machine's bounds), of ratios to each peer and of those that have a target, and why anything could
-not be measured; --json keeps the samples, --plot draws them.
+every implementation in a child process of its own environment, one at a time. Prints tables of rates (with shares of
+the machine's bounds), of ratios to each peer, and why anything could not be measured; --json keeps the samples, --plot
+draws them.
 """
 
 from __future__ import annotations

@@ -56,14 +56,6 @@ class Figures:
         """Values by round, none if it wasn't measured."""
         return self.samples.get(model, {}).get(implementation, {}).get(figure, {})
 
-    def best(self, model: str, implementations: Sequence[str], figure: str) -> dict[str, float]:
-        """In each round the greatest of those that were measured in it."""
-        found: dict[str, float] = {}
-        for name in implementations:
-            for moment, value in self.values(model, name, figure).items():
-                found[moment] = max(value, found.get(moment, value))
-        return found
-
     def save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(self), indent=2) + "\n")
@@ -79,12 +71,6 @@ def ratio(first: dict[str, float], second: dict[str, float]) -> Interval | None:
     """Spread of the ratios of rounds that have both; None without such a round."""
     common = [moment for moment in first if moment in second]
     return Interval.of([first[moment] / second[moment] for moment in common]) if common else None
-
-
-def difference(first: dict[str, float], second: dict[str, float]) -> Interval | None:
-    """The same for differences."""
-    common = [moment for moment in first if moment in second]
-    return Interval.of([first[moment] - second[moment] for moment in common]) if common else None
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,4 +1,4 @@
-"""Tables of a run: rates with their share of the bound, ratios beside their targets, what could not be measured."""
+"""Tables of a run: rates with their share of the bound, ratios to peers, what could not be measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.table import Table
 from bench.bounds import Sizes
 from bench.figures import Figures, Interval, ratio
 from bench.implementations import IMPLEMENTATIONS, Implementation
-from bench.targets import TARGETS
 from bench.tasks import CLIENTS, Lengths
 
 _PEAK_OF_BITS = {16: "bfloat16", 8: "int8", 4: "int8"}
@@ -33,7 +32,7 @@ def add_bounds(figures: Figures, sizes: Mapping[str, Sizes], lengths: Lengths) -
                         share = value / int(count) * size.prefill_operations(int(count)) / peak
                     if share is not None:
                         figures.add(model, implementation.name, f"{figure} of bound", moment, share)
-            # Named in the target: the weights with a tenth on top, and the stated memory for states.
+            # The budget: the weights with a tenth on top, and the stated memory for states.
             for moment, peak_bytes in rows.get("server peak bytes", rows.get("peak bytes", {})).items():
                 weights, cache = (_any(rows.get(name)) for name in ("weights bytes", "cache bytes"))
                 if weights and cache and implementation.peer == "blazr":
@@ -59,7 +58,7 @@ def _any(values: Mapping[str, float] | None) -> float | None:
 
 
 def print_report(figures: Figures, console: Console) -> None:
-    """Everything, model by model, then the targets."""
+    """Rates model by model, then ratios to peers."""
     machine = figures.machine
     if "bandwidth" in machine:
         rates = ", ".join(f"{name.replace('_', ' ')} {value / 1e9:.1f}" for name, value in machine["bandwidth"].items())
@@ -72,7 +71,6 @@ def print_report(figures: Figures, console: Console) -> None:
         _print_rates(model, rows, console)
     for model in figures.samples:
         _print_ratios(figures, model, console)
-    print_targets(figures, console)
     for model, rows_failed in figures.failures.items():
         for name, tasks in rows_failed.items():
             for words in dict.fromkeys(tasks.values()):
@@ -180,21 +178,3 @@ def _cell(row: Mapping[str, Mapping[str, float]], figure: str) -> str:
     bound = row.get(f"{figure} of bound")
     shown = f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
     return f"{shown} ({Interval.of(list(bound.values())).median:.0%})" if bound else shown
-
-
-def print_targets(figures: Figures, console: Console) -> None:
-    """One line for each target of a model that was measured."""
-    console.print("\n[bold]targets[/]: ratios of the same round", highlight=False)
-    table = Table("", "median", "min", "max", "target", "", box=None)
-    for target in TARGETS:
-        if target.model not in figures.samples:
-            continue
-        value = target.value(figures)
-        bound = f"{'≤' if target.at_most else '≥'} {target.limit:g}{target.unit}"
-        if value is None:
-            table.add_row(target.text, "–", "–", "–", bound, "not measured")
-            continue
-        digits = 4 if target.subtract else 2
-        numbers = (f"{item:.{digits}f}" for item in (value.median, value.low, value.high))
-        table.add_row(target.text, *numbers, bound, "[green]met[/]" if target.met(value) else "[red]not met[/]")
-    console.print(table)

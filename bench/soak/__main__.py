@@ -5,8 +5,6 @@ strings, streams and not, clients that leave early). Both go to two tiny models,
 soak fails when a process or an engine ends, a request fails, a repeated greedy request gets another text, or the memory
 of web or worker grows by more than 1 % in the second half of a phase. Memory is judged from 20,000 requests a phase on;
 before that it is shown.
-
-``--engine-only`` keeps an engine of each kind busy in this process instead, without a server.
 """
 
 from __future__ import annotations
@@ -76,23 +74,6 @@ def soak_server(given: argparse.Namespace, console: Console) -> list[Phase]:
     return phases
 
 
-def soak_engines(given: argparse.Namespace, console: Console) -> list[Phase]:
-    """Unique requests to an engine of each kind."""
-    from bench.soak.in_process import EnginePhase, load  # torch only where it is needed
-
-    phases = []
-    with tempfile.TemporaryDirectory(prefix="blazr-soak-") as folder:
-        for name, directory in checkpoints(Path(folder)).items():
-            llm, vocab_size = load(directory)
-            phase = Phase(f"{name} engine")
-            phases.append(phase)
-            seconds = given.minutes * 30 if given.minutes else None
-            with progress(phase.name, given.unique, seconds, console) as show:
-                EnginePhase(llm, vocab_size, phase, given.seed).run(given.unique, given.clients, seconds, show)
-            llm.close()
-    return phases
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--unique", type=int, default=100_000, metavar="N", help="requests of the first phase")
@@ -100,7 +81,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, metavar="N", help="stop after so long, half of it for each phase")
     parser.add_argument("--clients", type=int, default=32, metavar="N", help="requests at the same time")
     parser.add_argument("--seed", type=int, default=1, help="another seed makes other requests")
-    parser.add_argument("--engine-only", action="store_true", help="engines in this process, without a server")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     return parser.parse_args(arguments)
 
@@ -113,7 +93,7 @@ def main(arguments: list[str]) -> int:
     """
     given = parse(arguments)
     console = Console()
-    phases = soak_engines(given, console) if given.engine_only else soak_server(given, console)
+    phases = soak_server(given, console)
     for line in lines(phases):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if given.json:

@@ -1,4 +1,4 @@
-"""What the tables say is computed from: samples, ratios, targets, bounds, stream times."""
+"""What the tables say is computed from: samples, ratios, bounds, stream times."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from rich.console import Console
 from bench.__main__ import chosen, parse_arguments
 from bench.child import add_unshown, decode_rate, stream_figures
 from bench.environments import last_words
-from bench.figures import Figures, Interval, difference, percentile, ratio
+from bench.figures import Figures, Interval, percentile, ratio
 from bench.plot import write_plot
 from bench.report import print_report
-from bench.targets import TARGETS, Target
 
 
 def figures_of(*values: tuple[str, str, str, str, float]) -> Figures:
@@ -26,7 +25,6 @@ def figures_of(*values: tuple[str, str, str, str, float]) -> Figures:
 def test_ratios_pair_values_of_the_same_round_only() -> None:
     ours, theirs = {"a": 6.0, "b": 8.0, "c": 100.0}, {"a": 2.0, "b": 4.0, "d": 1.0}
     assert ratio(ours, theirs) == Interval(2.5, 2.0, 3.0)
-    assert difference(ours, theirs) == Interval(4.0, 4.0, 4.0)
     assert ratio({"a": 1.0}, {"b": 1.0}) is None
 
 
@@ -34,28 +32,6 @@ def test_ratios_pair_values_of_the_same_round_only() -> None:
 def test_percentiles(share: float, expected: int) -> None:
     assert percentile(list(range(100, 0, -1)), share) == expected
     assert percentile([7.0], share) == 7.0
-
-
-def test_the_best_of_several_rows_is_chosen_in_each_round() -> None:
-    figures = figures_of(
-        ("m", "x", "decode1", "1", 5.0), ("m", "y", "decode1", "1", 7.0), ("m", "x", "decode1", "2", 9.0)
-    )
-    assert figures.best("m", ("x", "y", "z"), "decode1") == {"1": 7.0, "2": 9.0}
-
-
-def test_targets_are_met_on_their_own_side() -> None:
-    at_least = Target("m", ("ours",), "decode1", ("peer",), 2.0)
-    at_most = Target("m", ("ours",), "load s", (), 1.3, at_most=True, other="read s")
-    figures = figures_of(
-        ("m", "ours", "decode1", "1", 3.0),
-        ("m", "peer", "decode1", "1", 2.0),
-        ("m", "ours", "load s", "1", 1.2),
-        ("m", "ours", "read s", "1", 1.0),
-    )
-    slower, quick = at_least.value(figures), at_most.value(figures)
-    assert slower is not None and slower.median == 1.5 and not at_least.met(slower)
-    assert quick is not None and quick.median == pytest.approx(1.2) and at_most.met(quick)
-    assert at_least.value(Figures()) is None
 
 
 def test_a_value_replaces_an_earlier_failure_and_both_survive_the_file(tmp_path: Path) -> None:
@@ -93,12 +69,6 @@ def test_tokens_without_a_chunk_count_with_the_last_one() -> None:
     nothing: list[tuple[float, int]] = []
     add_unshown(nothing, 3)
     assert nothing == [], "a stream of nothing is the caller's error to tell"
-
-
-def test_every_target_names_rows_that_exist() -> None:
-    rows = {item.name for item in chosen(parse_arguments([]))}
-    for target in TARGETS:
-        assert set(target.ours) | set(target.peers) <= rows
 
 
 def test_options() -> None:
@@ -145,7 +115,7 @@ def test_every_figure_that_a_peer_has_is_compared_and_drawn(tmp_path: Path) -> N
         figures.add("llama-1b", "llama.cpp q8_0", name, "1", 1.0)
     console = Console(record=True, width=200)
     print_report(figures, console)
-    table = console.export_text().partition("blazr int8 / each peer")[2].partition("targets:")[0]
+    table = console.export_text().partition("blazr int8 / each peer")[2]
     assert "q8_0" in table and "bf16" not in table, "other bits aren't the same work"
     write_plot(figures, tmp_path / "run.svg")
     drawn = (tmp_path / "run.svg").read_text()

@@ -10,8 +10,8 @@ import torch
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.recurrent import step_sizes
-from inference.modelling.layers.scan import ssd_scan_sequential
 from tests.gpu.compare import assert_close
+from tests.inference.modelling.sequential_scans import ssd_scan_sequential
 
 RANGES = [(0.0, math.inf), (0.01, 0.2)]
 

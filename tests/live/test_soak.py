@@ -26,15 +26,3 @@ def test_nothing_breaks_in_a_minute(tmp_path):
         assert phase["num_failures"] == phase["num_changed_repeats"] == phase["num_deaths"] == 0
         assert set(phase["memory"]) == {"web", "worker"}
     assert found["phases"]["mixed"]["num_cancelled"] > 0
-
-
-def test_an_engine_of_each_kind_survives_new_prompts(tmp_path):
-    report = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "bench.soak", "--engine-only", "--unique", "200", "--json", str(report)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    phases = json.loads(report.read_text())["phases"]
-    assert {name: phase["num_requests"] for name, phase in phases.items()} == {
-        "attention engine": 200,
-        "hybrid engine": 200,
-    }

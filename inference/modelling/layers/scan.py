@@ -1,8 +1,7 @@
 """State space recurrences: one token for many sequences, and many tokens of one sequence.
 
-Each recurrence is here twice: the form that the layers run, and beside it the plain loop over tokens
-that the tests hold it to. States are float32 and overwritten in place: what comes in is the state
-before the first token, what stays is the state after the last. So a prompt may be cut anywhere.
+Tests compare the scans with plain loops over tokens. States are float32 and overwritten in place: what comes in is the
+state before the first token, what stays is the state after the last. So a prompt may be cut anywhere.
 
 Shape letters: L tokens of one sequence, n sequences with one token each, H heads, P head width,
 S state size, G groups (head j belongs to group j div (H/G)), I channels.
@@ -78,20 +77,6 @@ def ssd_scan(
     return out
 
 
-def ssd_scan_sequential(
-    x: torch.Tensor, log_decay: torch.Tensor, b: torch.Tensor, c: torch.Tensor, state: torch.Tensor
-) -> torch.Tensor:
-    """The recurrence of ``ssd_scan``, token by token."""
-    per_group = x.shape[1] // b.shape[1]
-    out = torch.empty_like(x)
-    for token in range(x.shape[0]):
-        b_token = b[token].repeat_interleave(per_group, 0)
-        c_token = c[token].repeat_interleave(per_group, 0)
-        state.mul_(log_decay[token].exp()[:, None, None]).add_(x[token].unsqueeze(2) * b_token.unsqueeze(1))
-        out[token] = (state * c_token.unsqueeze(1)).sum(-1)
-    return out
-
-
 def ssd_step(
     x: torch.Tensor, log_decay: torch.Tensor, b: torch.Tensor, c: torch.Tensor, state: torch.Tensor
 ) -> torch.Tensor:
@@ -157,28 +142,6 @@ def trapezoidal_scan(
     return out
 
 
-def trapezoidal_scan_sequential(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    share: torch.Tensor,
-    log_decay: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    state: torch.Tensor,
-    x_before: torch.Tensor,
-    b_before: torch.Tensor,
-) -> torch.Tensor:
-    """The recurrence of ``trapezoidal_scan``, token by token."""
-    out = torch.empty_like(x)
-    for token in range(x.shape[0]):
-        one = slice(token, token + 1)
-        out[one] = trapezoidal_step(
-            x[one], delta[one], share[one], log_decay[one], b[one], c[one],
-            state.unsqueeze(0), x_before.unsqueeze(0), b_before.unsqueeze(0),
-        )  # fmt: skip
-    return out
-
-
 def trapezoidal_step(
     x: torch.Tensor,
     delta: torch.Tensor,
@@ -241,23 +204,6 @@ def selective_scan(
         state.copy_(before)
         parts.append(torch.bmm(states, c[rows].unsqueeze(2)).squeeze(2))
     return torch.cat(parts)
-
-
-def selective_scan_sequential(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    state: torch.Tensor,
-    limit: float | None = None,
-) -> torch.Tensor:
-    """The recurrence of ``selective_scan``, token by token."""
-    rows = [
-        selective_step(x[t : t + 1], delta[t : t + 1], a, b[t : t + 1], c[t : t + 1], state.unsqueeze(0), limit)
-        for t in range(x.shape[0])
-    ]
-    return torch.cat(rows)
 
 
 def selective_step(

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from inference.modelling.layer_specs import Mamba1Spec, NormSpec
 from inference.modelling.layers.mamba1 import Mamba1Mixer
-from inference.modelling.layers.scan import selective_scan_sequential
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, convolved, fill, hidden_rows, run_in_pieces
+from tests.inference.modelling.sequential_scans import selective_scan_sequential
 
 SPECS = {
     "mamba": Mamba1Spec(10, 4, 3, 2),

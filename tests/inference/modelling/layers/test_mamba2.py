@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from inference.modelling.layer_specs import Mamba2Spec, NormSpec
 from inference.modelling.layers.mamba2 import Mamba2Mixer
-from inference.modelling.layers.scan import ssd_scan_sequential
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, convolved, fill, hidden_rows, run_in_pieces
+from tests.inference.modelling.sequential_scans import ssd_scan_sequential
 
 RMS = NormSpec("rms", 1e-5)
 SPECS = {

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from inference.modelling.layer_specs import Mamba3Spec, NormSpec
 from inference.modelling.layers.mamba3 import Mamba3Mixer
-from inference.modelling.layers.scan import trapezoidal_scan_sequential
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, convolved, fill, hidden_rows, run_in_pieces
+from tests.inference.modelling.sequential_scans import trapezoidal_scan_sequential
 
 RMS = NormSpec("rms", 1e-5)
 SPECS = {

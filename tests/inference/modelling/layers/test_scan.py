@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from inference.modelling.layers import scan
 from inference.modelling.layers.recurrent import head_decay_rates, step_sizes
+from tests.inference.modelling import sequential_scans
 
 EXAMPLES = settings(max_examples=40, deadline=None)
 LENGTHS = st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 128, 150]))
@@ -70,7 +71,7 @@ SELECTIVE_ROWS = ("x", "delta", "b", "c")
 def test_ssd_scan_is_the_recurrence_however_it_is_cut(seed, length, groups, per_group, decay, cuts):
     inputs = make_ssd(seed, length, groups, per_group, decay)
     exact = double(inputs)
-    wanted = scan.ssd_scan_sequential(**exact)
+    wanted = sequential_scans.ssd_scan_sequential(**exact)
     found = whole(scan.ssd_scan, inputs, SSD_ROWS, cuts)
     assert_close(found, wanted)
     assert_close(inputs["state"], exact["state"])
@@ -81,7 +82,7 @@ def test_ssd_scan_keeps_small_differences_after_a_strong_decay():
     inputs = make_ssd(0, 64, 1, 2, 0.01)
     inputs["log_decay"][3] = -1e6
     exact = double(inputs)
-    wanted = scan.ssd_scan_sequential(**exact)
+    wanted = sequential_scans.ssd_scan_sequential(**exact)
     assert_close(scan.ssd_scan(**inputs), wanted)
     assert_close(inputs["state"], exact["state"])
 
@@ -96,7 +97,7 @@ def test_ssd_step_is_one_token_of_each_sequence(seed, count, groups):
     found = scan.ssd_step(**rows, state=states)
     for index in range(count):
         one = {key: value[index : index + 1] for key, value in rows.items()}
-        assert_close(found[index : index + 1], scan.ssd_scan_sequential(**one, state=wanted_states[index]))
+        assert_close(found[index : index + 1], sequential_scans.ssd_scan_sequential(**one, state=wanted_states[index]))
     assert_close(states, wanted_states)
 
 
@@ -127,7 +128,7 @@ def make_trapezoidal(seed: int, length: int, decay: float) -> dict[str, torch.Te
 def test_trapezoidal_scan_is_the_recurrence_however_it_is_cut(seed, length, decay, cuts):
     inputs = make_trapezoidal(seed, length, decay)
     exact = double(inputs)
-    wanted = scan.trapezoidal_scan_sequential(**exact)
+    wanted = sequential_scans.trapezoidal_scan_sequential(**exact)
     found = whole(scan.trapezoidal_scan, inputs, TRAPEZOIDAL_ROWS, cuts)
     assert_close(found, wanted)
     for name in ("state", "x_before", "b_before"):
@@ -156,7 +157,7 @@ def test_selective_scan_is_the_recurrence_however_it_is_cut(seed, length, limit,
     }
     # A state that grows without bound loses digits in any order of operations; with a limit it can't.
     exact = double(inputs)
-    wanted = scan.selective_scan_sequential(**exact)
+    wanted = sequential_scans.selective_scan_sequential(**exact)
     found = whole(scan.selective_scan, inputs, SELECTIVE_ROWS, cuts)
     assert_close(found, wanted, 5e-4 if limit and rate > 0 else 2e-5)
     assert_close(inputs["state"], exact["state"], 5e-4 if limit and rate > 0 else 2e-5)
