@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from inference.errors import InvalidRequest, RequestTooLarge, UnsupportedFormat
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
+from models_registry.curves import PLAN_FILE
 
 CHUNK_BYTES = 2 << 20
 """Largest piece per request; below Django's in-memory limit, so that a body never spools to the system's /tmp."""
@@ -36,6 +37,7 @@ _EXACT: dict[str, int] = {
     "chat_template.json": MEBIBYTE,
     "training_config.json": MEBIBYTE,
     "README.md": MEBIBYTE,
+    PLAN_FILE: 8 * MEBIBYTE,
 }
 _SUFFIXES: dict[str, int | None] = {
     ".safetensors": None,  # only the upload's total limits it

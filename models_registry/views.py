@@ -7,6 +7,7 @@ and serializers, so that they agree.
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -21,6 +22,7 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from inference.errors import UnknownModel
 from models_registry import selectors, upload_rules
 from models_registry.api.views import checkpoint_detail, overview
+from models_registry.curves import read_curve
 from models_registry.detection.facts import facts_to_set
 from models_registry.settings_schema import MODEL_SETTINGS, shown
 from models_registry.sign_in import SignInForm
@@ -133,6 +135,7 @@ class ModelPage(StaffPage):
         return {
             "checkpoint": checkpoint,
             "detail": detail,
+            "curve": read_curve(Path(checkpoint.directory)),
             "facts": [{**fact, "overridden": fact["name"] in in_force} for fact in detail["description"]["facts"]],
             "model_settings": [
                 {"schema": setting, "value": shown(setting, checkpoint.settings.get(setting.name))}

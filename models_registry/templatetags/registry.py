@@ -27,6 +27,18 @@ def at_most(number: int, limit: int) -> int:
 
 
 @register.filter
+def unlocalised(number: float) -> str:
+    """Return a coordinate of a drawing, with a point whatever the language is."""
+    return f"{number:g}"
+
+
+@register.filter
+def scientific(number: float) -> str:
+    """Return a small number in three digits: 0.0123 -> "1.23e-02"."""
+    return f"{number:.2e}"
+
+
+@register.filter
 def json_text(value: Any) -> str:
     """Return a fact's value as text: strings without quotes, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
