@@ -18,7 +18,7 @@ PLAN_FILE = "quantisation.json"
 MAX_BYTES = 8 << 20
 MAX_POINTS = 64
 WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 16, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 36, 16, 56
 _MAX_FORM_CHARS = 16
 _NUM_TICKS = 5
 _MIB = 1 << 20
@@ -101,9 +101,11 @@ def _points(values: Any, chosen: Any) -> list[Point]:
         if not isinstance(value, Mapping):
             continue
         size, divergence, form = value.get("size_bytes"), value.get("mean_kl"), value.get("form", "")
-        is_size = isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 50
-        is_kl = isinstance(divergence, float) and math.isfinite(divergence) and divergence > 0
-        if is_size and is_kl and isinstance(form, str):
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 1 << 50:
+            continue
+        if not isinstance(divergence, float) or not math.isfinite(divergence) or divergence <= 0:
+            continue
+        if isinstance(form, str):
             points.append(Point(size, divergence, form[:_MAX_FORM_CHARS], divergence == chosen))
     return sorted(points, key=lambda point: point.size_bytes)
 
