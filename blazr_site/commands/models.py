@@ -78,13 +78,18 @@ def progress_bar(title: str) -> Iterator[Any]:
 
 @contextmanager
 def detailed_bar(title: str) -> Iterator[Any]:
-    """Show a bar and what is being done; yields ``report(share, detail)``."""
+    """Show a bar and what is being done, or in a file a line for each tenth; yields ``report(share, detail)``."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}"))
+    num_tenths = -1
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(title, total=1.0, note="")
 
         def report(share: float, detail: str = "") -> None:
+            nonlocal num_tenths
             bar.update(task, completed=share, note=detail)
+            if not stderr.is_terminal and int(10 * share) > num_tenths:
+                num_tenths = int(10 * share)
+                stderr.print(f"{title}: {share:.0%} {detail}", highlight=False, markup=False)
 
         yield report
 

@@ -33,7 +33,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     target = tmp_path / "out"
     options = ["quantise", "--model", "demo", "--cpu", "--tokens", "60", "--window", "30", "-o", str(target)]
     assert main([*options, "--bytes", "1.3MB", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    written = capsys.readouterr()
+    assert "s left" in written.err
+    found = json.loads(written.out)
     assert found["size_bytes"] == (target / "model.safetensors").stat().st_size <= 1_300_000
     assert main(["quality", "--model", str(target), "--against", "demo", "--quant", "none", "--tokens", "60",
                  "--window", "30", "--cpu", "--json"]) == 0  # fmt: skip
