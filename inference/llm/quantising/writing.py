@@ -16,6 +16,7 @@ from inference.errors import CorruptCheckpoint, InvalidRequest
 from inference.llm.quantising.parts import HEADER_BYTES
 from inference.modelling.encodings.blazr import CODES, METHOD, SCALES
 from inference.modelling.encodings.quantisation_config import BLAZR_VERSION
+from inference.modelling.families.checks import TIED_HEAD
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
 from inference.modelling.quantisation import Kind
@@ -141,10 +142,13 @@ def _header_bytes(source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind
 def _entries(
     source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind], weight_of: Callable[[str], torch.Tensor]
 ) -> Iterator[_Entry]:
-    """All tensors of the file: those that stay, then the codes and scales."""
+    """All tensors of the file: those that stay, then the codes and scales.
+
+    A copy of a tied head that lies beside the embedding is left out: it wouldn't be one any more.
+    """
     in_codes = {name for parameter in forms for name in spec.parameters[parameter].tensor_names()}
     for name, info in source.tensors.items():
-        if name not in in_codes:
+        if name not in in_codes and not (spec.tie_word_embeddings and TIED_HEAD.fullmatch(name)):
             yield _stored_entry(source.directory, name, info)
     for parameter, kind in forms.items():
         quantised = quantise_plainly(weight_of(parameter), kind).to("cpu")

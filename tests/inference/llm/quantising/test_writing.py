@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from inference.errors import BlazrError, InvalidRequest
@@ -109,6 +110,18 @@ def test_nothing_is_left_of_a_write_that_fails(found: Inspection, tmp_path: Path
     (tmp_path / "full" / "a").touch()
     with pytest.raises(InvalidRequest, match="isn't an empty directory"):
         write_checkpoint(tmp_path / "full", source_of(found), found.spec, {}, broken, measured={}, plan={})
+
+
+def test_the_copy_of_a_tied_head_is_left_out(tmp_path: Path) -> None:
+    directory, _ = make_checkpoint(CONFIGS["llama"](), tmp_path / "made")
+    path = directory / WEIGHTS_FILE
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    source = inspect(directory)
+    assert source.spec.tie_word_embeddings
+    write(source, tmp_path / "out")
+    assert not any(name.startswith("lm_head") for name in inspect(tmp_path / "out").tensors)
 
 
 def test_a_truncated_file_is_refused(found: Inspection, tmp_path: Path) -> None:
