@@ -31,6 +31,11 @@ class Interval:
         return f"{self.median:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
 
+def interval_of(values: Sequence[float], digits: int = 2) -> str:
+    """Write the median and both ends."""
+    return Interval.of(values).whole(digits)
+
+
 @dataclass(slots=True)
 class Figures:
     """All samples.

@@ -1,10 +1,9 @@
 """python -m bench.http_path: processor time of a request and of a token outside the network, by process.
 
-One server (``blazr serve`` with a Redis of its own), one client process. Three measurements:
+One server (``blazr serve`` with a Redis of its own), one client process. Two measurements:
 
 - processor time of web, worker, Redis and client per request (one token each) and per further token, read from
   the processes' own clocks, so that it doesn't matter which of them waits for which;
-- the way of a lone request until its first token, as Redis sees it (``MONITOR``);
 - with ``--ratio``: tokens/s of all clients together, and the time to the first token, against an engine in a process
   of its own, without any platform around it; both take turns.
 
@@ -16,27 +15,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import redis
 from rich.console import Console
 from rich.table import Table
 
 from bench.child import random_prompts
 from bench.figures import Interval
 from bench.http_clients import DIALECTS, exchange
+from bench.peers.servers import free_port
 from bench.weights import SHAPES, LlamaShape, make_llama
 from blazr_site.embedded_redis import server_command, wait_until_ready
 
@@ -49,7 +45,6 @@ class Site:
     """A running server."""
 
     port: int
-    redis_url: str
     pids: dict[str, int]
     data: Path
     supervisor: int
@@ -82,9 +77,7 @@ def serve(directory: Path, *, dtype: str, quant: str | None = None) -> Iterator[
         stack.callback(_end, store_process)
         url = f"unix://{redis_socket}"
         wait_until_ready(url, timeout_s=15)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [str(Path(sys.executable).with_name("blazr")), "serve", "--model", str(directory)]
         command += ["--port", str(port), "--data-dir", str(data / "site"), "--dtype", dtype]
         command += ["--quant", quant] if quant else []
@@ -92,7 +85,7 @@ def serve(directory: Path, *, dtype: str, quant: str | None = None) -> Iterator[
         stack.callback(_end, process)
         _wait(port, process, Path(log.name))
         pids = {name: pid for pid, name in _named_children(process.pid)} | {"redis": store_process.pid}
-        yield Site(port, url, pids, data / "site", process.pid)
+        yield Site(port, pids, data / "site", process.pid)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -199,56 +192,6 @@ def processor_time(site: Site, shape: LlamaShape, *, clients: int, requests: int
     }
 
 
-# --- the way to the first token --------------------------------------------------------------------
-
-STEPS = ("published", "taken", "token", "received")
-"""Web has published; the worker has the message; its first token is out; the client has it."""
-
-
-def timeline(site: Site, shape: LlamaShape, repeats: int) -> dict[str, float]:
-    """Median milliseconds since the client sent its request, by step."""
-    seen: list[tuple[float, str]] = []
-    watching = threading.Event()
-
-    def watch() -> None:
-        # Without a time limit: redis-py closes a connection on which nothing came for so long.
-        client = redis.Redis.from_url(site.redis_url, socket_timeout=None)
-        with suppress(redis.RedisError), client.monitor() as monitor:  # until the server ends
-            watching.set()
-            for found in monitor.listen():
-                seen.append((found["time"], found["command"]))
-
-    threading.Thread(target=watch, daemon=True).start()
-    watching.wait(10)
-    samples: dict[str, list[float]] = {name: [] for name in STEPS}
-    for prompt in random_prompts(repeats, 16, shape.vocab_size, seed=11):
-        seen.clear()
-        started = time.time()
-        first_s, _ = run_clients(site, shape.name, [prompt], 2)[0]
-        for name, at in _marks(seen, started).items():
-            samples[name].append(at - started)
-        samples["received"].append(first_s)
-    return {name: 1000 * statistics.median(values) for name, values in samples.items()}
-
-
-def _marks(seen: list[tuple[float, str]], since: float) -> dict[str, float]:
-    """When Redis saw each step for the first time; the watcher may be behind, so they are waited for."""
-    searched: dict[str, Callable[[str], bool]] = {
-        "published": lambda text: text.startswith("LPUSH m."),
-        "taken": lambda text: text.startswith("HSETNX blazr:messages:holders"),
-        "token": lambda text: text.startswith("XADD blazr:out:") and "delta" in text,
-    }
-    deadline = time.monotonic() + 5
-    while True:
-        commands = [(at, text) for at, text in list(seen) if at >= since]
-        found = {name: [at for at, text in commands if matches(text)] for name, matches in searched.items()}
-        if all(found.values()):
-            return {name: times[0] for name, times in found.items()}
-        if time.monotonic() > deadline:
-            raise SystemExit(f"Redis never showed some of {', '.join(found)}: {commands[:50]}")
-        time.sleep(0.01)
-
-
 # --- against the bare engine -----------------------------------------------------------------------
 
 
@@ -287,8 +230,6 @@ def report(found: dict[str, Any], console: Console) -> None:
         table.add_row(name, f"{1e3 * cost['request_s'][name]:.2f}", f"{1e6 * cost['token_s'][name]:.1f}")
     console.print(table)
     console.print(f"{cost['requests_per_s']:.0f} requests/s of one token, {cost['tokens_per_s']:.0f} tokens/s streamed")
-    steps = ", ".join(f"{name} {value:.1f}" for name, value in found["timeline_ms"].items())
-    console.print(f"a lone request, ms since it was sent: {steps}")
     if "ratio" in found:
         for name, values in found["ratio"].items():
             console.print(f"{name}: median {Interval.of(values).whole()} of {len(values)}")
@@ -314,7 +255,6 @@ def main() -> None:
         wave(site, shape, 2, 16, 4)  # loads the model
         found: dict[str, Any] = {
             "processor": processor_time(site, shape, clients=given.clients, requests=given.requests, new=given.new),
-            "timeline_ms": timeline(site, shape, 15),
         }
         if given.ratio:
             found["ratio"] = ratio(

@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 from bench.__main__ import names, positive
 from bench.bounds import read_sizes
 from bench.disturbance import Disturbed, family, undisturbed
 from bench.environments import Environments
-from bench.figures import Interval
+from bench.figures import interval_of
 from bench.implementations import IMPLEMENTATIONS, PEERS, Implementation, Job
 from bench.processes import Child
 from bench.weights import CHECKPOINTS, make_checkpoint
@@ -66,11 +65,6 @@ def measure(job: Job, peer: str, bits: int, rounds: int, new: int) -> list[tuple
         return found
 
 
-def interval(values: Sequence[float], digits: int = 2) -> str:
-    """Median (low to high)."""
-    return Interval.of(values).whole(digits)
-
-
 def main() -> None:
     """Print one line for each model and number of bits."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -94,12 +88,12 @@ def main() -> None:
             stored = implementation("blazr", bits).stored_bits or bits
             bytes_read = sizes.bytes_read(1, PROMPT + given.new / 2, stored)
             print(
-                f"{model}, {bits} bits, {len(found)} rounds: {interval([a for a, _, _ in found], 1)} tokens/s, "
-                f"{given.peer} {interval([b for _, b, _ in found], 1)}, "
-                f"ratio {interval([a / b for a, b, _ in found])}; "
-                f"memory {interval([c / 1e9 for _, _, c in found], 1)} GB/s, "
-                f"of the bound {interval([a * bytes_read / c for a, _, c in found])}, "
-                f"{given.peer} {interval([b * bytes_read / c for _, b, c in found])}"
+                f"{model}, {bits} bits, {len(found)} rounds: {interval_of([a for a, _, _ in found], 1)} tokens/s, "
+                f"{given.peer} {interval_of([b for _, b, _ in found], 1)}, "
+                f"ratio {interval_of([a / b for a, b, _ in found])}; "
+                f"memory {interval_of([c / 1e9 for _, _, c in found], 1)} GB/s, "
+                f"of the bound {interval_of([a * bytes_read / c for a, _, c in found])}, "
+                f"{given.peer} {interval_of([b * bytes_read / c for _, b, c in found])}"
             )
 
 

@@ -27,12 +27,8 @@ from inference.engine.request import EngineRequest
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.layer_specs import (
     AttentionSpec,
-    Mamba1Spec,
     Mamba2Spec,
-    Mamba3Spec,
-    MLASpec,
     MLPSpec,
-    MoESpec,
     NormSpec,
     RopeSpec,
 )
@@ -82,34 +78,10 @@ def hybrid_150m() -> ModelSpec:
     return replace(mamba2_130m(), model_type="hybrid", layers=(first, first, first, second) * 5)
 
 
-def latent_moe() -> ModelSpec:
-    """DeepSeek's kind of layer: latent attention, eight experts of which two compute, and a shared one."""
-    norm, rope = NormSpec(), RopeSpec(10000.0, 32, interleaved=True)
-    mixer = MLASpec(12, 256, None, 64, 32, 64, 96**-0.5, rope, kv_a_norm=norm)
-    layer = LayerSpec(mixer, norm, channel_mixer=MoESpec(8, 2, 384, shared_intermediate_size=768), channel_norm=norm)
-    return replace(mamba2_130m(), model_type="deepseek_v2", layers=(layer,) * 10)
-
-
-def mamba1_130m() -> ModelSpec:
-    """24 layers of the first Mamba."""
-    return replace(mamba2_130m(), model_type="mamba", layers=(LayerSpec(Mamba1Spec(1536, 16, 4, 48), NormSpec()),) * 24)
-
-
-def mamba3_hybrid() -> ModelSpec:
-    """Mamba-3 with rotated states, every fourth layer latent attention with experts."""
-    norm = NormSpec()
-    mixer = Mamba3Spec(1536, 24, 64, 128, 1, None, True, 0, gated_norm=norm, bc_norm=norm)
-    first, second = LayerSpec(mixer, norm), latent_moe().layers[0]
-    return replace(mamba2_130m(), model_type="mamba3", layers=(first, first, first, second) * 4)
-
-
 MODELS = {
     "llama-135m": llama_135m,
     "mamba2-130m": mamba2_130m,
     "hybrid-150m": hybrid_150m,
-    "latent-moe": latent_moe,
-    "mamba1-130m": mamba1_130m,
-    "mamba3-hybrid": mamba3_hybrid,
 }
 
 

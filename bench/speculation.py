@@ -30,6 +30,7 @@ import torch
 from rich.console import Console
 
 from bench.child import random_prompts
+from bench.figures import interval_of
 from bench.prefix_cache import MODELS, VOCAB, random_network
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
@@ -174,15 +175,10 @@ def main() -> None:
                 assert stats is not None
                 console.print(
                     f"{name:12} {text:8} batch {batch:2}: {statistics.median(plains):5.0f} tokens/s without; "
-                    f"ratio {interval(ratios)}, control {interval(controls)}; "
+                    f"ratio {interval_of(ratios)}, control {interval_of(controls)}; "
                     f"{stats.num_accepted} of {stats.num_proposed} draft tokens held",
                     highlight=False,
                 )
-
-
-def interval(values: list[float]) -> str:
-    """Median, least and greatest."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 if __name__ == "__main__":

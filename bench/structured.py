@@ -25,9 +25,9 @@ import torch
 from rich.console import Console
 
 from bench.child import random_prompts
+from bench.figures import interval_of
 from bench.prefix_cache import MODELS as SMALL_MODELS
 from bench.prefix_cache import llama_135m, random_network
-from bench.speculation import interval
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
@@ -240,8 +240,8 @@ def main() -> None:
             controls.append(after / before)
         mask_ms = 1000 * mask_seconds(make_constraints(tokenizer, 1), bound.output)
         console.print(
-            f"{name:12} {spec.vocab_size:,} ids, batch {given.batch}: a free step {interval(free_ms)} ms; "
-            f"bound / free {interval(ratios)}, control {interval(controls)}; "
+            f"{name:12} {spec.vocab_size:,} ids, batch {given.batch}: a free step {interval_of(free_ms)} ms; "
+            f"bound / free {interval_of(ratios)}, control {interval_of(controls)}; "
             f"a mask takes {mask_ms:.3f} ms of processor time, {given.batch * mask_ms:.2f} ms a step",
             highlight=False,
         )

@@ -44,9 +44,9 @@ LLAMA_TINY = LlamaShape("llama-tiny", 64, 2, 4, 2, 128, 512)
 SHAPES = {shape.name: shape for shape in (LLAMA_1B, LLAMA_135M, LLAMA_TINY)}
 
 
-def make_llama(shape: LlamaShape, directory: Path, max_len: int = 8192) -> Path:
+def make_llama(shape: LlamaShape, directory: Path) -> Path:
     """Write the checkpoint in bfloat16 if it isn't there yet, and return its directory."""
-    return _make_once(directory / shape.name, lambda target: _write_llama(shape, target, max_len))
+    return _make_once(directory / shape.name, lambda target: _write_llama(shape, target))
 
 
 def make_checkpoint(name: str, directory: Path) -> Path:
@@ -71,7 +71,7 @@ def _matrix(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor
     return (torch.randn(rows, columns, generator=generator) * columns**-0.5).to(torch.bfloat16)
 
 
-def _write_llama(shape: LlamaShape, target: Path, max_len: int) -> None:
+def _write_llama(shape: LlamaShape, target: Path) -> None:
     generator = torch.Generator().manual_seed(SEED)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -106,7 +106,7 @@ def _write_llama(shape: LlamaShape, target: Path, max_len: int) -> None:
         "head_dim": shape.head_dim,
         "intermediate_size": shape.intermediate_size,
         "vocab_size": shape.vocab_size,
-        "max_position_embeddings": max_len,
+        "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
@@ -303,7 +303,7 @@ def _write_nano(target: Path) -> None:
 
 
 CHECKPOINTS: dict[str, Callable[[Path], None]] = {
-    **{name: (lambda target, shape=shape: _write_llama(shape, target, 8192)) for name, shape in SHAPES.items()},
+    **{name: (lambda target, shape=shape: _write_llama(shape, target)) for name, shape in SHAPES.items()},
     "mamba2": _write_mamba2,
     "hybrid": _write_hybrid,
     "nano": _write_nano,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.in_turns import implementation, interval
+from bench.figures import interval_of
+from bench.in_turns import implementation
 
 
 @pytest.mark.parametrize(
@@ -21,5 +22,5 @@ def test_both_sides_have_the_same_bits(peer: str, bits: int, name: str) -> None:
 
 
 def test_a_spread_is_the_median_with_both_ends() -> None:
-    assert interval([3.0, 1.0, 2.25]) == "2.25 (1.00 to 3.00)"
-    assert interval([10.04], 1) == "10.0 (10.0 to 10.0)"
+    assert interval_of([3.0, 1.0, 2.25]) == "2.25 (1.00 to 3.00)"
+    assert interval_of([10.04], 1) == "10.0 (10.0 to 10.0)"
