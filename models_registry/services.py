@@ -95,7 +95,7 @@ def checkpoint_register(
     return row
 
 
-def checkpoint_refresh(*, checkpoint: Checkpoint, inspect: Inspector | None = None) -> Checkpoint:
+def checkpoint_refresh(*, checkpoint: Checkpoint) -> Checkpoint:
     """Inspect the files again, with the overrides in force.
 
     Raises:
@@ -103,7 +103,7 @@ def checkpoint_refresh(*, checkpoint: Checkpoint, inspect: Inspector | None = No
             ``missing`` or ``refused`` and the reason.
     """
     try:
-        inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=overrides_in_force(checkpoint))
+        inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides_in_force(checkpoint))
     except BlazrError as error:
         gone = not Path(checkpoint.path).exists()
         checkpoint.state = Checkpoint.State.MISSING if gone else Checkpoint.State.REFUSED
@@ -180,7 +180,6 @@ def checkpoint_override_set(
     fact: str,
     value: Any,
     author: AbstractBaseUser | None = None,
-    inspect: Inspector | None = None,
 ) -> Checkpoint:
     """Set a fact by hand and inspect again with it; the earlier value stays in the history.
 
@@ -192,14 +191,14 @@ def checkpoint_override_set(
     """
     ((fact, value),) = check_overrides({fact: value}).items()
     overrides = overrides_in_force(checkpoint) | {fact: value}
-    inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=overrides)
+    inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
     with transaction.atomic():
         _record_override(checkpoint, fact, value, author)
         _store_again(checkpoint, inspection)
     return checkpoint
 
 
-def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str, inspect: Inspector | None = None) -> Checkpoint:
+def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str) -> Checkpoint:
     """Clear the override of ``fact``, which restores the detected value.
 
     Raises:
@@ -210,7 +209,7 @@ def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str, inspect: Ins
     if fact not in overrides:
         raise NotFound(f"{fact[:60]!r} is not overridden on {checkpoint.served_model_name}.", param="fact")
     del overrides[fact]
-    inspection = (inspect or inspect_in_child)(Path(checkpoint.path), overrides=overrides)
+    inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
     with transaction.atomic():
         checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now())
         _store_again(checkpoint, inspection)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
-from inference.jobs.claims import leases_shorten
+from inference.jobs.claims import leases_shorten, seconds_from_now
 from inference.models import Batch
 
 LEASE_S = 30.0
@@ -49,7 +48,7 @@ class BatchClaim:
 
     def keep(self, **values: Any) -> None:
         """Update the batch and renew the lease."""
-        self.write(lease_until=Now() + timedelta(seconds=LEASE_S), **values)
+        self.write(lease_until=seconds_from_now(LEASE_S), **values)
 
     def pause(self) -> None:
         """Pause between two pieces of work: yield to the engine's thread, check for a stop, renew the lease.
@@ -77,7 +76,7 @@ class BatchClaim:
 def batches_abandon(*, owner: str) -> int:
     """Expire the leases of ``owner``; called when a process of that name starts, as its predecessor is dead."""
     held = Batch.objects.filter(owner=owner, lease_until__isnull=False)
-    return held.update(lease_until=Now() - timedelta(seconds=1))
+    return held.update(lease_until=seconds_from_now(-1))
 
 
 def batch_claim(rows: QuerySet[Batch], *, owner: str, stopping: Callable[[], bool], **values: Any) -> BatchClaim | None:
@@ -96,7 +95,7 @@ def batch_claim(rows: QuerySet[Batch], *, owner: str, stopping: Callable[[], boo
         if row is None:
             return None
         Batch.objects.filter(pk=row.pk).update(
-            fence=F("fence") + 1, owner=owner, lease_until=Now() + timedelta(seconds=LEASE_S), **values
+            fence=F("fence") + 1, owner=owner, lease_until=seconds_from_now(LEASE_S), **values
         )
         row.refresh_from_db()
     return BatchClaim(row, stopping)

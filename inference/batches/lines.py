@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import F
@@ -22,7 +20,7 @@ from inference.batches.line_requests import line_id, refusal_line
 from inference.batches.results import ID_BATCH, result_without_response, results_write, rows_locked
 from inference.errors import GenerationFailed
 from inference.host.fault_points import fault_point
-from inference.jobs.claims import LEASE_S, MAX_ATTEMPTS, MAX_DELAY_S, is_due, leases_shorten
+from inference.jobs.claims import LEASE_S, MAX_ATTEMPTS, MAX_DELAY_S, is_due, leases_shorten, seconds_from_now
 from inference.jobs.row_watch import RowWatch
 from inference.models import Batch, BatchLine, BatchResult, BatchState, LineState
 
@@ -87,10 +85,6 @@ class FinishedLine:
     engine_s: float = 0.0
 
 
-def _lease(seconds: float) -> Any:
-    return Now() + timedelta(seconds=seconds)
-
-
 def lines_claim(
     *,
     batch: Batch,
@@ -99,7 +93,6 @@ def lines_claim(
     checkpoint_ids: Iterable[str] | None = None,
     min_attempts: int = 0,
     max_attempts: int = 0,
-    lease_s: float = LEASE_S,
 ) -> list[ClaimedLine]:
     """Claim up to ``limit`` queued lines of a batch, in the order of the file.
 
@@ -127,7 +120,7 @@ def lines_claim(
             owner=owner,
             fence=F("fence") + 1,
             attempts=MAX_ATTEMPTS - 1 if is_last else F("attempts") + 1,
-            lease_until=_lease(lease_s),
+            lease_until=seconds_from_now(LEASE_S),
             not_before=None,
         )
         found = BatchLine.objects.filter(pk__in=keys, state=LineState.RUNNING, owner=owner).order_by("id")
@@ -166,11 +159,11 @@ class LineHeartbeat:
     endings: dict[tuple[int, int], str]
 
 
-def lines_heartbeat(*, owner: str, lease_s: float = LEASE_S) -> LineHeartbeat:
+def lines_heartbeat(*, owner: str) -> LineHeartbeat:
     """Renew the leases of all lines of a worker, in one statement."""
     with transaction.atomic():
         mine = BatchLine.objects.filter(owner=owner, state=LineState.RUNNING)
-        mine.update(lease_until=_lease(lease_s))
+        mine.update(lease_until=seconds_from_now(LEASE_S))
         found = list(mine.values_list("pk", "fence", "batch__ending"))
     return LineHeartbeat(
         frozenset((key, fence) for key, fence, _ in found),
@@ -235,13 +228,13 @@ def lines_release(
                 lease_until=None,
                 owner="",
                 attempts=attempts,
-                not_before=_lease(min(delay_s, MAX_DELAY_S)) if delay_s > 0 else None,
+                not_before=seconds_from_now(min(delay_s, MAX_DELAY_S)) if delay_s > 0 else None,
             )
 
 
 def lines_abandon(*, owner: str) -> int:
     """Expire the leases of ``owner``; called when a process of that name starts, as its predecessor is dead."""
-    return BatchLine.objects.filter(owner=owner, state=LineState.RUNNING).update(lease_until=_lease(-1))
+    return BatchLine.objects.filter(owner=owner, state=LineState.RUNNING).update(lease_until=seconds_from_now(-1))
 
 
 RUNNING_LINES = RowWatch(lambda: BatchLine.objects.filter(state=LineState.RUNNING))

@@ -44,6 +44,8 @@ TIMEOUT_S = 10.0
 TOTAL_S = 20.0
 TRYING_S = 60.0
 """Lease of a sender in seconds; after a sender's death, another one sends the message."""
+MAX_DELIVERIES = 20
+"""Messages that a sender sends before it ends."""
 NUM_SENDERS = 2
 """Threads of a worker that send messages at the same time."""
 SECRET_MARK = "whsec_"  # noqa: S105 - the beginning of every secret
@@ -169,10 +171,10 @@ def _send_due() -> None:
         _senders.release()
 
 
-def deliver_due(*, limit: int = 20) -> int:
+def deliver_due() -> int:
     """Send the due messages and return their number. Several processes may run this at once."""
     done = 0
-    for _ in range(limit):
+    for _ in range(MAX_DELIVERIES):
         row = (
             WebhookDelivery.objects.filter(next_attempt_at__lte=timezone.now())
             .select_related("batch")

@@ -114,7 +114,6 @@ def jobs_claim(
     min_age_s: float = 0.0,
     suspects: bool = False,
     capacity: Callable[[str], int | None] = lambda tenant: None,
-    lease_s: float = LEASE_S,
 ) -> list[ClaimedJob]:
     """Claim up to ``limit`` queued jobs: best priority first, then tenants in turns, then in order of arrival.
 
@@ -125,7 +124,6 @@ def jobs_claim(
         min_age_s: Only jobs that have waited so long, which leaves workers that hold the model time to claim them.
         suspects: Only jobs on their last attempt, which have to run alone; otherwise only other jobs.
         capacity: Returns how many jobs of a tenant may start now; None: no limit. Called outside of the transaction.
-        lease_s: Seconds until the claim lapses without a heartbeat.
     """
     if limit <= 0:
         return []
@@ -147,7 +145,7 @@ def jobs_claim(
             owner=owner,
             fence=F("fence") + 1,
             attempts=MAX_ATTEMPTS - 1 if suspects else F("attempts") + 1,
-            lease_until=seconds_from_now(lease_s),
+            lease_until=seconds_from_now(LEASE_S),
             not_before=None,
             started_at=Now(),
         )
@@ -255,7 +253,7 @@ class Heartbeat:
     cancelled: frozenset[tuple[int, int]]
 
 
-def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]], lease_s: float = LEASE_S) -> Heartbeat:
+def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]]) -> Heartbeat:
     """Renew the leases of a worker's jobs, in one statement.
 
     Args:
@@ -270,7 +268,7 @@ def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]], lease_s: floa
     cancelled: set[tuple[int, int]] = set()
     with transaction.atomic():
         mine = GenerationJob.objects.filter(pk__in=keys, owner=owner, state=JobState.RUNNING)
-        mine.update(lease_until=seconds_from_now(lease_s))
+        mine.update(lease_until=seconds_from_now(LEASE_S))
         for key, fence, cancel in mine.values_list("pk", "fence", "cancel_requested"):
             if (key, fence) in assumed:
                 still.add((key, fence))
@@ -299,7 +297,7 @@ class NewChunk:
     clears_crashes: bool = False
 
 
-def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[tuple[int, int]]:
+def jobs_append(*, chunks: Sequence[NewChunk]) -> set[tuple[int, int]]:
     """Store events of running jobs, in one transaction, and renew their leases.
 
     Returns:
@@ -317,7 +315,7 @@ def jobs_append(*, chunks: Sequence[NewChunk], lease_s: float = LEASE_S) -> set[
                     num_chunks=chunk.number + 1,
                     completion_tokens=chunk.completion_tokens,
                     prompt_tokens=chunk.prompt_tokens,
-                    lease_until=seconds_from_now(lease_s),
+                    lease_until=seconds_from_now(LEASE_S),
                     **({"attempts": 1} if chunk.clears_crashes else {}),
                 )
             )

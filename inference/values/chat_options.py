@@ -18,8 +18,7 @@ class ChatOptions:
         tools: Definitions in OpenAI's shape (``{"type": "function", "function": {name, description, parameters}}``).
         tool_choice: Whether the model may call (auto), must (required) or must not (none) call a tool; ``named``:
             it must call ``tool_name``.
-        tool_name: See there.
-        include_reasoning: The answer shows the thinking.
+        include_reasoning: The output contains the thinking.
         reasoning_effort: How much to think, for templates that know of it; None: not said.
     """
 

@@ -13,6 +13,7 @@ from inference.errors import InvalidRequest
 from inference.modelling.families.config import MAX_SIZE
 from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import FAMILIES
+from inference.modelling.layer_specs import ACTIVATIONS
 from inference.values.tokenizer_spec import VOCABULARIES
 
 
@@ -47,12 +48,7 @@ FACTS: Mapping[str, FactRule] = {
     "max_position_embeddings": FactRule("longest context in tokens", "integer", high=1 << 30),
     "rope.theta": FactRule("base of the rotary embedding", "number", low=1.001, high=1e15),
     "norm.eps": FactRule("eps of the block norms and the final norm", "number", low=0.0, high=1.0),
-    "activation": FactRule(
-        "activation of the MLPs",
-        "string",
-        choices=("silu", "gelu", "gelu_tanh", "relu", "relu2"),
-        used_by="huggingface",
-    ),
+    "activation": FactRule("activation of the MLPs", "string", choices=ACTIVATIONS, used_by="huggingface"),
     "attention.num_heads": FactRule("query heads of an attention layer", "integer", high=1 << 16),
     "attention.head_dim": FactRule("width of an attention head", "integer", high=1 << 16),
     "moe.top_k": FactRule("routed experts used for each token", "integer", high=1 << 16),

@@ -59,9 +59,7 @@ INNER_NORMS = {"dt_norm": "dt_layernorm", "b_norm": "b_layernorm", "c_norm": "c_
 """Our names of Mamba-1's inner norms to Jamba's."""
 
 
-def time_step_limits(
-    view: CheckpointView, *keys: str, default: tuple[float, float] = (0.0, math.inf)
-) -> tuple[float, float]:
+def time_step_limits(view: CheckpointView, *keys: str) -> tuple[float, float]:
     """The range that Δ is clamped to after softplus: a pair, its end possibly infinite in either spelling.
 
     Raises:
@@ -69,7 +67,7 @@ def time_step_limits(
     """
     value = view.config.get(*keys)
     if value is None:
-        low, high, evidence = *default, "not in config.json; the family's default"
+        low, high, evidence = 0.0, math.inf, "not in config.json; the family's default"
     else:
         pair = value if isinstance(value, list | tuple) and len(value) == 2 else ()
         good = all(isinstance(item, int | float) and not isinstance(item, bool) for item in pair)
