@@ -22,9 +22,10 @@ from inference.api.schemas import GENERATION_ERRORS, RerankedSerializer, documen
 from inference.dialects.fields import (
     MAX_INPUTS,
     KeepAliveField,
-    StrictBooleanField,
+    RequestField,
     StrictCharField,
-    StrictIntegerField,
+    optional_boolean,
+    optional_integer,
 )
 from inference.dialects.openai.embeddings import PoolingFieldMixin, embedding_plan
 from inference.dialects.openai.outputs.embedding import EmbeddingFormat
@@ -47,7 +48,7 @@ _NUMBER = re.compile(r"\binput (\d+)")
         "items": {"oneOf": [{"type": "string"}, {"type": "object", "properties": {"text": {"type": "string"}}}]},
     }
 )
-class DocumentsField(serializers.Field[Any, Any, Any, Any]):
+class DocumentsField(RequestField):
     """Texts, or objects with a text; the value is a list of texts."""
 
     def to_internal_value(self, data: Any) -> list[str]:
@@ -65,9 +66,6 @@ class DocumentsField(serializers.Field[Any, Any, Any, Any]):
                 )
         return texts
 
-    def to_representation(self, value: Any) -> Any:
-        return value
-
 
 class RerankRequestSerializer(PriorityFieldMixin, PoolingFieldMixin, StrictSerializer):
     """Body of POST /v1/rerank."""
@@ -77,10 +75,8 @@ class RerankRequestSerializer(PriorityFieldMixin, PoolingFieldMixin, StrictSeria
     model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
     query = StrictCharField(help_text="What is looked for.")
     documents = DocumentsField(help_text="Texts, or objects with a text.")
-    top_n = StrictIntegerField(
-        required=False, min_value=1, max_value=MAX_DOCUMENTS, allow_null=True, help_text="Only the best. Default: all."
-    )
-    return_documents = StrictBooleanField(required=False, allow_null=True, help_text="Default: true.")
+    top_n = optional_integer(1, MAX_DOCUMENTS, "Only the best. Default: all.")
+    return_documents = optional_boolean("Default: true.")
     keep_alive = KeepAliveField()
 
     def plan(self, values: dict[str, Any]) -> GenerationPlan:

@@ -16,10 +16,11 @@ from inference.api.base import ApiView, json_body, json_response
 from inference.api.schemas import GENERATION_ERRORS, InfillSerializer, documented
 from inference.dialects.fields import (
     StopField,
-    StrictBooleanField,
     StrictCharField,
-    StrictIntegerField,
-    StrictNumberField,
+    optional,
+    optional_boolean,
+    optional_integer,
+    optional_number,
 )
 from inference.dialects.openai.requests import plan_from_body
 from inference.dialects.openai.sampling_fields import FurtherSamplersMixin
@@ -48,49 +49,17 @@ class InfillRequestSerializer(FurtherSamplersMixin, StrictSerializer):
     model = StrictCharField(max_length=256, help_text="A name from GET /v1/models.")
     input_prefix = StrictCharField(allow_blank=True, help_text="What precedes the text.")
     input_suffix = StrictCharField(allow_blank=True, help_text="What follows it.")
-    n_predict = StrictIntegerField(
-        required=False,
-        min_value=-1,
-        max_value=limits.MAX_TOKENS_LIMIT,
-        allow_null=True,
-        help_text="Most tokens; -1, the default: what the context leaves.",
-    )
-    temperature = StrictNumberField(required=False, min_value=0, max_value=2, allow_null=True, help_text="0: greedy.")
-    top_k = StrictIntegerField(
-        required=False,
-        min_value=-1,
-        max_value=limits.MAX_TOKENS_LIMIT,
-        allow_null=True,
-        help_text="Keep the k most probable tokens; 0 and -1: off.",
-    )
-    top_p = StrictNumberField(required=False, min_value=0, max_value=1, allow_null=True, help_text="Above 0.")
-    min_p = StrictNumberField(
-        required=False,
-        min_value=0,
-        max_value=1,
-        allow_null=True,
-        help_text="Keep tokens with at least this share of the highest probability.",
-    )
-    repeat_penalty = StrictNumberField(
-        required=False, min_value=0, max_value=10, allow_null=True, help_text="Over prompt and output. Default: 1: off."
-    )
-    presence_penalty = StrictNumberField(
-        required=False, min_value=-2, max_value=2, allow_null=True, help_text="As in completions."
-    )
-    frequency_penalty = StrictNumberField(
-        required=False, min_value=-2, max_value=2, allow_null=True, help_text="As in completions."
-    )
-    seed = StrictIntegerField(
-        required=False,
-        min_value=-limits.SEED_RANGE,
-        max_value=limits.SEED_RANGE - 1,
-        allow_null=True,
-        help_text="-1, the default: drawn by the server.",
-    )
-    stop = StopField(required=False, allow_null=True, help_text="The text ends before it.")
-    cache_prompt = StrictBooleanField(
-        required=False, allow_null=True, help_text="Accepted; prefixes are kept by the server's own rules."
-    )
+    n_predict = optional_integer(-1, limits.MAX_TOKENS_LIMIT, "Most tokens; -1, the default: what the context leaves.")
+    temperature = optional_number(0, 2, "0: greedy.")
+    top_k = optional_integer(-1, limits.MAX_TOKENS_LIMIT, "Keep the k most probable tokens; 0 and -1: off.")
+    top_p = optional_number(0, 1, "Above 0.")
+    min_p = optional_number(0, 1, "Keep tokens with at least this share of the highest probability.")
+    repeat_penalty = optional_number(0, 10, "Over prompt and output. Default: 1: off.")
+    presence_penalty = optional_number(-2, 2, "As in completions.")
+    frequency_penalty = optional_number(-2, 2, "As in completions.")
+    seed = optional_integer(-limits.SEED_RANGE, limits.SEED_RANGE - 1, "-1, the default: drawn by the server.")
+    stop = optional(StopField, "The text ends before it.")
+    cache_prompt = optional_boolean("Accepted; prefixes are kept by the server's own rules.")
 
     def plan(self, body: object) -> GenerationPlan:
         """Validate ``body`` and return its plan.

@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from inference.dialects.fields import JSONObjectField, StrictCharField
+from inference.dialects.fields import JSONObjectField, RequestField, StrictCharField, optional
 from inference.dialects.strict_serializer import StrictSerializer
 
 
@@ -16,22 +16,17 @@ class JobItemSerializer(StrictSerializer):
 
     endpoint = serializers.ChoiceField(choices=("completion", "chat"), help_text="completion or chat.")
     body = JSONObjectField(help_text="The body of that endpoint: one prompt, no stream; at most 4 MiB.")
-    idempotency_key = StrictCharField(
-        required=False, max_length=200, allow_null=True, help_text="The same key and body give the same job."
-    )
+    idempotency_key = optional(StrictCharField, "The same key and body give the same job.", max_length=200)
 
 
 @extend_schema_field(JobItemSerializer(many=True))
-class JobItemsField(serializers.Field[Any, Any, Any, Any]):
+class JobItemsField(RequestField):
     """A list of jobs; each is validated on its own, so that an error names the job."""
 
     def to_internal_value(self, data: Any) -> list[Any]:
         if not isinstance(data, list) or not data:
             raise serializers.ValidationError("must be a list with at least one job.")
         return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
 
 
 class JobSubmissionSerializer(StrictSerializer):

@@ -14,7 +14,7 @@ from rest_framework import serializers
 from inference.access.api_keys import MAX_MODEL_CHARS, api_key_create, api_key_revoke
 from inference.api.base import ApiView, json_body, json_response, number_parameter
 from inference.api.schemas import documented
-from inference.dialects.fields import StrictCharField, StrictIntegerField, StrictListField
+from inference.dialects.fields import StrictCharField, StrictIntegerField, StrictListField, optional, optional_integer
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest
 from inference.models import ApiKey
@@ -28,33 +28,27 @@ _NO_STORE = {"Cache-Control": "no-store"}
 
 
 def _limit(text: str) -> StrictIntegerField:
-    return StrictIntegerField(
-        required=False, min_value=1, max_value=MAX_LIMIT, allow_null=True, help_text=f"{text} Default: the server's."
-    )
+    return optional_integer(1, MAX_LIMIT, f"{text} Default: the server's.")
 
 
 class KeyRequestSerializer(StrictSerializer):
     """Body of POST /v1/keys."""
 
     name = StrictCharField(max_length=100, help_text="What the key is for.")
-    scopes = StrictListField(
+    scopes = optional(
+        StrictListField,
+        f"Of {', '.join(SCOPES)}. Default: {', '.join(DEFAULT_SCOPES)}.",
         child=StrictCharField(max_length=20),
-        required=False,
         min_length=1,
         max_length=len(SCOPES),
-        allow_null=True,
-        help_text=f"Of {', '.join(SCOPES)}. Default: {', '.join(DEFAULT_SCOPES)}.",
     )
-    models = StrictListField(
+    models = optional(
+        StrictListField,
+        "Served names that it may use. Default: all.",
         child=StrictCharField(max_length=MAX_MODEL_CHARS),
-        required=False,
         max_length=MAX_MODELS,
-        allow_null=True,
-        help_text="Served names that it may use. Default: all.",
     )
-    expires_at = StrictIntegerField(
-        required=False, min_value=1, max_value=MAX_TIME, allow_null=True, help_text="Unix time. Default: never."
-    )
+    expires_at = optional_integer(1, MAX_TIME, "Unix time. Default: never.")
     requests_per_minute = _limit("Requests a minute.")
     tokens_per_minute = _limit("Tokens a minute.")
     max_concurrent = _limit("Requests that are open at a time.")
