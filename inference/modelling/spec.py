@@ -211,7 +211,6 @@ class ModelSpec:
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> ModelSpec:
-        """Read ``to_dict``'s form."""
         spec = _decode(payload)
         if not isinstance(spec, cls):
             raise TypeError(f"not a stored ModelSpec: {type(spec).__name__}")

@@ -50,12 +50,10 @@ class ChatOptions:
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form that ``from_dict`` reads."""
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"tools": list(self.tools)}
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> ChatOptions:
-        """Read ``to_dict``'s form."""
         values = {item.name: payload[item.name] for item in fields(cls) if item.name in payload}
         values["tools"] = tuple(values.get("tools", ()))
         return cls(**values)

@@ -78,7 +78,6 @@ class Grammar:
         return hashlib.sha256(f"{self.kind}\0{self.text}".encode("utf-8", "surrogatepass")).digest()
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form that ``from_dict`` reads."""
         value = list(self.value) if isinstance(self.value, tuple) else self.value
         return {"kind": self.kind, "value": value, "param": self.param}
 

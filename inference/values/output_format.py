@@ -93,13 +93,11 @@ class OutputFormat:
         return tools + (() if self.reasoning is None else REASONING_TAGS[self.reasoning])
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form that ``from_dict`` reads."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> OutputFormat:
-        """Read ``to_dict``'s form."""
         values = {item.name: payload[item.name] for item in fields(cls) if item.name in payload}
         for name in ("tool_names", "json_parameters"):
             values[name] = tuple(values.get(name, ()))

@@ -104,7 +104,6 @@ class GenerationPlan:
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> GenerationPlan:
-        """Read ``to_dict``'s form."""
         values = {item.name: payload[item.name] for item in fields(cls) if item.name in payload}
         values["prompts"] = tuple(values["prompts"])
         values["params"] = SamplingParams.from_dict(values["params"])

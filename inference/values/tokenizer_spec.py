@@ -46,12 +46,10 @@ class TokenizerSpec:
     added_tokens: tuple[tuple[str, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form that ``from_dict`` reads."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> TokenizerSpec:
-        """Read ``to_dict``'s form."""
         values = {item.name: payload[item.name] for item in fields(cls) if item.name in payload}
         values["eos_token_ids"] = tuple(values.get("eos_token_ids", ()))
         values["special_tokens"] = tuple((key, text) for key, text in values.get("special_tokens", ()))

@@ -113,7 +113,6 @@ class Inspection:
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> Inspection:
-        """Read ``to_dict``'s form."""
         files = tuple(CheckpointFile(path, size, role) for path, size, role in payload["files"])
         return cls(
             spec=ModelSpec.from_dict(payload["spec"]),

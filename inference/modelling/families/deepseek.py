@@ -40,7 +40,6 @@ LATENT_NORM = NormSpec("rms", 1e-6)
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table of a DeepSeek checkpoint to its spec."""
     model_type = view.config.string("model_type", default="deepseek_v3")
     prediction = view.config.integer(
         "num_nextn_predict_layers",

@@ -38,7 +38,6 @@ ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table of a Gemma 3 text checkpoint to its spec."""
     refuse_encoder(view)
     layout = read_layout(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
     heads = read_heads(view, layout.layer(0), layout.hidden_size, default_head_dim=HEAD_DIM)

@@ -25,7 +25,6 @@ from inference.modelling.spec import LayerSpec, ModelSpec, Source
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table of a llama-like checkpoint to its spec."""
     model_type = view.config.string("model_type", default="llama")
     layout = read_layout(view)
     heads = read_heads(view, layout.layer(0), layout.hidden_size)

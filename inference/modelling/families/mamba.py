@@ -18,7 +18,6 @@ from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table to the spec."""
     model_type = view.config.string("model_type", default="mamba")
     layout = read_layout(
         view,

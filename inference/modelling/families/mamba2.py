@@ -23,7 +23,6 @@ KEYS = Mamba2Keys(("num_heads",), ("head_dim",), ("state_size",), ("n_groups",),
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table to the spec."""
     layout = read_layout(
         view,
         prefixes=("backbone.", "model.", ""),

@@ -33,7 +33,6 @@ EXPERT_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table of a Mixtral checkpoint to its spec."""
     layout = read_layout(view)
     heads = read_heads(view, layout.layer(0), layout.hidden_size)
     rope = read_rope(

@@ -57,7 +57,6 @@ PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table to the spec."""
     layout = read_layout(view, prefixes=("backbone.", "model."), embeddings=("embeddings.weight",))
     norm = rms_norm(view, "layer_norm_epsilon", "rms_norm_eps", default=1e-5)
     mlp_act = activation(view, "mlp_hidden_act", default="relu2")

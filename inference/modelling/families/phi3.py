@@ -24,7 +24,6 @@ TRAINED_CONTEXT = 4096
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table of a Phi-3 checkpoint to its spec."""
     layout = read_layout(view)
     heads = read_heads(view, layout.layer(0), layout.hidden_size)
     rope = read_rope(

@@ -39,7 +39,6 @@ DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    """config.json and tensor table of a Qwen MoE checkpoint to its spec."""
     model_type = view.config.string("model_type", default="qwen3_moe")
     layout = read_layout(view)
     heads = read_heads(view, layout.layer(0), layout.hidden_size)

@@ -63,7 +63,6 @@ class Linear(Layer):
 
     @property
     def packed_bytes(self) -> int:
-        """Memory outside of the parameters."""
         return 0 if self.packed is None else self.packed.nbytes
 
 
@@ -117,7 +116,6 @@ class Embedding(Layer):
 
     @property
     def packed_bytes(self) -> int:
-        """Memory outside of the parameters."""
         return 0 if self.packed is None else self.packed.nbytes
 
 

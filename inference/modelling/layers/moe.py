@@ -113,7 +113,6 @@ class Experts(Layer):
 
     @property
     def packed_bytes(self) -> int:
-        """Memory outside of the parameters."""
         return sum(packed.nbytes for packed in self.packed.values())
 
     def forward(self, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

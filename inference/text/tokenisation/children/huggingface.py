@@ -126,5 +126,4 @@ def _steps(part: Any, name: str) -> list[dict[str, Any]]:
 
 
 def main(memory_bytes: int, readable: Sequence[Path]) -> None:
-    """Entry of the child process."""
     serve(Codec().handle, memory_bytes, readable)

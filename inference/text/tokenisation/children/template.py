@@ -121,5 +121,4 @@ def _check_name(name: str) -> None:
 
 
 def main(memory_bytes: int, readable: Sequence[Path]) -> None:
-    """Entry of the child process."""
     serve(Renderer().handle, memory_bytes, readable)

@@ -224,5 +224,4 @@ def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[
 
 
 def main(memory_bytes: int, readable: Sequence[Path]) -> None:
-    """Entry of the child process."""
     serve(Codec().handle, memory_bytes, readable)
