@@ -138,7 +138,6 @@ def measure(given: argparse.Namespace, figures: Figures, lengths: Lengths, conso
 
 
 def chosen(given: argparse.Namespace) -> list[Implementation]:
-    """Rows that the options ask for."""
     bits = {int(item) for item in given.bits}
     return [item for item in IMPLEMENTATIONS if item.bits in bits and item.peer in ("blazr", *given.peers)]
 

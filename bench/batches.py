@@ -136,7 +136,6 @@ def bare_seconds(directory: Path, lines: list[dict[str, Any]], max_num_seqs: int
 
 
 def overhead(site: Site, directory: Path, given: argparse.Namespace) -> None:
-    """Alternate, and print the medians."""
     lines = batch_lines(given.lines, model_name(site), given.tokens)
     wait(site.url, start(site.url, lines[:64]))
     bare, served = [], []

@@ -103,7 +103,6 @@ def read_sizes(directory: Path) -> Sizes:
 
 
 def read_header(file: Path) -> dict[str, list[int]]:
-    """Shapes by name of a safetensors file."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(length))

@@ -90,7 +90,6 @@ def _name(pid: int) -> str:
 
 
 def family_of(pid: int) -> Callable[[], Sequence[int]]:
-    """The processes of a child and all that come from it."""
     return lambda: family(pid)
 
 

@@ -27,7 +27,6 @@ class Interval:
         return f"{self.median:.2f}" if self.low == self.high else self.whole()
 
     def whole(self, digits: int = 2) -> str:
-        """The median and both ends."""
         return f"{self.median:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
 

@@ -151,7 +151,6 @@ def wave(
 
 
 def first_tokens(site: Site, shape: LlamaShape, repeats: int, prompt: int) -> list[float]:
-    """Seconds to the first token, one request at a time."""
     prompts = random_prompts(repeats, prompt, shape.vocab_size, seed=11)
     return [run_clients(site, shape.name, [item], 2)[0][0] for item in prompts]
 

@@ -64,7 +64,6 @@ def make_program(ring: list[NativePacked], hidden: torch.Tensor) -> Callable[[],
 
 
 def main() -> int:
-    """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="135m,1b")
     parser.add_argument("--matrices", default="qkv,o,gate-up,down")

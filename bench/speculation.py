@@ -88,7 +88,6 @@ def looping_network(spec: ModelSpec, dtype: torch.dtype) -> HybridForCausalLM:
 
 
 def shortened(spec: ModelSpec) -> ModelSpec:
-    """The first fifth of the layers."""
     return replace(spec, layers=spec.layers[: max(1, len(spec.layers) // 5)])
 
 

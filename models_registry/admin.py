@@ -59,7 +59,6 @@ class CheckpointAdmin(ReadOnlyRows, _CheckpointAdmin):
     inlines = (CheckpointOverrideInline,)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Checkpoint]:
-        """Leave the large columns out."""
         return super().get_queryset(request).defer("inspection", "file_stamps")
 
 

@@ -40,7 +40,6 @@ class Live:
         return shown | {"status": "unknown"} if self.notice else shown
 
     def worker_rows(self, checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
-        """Return the workers as plain values, models by served name."""
         names = {str(row.pk): row.served_model_name for row in checkpoints}
         now = time.time()
         return [

@@ -30,7 +30,6 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
 
 
 def uploads_dir() -> Path:
-    """Return the directory of uploads being received."""
     return _create_private(Path(settings.BLAZR_UPLOADS_DIR))
 
 

@@ -124,7 +124,6 @@ class ModelPage(StaffPage):
     permission_required = "models_registry.view_checkpoint"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the description, the facts that can be set, and the settings."""
         checkpoint_id: uuid.UUID = kwargs["checkpoint_id"]
         try:
             checkpoint = selectors.checkpoint_get(checkpoint_id)
@@ -173,5 +172,4 @@ class JobsPage(StaffPage):
     permission_required = "inference.scope_files"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the model names for the submit form."""
         return {"models": list(selectors.checkpoint_list().values_list("served_model_name", flat=True))}

@@ -47,7 +47,6 @@ class EnginePeer(TokenPeer):
         self._idle = threading.Condition()
 
     def load(self) -> dict[str, Any]:
-        """Inspect, load, start the engine's thread."""
         inspection = inspect_checkpoint(self._directory)
         assert isinstance(inspection.spec, ModelSpec)
         files = [inspection.directory / name for name in inspection.weight_files]

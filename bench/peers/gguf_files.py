@@ -39,7 +39,6 @@ def quantise(file: Path, output: Path, form: str) -> None:
 
 
 def main() -> None:
-    """As the module's docstring says."""
     action, *values = sys.argv[1:]
     if action == "convert":
         convert(*map(Path, values))

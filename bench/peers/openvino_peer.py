@@ -31,7 +31,6 @@ class OpenVINOPeer(TokenPeer):
         self._serial = 0
 
     def load(self) -> dict[str, Any]:
-        """Compile the model for the processor."""
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = self._cache_gib
         scheduler.max_num_batched_tokens = 512

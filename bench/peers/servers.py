@@ -106,5 +106,4 @@ class LlamaServer(ServerProcess):
         self._command += ["--cache-ram", "0", "--no-webui"]
 
     def command(self) -> list[str]:
-        """As put together above."""
         return self._command

@@ -116,7 +116,6 @@ Made = tuple[str, dict[str, Any]]
 
 
 def _schema(source: random.Random) -> dict[str, Any]:
-    """A schema of a few properties with names of its own."""
     kinds = [{"type": "integer"}, {"type": "boolean"}, {"enum": [words(source, 1), words(source, 1)]}]
     properties = {words(source, 1): source.choice(kinds) for _ in range(source.randint(1, 3))}
     return {

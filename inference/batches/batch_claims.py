@@ -47,7 +47,6 @@ class BatchClaim:
         self._renewed_at = time.monotonic()
 
     def keep(self, **values: Any) -> None:
-        """Update the batch and renew the lease."""
         self.write(lease_until=seconds_from_now(LEASE_S), **values)
 
     def pause(self) -> None:

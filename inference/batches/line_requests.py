@@ -188,7 +188,6 @@ def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineReques
 
 
 def line_id(batch_id: str, number: int) -> str:
-    """Return a line's id in output and error files."""
     return f"batch_req_{batch_id.removeprefix('batch_')}{number:06x}"
 
 

@@ -275,7 +275,6 @@ def lines_sweep() -> int:
 
 
 def _lock_held(claims: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Lock the rows of the claims that still hold, and return these claims."""
     keys = sorted(key for key, _ in claims)
     held: set[tuple[int, int]] = set()
     for start in range(0, len(keys), ID_BATCH):

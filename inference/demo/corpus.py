@@ -76,7 +76,6 @@ def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
 
 
 def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> list[int]:
-    """All documents as one stream of token ids."""
     stream: list[int] = []
     for document in documents:
         stream += tokenizer.encode(f"<|user|>\n{document.topic}\n<|assistant|>\n{document.text}{END_OF_TEXT}").ids

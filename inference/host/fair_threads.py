@@ -74,7 +74,6 @@ class FairThreads:
             raise
 
     def _release(self, _: object = None) -> None:
-        """Give a free thread to the next caller."""
         head = next(self._waiting.heads(), None)
         if head is None:
             self._num_free += 1

@@ -121,7 +121,6 @@ def num_open(tenant: str) -> int:
 
 
 def num_open_jobs(tenant: str) -> int:
-    """Return the number of a tenant's jobs that wait or run."""
     return open_jobs().filter(tenant=tenant).count()
 
 

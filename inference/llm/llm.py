@@ -169,7 +169,6 @@ class LLM:
         return self.plan.snapshot_bytes
 
     def total_bytes(self) -> int:
-        """Bytes of weights and states together."""
         return sum(self.memory_bytes().values())
 
     # --- the engine's thread -------------------------------------------------------------------

@@ -10,7 +10,6 @@ from inference.records.usage import Usage, usage_now, usage_store
 
 
 def job_usage_id(job_id: uuid.UUID) -> str:
-    """Return the id of a job's usage record, the same for each process that may end the job."""
     return f"job-{job_id.hex}"
 
 

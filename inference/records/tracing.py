@@ -71,7 +71,6 @@ def tracing_start(*, service: str, processor: SpanProcessor | None = None) -> No
 
 
 def tracing_stop() -> None:
-    """Send the waiting spans and stop tracing."""
     global _tracer, _provider
     if _provider is not None:
         _provider.shutdown()
@@ -165,7 +164,6 @@ class GenerationTrace:
 
     @property
     def traceparent(self) -> str:
-        """The trace context that the workers continue."""
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 

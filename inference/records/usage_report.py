@@ -109,7 +109,6 @@ def usage_rows(query: UsageQuery) -> QuerySet[Any, Any]:
 
 
 def usage_objects(query: UsageQuery, *, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
-    """Return the report's rows in the API's form."""
     rows = list(usage_rows(query)[offset : None if limit is None else offset + limit])
     names = key_names(row["tenant"] for row in rows if "tenant" in row)
     return [usage_object(query, row, names) for row in rows]

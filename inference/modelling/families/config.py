@@ -154,7 +154,6 @@ class CheckpointConfig:
         return value
 
     def optional_integer(self, *keys: str, low: int = 1, high: int = MAX_SIZE) -> int | None:
-        """A bounded integer, or None when no key is present."""
         return None if self.get(*keys) is None else self.integer(*keys, low=low, high=high)
 
     def number(self, *keys: str, default: float | None = None, low: float = -1e12, high: float = 1e12) -> float:

@@ -430,7 +430,6 @@ class LayerReader:
         return found
 
     def _matrix(self, name: str) -> tuple[int, int]:
-        """Shape of a tensor that must be a matrix."""
         return matrix_shape(self._tensors, name)
 
     def _divided(self, value: int, by: int, name: str, what: str) -> int:

@@ -72,7 +72,6 @@ class GrammarCompiler:
         return made
 
     def close(self) -> None:
-        """End the child process."""
         self._checker.close()
 
     def _vocabulary(self, visible_ids: frozenset[int]) -> GrammarVocabulary:

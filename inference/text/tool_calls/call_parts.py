@@ -54,7 +54,6 @@ class Call:
             self.add(held)
 
     def end(self) -> None:
-        """Nothing more belongs to it."""
         if not self.is_started:
             if not self._held:
                 self._held.append("{}")

@@ -45,7 +45,6 @@ class Source:
         return "" if self._mark is None else self.text[self._mark : self.pos]
 
     def rewind(self) -> None:
-        """Go back to the mark."""
         if self._mark is not None:
             self.pos = self._mark
 

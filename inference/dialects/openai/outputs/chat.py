@@ -65,7 +65,6 @@ class ChatFormat(TextFormat):
             yield chunk
 
     def usage_chunk(self) -> Payload:
-        """Return a chunk without choices that holds the usage."""
         return {**self._chunk_envelope("chat.completion.chunk"), "usage": self.builder.usage()}
 
     def whole(self) -> Payload:

@@ -54,7 +54,6 @@ class CompletionFormat(TextFormat):
         yield chunk
 
     def usage_chunk(self) -> Payload:
-        """Return a chunk without choices that holds the usage."""
         return {**self._chunk_envelope("text_completion"), "usage": self.builder.usage()}
 
     def whole(self) -> Payload:
