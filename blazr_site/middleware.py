@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
@@ -22,8 +23,6 @@ Handler = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Aw
 @sync_and_async_middleware
 def content_security_policy(get_response: Handler) -> Handler:
     """Send the pages' content security policy with each response that has none of its own."""
-    from asgiref.sync import iscoroutinefunction
-
     if iscoroutinefunction(get_response):
 
         async def async_middleware(request: HttpRequest) -> HttpResponseBase:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.core.exceptions import DisallowedHost
+from rest_framework.authentication import CSRFCheck
 
 from inference.access.accounts import principal_of_user
 from inference.access.api_keys import principal_of_key
@@ -144,8 +146,6 @@ async def _account(request: HttpRequest) -> Principal | None:
 
 
 async def _check_csrf(request: HttpRequest) -> None:
-    from rest_framework.authentication import CSRFCheck
-
     def reason() -> Any:
         check = CSRFCheck(lambda _: None)  # type: ignore[arg-type]
         check.process_request(request)
@@ -161,8 +161,6 @@ def _check_origin(request: HttpRequest) -> None:
 
     Such a page can send a form to 127.0.0.1, or rebind its own name to it. Origin and Host reveal both.
     """
-    from django.core.exceptions import DisallowedHost
-
     try:
         host = request.get_host()
     except DisallowedHost as error:

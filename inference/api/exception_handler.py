@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.views import defaults
 from rest_framework import exceptions
@@ -105,8 +106,6 @@ def _log_outage(error: BaseException) -> None:
 
 
 def _is_database_outage(error: BaseException) -> bool:
-    from django.db import InterfaceError, OperationalError
-
     return isinstance(error, OperationalError | InterfaceError)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -147,8 +148,6 @@ class SchedulesView(ApiView):
         is_drawn = "webhook" in values and "secret" not in values["webhook"]
 
         def store() -> dict[str, Any]:
-            import orjson
-
             row = schedule_create(values=values, principal=self.principal)
             secret = orjson.loads(row.request)["webhook"]["secret"] if is_drawn else None
             return schedule_object(row, secret=secret)
