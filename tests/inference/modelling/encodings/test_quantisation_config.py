@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from inference.errors import CorruptCheckpoint, UnsupportedFormat
-from inference.modelling.encodings.quantisation_config import METHODS, read_quantisation_config
+from inference.modelling.encodings.quantisation_config import BLAZR_VERSION, METHODS, read_quantisation_config
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_that_is_named_is_read(method: str) -> None:
-    stated = {"quant_method": method.upper(), "quant_algo": "FP8"}
+    stated: dict[str, object] = {"quant_method": method.upper(), "quant_algo": "FP8"}
+    if method == "blazr":
+        stated["version"] = BLAZR_VERSION
     assert read_quantisation_config(stated).method == method
 
 
