@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from inference.engine.pooling import Float32Array, Pooling
-from inference.engine.sampling.dry import SequenceBreakers
+from inference.engine.sampling.llama_cpp.dry import SequenceBreakers
 from inference.errors import BlazrError
 from inference.values.sampling_params import SamplingParams
 from inference.values.token_constraint import TokenConstraint

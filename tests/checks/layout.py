@@ -46,6 +46,25 @@ EXCEPTIONS: dict[str, str] = {
 """Modules of more than 60 lines without a test at the mirrored path, each with the reason. At most 20."""
 MAX_EXCEPTIONS = 20
 
+ENGINE = "inference/engine"
+ENGINE_CORE = {
+    "schedule": (
+        "engine.py",
+        "scheduler.py",
+        "prefill_order.py",
+        "token_budget.py",
+        "request.py",
+        "running_request.py",
+    ),
+    "state": ("state_manager.py", "state/"),
+    "run": ("model_runner.py",),
+    "sample": ("sampling/",),
+    "loop": ("loop.py",),
+}
+"""Files and folders of the engine's core: what a step runs through, without prefix cache and speculation."""
+NOT_CORE = "sampling/llama_cpp/"
+"""Samplers that only some requests use."""
+
 
 @dataclass(frozen=True)
 class Module:
@@ -214,10 +233,16 @@ CHECKS = (tests_at_their_modules, sizes, folders, imports)
 def figures() -> dict[str, int]:
     """The figures of the layout, for a table before and after a change."""
     product = list(modules(*PACKAGES))
+    engine_modules = [module for core in engine_core().values() for module in core]
     return {
         "lines of Python outside tests": sum(module.num_lines for module in modules(*PACKAGES, "bench")),
-        "lines of the engine's core": sum(module.num_lines for module in engine_core()),
-        "of them without docstrings and comments": sum(num_code_lines(module.source) for module in engine_core()),
+        **{f"engine core: {part}": sum(module.num_lines for module in core) for part, core in engine_core().items()},
+        "lines of the engine core": sum(module.num_lines for module in engine_modules),
+        "of them without docstrings and comments": sum(num_code_lines(module.source) for module in engine_modules),
+        "longest function of the engine core": max(
+            found.num_lines for module in engine_modules for found in functions(module)
+        ),
+        "lines of inference/engine, everything": sum(module.num_lines for module in modules(ENGINE)),
         "modules": len(product),
         "longest file": max(module.num_lines for module in product),
         "longest function": max(found.num_lines for module in product for found in functions(module)),
@@ -236,10 +261,15 @@ def figures() -> dict[str, int]:
     }
 
 
-def engine_core() -> list[Module]:
-    """Scheduling, state, running, sampling and the loop: the engine without prefix cache and speculation."""
-    folders = ("inference/engine/", "inference/engine/state/", "inference/engine/sampling/")
-    return [module for module in modules("inference") if f"{module.path.rpartition('/')[0]}/" in folders]
+def engine_core() -> dict[str, list[Module]]:
+    """The modules of the engine's core, by the part of a step."""
+
+    def belongs(module: Module, names: tuple[str, ...]) -> bool:
+        name = module.path.removeprefix(f"{ENGINE}/")
+        return name.startswith(names) and not name.startswith(NOT_CORE)
+
+    found = list(modules(ENGINE))
+    return {part: [module for module in found if belongs(module, names)] for part, names in ENGINE_CORE.items()}
 
 
 def num_code_lines(source: str) -> int:

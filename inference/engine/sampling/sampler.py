@@ -6,7 +6,7 @@ In this order, which is vLLM's (https://docs.vllm.ai/en/latest/api/vllm/v1/sampl
     2  masks (ids without a token, grammars, ``min_tokens``), ``logit_bias``, penalties
     3  greedy rows: the argmax, the lowest of equal ids
     4  other rows: temperature, ``min_p``, ``top_k``, ``top_p``, draw; rows that use one of the samplers of
-       ``sampler_chain`` go through that instead
+       ``llama_cpp.chain`` go through that instead
 
 A token with the same logit as the last one that ``top_k`` or ``top_p`` keeps is kept too. So the choice never depends
 on how a sort orders equal values, which differs between devices and batch sizes.
@@ -28,7 +28,8 @@ import torch
 from inference.engine.device import fetch, upload, upload_ids
 from inference.engine.failures import failure_of
 from inference.engine.request import TokenLogprobs
-from inference.engine.sampling.dry import Dry
+from inference.engine.sampling.llama_cpp.chain import draw_from_chain
+from inference.engine.sampling.llama_cpp.dry import Dry
 from inference.engine.sampling.logits_processors import InvalidTokens, LogitBias, LogitsProcessor, MinTokens, Penalties
 from inference.engine.sampling.random_draws import uniforms
 from inference.engine.sampling.row_ops import (
@@ -39,7 +40,6 @@ from inference.engine.sampling.row_ops import (
     mask_below,
     select_rows,
 )
-from inference.engine.sampling.sampler_chain import draw_from_chain
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.sampling.token_masks import TokenMasks, narrow_ids
 from inference.errors import BlazrError, GenerationFailed, InvalidRequest

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inference.engine.sampling.dry import DryHistory, SequenceBreakers
+from inference.engine.sampling.llama_cpp.dry import DryHistory, SequenceBreakers
 from inference.values.sampling_params import SamplingParams
 from inference.values.token_constraint import TokenConstraint
 
@@ -76,7 +76,7 @@ class SamplingState:
         bias_ids, biases: ``logit_bias`` as arrays.
         counts: Token counts for penalties; None without penalties.
         dry: History for the DRY penalty; None without it.
-        uses_chain: Whether ``sampler_chain`` draws the token.
+        uses_chain: Whether ``llama_cpp.chain`` draws the token.
         mu: Maximum surprise, in bits, of mirostat's next token.
         surprise: Surprise, in bits, of mirostat's last token; ``append`` adapts ``mu`` to it.
         constraint: Restricts the next tokens; None: no restriction.

@@ -19,7 +19,7 @@ import torch
 
 from inference.engine.device import upload
 from inference.engine.sampling.entries import entries
-from inference.engine.sampling.token_search import TokenIds, repeats_of_end
+from inference.engine.sampling.llama_cpp.token_search import TokenIds, repeats_of_end
 from inference.values.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

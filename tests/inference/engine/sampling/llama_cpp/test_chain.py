@@ -10,13 +10,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampling import row_ops, sampler_chain
+from inference.engine.sampling import row_ops
+from inference.engine.sampling.llama_cpp import chain as chain_module
+from inference.engine.sampling.llama_cpp.chain import XTC_STREAM, draw_from_chain
 from inference.engine.sampling.random_draws import uniforms
 from inference.engine.sampling.sampler import draw
-from inference.engine.sampling.sampler_chain import XTC_STREAM, draw_from_chain
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.values.sampling_params import SamplingParams
-from tests.inference.engine.sampling.reference_chain import chain, mirostat, next_mu
+from tests.inference.engine.sampling.llama_cpp.reference_chain import chain, mirostat, next_mu
 from tests.inference.engine.sampling.reference_sampler import invert
 
 VOCAB = 40
@@ -173,7 +174,7 @@ def test_xtc_excludes_all_likely_tokens_but_the_least():
 def test_dynatemp_is_cool_where_the_model_is_sure():
     sure, unsure = torch.tensor([[9.0] + [0.0] * 20]), torch.zeros(1, 21)
     row = state(temperature=1.0, dynatemp_range=0.9)
-    cool, warm = (float(sampler_chain._temperatures(values - values.max(), [row])) for values in (sure, unsure))
+    cool, warm = (float(chain_module._temperatures(values - values.max(), [row])) for values in (sure, unsure))
     assert cool == pytest.approx(0.1, abs=0.05)
     assert warm == pytest.approx(1.9, abs=1e-6)
 

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampling.dry import Dry, DryHistory
+from inference.engine.sampling.llama_cpp.dry import Dry, DryHistory
+from inference.engine.sampling.llama_cpp.token_search import repeats_of_end
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sampling.sampling_state import SamplingState
-from inference.engine.sampling.token_search import repeats_of_end
 from inference.values.sampling_params import SamplingParams
-from tests.inference.engine.sampling.reference_chain import dry_penalties
+from tests.inference.engine.sampling.llama_cpp.reference_chain import dry_penalties
 
 VOCAB = 12
 tokens = st.lists(st.integers(0, 4), max_size=40)
