@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from inference.engine.device import upload
-from inference.engine.sampling.entries import entries
+from inference.engine.sampling.row_ops import entries
 from inference.engine.sampling.sampling_state import SamplingState
 
 _LEAST_REPETITION_PENALTY = 1e-6
@@ -27,7 +27,7 @@ class LogitsProcessor(Protocol):
     """Interface of logits processors."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Change (n, V) float32 ``logits`` in place; row i belongs to ``rows[i]``; rows are independent."""
+        """Change (n, V) float32 ``logits`` in place, each row by its own state only."""
         ...
 
 
@@ -42,7 +42,6 @@ class InvalidTokens:
         self.token_ids = torch.tensor(list(token_ids), dtype=torch.int64, device=device)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Mask the ids in all rows."""
         if self.token_ids.numel():
             logits.index_fill_(1, self.token_ids, -math.inf)
 
@@ -51,7 +50,6 @@ class MinTokens:
     """Mask stop ids until a sequence has ``min_tokens`` output tokens, unless its grammar allows no other token."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Mask the stop ids of rows below their minimum."""
         chosen = [
             (at, row.stop_ids)
             for at, row in enumerate(rows)
@@ -65,7 +63,6 @@ class LogitBias:
     """Add each request's ``logit_bias``."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Add the biases of rows with ``logit_bias``."""
         chosen = [(at, row) for at, row in enumerate(rows) if len(row.bias_ids)]
         if chosen:
             places = entries([(at, row.bias_ids) for at, row in chosen], logits.device)
@@ -81,7 +78,6 @@ class Penalties:
     """
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Apply the penalties of rows with a penalty."""
         chosen = [(at, row, row.counts) for at, row in enumerate(rows) if row.counts is not None]
         if not chosen:
             return

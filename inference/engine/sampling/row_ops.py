@@ -1,36 +1,38 @@
-"""Operations on rows of logits that the samplers share.
+"""Operations on rows and entries of logits that the samplers share.
 
-Shape letters: n rows, V vocabulary.
+Shape letters: n rows, V vocabulary, e entries.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from inference.engine.device import upload, upload_ids
-from inference.engine.sampling.sampling_state import SamplingState
+
+RowT = TypeVar("RowT")
 
 CPU_SLICE = 1 << 19
-"""Logits that are drawn from at once on the CPU: temporaries that stay in its caches take a seventh of the time
-that those of 32 rows of 128,256 take."""
+"""Maximum logits to draw from at once on the CPU, so that temporaries stay in its caches (seven times as fast for 32
+rows of 128,256)."""
 
 MAX_TOPK_COLUMNS = 64
 """Largest count for which torch's topk is faster on the CPU than numpy's partition."""
 
 
 def column(values: Sequence[float], dtype: npt.DTypeLike, device: torch.device) -> torch.Tensor:
-    """(n, 1) on the device."""
+    """Return an (n, 1) tensor on the device."""
     return upload(np.array(values, dtype=dtype).reshape(-1, 1), device)
 
 
 def select_rows(
-    values: torch.Tensor, rows: Sequence[SamplingState], group: Sequence[int]
-) -> tuple[torch.Tensor, Sequence[SamplingState]]:
+    values: torch.Tensor, rows: Sequence[RowT], group: Sequence[int]
+) -> tuple[torch.Tensor, Sequence[RowT]]:
     """Return the rows of ``group`` of both; no copy if they are all rows."""
     if len(group) == len(rows):
         return values, rows
@@ -41,6 +43,15 @@ def write_rows(values: torch.Tensor, group: Sequence[int], part: torch.Tensor) -
     """Write back rows of ``select_rows``; do nothing if ``select_rows`` made no copy."""
     if len(group) < values.shape[0]:
         values[upload_ids(group, values.device)] = part
+
+
+def entries(
+    chosen: Sequence[tuple[int, npt.NDArray[np.int64]]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the index of entries of logits: (e,) rows and (e,) columns, from pairs of a row and its token ids."""
+    rows = np.repeat(np.array([at for at, _ in chosen], dtype=np.int64), [len(ids) for _, ids in chosen])
+    columns = np.concatenate([ids for _, ids in chosen])
+    return upload(rows, device), upload(columns, device)
 
 
 def mask_below(values: torch.Tensor, limits: torch.Tensor) -> None:
@@ -63,9 +74,7 @@ def descending(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def draw_in_slices(
-    draw: Callable[[torch.Tensor, Sequence[SamplingState]], torch.Tensor],
-    logits: torch.Tensor,
-    rows: Sequence[SamplingState],
+    draw: Callable[[torch.Tensor, Sequence[RowT]], torch.Tensor], logits: torch.Tensor, rows: Sequence[RowT]
 ) -> torch.Tensor:
     """Return the (n,) tokens that ``draw`` gives for slices of the rows."""
     count = max(1, CPU_SLICE // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
@@ -74,14 +83,11 @@ def draw_in_slices(
 
 
 def draw_by_numbers(scaled: torch.Tensor, numbers: npt.NDArray[np.float64]) -> torch.Tensor:
-    """A token id for each row: the cumulated probabilities, in the order of ids, inverted at a number in [0, 1).
+    """Return the (n,) int64 tokens at which the cumulated probabilities, in the order of ids, exceed the numbers.
 
     Args:
         scaled: (n, V) logits relative to the row's maximum, after temperature; overwritten.
-        numbers: (n,).
-
-    Returns:
-        (n,) int64.
+        numbers: (n,) in [0, 1).
     """
     cumulated = scaled.exp_().cumsum(-1, dtype=torch.float64)
     total = cumulated[:, -1:]

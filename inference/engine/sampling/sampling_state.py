@@ -15,8 +15,6 @@ from inference.values.token_constraint import TokenConstraint
 GREEDY_BELOW = 1e-5
 """Temperatures below this value are greedy, as in vLLM."""
 
-_EMPTY_IDS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-
 
 class TokenCounts:
     """Count how often each distinct token of a request was generated.
@@ -46,9 +44,8 @@ class TokenCounts:
 
     def copy(self) -> TokenCounts:
         """Return an independent copy."""
-        other = TokenCounts.__new__(TokenCounts)
-        other._size, other._index = self._size, self._index.copy()
-        other._ids, other._counts = self._ids.copy(), self._counts.copy()
+        other = copy.copy(self)
+        other._ids, other._counts, other._index = self._ids.copy(), self._counts.copy(), self._index.copy()
         return other
 
     def add(self, token_id: int) -> None:
@@ -97,7 +94,7 @@ class SamplingState:
         self.num_output_tokens = len(output)
         self.greedy = params.temperature < GREEDY_BELOW
         self.stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
-        self.bias_ids = np.fromiter(params.logit_bias.keys(), np.int64) if params.logit_bias else _EMPTY_IDS
+        self.bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
         self.biases = np.fromiter(params.logit_bias.values(), np.float32, len(self.bias_ids))
         repeats = params.repetition_penalty != 1.0
         is_penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0

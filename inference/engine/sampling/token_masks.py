@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.device import upload_ids
-from inference.engine.sampling.entries import entries
+from inference.engine.sampling.row_ops import entries
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.values.token_constraint import TokenConstraint, TokenMask
 
@@ -60,16 +60,16 @@ class TokenMasks:
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
         """Mask the rows with a constraint, except rows of ``correct``, rows with few allowed tokens, and errors."""
-        chosen = [
-            (at, row.constraint) for at, row in enumerate(rows) if row.constraint is not None and self.precedes(row)
-        ]
-        if not chosen:
+        if not any(self.precedes(row) for row in rows):
             return
         self.finish()
         masks = [
-            (at, constraint.mask())
-            for at, constraint in chosen
-            if constraint.error is None and narrow_ids(rows[at]) is None
+            (at, row.constraint.mask())
+            for at, row in enumerate(rows)
+            if row.constraint is not None
+            and self.precedes(row)
+            and row.constraint.error is None
+            and narrow_ids(row) is None
         ]
         if logits.device.type == "cpu":
             apply_by_row(logits.numpy(), masks)
@@ -86,15 +86,11 @@ class TokenMasks:
             rows: Sampling states; only rows that ``apply`` has left out are checked.
             token_ids, values: (n,) the argmax of each row and its logit; changed in place.
         """
-        tried = [
-            (at, row.constraint) for at, row in enumerate(rows) if row.constraint is not None and not self.precedes(row)
-        ]
-        if not tried:
-            return
-        numbers, chosen, most = logits.numpy(), token_ids.numpy(), values.numpy()
-        for at, constraint in tried:
-            if constraint.error is None and not constraint.allows(int(chosen[at])):
-                chosen[at], most[at] = argmax_allowed(numbers[at], constraint.mask())
+        for at, row in enumerate(rows):
+            if row.constraint is None or self.precedes(row) or row.constraint.error is not None:
+                continue
+            if not row.constraint.allows(int(token_ids[at])):
+                token_ids[at], values[at] = argmax_allowed(logits[at].numpy(), row.constraint.mask())
 
     def precedes(self, row: SamplingState) -> bool:
         """Whether a row needs its mask before a token is chosen.
@@ -152,12 +148,15 @@ def apply_by_row(logits: npt.NDArray[np.float32], masks: Sequence[tuple[int, Tok
 
 def apply_at_once(logits: torch.Tensor, masks: Sequence[tuple[int, TokenMask]]) -> None:
     """Apply masks on a device with a few calls for all rows."""
-    allowed = entries([(at, mask.ids) for at, mask in masks if mask.allows], logits.device)
-    rows = [at for at, mask in masks if mask.allows]
-    kept = logits[allowed]
-    logits[upload_ids(rows, logits.device)] = -math.inf
-    logits[allowed] = kept
-    logits[entries([(at, mask.ids) for at, mask in masks if not mask.allows], logits.device)] = -math.inf
+    allowed = [(at, mask.ids) for at, mask in masks if mask.allows]
+    refused = [(at, mask.ids) for at, mask in masks if not mask.allows]
+    if allowed:
+        places = entries(allowed, logits.device)
+        kept = logits[places]
+        logits[upload_ids([at for at, _ in allowed], logits.device)] = -math.inf
+        logits[places] = kept
+    if refused:
+        logits[entries(refused, logits.device)] = -math.inf
 
 
 def _compute(constraints: Sequence[TokenConstraint]) -> None:

@@ -33,6 +33,7 @@ from inference.engine.sampling.row_ops import (
     write_rows,
 )
 from inference.engine.sampling.sampling_state import SamplingState
+from inference.engine.sampling.truncation import mask_min_p, truncate
 
 MIROSTAT_COLUMNS = 100
 """Likeliest tokens from which mirostat 1 estimates the exponent of the distribution; llama.cpp's and the paper's m."""
@@ -106,11 +107,7 @@ def _top_n_sigma(values: torch.Tensor, rows: Rows) -> None:
 
 
 def _top_k(values: torch.Tensor, rows: Rows) -> None:
-    """Keep the k likeliest tokens, and those as likely as the last one."""
-    size = values.shape[1]
-    counts = [min(row.params.top_k, size) for row in rows]
-    ordered = descending(values, max(counts))
-    mask_below(values, ordered.gather(1, column([count - 1 for count in counts], np.int64, values.device)))
+    truncate(values, [(row.params.top_k, 1.0) for row in rows])
 
 
 def _typical_p(values: torch.Tensor, rows: Rows) -> None:
@@ -136,24 +133,11 @@ def _typical_p(values: torch.Tensor, rows: Rows) -> None:
 
 
 def _top_p(values: torch.Tensor, rows: Rows) -> None:
-    """Keep the likeliest tokens until their probabilities reach ``top_p``.
-
-    Source: Holtzman et al. 2019, https://arxiv.org/abs/1904.09751.
-    """
-    ordered = descending(values, values.shape[1])
-    cumulated = (ordered - ordered[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
-    shares = column([row.params.top_p for row in rows], np.float64, values.device) * cumulated[:, -1:]
-    last = torch.searchsorted(cumulated, shares).clamp_(max=values.shape[1] - 1)
-    mask_below(values, ordered.gather(1, last))
+    truncate(values, [(0, row.params.top_p) for row in rows])
 
 
 def _min_p(values: torch.Tensor, rows: Rows) -> None:
-    """Keep tokens of at least ``min_p`` times the likeliest one's probability.
-
-    Source: Nguyen et al. 2024, https://arxiv.org/abs/2407.01082.
-    """
-    limits = column([math.log(row.params.min_p) for row in rows], np.float32, values.device)
-    mask_below(values, values.amax(-1, keepdim=True) + limits)
+    mask_min_p(values, values.amax(-1, keepdim=True), [row.params.min_p for row in rows])
 
 
 def _xtc(values: torch.Tensor, rows: Rows) -> None:

@@ -9,6 +9,7 @@ Source: p-e-w 2024, https://github.com/oobabooga/text-generation-webui/pull/5677
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -18,8 +19,8 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.device import upload
-from inference.engine.sampling.entries import entries
 from inference.engine.sampling.llama_cpp.token_search import TokenIds, repeats_of_end
+from inference.engine.sampling.row_ops import entries
 from inference.values.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ class DryHistory:
 
     def copy(self) -> DryHistory:
         """The same history, to go on with separately."""
-        other = DryHistory.__new__(DryHistory)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other._token_ids = self._token_ids.copy()
         return other
 

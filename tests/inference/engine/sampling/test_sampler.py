@@ -7,13 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampling import row_ops
-from inference.engine.sampling import sampler as sampler_module
 from inference.engine.sampling.random_draws import uniforms
-from inference.engine.sampling.sampler import MIN_LOGPROB, Sampler, draw, truncate
+from inference.engine.sampling.sampler import MIN_LOGPROB, Sampler, draw
 from inference.engine.sampling.sampling_state import SamplingState, TokenCounts
 from inference.errors import GenerationFailed, InvalidRequest
 from inference.values.sampling_params import SamplingParams
@@ -84,48 +82,6 @@ def test_batch_agrees_with_the_reference_row_by_row(rows, mask_some):
             below = sum(p for token, p in probabilities.items() if token < result.token_id)
             assert result.token_id in probabilities
             assert below - 1e-5 <= number <= below + probabilities[result.token_id] + 1e-5
-
-
-@given(sampling_rows(), st.sampled_from([(1024, 2048), (2, 4), (1, 1), (30, 39)]))
-@settings(max_examples=400, deadline=None)
-def test_truncation_keeps_the_same_tokens_as_the_reference(row, limits):
-    """With limits as they are, and so small that 40 tokens take every path."""
-    logits, params, *_ = row
-    temperature = params.temperature or 1.0
-    params = SamplingParams(temperature=temperature, top_k=params.top_k, top_p=params.top_p)
-    probabilities, margin = kept(logits, params)
-    assume(margin > 1e-5)
-    scaled = torch.from_numpy((logits - logits.max()) / np.float32(temperature))[None]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, "TOPK_LIMIT", limits[0])
-        patch.setattr(sampler_module, "NUCLEUS_COLUMNS", limits[1])
-        patch.setattr(row_ops, "MAX_TOPK_COLUMNS", 3)
-        truncate(scaled, [SamplingState(params, (), (), ())])
-    assert set(torch.isfinite(scaled[0]).nonzero().flatten().tolist()) == set(probabilities)
-
-
-@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
-def test_a_large_vocabulary_is_truncated_alike(top_p):
-    """Flat rows, whose nucleus is beyond the first columns, and steep ones, together and in slices."""
-    logits = torch.randn(9, 70_000, generator=torch.Generator().manual_seed(2))
-    logits[::2] *= 8
-    rows = [state(top_p=top_p, top_k=k, seed=k) for k in (0, 0, 0, 20, 5000, 0, 0, 100, 0)]
-    together = draw(logits, rows)
-    for at, row in enumerate(rows):
-        assert torch.equal(draw(logits[at : at + 1], [row]), together[at : at + 1])
-        scaled = logits[at : at + 1] - logits[at].max()
-        truncate(scaled, [row])
-        probabilities, margin = kept(logits[at].tolist(), row.params)
-        if margin > 1e-6:
-            assert int(torch.isfinite(scaled).sum()) == len(probabilities)
-
-
-def test_top_p_keeps_the_token_that_crosses():
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    for top_p, wanted in ((0.4, 1), (0.6, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)):
-        scaled = logits - logits.max()
-        truncate(scaled, [state(top_p=top_p)])
-        assert int(torch.isfinite(scaled).sum()) == wanted
 
 
 def test_top_k_1_and_tiny_top_p_are_greedy():
