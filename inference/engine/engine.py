@@ -1,14 +1,14 @@
 """Engine: generate for many requests by continuous batching over token ids.
 
 The engine is independent of text, HTTP and the database. One thread owns an engine (``loop``). A step is four calls:
-schedule, forward, sample, update. Every accepted request gets exactly one output with a ``finish_reason``, also after
-errors, unless the engine ends with ``EngineDead``.
+schedule, forward, sample, update. Every accepted request gets exactly one output with a ``finish_reason``, unless the
+engine ends with ``EngineDead``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
@@ -31,7 +31,6 @@ from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from inference.engine.speculation.acceptance import states_along
 from inference.engine.speculation.setup import Speculation, make_speculator
-from inference.engine.speculation.speculator import Speculator
 from inference.engine.speculation.stats import SpeculationStats
 from inference.engine.state_manager import StateManager
 from inference.errors import BlazrError, Conflict, EngineDead, GenerationFailed
@@ -44,6 +43,9 @@ MAX_MEMORY_ERRORS = 3
 
 FETCH_WAIT_S = 0.05
 """Maximum seconds that a step without work waits for the disk."""
+
+COUNTS = ("num_steps", "num_computed_tokens", "num_prompt_tokens", "num_generated_tokens", "num_failed")
+"""Fields of ``EngineStats`` that the engine counts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +94,11 @@ class Engine:
         self._device = torch.device(config.device)
         self._checks = RequestChecks(spec, config)
         self._states = StateManager(spec, config)
-        self._speculator: Speculator | None = None
         with on_device(self._device):
             self._runner = ModelRunner(network, spec, config, self._states)
             access = StateAccess(spec, self._runner.layer_states, config.block_size)
             self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
-            if speculation is not None:
-                self._speculator = make_speculator(speculation, config, self._states, access)
+            self._speculator = make_speculator(speculation, config, self._states, access) if speculation else None
             self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
         self._scheduler = Scheduler(config, self._states, self._prefix_cache)
         self._requests: dict[str, Request] = {}
@@ -107,10 +107,8 @@ class Engine:
         self._arrivals = 0
         self._num_memory_errors = 0
         self.step_tokens = 0
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._dead: EngineDead | None = None
-
-    # --- requests ------------------------------------------------------------------------------
 
     def add_request(self, source: EngineRequest) -> None:
         """Accept a request.
@@ -126,40 +124,39 @@ class Engine:
         if source.request_id in self._requests:
             raise Conflict(f"request {source.request_id} is already in flight; use another id.", param="request_id")
         max_tokens = self._checks.check(source)
-        eos = () if source.params.ignore_eos else source.eos_token_ids
+        params, prompt, output = source.params, source.prompt_token_ids, source.prior_output_token_ids
+        eos = () if params.ignore_eos else source.eos_token_ids
         # A tokenizer may have more ids than the model.
-        stop_token_ids = frozenset(token for token in (*eos, *source.params.stop_token_ids) if token < self._vocab_size)
+        stop_token_ids = frozenset(token for token in (*eos, *params.stop_token_ids) if token < self._vocab_size)
         request = Request(
             source=source,
             arrival=self._arrivals,
-            max_length=len(source.prompt_token_ids) + max_tokens,
+            max_length=len(prompt) + max_tokens,
             stop_token_ids=stop_token_ids,
-            token_ids=[*source.prompt_token_ids, *source.prior_output_token_ids],
-            sampling=SamplingState(
-                source.params,
-                stop_token_ids,
-                source.prompt_token_ids,
-                source.prior_output_token_ids,
-                source.constraint,
-                source.dry_breakers,
-            ),
-            namespace=self._prefix_cache.digest(source.cache_salt, len(source.prompt_token_ids)),
+            token_ids=[*prompt, *output],
+            sampling=SamplingState(params, stop_token_ids, prompt, output, source.constraint, source.dry_breakers),
+            namespace=self._prefix_cache.digest(source.cache_salt, len(prompt)),
         )
         # The request needs no sampled token: an earlier attempt reached the end, or max_tokens is 0.
         request.known_ending = request.ending()
         self._arrivals += 1
-        self._counts["prompt_tokens"] += request.num_prompt_tokens
+        self._counts["num_prompt_tokens"] += request.num_prompt_tokens
         self._requests[request.request_id] = request
         self._queue(request)
-        if request.known_ending is not None and request.prompt_logprobs is None and request.pooler is None:
+        if request.known_ending is not None and not request.reads_prompt_rows:
             self._finish(request, request.known_ending)
 
-    def abort_request(self, request_id: str) -> bool:
-        """End a request early and free its state at once; the next step returns its last output.
+    def _queue(self, request: Request) -> None:
+        """Put a request into the queue, after a background read of its prefix from disk if there is one."""
+        can_read = request.can_read_cache
+        fetching = self._prefix_cache.fetch(request.namespace, request.token_ids) if can_read else None
+        if fetching is None:
+            self._scheduler.add(request)
+        else:
+            self._fetching[request] = fetching
 
-        Returns:
-            False if the engine has no such request.
-        """
+    def abort_request(self, request_id: str) -> bool:
+        """End a request early and free its state; the next step returns its last output. False: the id is unknown."""
         request = self._requests.get(request_id)
         if request is None:
             return False
@@ -179,7 +176,22 @@ class Engine:
         """Whether requests are unfinished or outputs wait for the next ``step``."""
         return bool(self._requests or self._pending)
 
-    # --- the step ------------------------------------------------------------------------------
+    def stats(self) -> EngineStats:
+        """Return the current counters and gauges."""
+        states = self._states
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_blocks_used=states.kv.pool.num_used,
+            num_blocks_total=states.kv.pool.num_blocks - 1,
+            num_state_slots_used=states.num_slots - 1 - len(states.free_slots),
+            num_state_slots_total=states.num_slots - 1,
+            num_preemptions=self._scheduler.num_preemptions,
+            state_bytes=self._runner.state_bytes,
+            prefix_cache=self._prefix_cache.stats(),
+            speculation=None if self._speculator is None else self._speculator.stats(),
+            **self._counts,
+        )
 
     @torch.inference_mode()
     def step(self) -> list[EngineOutput]:
@@ -206,6 +218,7 @@ class Engine:
         return outputs
 
     def _step(self) -> None:
+        """Schedule, forward, sample, update."""
         step = self._schedule()
         self.step_tokens = sum(item.num_tokens for item in step.scheduled)
         if not step.scheduled:
@@ -218,39 +231,20 @@ class Engine:
                 raise
             logger.warning("a step with %d requests ran out of memory: %s", len(step.scheduled), error)
             self._recover_memory(step)
-        else:
-            self._update(step, sampled)
+            return
+        self._update(step, sampled)
 
-    def stats(self) -> EngineStats:
-        """Return the current counters and gauges."""
-        states = self._states
-        return EngineStats(
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            num_blocks_used=states.kv.pool.num_used,
-            num_blocks_total=states.kv.pool.num_blocks - 1,
-            num_state_slots_used=states.num_slots - 1 - len(states.free_slots),
-            num_state_slots_total=states.num_slots - 1,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_steps=self._counts["steps"],
-            num_computed_tokens=self._counts["computed_tokens"],
-            num_prompt_tokens=self._counts["prompt_tokens"],
-            num_generated_tokens=self._counts["generated_tokens"],
-            num_failed=self._counts["failed"],
-            state_bytes=self._runner.state_bytes,
-            prefix_cache=self._prefix_cache.stats(),
-            speculation=None if self._speculator is None else self._speculator.stats(),
-        )
-
-    def _queue(self, request: Request) -> None:
-        """Put a request into the queue, after a background read of its prefix from disk if there is one."""
-        fetching = None
-        if request.can_read_cache:
-            fetching = self._prefix_cache.fetch(request.namespace, request.token_ids)
-        if fetching is None:
-            self._scheduler.add(request)
-        else:
-            self._fetching[request] = fetching
+    def _schedule(self) -> SchedulerOutput:
+        """Choose the step's tokens, draft tokens included."""
+        self._prefix_cache.poll()
+        if self._fetching:
+            self._take_fetched()
+        drafts = {} if self._speculator is None else self._speculator.propose(self._scheduler.running)
+        step = self._scheduler.schedule(drafts)
+        if self._speculator is not None:
+            self._speculator.begin(step)
+        self._sampler.masks.begin([item.request.sampling for item in step.scheduled if item.num_sampled])
+        return step
 
     def _take_fetched(self) -> None:
         """Queue the requests whose disk reads are done; an idle engine waits up to ``FETCH_WAIT_S`` for one."""
@@ -259,19 +253,6 @@ class Engine:
         for request in [request for request, fetching in self._fetching.items() if fetching.done()]:
             request.fetched = self._fetching.pop(request).result()
             self._scheduler.add(request)
-
-    def _schedule(self) -> SchedulerOutput:
-        """Choose the step's tokens, draft tokens included."""
-        self._prefix_cache.poll()
-        if self._fetching:
-            self._take_fetched()
-        if self._speculator is None:
-            step = self._scheduler.schedule()
-        else:
-            step = self._scheduler.schedule(self._speculator.propose(self._scheduler.running))
-            self._speculator.begin(step)
-        self._sampler.masks.begin([item.request.sampling for item in step.scheduled if item.num_sampled])
-        return step
 
     def _sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> SamplerOutput:
         """Sample ``num_sampled`` tokens for each request of the step, in its order."""
@@ -282,8 +263,7 @@ class Engine:
             argmax = self._runner.argmax_of(hidden, rows)
             if argmax is not None:
                 return argmax_output(*argmax)
-        logits = self._runner.logits_of(hidden, rows)
-        return self._sampler.sample(logits, states, lambda: self._runner.logits_of(hidden, rows))
+        return self._sampler.sample(lambda: self._runner.logits_of(hidden, rows), states)
 
     def _rows_to_sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> tuple[list[int], list[SamplingState]]:
         """Return the rows of ``hidden`` to sample from, with the state of each; also score and pool prompts."""
@@ -311,8 +291,6 @@ class Engine:
                 request.pooler.add(hidden[first_row : first_row + item.num_tokens], item.num_computed_tokens)
             if request.prompt_logprobs is not None and item.num_computed_tokens < request.num_prompt_tokens:
                 request.prompt_logprobs += list(self._runner.score_prompt(hidden, item, first_row, self._sampler))
-        except BlazrError as error:
-            request.error = error
         except BaseException as error:
             request.error = failure_of(error, "the prompt's rows could not be read")
 
@@ -324,8 +302,8 @@ class Engine:
         for item in step.scheduled:
             self._update_request(item, sampled, row)
             row += item.num_sampled
-        self._counts["steps"] += 1
-        self._counts["computed_tokens"] += self.step_tokens
+        self._counts["num_steps"] += 1
+        self._counts["num_computed_tokens"] += self.step_tokens
         # Compute the next step's masks while the cores are idle before the forward pass.
         self._sampler.masks.begin([request.sampling for request in self._scheduler.running])
         if self._speculator is not None:
@@ -335,7 +313,7 @@ class Engine:
         """Update one request with its sampled rows, which begin at ``row``."""
         request = item.request
         new_token_ids, reason = self._append_verified(item, sampled, row)
-        self._counts["generated_tokens"] += len(new_token_ids)
+        self._counts["num_generated_tokens"] += len(new_token_ids)
         if self._speculator is None:
             request.num_computed_tokens = item.stop
         else:
@@ -343,10 +321,9 @@ class Engine:
             num_verified = max(0, len(new_token_ids) - 1)
             self._speculator.advance(item, item.stop - len(item.draft_token_ids) + num_verified)
         if request.error is None:
-            state, cached = request.state, request.cached
+            state, cached, tokens = request.state, request.cached, request.token_ids
             assert state is not None and cached is not None
-            num_computed = request.num_computed_tokens
-            self._prefix_cache.advance(cached, state.index, state.slot, request.token_ids, num_computed)
+            self._prefix_cache.advance(cached, state.index, state.slot, tokens, request.num_computed_tokens)
         if reason is not None:
             output = self._finish(request, reason, new_token_ids)
         elif new_token_ids:
@@ -364,33 +341,25 @@ class Engine:
         """
         request = item.request
         new_token_ids: list[int] = []
-        if request.error is not None:
-            return new_token_ids, FinishReason.ERROR
         reason = request.known_ending if item.reaches_end else None
-        if not item.num_sampled:
-            return new_token_ids, reason
-        for number, draft_token_id in enumerate((*item.draft_token_ids, None), row):
-            request.error = sampled.errors.get(number)
-            if request.error is None:
-                reason = self._append(request, sampled.token_ids[number])
+        rows = range(row, row + item.num_sampled) if request.error is None else ()
+        for at, draft_token_id in zip(rows, (*item.draft_token_ids, None), strict=False):
+            token_id, request.error = sampled.token_ids[at], sampled.errors.get(at)
             if request.error is not None:
-                return new_token_ids, FinishReason.ERROR
-            new_token_ids.append(sampled.token_ids[number])
-            if sampled.token_ids[number] != draft_token_id or reason is not None:
                 break
-        return new_token_ids, reason
+            try:
+                request.sampling.append(token_id)
+                request.token_ids.append(token_id)
+                reason = request.ending()
+            except BaseException as error:
+                request.error = failure_of(error, "the request could not continue after a token")
+                break
+            new_token_ids.append(token_id)
+            if token_id != draft_token_id or reason is not None:
+                break
+        return new_token_ids, reason if request.error is None else FinishReason.ERROR
 
-    def _append(self, request: Request, token_id: int) -> FinishReason | None:
-        """Append one token; return why the request ends, None if it continues."""
-        try:
-            request.sampling.append(token_id)
-            request.token_ids.append(token_id)
-            return request.ending()
-        except BaseException as error:
-            request.error = failure_of(error, "the request could not continue after a token")
-            return FinishReason.ERROR
-
-    def _finish(self, request: Request, reason: FinishReason, new_token_ids: list[int] | None = None) -> EngineOutput:
+    def _finish(self, request: Request, reason: FinishReason, new_token_ids: Sequence[int] = ()) -> EngineOutput:
         """Free a request and queue its last output."""
         self._fetching.pop(request, None)
         pooled = None
@@ -399,10 +368,10 @@ class Engine:
                 pooled = request.pooler.vector()
             except BlazrError as error:
                 reason, request.error = FinishReason.ERROR, error
-        self._scheduler.finish(request, is_sound=request.error is None)
+        self._scheduler.finish(request)
         del self._requests[request.request_id]
-        self._counts["failed"] += reason is FinishReason.ERROR
-        output = self._report(request, [] if new_token_ids is None else new_token_ids)
+        self._counts["num_failed"] += reason is FinishReason.ERROR
+        output = self._report(request, new_token_ids)
         output.finish_reason = reason
         output.error = request.error
         output.pooled = pooled
@@ -410,20 +379,18 @@ class Engine:
             output.stop_token_id = request.token_ids[-1]
         return output
 
-    def _report(self, request: Request, new_token_ids: list[int]) -> EngineOutput:
+    def _report(self, request: Request, new_token_ids: Sequence[int]) -> EngineOutput:
         """Queue an output, with the prompt's log-probabilities as soon as they are complete."""
         output = EngineOutput(
             request.request_id,
-            new_token_ids,
+            list(new_token_ids),
             num_cached_tokens=request.num_cached_tokens or 0,
             cache_miss_reason=request.cache_miss_reason,
         )
-        if request.prompt_logprobs is not None and request.has_all_prompt_logprobs:
+        if request.has_all_prompt_logprobs:
             output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         self._pending.append(output)
         return output
-
-    # --- faults --------------------------------------------------------------------------------
 
     def _recover_memory(self, step: SchedulerOutput) -> None:
         """Continue after a step that ran out of memory.
@@ -442,7 +409,5 @@ class Engine:
         self._scheduler.token_budget.lower()
         if self._num_memory_errors >= MAX_MEMORY_ERRORS:
             self._num_memory_errors = 0
-            worst.error = GenerationFailed(
-                "the server ran out of memory while computing this request; try a shorter one."
-            )
+            worst.error = GenerationFailed("the server ran out of memory for this request; try a shorter one.")
             self._finish(worst, FinishReason.ERROR)

@@ -1,7 +1,6 @@
 """EngineLoop: run an engine (or an LLM around one) in the one thread that owns it.
 
-Other threads reach the owner through this thread's inbox, so that the owner needs no locks. The thread sleeps on a
-condition while it has no work; a submit wakes it at once.
+Other threads submit to the thread's inbox, so that the owner needs no locks. The thread sleeps while it has no work.
 """
 
 from __future__ import annotations
@@ -29,37 +28,30 @@ class LoopOwner(Protocol[ItemT_contra, EventT]):
 
     def add(self, prepared: ItemT_contra, /) -> object:
         """Accept a request; raise an error if it can't be accepted."""
-        ...
 
     def abort(self, request_id: str, /) -> bool:
         """End a request early; False if the id is unknown."""
-        ...
 
     def step(self) -> list[EventT]:
         """Run one step and return its events; raise ``EngineDead`` if no further step is possible."""
-        ...
 
     def has_unfinished(self) -> bool:
         """Whether ``step`` has work."""
-        ...
 
     @property
     def step_tokens(self) -> int:
         """Tokens in the step that runs now, or in the last one; read by any thread."""
-        ...
 
 
 class EngineLoop(Generic[ItemT, EventT]):
-    """Run ``owner`` in a thread of its own.
+    """Run ``owner`` in a thread of its own; the public methods may be called from any thread.
 
     Args:
         owner: Used by the loop's thread only, from ``start`` on.
-        on_events: Called in the loop's thread with all events of one step. Must not block for long, because the next
-            step waits. Its exceptions are logged.
-        on_refused: Called with the error and each submitted item that the owner refused, or that the loop had not
-            read when it ended.
-        on_dead: Called with the error that ended the loop. Unfinished requests get no events; their messages go back
-            to the queue.
+        on_events: Called in the loop's thread with all events of one step; the next step waits for it.
+        on_refused: Called with each submitted item that the owner refused, or that the loop had not read when it
+            ended, and the error.
+        on_dead: Called with the error that ended the loop; unfinished requests get no events.
         name: Name of the thread.
 
     Attributes:
@@ -95,8 +87,6 @@ class EngineLoop(Generic[ItemT, EventT]):
         self._num_steps = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    # --- any thread ----------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start the thread; call once."""
         self._thread.start()
@@ -120,15 +110,12 @@ class EngineLoop(Generic[ItemT, EventT]):
             self._condition.notify()
 
     def stop(self, *, drain: bool, timeout_s: float) -> bool:
-        """End the thread.
+        """End the thread; return whether every accepted request has finished.
 
         Args:
-            drain: Wait up to ``timeout_s`` until running requests have finished. Otherwise, and after the timeout,
-                the loop ends after the current step, and unfinished requests get no final event.
+            drain: Wait up to ``timeout_s`` for running requests. Otherwise, and after the timeout, the loop ends after
+                the current step, and unfinished requests get no final event.
             timeout_s: Maximum seconds to wait, in either case.
-
-        Returns:
-            Whether every accepted request has finished.
         """
         deadline = time.monotonic() + timeout_s
         with self._condition:
@@ -154,8 +141,6 @@ class EngineLoop(Generic[ItemT, EventT]):
     def step_tokens(self) -> int:
         """Tokens in the step that runs now, or in the last one."""
         return self._owner.step_tokens
-
-    # --- the loop's thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -218,8 +203,6 @@ class EngineLoop(Generic[ItemT, EventT]):
             self._owner.add(item)
         except EngineDead:
             raise
-        except BlazrError as error:
-            self._call(self._on_refused, item, error)
         except BaseException as error:
             self._call(self._on_refused, item, failure_of(error, "the request could not be started"))
 

@@ -8,10 +8,10 @@ Shape letters: T tokens of the step, B sequences, h hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from inference.engine.config import EngineConfig
@@ -29,7 +29,6 @@ from inference.modelling.layers.packed import output_bits
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.spec import ModelSpec
 
-Int64Array = npt.NDArray[np.int64]
 LOGPROBS_SLICE_BYTES = 32 << 20
 """Maximum bytes of float32 logits that exist at once while prompt tokens are scored."""
 
@@ -41,30 +40,28 @@ class Network(Protocol):
 
     def __call__(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
         """Return the (T, h) hidden rows of the step's tokens; advance the states in place."""
-        ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the (n, V) float32 logits of (n, h) hidden rows."""
-        ...
 
 
 def allocate_states(spec: ModelSpec, config: EngineConfig) -> list[LayerState]:
     """Return zeroed state tensors of every layer; the first axis is the physical slot."""
-    layers: list[LayerState] = []
-    for layer in spec.layers:
-        tensors: LayerState = {}
-        for part in layer.state():
-            slots = config.num_state_slots + config.num_snapshot_slots + config.num_spare_slots
-            rows = config.num_blocks * config.block_size if part.per == "token" else slots
-            dtype = torch.float32 if part.dtype == "float32" else TORCH_DTYPES[config.dtype]
-            shape = (rows, *part.shape)
-            # Mapped memory is written on first use, so that a load doesn't write gigabytes of zeros.
-            is_mapped = torch.device(config.device).type == "cpu"
-            tensors[part.name] = (
-                mapped_zeros(shape, dtype) if is_mapped else torch.zeros(shape, dtype=dtype, device=config.device)
+    # Mapped memory is written on first use, so that a load doesn't write gigabytes of zeros.
+    is_mapped = torch.device(config.device).type == "cpu"
+    zeros = mapped_zeros if is_mapped else partial(torch.zeros, device=config.device)
+    num_tokens = config.num_blocks * config.block_size
+    num_slots = config.num_state_slots + config.num_snapshot_slots + config.num_spare_slots
+    return [
+        {
+            part.name: zeros(
+                (num_tokens if part.per == "token" else num_slots, *part.shape),
+                dtype=torch.float32 if part.dtype == "float32" else TORCH_DTYPES[config.dtype],
             )
-        layers.append(tensors)
-    return layers
+            for part in layer.state()
+        }
+        for layer in spec.layers
+    ]
 
 
 class ModelRunner:
@@ -87,28 +84,29 @@ class ModelRunner:
         self._block_size = config.block_size
         self._device = torch.device(config.device)
         self.layer_states = allocate_states(spec, config)
-        self._needs_rope_lengths = _depends_on_length(spec)
+        self._needs_rope_lengths = any(_depends_on_length(layer.token_mixer) for layer in spec.layers)
         self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
         self._slice_rows = max(1, LOGPROBS_SLICE_BYTES // (4 * spec.vocab_size))
-        # A test's network that isn't a module has no faster forms.
         self.backend = Backend(self._device, TORCH_DTYPES[config.dtype])
-        if isinstance(network, torch.nn.Module):
-            self.backend = bind_backend(network)
         self._graphs: DecodeGraphs | None = None
-        if self._device.type == "cuda":
-            choose_attention()
-            if isinstance(network, torch.nn.Module):
-                warm_up(network, network.compute_logits, spec, self.layer_states, config, self.backend.warm_up_rows)
-                paged = states.has_paged_state
-                self._graphs = self.backend.capture_decodes(
-                    network,
-                    spec,
-                    self.layer_states,
-                    max_rows=config.max_num_seqs,
-                    max_blocks=config.max_num_seqs * config.max_blocks_per_sequence if paged else 1,
-                    block_size=config.block_size if paged else 0,
-                )
+        if isinstance(network, torch.nn.Module):  # a test's network isn't, and has no faster forms
+            self.backend = bind_backend(network)
+            if self._device.type == "cuda":
+                self._graphs = self._capture_decodes(network, spec, config)
         self._programs = self.backend.decode_programs(network, self.layer_states)
+
+    def _capture_decodes(self, network: torch.nn.Module, spec: ModelSpec, config: EngineConfig) -> DecodeGraphs | None:
+        choose_attention()
+        warm_up(network, self._network.compute_logits, spec, self.layer_states, config, self.backend.warm_up_rows)
+        is_paged = self._states.has_paged_state
+        return self.backend.capture_decodes(
+            network,
+            spec,
+            self.layer_states,
+            max_rows=config.max_num_seqs,
+            max_blocks=config.max_num_seqs * config.max_blocks_per_sequence if is_paged else 1,
+            block_size=config.block_size if is_paged else 0,
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -129,11 +127,9 @@ class ModelRunner:
         return self._network.compute_logits(_select_rows(hidden, rows))
 
     def argmax_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the argmax of ``logits_of`` over the valid ids, without logits in memory.
+        """Return the (n,) argmax of ``logits_of`` over the valid ids and (n,) its logits, without logits in memory.
 
-        Returns:
-            (n,) int64 ids, the lowest of equal ones, and (n,) their logits, NaN if the row has NaN. None: the network
-            computes logits only.
+        The lowest of equal ids is returned, and NaN if a row has NaN. None: the network computes logits only.
         """
         network: Any = self._network
         if not getattr(network, "can_choose", False):
@@ -146,11 +142,10 @@ class ModelRunner:
     ) -> Iterator[TokenLogprobs]:
         """Yield the log-probabilities of the prompt tokens that this chunk predicts, without known ones.
 
-        The chunk is scored in slices, because the logits of a whole chunk may not fit in memory.
+        The logits of a whole chunk may not fit in memory, so they are computed in slices.
 
         Args:
-            hidden: (T, h) hidden rows of the step.
-            first_row: First row of the request in ``hidden``.
+            hidden: (T, h) hidden rows of the step; the request's begin at ``first_row``.
 
         Raises:
             GenerationFailed: The logits hold NaN or infinity.
@@ -178,9 +173,9 @@ class ModelRunner:
         for item in items:
             token_ids += item.request.token_ids[item.num_computed_tokens : item.stop]
             token_ids += item.draft_token_ids
-        states = [item.request.state for item in items]
-        indices = np.array([state.index for state in states if state is not None], dtype=np.int64)
-        slots = [state.slot for state in states if state is not None]
+        states = [item.request.state for item in items if item.request.state is not None]
+        indices = np.array([state.index for state in states], dtype=np.int64)
+        slots = [state.slot for state in states]
         lengths = np.array([item.stop for item in items], dtype=np.int64)
         counts = np.array([item.num_tokens for item in items], dtype=np.int64)
         first_rows = np.concatenate([[0], np.cumsum(counts)])
@@ -228,9 +223,5 @@ def _select_rows(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return hidden[upload_ids(rows, hidden.device)]
 
 
-def _depends_on_length(spec: ModelSpec) -> bool:
-    for layer in spec.layers:
-        mixer = layer.token_mixer
-        if isinstance(mixer, AttentionSpec | MLASpec) and mixer.rope is not None and mixer.rope.depends_on_length:
-            return True
-    return False
+def _depends_on_length(mixer: object) -> bool:
+    return isinstance(mixer, AttentionSpec | MLASpec) and mixer.rope is not None and mixer.rope.depends_on_length

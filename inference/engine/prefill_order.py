@@ -10,7 +10,6 @@ from inference.engine.running_request import Request
 
 Caller = tuple[int, str]  # priority and name: a caller's requests of another priority have turns of their own
 
-
 MAX_AWAY = 4096
 """Most callers without a request whose counts are kept."""
 
@@ -40,7 +39,6 @@ class PrefillOrder:
         for request in ranked:
             queues.setdefault(_caller(request), deque()).append(request)
         self._update_counts(queues)
-
         turns = [(caller[0], self._counts[caller], queue[0].arrival, caller) for caller, queue in queues.items()]
         heapify(turns)
         while turns:
@@ -52,14 +50,10 @@ class PrefillOrder:
 
     def _update_counts(self, present: Collection[Caller]) -> None:
         lowest: dict[int, int] = {}
-        for caller, count in self._counts.items():
-            if caller in present:
-                lowest[caller[0]] = min(count, lowest.get(caller[0], count))
-        away = [
-            (caller, count)
-            for caller, count in self._counts.items()
-            if caller not in present and count > lowest.get(caller[0], count)
-        ]
+        for caller in self._counts.keys() & present:
+            lowest[caller[0]] = min(self._counts[caller], lowest.get(caller[0], self._counts[caller]))
+        absent = [(caller, count) for caller, count in self._counts.items() if caller not in present]
+        away = [(caller, count) for caller, count in absent if count > lowest.get(caller[0], count)]
         counts = {caller: max(self._counts.get(caller, 0), lowest.get(caller[0], 0)) for caller in present}
         self._counts = counts | dict(away[-MAX_AWAY:])
 

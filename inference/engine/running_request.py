@@ -15,7 +15,7 @@ from inference.errors import BlazrError
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Mutable state of a request; the scheduler changes the state, the engine changes the tokens.
+    """A request in the engine; the scheduler changes its state, the engine its tokens.
 
     Attributes:
         source: The request as the caller gave it.
@@ -29,7 +29,7 @@ class Request:
             token (``speculation.rollback``).
         state: Location of the sequence's state; None unless the request is running.
         has_ended: Whether the request neither runs nor waits any more.
-        known_ending: Reason to end after the prompt, without a sampled token; None: tokens are sampled.
+        known_ending: Reason to end after the prompt, without a sampled token. None: tokens are sampled.
         error: Error with which the request ends after this step.
         prompt_logprobs: Entries so far, for prompt positions from 1; None if not requested, or already reported.
         namespace: The request's root in the prefix cache.
@@ -68,7 +68,6 @@ class Request:
 
     @property
     def request_id(self) -> str:
-        """Id of ``source``."""
         return self.source.request_id
 
     @property
@@ -87,13 +86,8 @@ class Request:
         return len(self.source.prompt_token_ids)
 
     @property
-    def num_output_tokens(self) -> int:
-        """Number of generated tokens, in this attempt and earlier ones."""
-        return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
     def num_uncomputed_tokens(self) -> int:
-        """Number of tokens to compute before the next token can be sampled."""
+        """Tokens to compute before the next token can be sampled."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
@@ -119,8 +113,8 @@ class Request:
     def ending(self) -> FinishReason | None:
         """Return the reason to end after the present last token; None: the request continues."""
         constraint = self.sampling.constraint
-        if self.num_output_tokens > 0 and (
-            self.token_ids[-1] in self.stop_token_ids or (constraint is not None and constraint.is_finished)
-        ):
+        is_finished = constraint is not None and constraint.is_finished
+        has_output = len(self.token_ids) > self.num_prompt_tokens
+        if has_output and (is_finished or self.token_ids[-1] in self.stop_token_ids):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_length else None

@@ -16,6 +16,7 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from heapq import merge
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from inference.engine.config import EngineConfig
@@ -27,7 +28,6 @@ from inference.engine.state_manager import SequenceState, StateManager
 from inference.engine.token_budget import TokenBudget
 
 _rank = attrgetter("rank")
-_NO_DRAFTS: Mapping[Request, Sequence[int]] = {}
 
 
 class ScheduledRequest(NamedTuple):  # faster to create than a frozen dataclass
@@ -101,14 +101,10 @@ class Scheduler:
         """Put a request into the queue."""
         insort(self.waiting, request, key=_rank)
 
-    def finish(self, request: Request, *, is_sound: bool = True) -> None:
-        """Remove a waiting or running request and free its state.
-
-        Args:
-            is_sound: False: the prefix cache must not keep its computed state.
-        """
+    def finish(self, request: Request) -> None:
+        """Remove a waiting or running request and free its state."""
         if request.is_running:
-            self._release(request, is_sound=is_sound)
+            self._release(request)
         elif request in self.waiting:  # otherwise its prefix is still read from disk
             self.waiting.remove(request)
         request.has_ended = True
@@ -124,8 +120,8 @@ class Scheduler:
         self.add(request)
         self.num_preemptions += 1
 
-    def schedule(self, drafts: Mapping[Request, Sequence[int]] = _NO_DRAFTS) -> SchedulerOutput:
-        """Choose the next step's tokens; allocates and preempts, but doesn't advance ``num_computed_tokens``.
+    def schedule(self, drafts: Mapping[Request, Sequence[int]] = MappingProxyType({})) -> SchedulerOutput:
+        """Choose the next step's tokens; allocate state and preempt, without advancing ``num_computed_tokens``.
 
         Args:
             drafts: Draft tokens to verify within the free capacity; no request is preempted for them.
@@ -170,10 +166,9 @@ class Scheduler:
                 left -= len(accepted)
 
     def _schedule_prefills(self, scheduled: list[ScheduledRequest]) -> None:
-        """Spend the rest of the token budget on prompts.
+        """Spend the rest of the token budget on prompts, of running and of waiting requests alike.
 
-        Running prefills and the queue compete. So the long prompt of a running batch job doesn't delay an interactive
-        request, and many prompts of one caller don't delay another caller's prompt.
+        So the long prompt of a running batch job doesn't delay an interactive request.
         """
         prefilling = [request for request in self.running if not request.is_decoding]
         preempted: list[Request] = []
@@ -207,23 +202,22 @@ class Scheduler:
         return True
 
     def _admit(self, request: Request, scheduled: list[ScheduledRequest], preempted: list[Request]) -> bool:
-        """Start a request if its state fits, if needed after preempting requests of worse priority."""
+        """Start a request if its state fits, if needed after preempting requests of lower priority."""
         if any(other.rank <= request.rank for other in preempted):
             return False
         match = self._find(request)
-        if not self._has_capacity(request, match):
-            victims = [other for other in self.running if other.source.priority > request.source.priority]
-            if not self._has_capacity(request, match, without=victims):
+        victims = [other for other in self.running if other.source.priority > request.source.priority]
+        if not self._has_capacity(request, match, without=victims):
+            return False
+        while not self._has_capacity(request, match):
+            if not victims:
                 return False
-            while not self._has_capacity(request, match):
-                if not victims:
-                    return False
-                victim = victims.pop()
-                self.preempt(victim)
-                preempted.append(victim)
-                scheduled[:] = [item for item in scheduled if item.request is not victim]
-                # The victim's state has entered the prefix cache and may have evicted other state.
-                match = self._find(request)
+            victim = victims.pop()
+            self.preempt(victim)
+            preempted.append(victim)
+            scheduled[:] = [item for item in scheduled if item.request is not victim]
+            # The victim's state has entered the prefix cache and may have evicted other state.
+            match = self._find(request)
         self.waiting.remove(request)
         self._start(request, match)
         return True
@@ -266,13 +260,13 @@ class Scheduler:
         start, length = request.num_computed_tokens, len(request.token_ids)
         return self._cache.chunk_stop(request.cached, start, min(length, start + budget), length) - start
 
-    def _release(self, request: Request, *, is_state_valid: bool = True, is_sound: bool = True) -> None:
-        """Free a running request's state; the prefix cache keeps the computed state until its memory is needed."""
+    def _release(self, request: Request, *, is_state_valid: bool = True) -> None:
+        """Free a running request's state; the prefix cache keeps what was computed without an error, while it fits."""
         state, cached = request.state, request.cached
         assert state is not None and cached is not None
         self.running.remove(request)
         slot = state.slot
-        if is_sound:
+        if request.error is None:
             tokens, num_computed = request.token_ids, request.num_computed_tokens
             slot = self._cache.end(cached, state.index, slot, tokens, num_computed, is_state_valid=is_state_valid)
         else:

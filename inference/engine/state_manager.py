@@ -45,10 +45,9 @@ class StateManager:
         self.has_paged_state = spec.state_bytes_per_token() > 0
         self.has_slots = spec.state_bytes_per_sequence() > 0
         self._block_size = config.block_size
-        if self.has_paged_state and config.num_blocks < 2:
-            raise OutOfCacheBlocks("num_blocks is 1, the model needs at least 2; raise the state budget.")
-        if self.has_slots and config.num_state_slots < 2:
-            raise OutOfCacheBlocks("num_state_slots is 1, the model needs at least 2; raise the state budget.")
+        for name, is_needed in (("num_blocks", self.has_paged_state), ("num_state_slots", self.has_slots)):
+            if is_needed and getattr(config, name) < 2:
+                raise OutOfCacheBlocks(f"{name} is 1, the model needs at least 2; raise the state budget.")
         self.kv = KVCacheManager(
             config.num_blocks if self.has_paged_state else 1,
             config.block_size,
@@ -74,10 +73,10 @@ class StateManager:
             without: States that count as released.
             shared_blocks: Blocks that don't become free with ``without``, because the request shares them.
         """
-        has_index = bool(self._free_indices or without)
-        has_slot = bool(not self.has_slots or self.free_slots or without)
-        if not self.has_paged_state or not (has_index and has_slot):
-            return has_index and has_slot
+        if not without and not (self._free_indices and (self.free_slots or not self.has_slots)):
+            return False
+        if not self.has_paged_state:
+            return True
         num_free = self.kv.pool.num_free
         if without:
             tables = [self.kv.blocks_of(state.index) for state in without]

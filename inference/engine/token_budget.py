@@ -12,15 +12,12 @@ class TokenBudget:
     A step without memory halves the budget. It is doubled again after a number of good steps, which each failure
     doubles: a failure makes requests start again, so failures must become rare enough for requests to end between two.
 
-    Args:
-        most: Budget while memory suffices.
-
     Attributes:
-        tokens: The present budget.
+        tokens: The present budget, at most ``max_tokens``.
     """
 
-    def __init__(self, most: int) -> None:
-        self.tokens = self._most = most
+    def __init__(self, max_tokens: int) -> None:
+        self.tokens = self._max_tokens = max_tokens
         self._wait = 1
         self._num_good = 0
 
@@ -35,6 +32,6 @@ class TokenBudget:
         self._num_good += 1
         if self._num_good >= self._wait:
             self._num_good = 0
-            if self.tokens == self._most:
+            if self.tokens == self._max_tokens:
                 self._wait = 1
-            self.tokens = min(2 * self.tokens, self._most)
+            self.tokens = min(2 * self.tokens, self._max_tokens)

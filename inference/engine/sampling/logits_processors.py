@@ -1,7 +1,6 @@
 """Define the logits processors, which change the logits of a batch before tokens are chosen.
 
-A processor gets the logits of all sampled rows and changes them in place. A processor changes only the entries that its
-requests name, so that its cost depends on the number of these entries and not on the vocabulary.
+A processor changes only the entries that its requests name, so that its cost doesn't depend on the vocabulary.
 
 Shape letters: n rows, V vocabulary, e entries.
 """
@@ -28,15 +27,10 @@ class LogitsProcessor(Protocol):
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
         """Change (n, V) float32 ``logits`` in place, each row by its own state only."""
-        ...
 
 
 class InvalidTokens:
-    """Mask the ids without a token in the vocabulary.
-
-    Args:
-        token_ids: Ids to mask.
-    """
+    """Mask the ids without a token in the vocabulary."""
 
     def __init__(self, token_ids: Sequence[int], device: torch.device) -> None:
         self.token_ids = torch.tensor(list(token_ids), dtype=torch.int64, device=device)

@@ -39,12 +39,6 @@ def select_rows(
     return values[upload_ids(group, values.device)], [rows[at] for at in group]
 
 
-def write_rows(values: torch.Tensor, group: Sequence[int], part: torch.Tensor) -> None:
-    """Write back rows of ``select_rows``; do nothing if ``select_rows`` made no copy."""
-    if len(group) < values.shape[0]:
-        values[upload_ids(group, values.device)] = part
-
-
 def entries(
     chosen: Sequence[tuple[int, npt.NDArray[np.int64]]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:

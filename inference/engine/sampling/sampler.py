@@ -79,25 +79,24 @@ class Sampler:
         processors = (MinTokens(), LogitBias(), Penalties(), Dry())
         self._processors: tuple[LogitsProcessor, ...] = (self._invalid, self.masks, *processors)
 
-    def sample(
-        self, logits: torch.Tensor, rows: Sequence[SamplingState], recompute: Callable[[], torch.Tensor]
-    ) -> SamplerOutput:
+    def sample(self, compute_logits: Callable[[], torch.Tensor], rows: Sequence[SamplingState]) -> SamplerOutput:
         """Sample one token for each row.
 
         A row with unusable logits, or whose computation raises, gets an error; the other rows aren't affected.
 
         Args:
-            logits: (n, V) float32, may be overwritten.
+            compute_logits: Returns (n, V) float32 logits, which are overwritten; called again when the rows must be
+                sampled one by one.
             rows: Sampling states of the rows.
-            recompute: Returns ``logits`` again, when the rows must be sampled one by one.
         """
+        logits = compute_logits()
         try:
             return self._sample(logits, rows)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # also a Rust panic of a grammar, which is no Exception
             logger.exception("sampling a batch of %d failed; trying its rows one by one", len(rows))
-        logits = recompute()
+        logits = compute_logits()
         output = SamplerOutput([0] * len(rows), {}, {})
         for at, row in enumerate(rows):
             try:
@@ -116,17 +115,14 @@ class Sampler:
         if all(row.is_plain for row in rows):
             self._invalid.apply(logits, rows)
             return argmax_output(*self._row_maxima(logits))
-        # amax passes NaN on, so this one reduction finds NaN, +inf and rows of -inf. Masks hide or make
-        # them, so masked rows are also checked without their masks.
-        masked = [at for at, row in enumerate(rows) if self.masks.precedes(row) or row.is_below_min_tokens]
-        masked_maxima = select_rows(logits, rows, masked)[0].amax(-1) if masked else logits.new_empty(0)
+        # amax passes NaN on, so it finds NaN, +inf and rows of -inf, before masks hide or make them.
+        maxima = logits.amax(-1)
         scored = [at for at, row in enumerate(rows) if row.params.logprobs is not None]
-        log_probs = torch.log_softmax(select_rows(logits, rows, scored)[0], dim=-1) if scored else None
+        log_probs = torch.log_softmax(select_rows(logits, rows, scored)[0], dim=-1) if scored else logits[:0]
         for processor in self._processors:
             processor.apply(logits, rows)
 
         token_ids, values = self._row_maxima(logits)
-        maxima = values.clone()
         self.masks.correct(logits, rows, token_ids, values)
         drawn = [at for at, row in enumerate(rows) if not row.greedy]
         if drawn:
@@ -134,24 +130,20 @@ class Sampler:
             token_ids[index] = draw(*select_rows(logits, rows, drawn))
             values[index] = logits[index, token_ids[index]]
 
-        scores: tuple[torch.Tensor, ...] = ()
         num_top = [rows[at].params.logprobs or 0 for at in scored]
-        if log_probs is not None:
-            scores = self._score(log_probs, token_ids[upload_ids(scored, logits.device)], num_top)
-        ids, chosen, maximum, found_masked, *score_lists = fetch(token_ids, values, maxima, masked_maxima, *scores)
+        scores = self._score(log_probs, token_ids[upload_ids(scored, logits.device)], num_top) if scored else ()
+        ids, chosen, raw_maxima, *score_lists = fetch(token_ids, values, maxima, *scores)
         logprobs = dict(zip(scored, _token_logprobs(score_lists, num_top), strict=True)) if scored else {}
-        unmasked = dict(zip(masked, found_masked, strict=True))
-        found_errors = [_row_error(row, chosen[at], maximum[at], unmasked.get(at)) for at, row in enumerate(rows)]
-        errors = {at: error for at, error in enumerate(found_errors) if error is not None}
+        found = map(_row_error, rows, raw_maxima, chosen)
+        errors = {at: error for at, error in enumerate(found) if error is not None}
         return SamplerOutput(ids, logprobs, errors)
 
     def score(self, log_probs: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
-        """Return the log-probability and rank of one token of each row, and the row's most probable tokens.
+        """Return the log-probability and rank of one token of each row, and its ``num_top`` most probable tokens.
 
         Args:
             log_probs: (n, V) log-softmax; overwritten.
             token_ids: (n,) int64.
-            num_top: Number of most probable tokens of each row.
         """
         return _token_logprobs(fetch(*self._score(log_probs, token_ids, num_top)), num_top)
 
@@ -178,9 +170,9 @@ def _token_logprobs(scores: Sequence[list[Any]], num_top: Sequence[int]) -> list
 def argmax_output(token_ids: torch.Tensor, values: torch.Tensor) -> SamplerOutput:
     """Return the output of greedy rows from (n,) argmaxes and (n,) their logits."""
     ids, found = fetch(token_ids, values)
-    errors: dict[int, BlazrError] = {}
-    if not math.isfinite(sum(found)):
-        errors = {row: numerical_error() for row, value in enumerate(found) if not math.isfinite(value)}
+    errors: dict[int, BlazrError] = {
+        at: numerical_error() for at, value in enumerate(found) if not math.isfinite(value)
+    }
     return SamplerOutput(ids, {}, errors)
 
 
@@ -189,15 +181,14 @@ def numerical_error() -> GenerationFailed:
     return GenerationFailed("numerical_error: the model computed no usable probabilities for this request.")
 
 
-def _row_error(row: SamplingState, chosen: float, maximum: float, unmasked_maximum: float | None) -> BlazrError | None:
+def _row_error(row: SamplingState, raw_maximum: float, chosen: float) -> BlazrError | None:
     """Return why a row has no token; None: it has one.
 
     Args:
-        chosen: Logit of the chosen token.
-        maximum: Maximum of the row after the processors.
-        unmasked_maximum: Maximum before the processors, of a row with the mask of a grammar or of ``min_tokens``.
+        raw_maximum: Maximum of the row's logits before the processors.
+        chosen: Logit of the chosen token after the processors.
     """
-    if not math.isfinite(maximum if unmasked_maximum is None else unmasked_maximum):
+    if not math.isfinite(raw_maximum):
         return numerical_error()
     if row.constraint is not None and row.constraint.error is not None:
         return InvalidRequest(f"the grammar can't be followed any further ({row.constraint.error}); simplify it.")
@@ -229,15 +220,12 @@ def _draw_narrow(
     logits: torch.Tensor, rows: Sequence[SamplingState], narrow: Mapping[int, npt.NDArray[np.int64]]
 ) -> torch.Tensor:
     """Draw for rows with few allowed tokens, ``narrow`` by row, among these alone."""
-    width = max(map(len, narrow.values()))
-    ids = np.zeros((len(narrow), width), dtype=np.int64)
-    is_beyond = np.ones((len(narrow), width), dtype=np.bool_)
-    for number, allowed in enumerate(narrow.values()):
-        ids[number, : len(allowed)] = allowed
-        is_beyond[number, : len(allowed)] = False
-    columns = upload(ids, logits.device)
+    lengths = np.array([len(ids) for ids in narrow.values()]).reshape(-1, 1)
+    width = int(lengths.max())
+    # Shorter lists repeat their ids up to the width; the repeated ones are masked.
+    columns = upload(np.stack([np.resize(ids, width) for ids in narrow.values()]), logits.device)
     values = logits[upload_ids(list(narrow), logits.device).unsqueeze(1), columns]
-    values.masked_fill_(upload(is_beyond, logits.device), -math.inf)
+    values.masked_fill_(upload(np.arange(width) >= lengths, logits.device), -math.inf)
     chosen = draw_in_slices(_draw_slice, values, [rows[at] for at in narrow])
     return columns.gather(1, chosen.unsqueeze(1)).squeeze(1)
 

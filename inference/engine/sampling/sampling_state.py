@@ -17,10 +17,7 @@ GREEDY_BELOW = 1e-5
 
 
 class TokenCounts:
-    """Count how often each distinct token of a request was generated.
-
-    A new token updates one entry, so that the cost of a step doesn't depend on the length of the history.
-    """
+    """Count how often each distinct token of a request was generated, with one update for each new token."""
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         output_ids, output_counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
@@ -106,7 +103,6 @@ class SamplingState:
         self.uses_chain = not self.greedy and params.uses_chain
         self.mu = 2.0 * params.mirostat_tau
         self.surprise = params.mirostat_tau
-
         self.is_plain = (
             self.greedy
             and params.logprobs is None
@@ -124,7 +120,7 @@ class SamplingState:
 
     @property
     def is_forward_only(self) -> bool:
-        """Whether the state can't be copied: constraints can't go back, and mirostat depends on each drawn token."""
+        """Whether the state can't be copied: constraints can't go back, and mirostat depends on each draw."""
         return self.constraint is not None or (self.uses_chain and self.params.mirostat > 0)
 
     def copy(self) -> SamplingState:

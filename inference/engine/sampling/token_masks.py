@@ -30,15 +30,11 @@ NARROW = 1024
 
 
 class TokenMasks:
-    """Logits processor with a thread of its own, which starts with the first request with a grammar.
-
-    Args:
-        device: Device of the logits.
-    """
+    """Logits processor with a thread of its own, which starts with the first mask."""
 
     def __init__(self, device: torch.device) -> None:
         self._can_check_argmax = device.type == "cpu"
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._computing: list[Future[None]] = []
         self._begun: set[TokenConstraint] = set()
 
@@ -47,8 +43,6 @@ class TokenMasks:
         constraints = [row.constraint for row in rows if row.constraint is not None and self.precedes(row)]
         fresh = [constraint for constraint in constraints if constraint not in self._begun]
         if fresh:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
             self._begun.update(fresh)
             self._computing.append(self._thread.submit(_compute, fresh))
 
@@ -63,14 +57,11 @@ class TokenMasks:
         if not any(self.precedes(row) for row in rows):
             return
         self.finish()
-        masks = [
-            (at, row.constraint.mask())
-            for at, row in enumerate(rows)
-            if row.constraint is not None
-            and self.precedes(row)
-            and row.constraint.error is None
-            and narrow_ids(row) is None
-        ]
+        masks: list[tuple[int, TokenMask]] = []
+        for at, row in enumerate(rows):
+            constraint = row.constraint if self.precedes(row) else None
+            if constraint is not None and constraint.error is None and narrow_ids(row) is None:
+                masks.append((at, constraint.mask()))
         if logits.device.type == "cpu":
             apply_by_row(logits.numpy(), masks)
         else:
@@ -93,20 +84,15 @@ class TokenMasks:
                 token_ids[at], values[at] = argmax_allowed(logits[at].numpy(), row.constraint.mask())
 
     def precedes(self, row: SamplingState) -> bool:
-        """Whether a row needs its mask before a token is chosen.
-
-        Rows below ``min_tokens`` need the mask, because the allowed end depends on it.
-        """
-        return row.constraint is not None and not (
-            self._can_check_argmax and row.greedy and not row.is_below_min_tokens
-        )
+        """Whether a row needs its mask before a token is chosen."""
+        # Rows below min_tokens need the mask, because the allowed end depends on it.
+        can_check_argmax = self._can_check_argmax and row.greedy and not row.is_below_min_tokens
+        return row.constraint is not None and not can_check_argmax
 
     def close(self) -> None:
         """End the thread."""
         self.finish()
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self._thread.shutdown()
 
 
 def narrow_ids(row: SamplingState) -> npt.NDArray[np.int64] | None:

@@ -87,8 +87,7 @@ def _nucleus_threshold(scaled: torch.Tensor, limits: Limits) -> tuple[torch.Tens
     total = scaled.exp().cumsum(-1, dtype=torch.float64)[:, -1:]
     shares = column([top_p for _, top_p in limits], np.float64, scaled.device)
     crossing = torch.searchsorted(ordered.exp().cumsum(-1, dtype=torch.float64), shares * total)
-    is_found = crossing < NUCLEUS_COLUMNS
-    return ordered.gather(1, crossing.clamp(max=NUCLEUS_COLUMNS - 1)), is_found.squeeze(1)
+    return ordered.gather(1, crossing.clamp(max=NUCLEUS_COLUMNS - 1)), (crossing < NUCLEUS_COLUMNS).squeeze(1)
 
 
 def _threshold(scaled: torch.Tensor, limits: Limits, num_columns: int) -> torch.Tensor:

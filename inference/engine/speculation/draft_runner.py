@@ -237,11 +237,8 @@ class DraftRunner:
         if not rows:
             return
         hidden = torch.cat(list(rows.values()))
-
-        def logits() -> torch.Tensor:
-            return self._runner.logits_of(hidden, range(len(rows)))
-
-        sampled = self._sampler.sample(logits(), [follower.sampling for follower in rows], logits)
+        states = [follower.sampling for follower in rows]
+        sampled = self._sampler.sample(lambda: self._runner.logits_of(hidden, range(len(rows))), states)
         for row, follower in enumerate(rows):
             if row not in sampled.errors:
                 token_id = sampled.token_ids[row]

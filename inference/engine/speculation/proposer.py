@@ -16,7 +16,6 @@ class Proposer(Protocol):
 
     def can_propose(self, request: Request) -> bool:
         """Whether ``propose`` may find draft tokens for a request that decodes."""
-        ...
 
     def propose(self, num_tokens: Mapping[Request, int]) -> Drafts:
         """Draft the tokens that follow.
@@ -27,20 +26,16 @@ class Proposer(Protocol):
         Returns:
             The draft tokens of each request that has some.
         """
-        ...
 
     def accept(self, request: Request, num_accepted: int) -> None:
         """Keep the first ``num_accepted`` draft tokens of the last ``propose``; call once per request with drafts."""
-        ...
 
     def forget(self, request: Request) -> None:
         """Drop a request that doesn't run any more."""
-        ...
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the proposer's states."""
-        ...
 
 
 class NgramProposer:

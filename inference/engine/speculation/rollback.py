@@ -19,7 +19,6 @@ class CopySlot(Protocol):
 
     def copy_slot(self, source: int, target: int) -> None:
         """Copy a slot's states into another slot."""
-        ...
 
 
 class Rollback:

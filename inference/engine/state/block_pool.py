@@ -50,11 +50,7 @@ class BlockPool:
         return self._num_users[block] > 0
 
     def num_freed_by(self, tables: Iterable[Sequence[int]], *, besides: Iterable[int] = ()) -> int:
-        """Return the number of blocks that would be free after these block tables were released.
-
-        Args:
-            besides: Blocks that aren't counted.
-        """
+        """Return how many blocks, except ``besides``, would be free after these block tables were released."""
         counts = Counter(block for table in tables for block in table)
         for block in besides:
             counts.pop(block, None)

@@ -32,8 +32,7 @@ class KVCacheManager:
 
     def blocks_of(self, index: int) -> list[int]:
         """Return the request's blocks, in order."""
-        count = self.num_blocks_of[index]
-        blocks: list[int] = self.block_tables[index, :count].tolist()
+        blocks: list[int] = self.block_tables[index, : self.num_blocks_of[index]].tolist()
         return blocks
 
     def extend(self, index: int, num_tokens: int) -> bool:

@@ -30,7 +30,6 @@ from inference.engine.sampling.row_ops import (
     draw_in_slices,
     mask_below,
     select_rows,
-    write_rows,
 )
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.sampling.truncation import mask_min_p, truncate
@@ -71,7 +70,7 @@ def _draw(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
         if group:
             part, chosen = select_rows(values, rows, group)
             sampler(part, chosen)
-            write_rows(values, group, part)
+            _write_rows(values, group, part)
     # Relative to the maximum once more: typical_p and xtc may have masked the likeliest token.
     values -= values.amax(-1, keepdim=True)
     values /= _temperatures(values, rows)
@@ -79,7 +78,7 @@ def _draw(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     if with_mirostat:
         part, chosen = select_rows(values, rows, with_mirostat)
         mask_below(part, _mirostat_limits(part, chosen))
-        write_rows(values, with_mirostat, part)
+        _write_rows(values, with_mirostat, part)
     numbers = uniforms([row.params.seed or 0 for row in rows], [row.num_output_tokens for row in rows])
     token_ids = draw_by_numbers(values, numbers)  # values are shares without a common total now
     if with_mirostat:
@@ -158,7 +157,7 @@ def _xtc(values: torch.Tensor, rows: Rows) -> None:
     # Where no token reaches the threshold the limit is +inf, and nothing is above it.
     least = part.masked_fill(~is_top, math.inf).amin(-1, keepdim=True)
     part.masked_fill_(part > least, -math.inf)
-    write_rows(values, group, part)
+    _write_rows(values, group, part)
 
 
 def _temperatures(values: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -223,6 +222,12 @@ def _mirostat_counts(values: torch.Tensor, rows: Rows) -> list[int]:
             count = float(size)  # as flat as it can be
         counts.append(min(max(int(count), 1), size) if math.isfinite(count) else size)
     return counts
+
+
+def _write_rows(values: torch.Tensor, group: Sequence[int], part: torch.Tensor) -> None:
+    """Write back rows of ``select_rows``; do nothing if ``select_rows`` made no copy."""
+    if len(group) < values.shape[0]:
+        values[upload_ids(group, values.device)] = part
 
 
 def _total(values: torch.Tensor) -> torch.Tensor:

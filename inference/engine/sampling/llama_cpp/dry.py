@@ -38,7 +38,6 @@ class SequenceBreakers(Protocol):
 
     def ends_at(self, token_ids: Sequence[int], stop: int) -> bool:
         """Whether a breaker ends within the token before position ``stop``."""
-        ...
 
 
 class DryHistory:

@@ -29,7 +29,7 @@ def state(prompt=(), output=(), stop_ids=(), **params) -> SamplingState:
 
 def sample(logits: torch.Tensor, rows: list[SamplingState], invalid=()) -> list[SampledRow]:
     sampler = Sampler(invalid, CPU)
-    results = rows_of(sampler.sample(logits.clone(), rows, lambda: logits.clone()))
+    results = rows_of(sampler.sample(logits.clone, rows))
     for result in results:
         assert isinstance(result, SampledRow), result
     return results
@@ -68,7 +68,7 @@ def test_batch_agrees_with_the_reference_row_by_row(rows, mask_some):
     invalid = INVALID if mask_some else ()
     logits = torch.from_numpy(np.stack([row[0] for row in rows]))
     states = [SamplingState(params, stop, prompt, output) for _, params, prompt, output, stop in rows]
-    results = rows_of(Sampler(invalid, CPU).sample(logits.clone(), states, lambda: logits.clone()))
+    results = rows_of(Sampler(invalid, CPU).sample(logits.clone, states))
     for (values, params, prompt, output, stop), result in zip(rows, results, strict=True):
         changed = processed(values, params, prompt, output, stop, invalid)
         assert isinstance(result, SampledRow)
@@ -142,10 +142,7 @@ def test_a_row_is_sampled_alike_in_any_batch(rows, random):
     def outcome(group):
         logits = torch.from_numpy(np.stack([row[0] for row in group]))
         states = [SamplingState(params, stop, prompt, output) for _, params, prompt, output, stop in group]
-        return [
-            (result.token_id, result.logprobs)
-            for result in rows_of(Sampler((), CPU).sample(logits.clone(), states, lambda: logits.clone()))
-        ]
+        return [(result.token_id, result.logprobs) for result in rows_of(Sampler((), CPU).sample(logits.clone, states))]
 
     together = dict(zip(map(id, rows), outcome(rows), strict=True))
     random.shuffle(rows)
@@ -214,7 +211,7 @@ def test_min_tokens_masks_what_ends_the_sequence():
 def test_a_row_with_everything_masked_fails_alone():
     logits = torch.zeros(2, 3)
     rows = [state(temperature=0.0, min_tokens=1, stop_ids=(0, 1, 2)), state(temperature=0.0)]
-    masked, other = rows_of(Sampler((), CPU).sample(logits.clone(), rows, lambda: logits.clone()))
+    masked, other = rows_of(Sampler((), CPU).sample(logits.clone, rows))
     assert isinstance(masked, InvalidRequest) and "min_tokens" in masked.message
     assert isinstance(other, SampledRow) and other.token_id == 0
 
@@ -222,7 +219,7 @@ def test_a_row_with_everything_masked_fails_alone():
 def test_logits_of_nothing_but_minus_infinity_are_an_error_of_the_model_below_min_tokens_too():
     logits = torch.full((1, 3), -torch.inf)
     rows = [state(temperature=0.0, min_tokens=1, stop_ids=(0,))]
-    (found,) = rows_of(Sampler((), CPU).sample(logits, rows, lambda: logits))
+    (found,) = rows_of(Sampler((), CPU).sample(lambda: logits, rows))
     assert isinstance(found, GenerationFailed) and "numerical_error" in found.message
 
 

@@ -44,7 +44,7 @@ class Fixed:
 
 
 def drawn(logits: torch.Tensor, states: list[SamplingState]) -> list[SampledRow | BlazrError]:
-    return rows_of(Sampler((7, 9), DEVICE).sample(logits.clone(), states, lambda: logits.clone()))
+    return rows_of(Sampler((7, 9), DEVICE).sample(logits.clone, states))
 
 
 PARAMS = [
@@ -119,7 +119,7 @@ def test_a_greedy_row_needs_no_mask_where_its_likeliest_token_is_allowed() -> No
     ]
     masks = TokenMasks(DEVICE)
     masks.begin(states)
-    assert masks._thread is None
+    assert not masks._thread._threads
     assert drawn(logits, states) == [SampledRow(int(token)) for token in allowed]
 
 
@@ -178,17 +178,25 @@ def test_what_fails_fails_alone() -> None:
     assert isinstance(found[1], BlazrError) and "too deep" in found[1].message
 
 
+def test_a_row_whose_few_allowed_tokens_are_all_masked_fails_alone() -> None:
+    # The other row has more allowed tokens, so that the first row's are padded.
+    allowed = Fixed(np.array([3]), allows=True), Fixed(np.array([4, 5, 6]), allows=True)
+    states = [SamplingState(SamplingParams(seed=1, min_tokens=2), {3}, (), (), constraint) for constraint in allowed]
+    failed, other = drawn(torch.zeros(2, V), states)
+    assert isinstance(failed, BlazrError) and "min_tokens" in failed.message
+    assert isinstance(other, SampledRow) and other.token_id in (4, 5, 6)
+
+
 def test_masks_are_computed_once_in_a_thread_of_their_own() -> None:
     masks = TokenMasks(DEVICE)
     constraint = Fixed(np.array([5]), allows=True)
     state = SamplingState(SamplingParams(seed=1), (), (), (), constraint)
     masks.begin([SamplingState(SamplingParams(), (), (), ())])
-    assert masks._thread is None
+    assert not masks._thread._threads
     masks.begin([state])
     masks.begin([state])
     masks.finish()
     assert len(constraint.threads) == 1 and constraint.threads[0] != threading.get_ident()
-    assert masks._thread is not None
     threads = set(masks._thread._threads)
     masks.close()
     assert threads and not any(thread.is_alive() for thread in threads)

@@ -45,7 +45,7 @@ class Oracle:
         found = {}
         for request, count in wanted.items():
             assert count >= 1
-            done = request.num_output_tokens
+            done = len(request.token_ids) - request.num_prompt_tokens
             truth = list(self.outputs[request.request_id][done : done + count])
             truth += [self.rng.randrange(self.vocab_size) for _ in range(count - len(truth))]
             if self.rng.random() < 0.6:

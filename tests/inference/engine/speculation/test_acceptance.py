@@ -32,8 +32,8 @@ def test_states_along_drafts_are_those_of_the_tokens_one_by_one(seed, drafts, re
     state = SamplingState(params, [3], prompt, [1, 1])
     logits = torch.randn(len(drafts) + 1, 12, generator=torch.Generator().manual_seed(seed))
     sampler = Sampler((), torch.device("cpu"))
-    together = rows_of(sampler.sample(logits.clone(), states_along(state, drafts), logits.clone))
+    together = rows_of(sampler.sample(logits.clone, states_along(state, drafts)))
     for number, row in enumerate(together):
         fresh = SamplingState(params, [3], prompt, [1, 1, *drafts[:number]])
-        assert rows_of(sampler.sample(logits[number : number + 1].clone(), [fresh], logits.clone)) == [row]
+        assert rows_of(sampler.sample(logits[number : number + 1].clone, [fresh])) == [row]
     assert state.num_output_tokens == 2 and (state.counts is None or state.counts.counts.sum() == 2)

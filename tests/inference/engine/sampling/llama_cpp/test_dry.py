@@ -107,7 +107,7 @@ def test_a_loop_is_left(temperature):
         for _ in range(30):
             logits = torch.zeros(1, VOCAB)
             logits[0, wanted.get(token_ids[-1], 0)] = 12.0
-            result = sampler.sample(logits.clone(), [row], logits.clone)
+            result = sampler.sample(logits.clone, [row])
             token_ids.append(result.token_ids[0] if hasattr(result, "token_ids") else result[0].token_id)
             row.append(token_ids[-1])
         return token_ids[1:]
