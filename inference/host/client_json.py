@@ -21,7 +21,7 @@ from inference.errors import InvalidRequest, RequestTooLarge
 T = TypeVar("T")
 
 MAX_VALUES = 1 << 19
-"""Most values of one text. Values that are slow to parse count more: a string as two, a name in an object as four."""
+"""Most values of one text. What is slow to parse counts more: a string as three, a name in an object as eight."""
 MAX_DEPTH = 128
 """Most levels of lists and objects; orjson writes up to 254 only, and values go on with some levels around them."""
 INLINE_BYTES = 1 << 16
@@ -104,11 +104,11 @@ def _check_size(text: bytes, noun: str = "The request") -> None:
             is_string = not is_string
         brackets = plain.translate(None, _NO_BRACKETS)
         num_quotes += len(parts) - 1
-        num_values += plain.count(b",") + 3 * plain.count(b":") + brackets.count(b"[") + brackets.count(b"{")
-        if num_values + num_quotes // 2 > MAX_VALUES:
+        num_values += plain.count(b",") + 6 * plain.count(b":") + brackets.count(b"[") + brackets.count(b"{")
+        if num_values + num_quotes > MAX_VALUES:
             raise RequestTooLarge(
-                f"{noun} has more than {MAX_VALUES:,} JSON values, the limit (a string counts as two, a name as four); "
-                "split it."
+                f"{noun} has more than {MAX_VALUES:,} JSON values, the limit (a string counts as three, a name as "
+                "eight); split it."
             )
         depths = list(itertools.accumulate(map(_LEVELS.__getitem__, brackets), initial=depth))
         depth = depths[-1]

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def fresh_caches() -> Iterator[None]:
+def fresh_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     from inference.access.api_keys import key_cache_clear
+    from inference.serving import full_queues
     from inference.serving.served_models import served_model_cache_clear
 
     served_model_cache_clear()
     key_cache_clear()
-    yield
+    monkeypatch.setattr(full_queues, "_queues", full_queues.FullQueues())
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from inference.errors import GenerationFailed, PromptTooLong, QueueFull
-from inference.serving.full_queues import full_queues
 from tests.inference.api.scripted_worker import Reply, say
 from tests.inference.rows import make_checkpoint
 
@@ -245,7 +244,6 @@ def test_full_queue_is_a_rate_limit_error_with_retry_after(client, worker, setti
             client.chat.completions.create(model="tiny", messages=MESSAGES)
         assert caught.value.code == "queue_full"
         assert int(caught.value.response.headers["retry-after"]) > 0
-    full_queues().forget("tiny")
     assert not worker.cancelled
 
 
