@@ -35,7 +35,7 @@ def _step(engine: Engine) -> Any:
     for request in [*engine._scheduler.running, *engine._scheduler.waiting]:
         if request.token_ids[: len(POISON)] == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
-        if request.num_output_tokens == 3 and not request.source.prior_output_token_ids:
+        if request.sampling.num_output_tokens == 3 and not request.source.prior_output_token_ids:
             if request.token_ids[: len(HANG)] == HANG:
                 time.sleep(60)
             if request.token_ids[: len(SILENT)] == SILENT:
@@ -52,13 +52,11 @@ def _hold_gil() -> None:
 
 
 class FaultyPool(EnginePool):
-    """``EnginePool``; importing this module arms the fault."""
+    """``EnginePool`` whose engines have the faults."""
 
     def make_runtime(self) -> WorkerRuntime:
-        """Return the parts of this worker, with a shorter grace time."""
+        """Arm the faults in this process, and return the parts of this worker, with a shorter grace time."""
+        Engine._step = _step  # type: ignore[method-assign]
         runtime = super().make_runtime()
         runtime.config = replace(runtime.config, drain_grace_s=DRAIN_GRACE_S)
         return runtime
-
-
-Engine._step = _step  # type: ignore[method-assign]
