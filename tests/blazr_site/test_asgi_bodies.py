@@ -201,14 +201,14 @@ def big_values() -> dict[str, tuple[Any, int, str]]:
         "text of 10 MiB": ("x" * (10 * MIB), 0, ""),
         "text of 10 MiB that isn't ASCII": ("aé漢🦀" * MIB, 0, ""),
         "million messages": ([{"role": "user", "content": "x"}] * 10**6, 413, "bytes"),
-        "as many values as fit": ([{"type": "text", "text": "x"}] * 20_000, 0, ""),
-        "texts": (["x" * 40] * 170_000, 0, ""),
+        "as many values as fit": ([{"type": "text", "text": "x"}] * 22_700, 0, ""),
+        "texts": (["x" * 40] * 174_000, 0, ""),
         "token ids": ([100_000] * 500_000, 0, ""),
         "wrong token ids": ([1] * 499_999 + [1 << 40], 0, ""),
         "numbers": ([0.1234567890123456] * 500_000, 0, ""),
         "more token ids": ([1] * 10**6, 413, "524,288"),
         "empty lists": ([[]] * (5 * MIB), 413, "524,288"),
-        "names": ({f"{number:0>60}": 1 for number in range(57_000)}, 0, ""),
+        "names": ({f"{number:0>60}": 1 for number in range(58_000)}, 0, ""),
         "levels": (orjson.loads(b"[" * 100 + b"]" * 100), 400, ""),
     }
 

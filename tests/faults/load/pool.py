@@ -17,6 +17,7 @@ from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.engine.running_request import Request
 from inference.worker.pool import EnginePool
+from inference.worker.runtime import WorkerRuntime
 from tests.faults.load import LOG
 
 MARK_TOKENS = 4
@@ -53,8 +54,10 @@ def _logged_abort(engine: Engine, request_id: str) -> bool:
 
 
 class LoggingPool(EnginePool):
-    """``EnginePool``; importing this module starts the log."""
+    """``EnginePool`` whose engines write the log."""
 
-
-Engine.add_request = _logged_add  # type: ignore[method-assign]
-Engine.abort_request = _logged_abort  # type: ignore[method-assign]
+    def make_runtime(self) -> WorkerRuntime:
+        """Start the log in this process, and return the parts of this worker."""
+        Engine.add_request = _logged_add  # type: ignore[method-assign]
+        Engine.abort_request = _logged_abort  # type: ignore[method-assign]
+        return super().make_runtime()
