@@ -26,6 +26,8 @@ MAX_DRY_BREAKER_CHARS = 40
 MAX_CHOICES = 128
 MAX_TOKENS_LIMIT = 1 << 24
 SEED_RANGE = 1 << 63
+GREEDY_BELOW = 1e-5
+"""Temperatures below this value are greedy, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class SamplingParams:
     Attributes:
         max_tokens: Most tokens to generate; None: up to the model's context. 0 only scores the prompt.
         min_tokens: End-of-sequence and stop strings are ignored before this many tokens.
-        temperature: 0 is greedy; otherwise logits are divided by it. Range 0 to 2.
+        temperature: Logits are divided by it; below ``GREEDY_BELOW`` the argmax is chosen. Range 0 to 2.
         top_p: Nucleus: keep the smallest set of tokens whose probabilities sum to at least this. (0, 1].
         top_k: Keep the k likeliest tokens; 0 keeps all.
         min_p: Keep tokens of at least this share of the likeliest one's probability. 0 to 1.
@@ -205,8 +207,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, without a draw."""
-        return self.temperature == 0.0
+        """Whether the argmax is chosen, without a draw."""
+        return self.temperature < GREEDY_BELOW
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form; only the members that differ from their default."""

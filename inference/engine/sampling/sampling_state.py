@@ -12,9 +12,6 @@ from inference.engine.sampling.llama_cpp.dry import DryHistory, SequenceBreakers
 from inference.values.sampling_params import SamplingParams
 from inference.values.token_constraint import TokenConstraint
 
-GREEDY_BELOW = 1e-5
-"""Temperatures below this value are greedy, as in vLLM."""
-
 
 class TokenCounts:
     """Count how often each distinct token of a request was generated, with one update for each new token."""
@@ -89,7 +86,7 @@ class SamplingState:
         self.params = params
         self.constraint = constraint
         self.num_output_tokens = len(output)
-        self.greedy = params.temperature < GREEDY_BELOW
+        self.greedy = params.is_greedy
         self.stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
         self.bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
         self.biases = np.fromiter(params.logit_bias.values(), np.float32, len(self.bias_ids))

@@ -23,6 +23,12 @@ def test_a_request_ends_after_the_tokens_that_it_asks_for(max_tokens):
     assert checks().check(request("r", [1, 2], max_tokens=max_tokens)) == max_tokens
 
 
+def test_a_request_that_draws_nothing_needs_no_seed():
+    assert checks().check(request("r", [1], max_tokens=1, temperature=1e-6, seed=None)) == 1
+    with pytest.raises(InvalidSamplingParams, match="seed"):
+        checks().check(request("r", [1], max_tokens=1, temperature=1e-5, seed=None))
+
+
 def test_without_max_tokens_a_request_ends_where_the_model_or_the_state_does():
     assert checks().check(request("r", [1, 2], max_tokens=None)) == 62
     # Five blocks of four tokens, and a last token that is never computed.
