@@ -2,7 +2,10 @@
 
 If the last tokens occur earlier in the sequence, the token that followed them there is penalised by
 ``multiplier * base ** (length - allowed_length)``, for matches of at least ``allowed_length`` tokens. A match never
-includes a sequence breaker.
+includes a sequence breaker, and a token that contains a whole breaker isn't penalised.
+
+The repeat lengths of all positions are kept, and advanced with each token, so a penalty costs the same whether the text
+repeats itself or not.
 
 Source: p-e-w 2024, https://github.com/oobabooga/text-generation-webui/pull/5677; bounds as in llama.cpp.
 """
@@ -19,7 +22,12 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.device import upload
-from inference.engine.sampling.llama_cpp.token_search import TokenIds, repeats_of_end
+from inference.engine.sampling.llama_cpp.token_search import (
+    RepeatLengths,
+    TokenIds,
+    advance_repeat_lengths,
+    repeat_lengths,
+)
 from inference.engine.sampling.row_ops import entries
 from inference.values.sampling_params import SamplingParams
 
@@ -27,26 +35,26 @@ if TYPE_CHECKING:
     from inference.engine.sampling.sampling_state import SamplingState
 
 MAX_LOG_PENALTY = 88.7228391
-"""Logarithm of the greatest float32: matches whose power exceeds it count as long as one whose power doesn't."""
+"""Logarithm of the largest float32. A match whose power exceeds it counts as the longest match whose power doesn't."""
 
 MAX_MATCH = 4096
-"""Tokens that are compared at most, where the base is so near to 1 that the bound above is far away."""
+"""Maximum tokens beyond ``dry_allowed_length`` that count; for a base so near to 1 that the bound above is far away."""
 
 
 class SequenceBreakers(Protocol):
-    """Says where a match ends. Shared by requests; it holds no state."""
+    """Finds sequence breakers in a sequence of tokens. Shared by requests, without state."""
 
     def ends_at(self, token_ids: Sequence[int], stop: int) -> bool:
         """Whether a breaker ends within the token before position ``stop``."""
 
 
 class DryHistory:
-    """One request's tokens, in the form that the penalty is computed from.
+    """The tokens of one request, with the repeat length of each position.
 
     Args:
-        params: The request's; ``dry_multiplier`` isn't 0.
-        token_ids: Of prompt and output.
-        breakers: Over which no match reaches; None: there are none.
+        params: Parameters of the request; ``dry_multiplier`` isn't 0.
+        token_ids: Ids of prompt and output.
+        breakers: Sequence breakers; None: there are none.
     """
 
     def __init__(self, params: SamplingParams, token_ids: Sequence[int], breakers: SequenceBreakers | None) -> None:
@@ -58,17 +66,20 @@ class DryHistory:
         self._max_exponent = MAX_MATCH
         if params.dry_base > 1.0 + 1e-6:
             self._max_exponent = min(MAX_MATCH, int(MAX_LOG_PENALTY / math.log(params.dry_base)))
-        self._max_match = params.dry_allowed_length + self._max_exponent
+        self._has_breaker: dict[int, bool] = {}  # by token id; copies share it
+        self._repeat_lengths: RepeatLengths = repeat_lengths(self._token_ids[: self._size])
         self._num_since_breaker = self._count_since_breaker()
 
     def copy(self) -> DryHistory:
-        """The same history, to go on with separately."""
-        other = copy.copy(self)
+        """Return an independent copy."""
+        other = copy.copy(self)  # the repeat lengths are replaced, never changed in place
         other._token_ids = self._token_ids.copy()
         return other
 
     def append(self, token_id: int) -> None:
-        """Count a generated token."""
+        """Record a generated token."""
+        token_ids = self._token_ids[: self._size]
+        self._repeat_lengths = advance_repeat_lengths(self._repeat_lengths, token_ids, token_id)
         if self._size == len(self._token_ids):
             self._token_ids = np.concatenate([self._token_ids, np.zeros_like(self._token_ids)])
         self._token_ids[self._size] = token_id
@@ -76,38 +87,45 @@ class DryHistory:
         self._num_since_breaker = 0 if self._is_breaker(self._size) else self._num_since_breaker + 1
 
     def penalties(self) -> tuple[TokenIds, npt.NDArray[np.float32]]:
-        """(e,) tokens that would continue a repetition, each once, and (e,) what to subtract from their logits."""
-        params = self._params
+        """Return (e,) distinct tokens that would continue a repetition, and the (e,) penalty of each."""
+        params, allowed = self._params, self._params.dry_allowed_length
         window = self._size if params.dry_penalty_last_n < 0 else min(self._size, params.dry_penalty_last_n)
-        tokens = self._token_ids[self._size - window : self._size]
-        allowed = params.dry_allowed_length
-        positions, lengths = repeats_of_end(tokens, min(self._num_since_breaker, self._max_match))
+        start = self._size - window
+        positions = start + np.flatnonzero(self._repeat_lengths[start:] >= allowed)
+        # A match lies within the window, and after the last breaker.
+        lengths = np.minimum(self._repeat_lengths[positions], positions - start).clip(max=self._num_since_breaker)
         is_long = lengths >= allowed
-        if not is_long.any():
-            return tokens[:0], np.empty(0, dtype=np.float32)
-        token_ids, inverse = np.unique(tokens[positions[is_long]], return_inverse=True)
+        token_ids, inverse = np.unique(self._token_ids[positions[is_long]], return_inverse=True)
         longest = np.zeros(len(token_ids), dtype=np.int64)
         np.maximum.at(longest, inverse, lengths[is_long])
+        is_penalised = np.array([not self._contains_breaker(token) for token in token_ids.tolist()], dtype=bool)
+        token_ids, longest = token_ids[is_penalised], longest[is_penalised]
         powers = params.dry_base ** np.minimum(longest - allowed, self._max_exponent).astype(np.float64)
         most = float(np.finfo(np.float32).max)
         return token_ids, np.minimum(params.dry_multiplier * powers, most).astype(np.float32)
 
     def _count_since_breaker(self) -> int:
-        longest = min(self._size, self._max_match)
+        """Return the number of tokens after the last breaker, or the longest repeat length if that is smaller."""
+        longest = int(self._repeat_lengths.max(initial=0))
         for num_since in range(longest):
             if self._is_breaker(self._size - num_since):
                 return num_since
         return longest
+
+    def _contains_breaker(self, token_id: int) -> bool:
+        if token_id not in self._has_breaker:
+            self._has_breaker[token_id] = self._breakers is not None and self._breakers.ends_at((token_id,), 1)
+        return self._has_breaker[token_id]
 
     def _is_breaker(self, stop: int) -> bool:
         return self._breakers is not None and self._breakers.ends_at(cast("Any", self._token_ids), stop)
 
 
 class Dry:
-    """The logits processor: a search in each row's own history, then one change of the logits for all rows."""
+    """Logits processor: subtract the penalties of all rows at once."""
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> None:
-        """Only rows with ``dry_multiplier``."""
+        """Change the rows with a ``DryHistory``."""
         chosen = [(at, *row.dry.penalties()) for at, row in enumerate(rows) if row.dry is not None]
         chosen = [item for item in chosen if len(item[1])]
         if chosen:

@@ -144,7 +144,10 @@ def next_mu(mu: float, params: SamplingParams, probability: float) -> float:
 def dry_penalties(
     token_ids: Sequence[int], params: SamplingParams, breakers: Sequence[tuple[int, ...]]
 ) -> dict[int, float]:
-    """What DRY subtracts, by token: every earlier place is compared with the end, token by token."""
+    """What DRY subtracts, by token: every earlier place is compared with the end, token by token.
+
+    A token that is a breaker alone isn't penalised, as in llama.cpp.
+    """
     tokens = list(token_ids)
     if params.dry_penalty_last_n >= 0:
         tokens = tokens[len(tokens) - min(len(tokens), params.dry_penalty_last_n) :]
@@ -163,4 +166,5 @@ def dry_penalties(
     return {
         token: params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
         for token, length in longest.items()
+        if (token,) not in breakers
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.sampling.llama_cpp.dry import Dry, DryHistory
-from inference.engine.sampling.llama_cpp.token_search import repeats_of_end
+from inference.engine.sampling.llama_cpp.token_search import advance_repeat_lengths, repeat_lengths
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.values.sampling_params import SamplingParams
@@ -53,17 +55,24 @@ def test_penalties_are_those_of_the_reference_also_behind_new_tokens(before, aft
             history.append(after[number])
 
 
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 9))
-def test_repeats_of_the_end(token_ids, most):
-    positions, lengths = repeats_of_end(np.array(token_ids, dtype=np.int64), most)
-    expected = {}
+def lengths_of(token_ids: list[int]) -> list[int]:
+    """The repeat length of each position, token by token."""
+    found = [0] * len(token_ids)
     for place in range(1, len(token_ids)):
-        length = 0
-        while length < min(place, most) and token_ids[place - 1 - length] == token_ids[-1 - length]:
-            length += 1
-        if length:
-            expected[place] = length
-    assert dict(zip(positions.tolist(), lengths.tolist(), strict=True)) == expected
+        while found[place] < place and token_ids[place - 1 - found[place]] == token_ids[-1 - found[place]]:
+            found[place] += 1
+    return found
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 2), max_size=9))
+@settings(max_examples=300, deadline=None)
+def test_repeat_lengths_of_a_sequence_and_of_one_that_grows(before, after):
+    lengths = repeat_lengths(np.array(before, dtype=np.int64))
+    assert lengths.tolist() == lengths_of(before)
+    for number, token_id in enumerate(after):
+        known = np.array([*before, *after[:number]], dtype=np.int64)
+        lengths = advance_repeat_lengths(lengths, known, token_id)
+        assert lengths.tolist() == lengths_of([*known.tolist(), token_id])
 
 
 def test_a_copy_goes_its_own_way():
@@ -82,6 +91,25 @@ def test_the_penalty_never_overflows_nor_takes_long():
     assert np.isfinite(found(history)[7])
     slow = DryHistory(SamplingParams(dry_multiplier=1.0, dry_base=1.0), [7] * 20_000, None)
     assert found(slow) == {7: 1.0}
+
+
+@pytest.mark.parametrize("allowed", [2, 15_000, 1 << 24])
+def test_a_long_text_of_repetitions_costs_no_more_than_another(allowed):
+    """The engine's thread computes the penalty: seconds here would be seconds for every request."""
+    started = time.process_time()
+    history = DryHistory(SamplingParams(dry_multiplier=1.0, dry_allowed_length=allowed), [7] * 20_000, None)
+    for _ in range(50):
+        assert set(found(history)) <= {7}
+        history.append(7)
+    assert time.process_time() - started < 1
+
+
+def test_a_token_with_a_breaker_in_it_is_not_penalised():
+    values = SamplingParams(dry_multiplier=1.0)
+    token_ids = [1, 2, 3, 4, 1, 2]
+    assert found(DryHistory(values, token_ids, None)) == {3: 1.0}
+    assert found(DryHistory(values, token_ids, Breakers([(3,)]))) == {}
+    assert found(DryHistory(values, token_ids, Breakers([(3, 4)]))) == {3: 1.0}
 
 
 def test_the_processor_changes_its_own_rows_only():
