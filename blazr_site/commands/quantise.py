@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     inspection = inspect_model(arguments)
     token_ids, text = text_tokens(inspection, Path(arguments.text) if arguments.text else None, arguments.tokens)
     others = [file.path for file in inspection.files if file.role not in ("weights", "index")]
-    with detailed_bar("Quantising") as report:
+    with _sigterm_as_interrupt(), detailed_bar("Quantising") as report:
         found = quantise_checkpoint(
             inspection.spec,
             inspection.weight_paths,
@@ -54,6 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(found, arguments.output, text)
     return 0
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C, so that unfinished files are removed."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def parse_size(value: str | None) -> int | None:

@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from inference.errors import InvalidRequest
 from inference.llm.quality import SLICE_BYTES, WindowRunner
 from inference.llm.quantising.parts import Part
 from inference.modelling.backends.backend import Backend
@@ -159,4 +160,10 @@ class Measurement:
         rows = torch.arange(0, len(tokens) - 1, step, device=hidden.device)
         targets = torch.tensor(tokens[1:], device=hidden.device)[rows]
         log_probs = network.compute_logits(hidden[rows]).log_softmax(-1)
+        if not bool(log_probs.isfinite().all()):
+            raise InvalidRequest(
+                "the predictions of the stored weights hold NaN or infinity, so nothing can be compared with them; "
+                "measure with --dtype float32, and check the weights.",
+                param="dtype",
+            )
         return _Window(batch, rows, targets, streams, log_probs)

@@ -137,10 +137,11 @@ def quantise_checkpoint(
         CheckpointError: The checkpoint can't be quantised.
     """
     report = progress or _no_report
-    check_target(target)
     parts = find_parts(spec, source.tensors)
     fixed = fixed_bytes(parts, source.tensors)
-    _check_size(limit, fixed + sum(part.sizes[KINDS[0]] for part in parts))
+    smallest = fixed + sum(part.sizes[KINDS[0]] for part in parts)
+    _check_size(limit, smallest)
+    check_target(target, smallest)
     windows = _windows(token_ids, window)
     report(0.0, "loading")
     with on_device(torch.device(device)), torch.inference_mode():
@@ -158,6 +159,7 @@ def quantise_checkpoint(
         forms = {name: kind for part, kind in trials.kinds_of(plan).items() for name in part.parameters}
         content = _plan_file(measured, plan, curve, figures, limit)
         weight_of = partial(_values_of, dict(network.named_parameters()))
+        check_target(target, plan.size_bytes)
         size = write_checkpoint(target, source, spec, forms, weight_of, measured=figures, plan=content)
     assert limit.size_bytes is None or size <= limit.size_bytes, (size, limit.size_bytes)
     report(1.0, "")
@@ -176,7 +178,10 @@ def _windows(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
     windows = [token_ids[at : at + window] for at in range(0, len(token_ids), window)]
     windows = [one for one in windows if len(one) > 1]
     if not windows:
-        raise InvalidRequest(f"the text has {len(token_ids)} tokens; at least 2 are needed to predict one.")
+        raise InvalidRequest(
+            f"the text has {len(token_ids)} tokens, at least 2 are needed to predict one; read a longer --text.",
+            param="text",
+        )
     return windows
 
 
@@ -290,7 +295,7 @@ class _Trials:
 
     def curve(self, fixed: int) -> list[CurvePoint]:
         """Measured plans over the whole range of sizes, with those of one form for all."""
-        smallest, largest = self._planner.min_bytes, max(self._uniform(KINDS[-1], fixed).size_bytes, 1)
+        smallest, largest = self._planner.min_bytes, self._uniform(KINDS[-1], fixed).size_bytes
         for step in range(CURVE_POINTS):
             plan = self._planner.within(smallest + (largest - smallest) * step // (CURVE_POINTS - 1))
             if plan is not None:
@@ -301,8 +306,9 @@ class _Trials:
         return sorted(points, key=lambda point: point.size_bytes)
 
     def _uniform(self, kind: Kind, fixed: int) -> Plan:
+        forms = dict.fromkeys(self._parts, kind)
         size = fixed + sum(part.sizes[kind] for part in self._parts.values())
-        return Plan(dict.fromkeys(self._parts, kind), size, self._planner.predicted(dict.fromkeys(self._parts, kind)))
+        return Plan(forms, size, self._planner.predicted(forms))
 
 
 def _curve_point(plan: Plan, divergence: Divergence) -> CurvePoint:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from inference.errors import CorruptCheckpoint, InvalidRequest
+from inference.host.units import format_bytes
 from inference.llm.quantising.parts import HEADER_BYTES
 from inference.modelling.encodings.blazr import CODES, METHOD, SCALES
 from inference.modelling.encodings.quantisation_config import BLAZR_VERSION
@@ -57,16 +59,56 @@ class _Entry:
     pieces: Callable[[], Iterator[bytes | memoryview]]
 
 
-def check_target(directory: Path) -> None:
-    """Refuse a target that would be overwritten.
+def check_target(directory: Path, size_bytes: int) -> None:
+    """Refuse a target that can't be written, before anything is computed for it.
+
+    Args:
+        directory: The target.
+        size_bytes: Minimum bytes of the weights' file.
 
     Raises:
-        InvalidRequest: It is a file, or a directory with something in it.
+        InvalidRequest: The target exists, can't be created, or has too little space.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    with _partial_directory(directory) as partial:
+        free_bytes = shutil.disk_usage(partial).free
+    if free_bytes < size_bytes:
         raise InvalidRequest(
-            f"{str(directory)[:200]} exists and isn't an empty directory; name another one with -o.", param="output"
+            f"the disk of {str(directory)[:200]} has {format_bytes(free_bytes)} free, the checkpoint takes "
+            f"{format_bytes(size_bytes)}; free some, or name another directory with -o.",
+            param="output",
         )
+
+
+@contextmanager
+def _partial_directory(target: Path) -> Iterator[Path]:
+    """Create the target with a directory for unfinished files in it.
+
+    At the end the latter is removed, and so are the directories that were created and are still empty.
+
+    Raises:
+        InvalidRequest: The target isn't new or empty, or the body raised an ``OSError``.
+    """
+    target = target.absolute()
+    partial = target / f".partial-{os.getpid()}"
+    created: list[Path] = []
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise InvalidRequest(
+                f"{str(target)[:200]} exists and isn't an empty directory; name another one with -o.", param="output"
+            )
+        created = [directory for directory in (target, *target.parents) if not directory.exists()]
+        partial.mkdir(parents=True)
+        yield partial
+    except OSError as error:
+        raise InvalidRequest(
+            f"{str(target)[:200]} can't be written: {error.strerror or error}; name another one with -o.",
+            param="output",
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        for directory in created:
+            with suppress(OSError):
+                directory.rmdir()
 
 
 def write_checkpoint(
@@ -93,27 +135,17 @@ def write_checkpoint(
     Returns:
         Bytes of the weights' file.
     """
-    check_target(target)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        for name in source.others:
-            if name != CONFIG_FILE:
-                shutil.copyfile(source.directory / name, partial / name)
+    with _partial_directory(target) as partial:
+        names = [name for name in source.others if name != CONFIG_FILE]
+        for name in names:
+            shutil.copyfile(source.directory / name, partial / name)
         config = _config(source, spec, forms, measured)
         (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (partial / PLAN_FILE).write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
         entries = _entries(source, spec, forms, weight_of)
         size = _write_tensors(partial / WEIGHTS_FILE, entries, _header_bytes(source, spec, forms))
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    except OSError as error:
-        raise InvalidRequest(
-            f"{str(target)[:200]} can't be written: {error.strerror or error}.", param="output"
-        ) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for name in (*names, PLAN_FILE, WEIGHTS_FILE, CONFIG_FILE):  # the config last: it makes a checkpoint of them
+            (partial / name).rename(target / name)
     return size
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from blazr_site.cli import main
+from blazr_site.commands import quantise
 from blazr_site.commands.quantise import parse_size
 from inference.errors import InvalidRequest
 
@@ -46,6 +49,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert f"KL {found['divergence']['mean_kl']:.2e} nats as measured on Python's" in capsys.readouterr().out
     assert main([*options, "--bytes", "1.3MB"]) == 2
     assert "isn't an empty directory; name another one with -o." in capsys.readouterr().err
+
+
+def test_sigterm_ends_it_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(quantise, "quantise_checkpoint", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    assert main(["quantise", "--model", "demo", "--cpu", "-o", str(tmp_path / "out"), "--bytes", "1.3MB"]) == 130
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inference.errors import InvalidRequest
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising import measuring
 from inference.llm.quantising.measuring import Measurement
@@ -54,6 +55,13 @@ def test_a_changed_layer_is_computed_from_its_own_on(found: Inspection) -> None:
             for name in part.parameters:
                 changed.network.get_parameter(name).data = exact.network.get_parameter(name).data
         assert measurement.divergence(-1).mean_kl == pytest.approx(0, abs=1e-6), "the values are back"
+
+
+def test_predictions_of_nan_are_refused(found: Inspection) -> None:
+    runner = runner_of(found)
+    with torch.inference_mode(), pytest.raises(InvalidRequest, match="hold NaN or infinity"):
+        runner.network.get_parameter("final_norm.weight").data[0] = torch.nan
+        Measurement(runner, choose_backend("cpu", torch.float32), [random_tokens(found.spec.vocab_size, 16)])
 
 
 def test_of_many_predictions_some_are_compared(found: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 
 from inference.errors import BlazrError, InvalidRequest
 from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
-from inference.llm.quantising.writing import PLAN_FILE, WEIGHTS_FILE, write_checkpoint
+from inference.llm.quantising.writing import PLAN_FILE, WEIGHTS_FILE, check_target, write_checkpoint
 from inference.modelling.backends.native import library
 from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
 from inference.modelling.quantisation import kept_kinds, weights_bytes
@@ -110,6 +112,42 @@ def test_nothing_is_left_of_a_write_that_fails(found: Inspection, tmp_path: Path
     (tmp_path / "full" / "a").touch()
     with pytest.raises(InvalidRequest, match="isn't an empty directory"):
         write_checkpoint(tmp_path / "full", source_of(found), found.spec, {}, broken, measured={}, plan={})
+
+
+def test_an_empty_directory_is_filled_even_if_it_is_the_current_one(
+    found: Inspection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(found, Path())
+    assert inspect(tmp_path).spec.layers == found.spec.layers
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_target_that_can_not_be_written_is_refused_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_target(tmp_path / "a" / "b", 1)
+    (tmp_path / "file").touch()
+    for name in ("file", "file/out", "n" * 300):
+        with pytest.raises(InvalidRequest, match="name another one with -o"):
+            check_target(tmp_path / name, 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(8 << 20, 7 << 20, 1 << 20))
+    check_target(tmp_path / "a" / "b", 1 << 20)
+    with pytest.raises(InvalidRequest, match=r"has 1.0 MiB free, the checkpoint takes 2.0 MiB; .* with -o"):
+        check_target(tmp_path / "a" / "b", 2 << 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(
+    found: Inspection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(InvalidRequest, match="out can't be written: No space left on device; name another one with -o"):
+        write(found, tmp_path / "a" / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_copy_of_a_tied_head_is_left_out(tmp_path: Path) -> None:
