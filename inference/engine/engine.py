@@ -45,7 +45,7 @@ FETCH_WAIT_S = 0.05
 """Maximum seconds that a step without work waits for the disk."""
 
 COUNTS = ("num_steps", "num_computed_tokens", "num_prompt_tokens", "num_generated_tokens", "num_failed")
-"""Fields of ``EngineStats`` that the engine counts itself."""
+"""Fields of ``EngineStats`` that the engine counts; it reads the others from its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class Engine:
         return self._sampler.sample(lambda: self._runner.logits_of(hidden, rows), states)
 
     def _rows_to_sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> tuple[list[int], list[SamplingState]]:
-        """Return the rows of ``hidden`` to sample from, with the state of each; also score and pool prompts."""
+        """Return the rows of ``hidden`` to sample from, with the state of each; score or pool prompts on the way."""
         rows: list[int] = []
         states: list[SamplingState] = []
         first_row = 0

@@ -1,6 +1,6 @@
 """ModelRunner: convert a step's schedule to tensors, and compute hidden rows and logits.
 
-All device code of the engine is in this module and in the sampler.
+The device code of a step is in this module and in ``sampling``, besides that of speculation and the prefix cache.
 
 Shape letters: T tokens of the step, B sequences, h hidden, V vocabulary.
 """

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 MAX_WAIT = 4096
-"""Most good steps before the budget is doubled."""
+"""Maximum good steps before the budget is doubled."""
 
 
 class TokenBudget:
     """Maximum tokens of the next step.
 
-    A step without memory halves the budget. It is doubled again after a number of good steps, which each failure
-    doubles: a failure makes requests start again, so failures must become rare enough for requests to end between two.
+    A step that runs out of memory halves the budget. It is doubled again after a number of good steps, which each
+    failure doubles: a failure makes requests start again, so failures must become rare enough for requests to end
+    between two.
 
     Attributes:
         tokens: The present budget, at most ``max_tokens``.

@@ -1,8 +1,8 @@
 """Remember for a moment which callers the full queue of a model has refused, and refuse their next requests at once.
 
-Such a refusal costs neither the validation of a body nor a call of Redis. It is forgotten when a request of the model
-ends in this process. A place that becomes free elsewhere stays free for ``REMEMBERED_S`` at most, while the full queue
-has work for the engines.
+Such a refusal costs neither the validation of a body nor a call of Redis. It is forgotten after ``REMEMBERED_S``, and
+when a request under the same name of the model ends in this process. Until then a place that became free elsewhere
+stays free; the engines have the full queue to work on.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class SamplingParams:
         min_tokens: End-of-sequence and stop strings are ignored before this many tokens.
         temperature: Logits are divided by it; below ``GREEDY_BELOW`` the argmax is chosen. Range 0 to 2.
         top_p: Nucleus: keep the smallest set of tokens whose probabilities sum to at least this. (0, 1].
-        top_k: Keep the k likeliest tokens; 0 keeps all.
-        min_p: Keep tokens of at least this share of the likeliest one's probability. 0 to 1.
+        top_k: Keep the k most probable tokens; 0 keeps all.
+        min_p: Keep tokens of at least this share of the highest probability. 0 to 1.
         repetition_penalty: Divides positive (multiplies negative) logits of tokens seen in prompt or
             output. (0, 10]; 1 is off. Source: Keskar et al. 2019, https://arxiv.org/abs/1909.05858.
         presence_penalty: Subtracted once from tokens seen in the output. -2 to 2.
@@ -48,9 +48,9 @@ class SamplingParams:
         logit_bias: Token id to an addition to its logit, -100 to 100.
         typical_p: Keep the tokens whose surprise is nearest to the expected one, up to this probability. 0 to 1; 0 and
             1 are off.
-        top_n_sigma: Keep logits within so many standard deviations below the greatest. 0 and below are off.
+        top_n_sigma: Keep logits within so many standard deviations below the maximum. 0 and below are off.
         dynatemp_range: The temperature lies up to this below or above ``temperature``, by the entropy. 0 is off.
-        dynatemp_exponent: How the temperature follows the entropy: its share of the greatest entropy to this power.
+        dynatemp_exponent: How the temperature follows the entropy: its share of the highest entropy to this power.
         mirostat: 1 or 2: keep the surprise of the tokens near ``mirostat_tau``; 0 is off.
         mirostat_tau: Wanted surprise, in bits.
         mirostat_eta: How fast it is reached. 0 to 1.
@@ -59,8 +59,8 @@ class SamplingParams:
         dry_allowed_length: Repetitions of fewer tokens aren't penalised.
         dry_penalty_last_n: Tokens that are searched for repetitions; -1: all, 0: off.
         dry_sequence_breakers: Texts over which no repetition reaches.
-        xtc_probability: How often the likeliest of several likely tokens are excluded. 0 to 1; 0 is off.
-        xtc_threshold: Tokens of at least this probability are likely; above 0.5 there can't be two.
+        xtc_probability: How often all but the least probable of several probable tokens are excluded. 0 to 1; 0 is off.
+        xtc_threshold: Tokens of at least this probability are probable; above 0.5 there can't be two.
         stop: Strings that end the text; they aren't part of it.
         stop_token_ids: Ids that end it as well.
         ignore_eos: Go on after end-of-sequence.

@@ -35,10 +35,10 @@ from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.sampling.truncation import mask_min_p, truncate
 
 MIROSTAT_COLUMNS = 100
-"""Likeliest tokens from which mirostat 1 estimates the exponent of the distribution; llama.cpp's and the paper's m."""
+"""Most probable tokens from which mirostat 1 estimates the exponent; m in llama.cpp and in the paper."""
 
 MAX_XTC_THRESHOLD = 0.5
-"""Two tokens can't both be likelier than this, so there is nothing to exclude above it."""
+"""Two tokens can't both be more probable than this, so nothing is excluded with a higher threshold."""
 
 TYPICAL_HALVINGS = 52
 TYPICAL_ROUNDING = 1e-12
@@ -55,7 +55,7 @@ def draw_from_chain(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
 
     Args:
         logits: (n, V) float32, after masks, biases and penalties.
-        rows: Their requests; none is greedy.
+        rows: Sampling states of the rows; none is greedy.
 
     Returns:
         (n,) int64 token ids.
@@ -71,7 +71,7 @@ def _draw(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
             part, chosen = select_rows(values, rows, group)
             sampler(part, chosen)
             _write_rows(values, group, part)
-    # Relative to the maximum once more: typical_p and xtc may have masked the likeliest token.
+    # Relative to the maximum once more: typical_p and xtc may have masked the argmax.
     values -= values.amax(-1, keepdim=True)
     values /= _temperatures(values, rows)
     with_mirostat = [at for at, row in enumerate(rows) if row.params.mirostat]
@@ -161,7 +161,7 @@ def _xtc(values: torch.Tensor, rows: Rows) -> None:
 
 
 def _temperatures(values: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """(n, 1): each row's temperature; with dynatemp it lies between two limits, by the entropy of what is left.
+    """Return the (n, 1) temperatures; dynatemp's lies between two limits, by the entropy of the unmasked tokens.
 
     Source: kalomaze 2023, https://github.com/ggml-org/llama.cpp/pull/4972.
     """
@@ -176,19 +176,19 @@ def _temperatures(values: torch.Tensor, rows: Rows) -> torch.Tensor:
     exponents = column([row.params.dynatemp_exponent for row in rows], np.float64, values.device)
     low = (plain - widths).clamp_(min=0.0)
     dynamic = low + (plain + widths - low) * normalised**exponents
-    # One token has no entropy to speak of. A temperature of 0 leaves the likeliest ones; so does a tiny one.
+    # The entropy of a single token is 0. A tiny temperature stands for 0, by which nothing can be divided.
     dynamic = torch.where(num > 1, dynamic, plain).clamp_(min=1e-5)
     return torch.where(widths > 0.0, dynamic, plain).float()
 
 
 def _mirostat_limits(values: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """(n, 1): the least logit to keep, so that the surprise of the text stays near ``mirostat_tau``.
+    """Return the (n, 1) lowest logits to keep, so that the surprise of the text stays near ``mirostat_tau``.
 
     Version 1 estimates how many tokens to keep; version 2 keeps those whose surprise, in bits, is at most ``mu``.
 
     Source: Basu et al. 2020, https://arxiv.org/abs/2007.14966, algorithm 1; version 2 as llama.cpp has it.
     """
-    limits = values.amax(-1, keepdim=True)  # at least the likeliest token stays
+    limits = values.amax(-1, keepdim=True)  # the argmax is always kept
     first = [at for at, row in enumerate(rows) if row.params.mirostat == 1]
     if first:
         part, chosen = select_rows(values, rows, first)
@@ -206,7 +206,7 @@ def _mirostat_limits(values: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def _mirostat_counts(values: torch.Tensor, rows: Rows) -> list[int]:
-    """How many tokens to keep of each row, if the distribution goes on as Zipf's law says of the likeliest ones."""
+    """Return how many tokens to keep of each row, if Zipf's law for its most probable tokens holds for all."""
     size = values.shape[1]
     ordered = descending(values, min(MIROSTAT_COLUMNS, size)).double().cpu().numpy()
     counts = []
@@ -231,18 +231,18 @@ def _write_rows(values: torch.Tensor, group: Sequence[int], part: torch.Tensor) 
 
 
 def _total(values: torch.Tensor) -> torch.Tensor:
-    """(n, 1) float64 sums, which don't depend on the number of rows."""
+    """Return (n, 1) float64 sums, which don't depend on the number of rows."""
     return values.cumsum(-1, dtype=torch.float64)[:, -1:]
 
 
 def _log_shares(values: torch.Tensor) -> torch.Tensor:
-    """(n, V) float64 log-probabilities; -inf stays."""
+    """Return (n, V) float64 log-probabilities; -inf stays."""
     relative = values.double() - values.amax(-1, keepdim=True)
     return relative - _total(relative.exp()).log()
 
 
 def _entropy(log_shares: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """(n, 1) float64, in nats."""
+    """Return the (n, 1) float64 entropy, in nats."""
     return -_total(torch.where(shares > 0.0, shares * log_shares, 0.0))
 
 
