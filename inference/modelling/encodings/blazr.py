@@ -82,10 +82,10 @@ def find_blazr(parts: Parts, config: QuantisationConfig | None) -> None:
 
 
 def stored_dtype(config: QuantisationConfig) -> str:
-    """The dtype that weights in codes count as.
+    """Return the dtype that weights in codes count as.
 
     Raises:
-        CorruptCheckpoint: It is none that a spec knows.
+        CorruptCheckpoint: The config states none, or an unknown one.
     """
     value = config.values.get("stored_dtype")
     if not isinstance(value, str) or value not in STORED_DTYPES:
@@ -97,7 +97,7 @@ def stored_dtype(config: QuantisationConfig) -> str:
 
 
 def described_measurement(config: QuantisationConfig) -> str:
-    """The figures that the config states, as a phrase; empty: none."""
+    """Return the figures that the config states, as a phrase; empty: it states none."""
     measured = config.values.get("measured")
     if not isinstance(measured, Mapping):
         return ""
@@ -127,7 +127,7 @@ def _stated_forms(config: QuantisationConfig) -> dict[str, str]:
 
 
 def _weight(parts: Parts, weight: str, form_name: str, config: QuantisationConfig) -> EncodedTensor:
-    """One weight, its parts checked against its form."""
+    """Return one weight, after a check of its parts against its form."""
     form = ROW_FORMS[form_name]
     codes_name, scales_name = weight + CODES, weight + SCALES
     codes = parts.tensors[codes_name]
@@ -153,5 +153,10 @@ def _weight(parts: Parts, weight: str, form_name: str, config: QuantisationConfi
 
 def _number(values: Mapping[str, Any], key: str) -> float | None:
     value = values.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number and value is not None else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None

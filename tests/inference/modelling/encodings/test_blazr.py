@@ -76,7 +76,8 @@ def test_contradictions_name_both(
 
 
 @pytest.mark.parametrize(
-    "measured", [None, 3, {}, {"mean_kl": "x", "bits_per_weight": True}, {"mean_kl": float("nan")}]
+    "measured",
+    [None, 3, {}, {"mean_kl": "x", "bits_per_weight": True}, {"mean_kl": 10**400}, {"mean_kl": float("nan")}],
 )
 def test_figures_that_make_no_sense_are_left_out(measured: Any) -> None:
     facts = Facts()
