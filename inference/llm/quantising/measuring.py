@@ -23,7 +23,7 @@ from inference.modelling.network import ResidualStream
 from inference.modelling.quantisation import Kind
 
 REFERENCE_BYTES = 512 << 20
-"""Most bytes of the reference's log-probabilities that are kept; of larger ones, every n-th position is compared."""
+"""Maximum bytes of the unchanged network's log-probabilities; of longer texts every n-th position is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Divergence:
 
 @dataclass(slots=True)
 class _Window:
-    """A window of the text with what the unchanged network computed for it.
+    """A window of the text, with the states of the unchanged network.
 
     Attributes:
         batch: The window as a step.
         rows: Positions that are compared.
-        targets: The text's next token at each of them.
-        streams: What enters each layer; the last one enters the final norm.
-        log_probs: Of the compared positions.
+        targets: Next token of the text at each of them.
+        streams: Input of each layer; the last one is the input of the final norm.
+        log_probs: Log-probabilities at the compared positions.
     """
 
     batch: ForwardBatch
@@ -63,12 +63,15 @@ class _Window:
 
 
 class Measurement:
-    """Divergences of one network over one text.
+    """Measure divergences of one network over one text.
 
     Args:
-        runner: With the unchanged network, not packed.
-        backend: Of the network; quantises.
+        runner: Runs the unchanged network, whose weights aren't packed.
+        backend: Backend of the network, which quantises.
         windows: Token ids of each window, at least two.
+
+    Raises:
+        InvalidRequest: The predictions of the unchanged network hold NaN or infinity.
     """
 
     def __init__(self, runner: WindowRunner, backend: Backend, windows: Iterable[Sequence[int]]) -> None:
@@ -81,16 +84,16 @@ class Measurement:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the network."""
+        """Number of layers of the network."""
         return len(self._network.layers)
 
     def stored(self) -> Divergence:
-        """The unchanged network, compared with itself."""
+        """Compare the unchanged network with itself."""
         return self.divergence(self.num_layers)
 
     @contextmanager
     def rounded(self, forms: Mapping[Part, Kind]) -> Iterator[None]:
-        """Give parts the values that they have in a form; the values before are back afterwards."""
+        """Give parts the values that they have in a form, and restore their values at the end."""
         before: dict[str, torch.Tensor] = {}
         try:
             for part, kind in forms.items():
@@ -104,7 +107,7 @@ class Measurement:
                 self._parameters[name].data = values
 
     def rounded_values(self, weight: torch.Tensor, kind: Kind) -> torch.Tensor:
-        """A weight, or a stack, as it is in a form."""
+        """Return the values of a weight, or of a stack of weights, in a form."""
         packed = self._backend.quantise(weight, kind)
         if weight.dim() == 2:
             return cast("torch.Tensor", packed.dense(weight.dtype))  # type: ignore[union-attr]
@@ -112,7 +115,7 @@ class Measurement:
         return torch.stack(matrices)
 
     def squared_error(self, part: Part, kind: Kind) -> float:
-        """Sum of the squared differences that a form makes to a part's values."""
+        """Return the sum of the squared differences between a part's values and those in a form."""
         total = 0.0
         for name in part.parameters:
             weight = self._parameters[name].data

@@ -22,7 +22,7 @@ from inference.modelling.spec import ModelSpec, Piece
 KINDS: tuple[Kind, ...] = ("int4", "int8")
 """The forms that are tried, the smallest first."""
 HEADER_BYTES = 128
-"""At most what a tensor's entry in a safetensors header takes beside its name."""
+"""Maximum bytes of a tensor's entry in a safetensors header, without its name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,9 +30,9 @@ class Part:
     """Parameters that share a form.
 
     Attributes:
-        name: Of the parameter, or of the module of the experts.
+        name: Name of the parameter, or of the module of the experts.
         parameters: Names and shapes of its parameters.
-        layer: Number of its layer; -1 embedding; the number of layers: the head.
+        layer: Number of its layer; -1: the embedding; the number of layers: the head.
         stored_bytes: Bytes in the checkpoint.
         sizes: Bytes in each form, entries in the header included.
     """
@@ -45,15 +45,15 @@ class Part:
 
     @property
     def num_weights(self) -> int:
-        """Weights of all its parameters."""
+        """Number of weights of all its parameters."""
         return sum(map(math.prod, self.parameters.values()))
 
 
 def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]:
-    """The parts of a checkpoint, in the order of the layers.
+    """Return the parts of a checkpoint, in the order of the layers.
 
     Args:
-        spec: What inspection found.
+        spec: Specification of the checkpoint.
         tensors: Header entries of its files.
 
     Raises:
@@ -90,7 +90,7 @@ def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]
 
 
 def fixed_bytes(parts: list[Part], tensors: Mapping[str, TensorInfo]) -> int:
-    """Bytes of a written file that no plan changes: tensors that stay as they are, and the header."""
+    """Return the bytes of a written file that no plan changes: unquantised tensors, and the header."""
     total = sum(info.end - info.begin + HEADER_BYTES + len(name) for name, info in tensors.items())
     return total + 2 * HEADER_BYTES - sum(part.stored_bytes for part in parts)
 

@@ -40,7 +40,7 @@ class Plan:
 
     Attributes:
         forms: By the part's name.
-        size_bytes: Of all parts and what is fixed.
+        size_bytes: Bytes of all parts, with the fixed bytes.
         predicted: Sum of the divergences, in nats.
     """
 
@@ -50,14 +50,15 @@ class Plan:
 
 
 class Planner:
-    """All plans of a checkpoint.
+    """Find the best plans of a checkpoint.
 
     Args:
         choices: The forms of each part, by the part's name.
-        fixed_bytes: What every plan needs beside.
+        fixed_bytes: Bytes that every plan needs besides.
     """
 
     def __init__(self, choices: Mapping[str, Sequence[Choice]], fixed_bytes: int = 0) -> None:
+        self._fixed_bytes = fixed_bytes
         self._choices = {name: sorted(found, key=lambda one: one.size_bytes) for name, found in choices.items()}
         self.min_bytes = fixed_bytes + sum(found[0].size_bytes for found in self._choices.values())
         self.max_bytes = fixed_bytes + sum(found[-1].size_bytes for found in self._choices.values())
@@ -65,7 +66,7 @@ class Planner:
         self._best, self._chosen = self._solve()
 
     def within(self, size_bytes: int) -> Plan | None:
-        """The plan of the least predicted divergence within a number of bytes; None: the smallest has more."""
+        """Return the plan of the lowest predicted divergence within a number of bytes; None: the smallest has more."""
         if size_bytes < self.min_bytes:
             return None
         cell = min((size_bytes - self.min_bytes) // self._cell, len(self._best) - 1)
@@ -80,19 +81,19 @@ class Planner:
             cell -= -(-extra // self._cell)
         return Plan(dict(reversed(forms.items())), total, predicted)
 
-    def predicted(self, forms: Mapping[str, str]) -> float:
-        """Sum of the divergences of forms, in nats."""
-        return sum(
-            choice.divergence for name, found in self._choices.items() for choice in found if choice.form == forms[name]
-        )
+    def uniform(self, form: str) -> Plan:
+        """Return the plan that gives every part the same form."""
+        choices = {name: next(one for one in found if one.form == form) for name, found in self._choices.items()}
+        size = self._fixed_bytes + sum(choice.size_bytes for choice in choices.values())
+        return Plan(dict.fromkeys(choices, form), size, sum(choice.divergence for choice in choices.values()))
 
     def limits(self) -> list[int]:
-        """Numbers of bytes, growing, at which the best plan changes."""
+        """Return the numbers of bytes, ascending, at which the best plan changes."""
         changes = np.flatnonzero(np.diff(self._best) < 0) + 1
         return [self.min_bytes + cell * self._cell for cell in (0, *map(int, changes))]
 
     def _solve(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The least sum for each number of cells, and each part's choice in it."""
+        """Return the lowest sum for each number of cells, and the choice of each part in it."""
         extras = [
             [-(-(choice.size_bytes - found[0].size_bytes) // self._cell) for choice in found]
             for found in self._choices.values()

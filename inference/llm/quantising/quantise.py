@@ -39,10 +39,10 @@ _LOADED, _MEASURED, _PLANNED = 0.05, 0.8, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the plan has to keep: a size, a divergence, or both.
+    """Limits of a plan: a size, a divergence, or both.
 
     Attributes:
-        size_bytes: Most bytes of the weights' file.
+        size_bytes: Maximum bytes of the weights' file.
         max_kl: Highest mean KL divergence on the text, in nats.
     """
 
@@ -52,7 +52,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class PartForms:
-    """What the forms of a part cost.
+    """The divergence of a part in each form.
 
     Attributes:
         part: The part.
@@ -103,6 +103,10 @@ class Quantised:
     bits_per_weight: float
 
 
+def _no_report(share: float, detail: str) -> None:
+    """Ignore the progress."""
+
+
 def quantise_checkpoint(
     spec: ModelSpec,
     weight_files: Sequence[Path],
@@ -115,45 +119,44 @@ def quantise_checkpoint(
     window: int,
     device: str = "cpu",
     dtype: Dtype = "float32",
-    progress: Progress | None = None,
+    progress: Progress = _no_report,
 ) -> Quantised:
     """Write ``target`` with mixed forms that keep a limit.
 
     Args:
-        spec: The checkpoint's.
+        spec: Specification of the checkpoint.
         weight_files: Its safetensors files.
-        source: What else is copied.
+        source: Its headers, and the files that are copied.
         target: New, or an empty directory.
         token_ids: The text to measure on; at least two tokens.
-        limit: What to keep.
+        limit: Limits of the plan.
         text: Description of the text, for the figures.
         window: Tokens that are predicted from one empty state.
-        device: To measure on.
-        dtype: To measure in.
-        progress: Gets the share done and what is being done.
+        device: Device that measures.
+        dtype: dtype that the network is measured in.
+        progress: Called with the share done and a description of the present work.
 
     Raises:
-        InvalidRequest: The limit can't be kept; the message names the smallest that can.
+        InvalidRequest: The limit can't be kept, or the target can't be written; the message says what can.
         CheckpointError: The checkpoint can't be quantised.
     """
-    report = progress or _no_report
     parts = find_parts(spec, source.tensors)
     fixed = fixed_bytes(parts, source.tensors)
     smallest = fixed + sum(part.sizes[KINDS[0]] for part in parts)
     _check_size(limit, smallest)
     check_target(target, smallest)
     windows = _windows(token_ids, window)
-    report(0.0, "loading")
+    progress(0.0, "loading")
     with on_device(torch.device(device)), torch.inference_mode():
         network = load_network(spec, weight_files, dtype=TORCH_DTYPES[dtype], device=device)
         runner = WindowRunner(network, window, dtype, device)
         measurement = Measurement(runner, choose_backend(device, TORCH_DTYPES[dtype]), windows)
-        measured = _measure_parts(measurement, parts, report)
+        measured = _measure_parts(measurement, parts, progress)
         planner = Planner({one.part.name: _choices(one) for one in measured}, fixed)
-        trials = _Trials(planner, measurement, parts, limit, report)
+        trials = _Trials(planner, measurement, parts, limit, progress)
         plan, divergence = trials.choose()
-        curve = trials.curve(fixed)
-        report(_PLANNED, "writing")
+        curve = trials.curve()
+        progress(_PLANNED, "writing")
         bits, stored = plan.size_bytes * 8 / spec.num_parameters(), measurement.stored()
         figures = _figures(divergence, stored, bits, plan, text)
         forms = {name: kind for part, kind in trials.kinds_of(plan).items() for name in part.parameters}
@@ -162,12 +165,8 @@ def quantise_checkpoint(
         check_target(target, plan.size_bytes)
         size = write_checkpoint(target, source, spec, forms, weight_of, measured=figures, plan=content)
     assert limit.size_bytes is None or size <= limit.size_bytes, (size, limit.size_bytes)
-    report(1.0, "")
+    progress(1.0, "")
     return Quantised(plan, divergence, stored, curve, size, bits)
-
-
-def _no_report(share: float, detail: str) -> None:
-    """Progress that nobody reads."""
 
 
 def _values_of(parameters: Mapping[str, torch.nn.Parameter], name: str) -> torch.Tensor:
@@ -195,7 +194,7 @@ def _check_size(limit: Limit, smallest: int) -> None:
 
 
 def _measure_parts(measurement: Measurement, parts: Sequence[Part], report: Progress) -> list[PartForms]:
-    """Divergence of every part in every form."""
+    """Measure the divergence of every part in every form."""
     kinds = [kind for kind in KINDS if _bits(kind) <= MAX_MEASURED_BITS]
     # What is computed for a part: the layers from its own on.
     costs = [measurement.num_layers - max(part.layer, 0) + 1 for part in parts]
@@ -231,14 +230,14 @@ def _choices(forms: PartForms) -> list[Choice]:
 
 
 class _Trials:
-    """Plans that are measured as a whole, each once.
+    """Measure whole plans, each once.
 
     Args:
-        planner: Makes them.
-        measurement: Of the network.
+        planner: Makes the plans.
+        measurement: Measures the network.
         parts: All parts.
-        limit: What to keep.
-        report: Gets the share done.
+        limit: Limits of the plan.
+        report: Called with the share done.
     """
 
     def __init__(
@@ -250,11 +249,11 @@ class _Trials:
         self._found: dict[tuple[tuple[str, str], ...], tuple[Plan, Divergence]] = {}
 
     def kinds_of(self, plan: Plan) -> dict[Part, Kind]:
-        """The parts that a plan rounds, and their forms."""
+        """Return the parts that a plan rounds, and their forms."""
         return {self._parts[name]: cast("Kind", form) for name, form in plan.forms.items() if form != STORED}
 
     def measure(self, plan: Plan) -> Divergence:
-        """Divergence of a whole plan."""
+        """Return the divergence of a whole plan."""
         key = tuple(plan.forms.items())
         if key not in self._found:
             with self._measurement.rounded(self.kinds_of(plan)):
@@ -264,10 +263,10 @@ class _Trials:
         return self._found[key][1]
 
     def choose(self) -> tuple[Plan, Divergence]:
-        """The best plan within the limit.
+        """Return the best plan within the limits.
 
         Raises:
-            InvalidRequest: None is; the message names what can be reached.
+            InvalidRequest: No plan is; the message names the best one.
         """
         size, max_kl = self._limit.size_bytes, self._limit.max_kl
         limits = [one for one in self._planner.limits() if size is None or one <= size]
@@ -293,22 +292,17 @@ class _Trials:
                 low = middle + 1
         return best, self.measure(best)
 
-    def curve(self, fixed: int) -> list[CurvePoint]:
-        """Measured plans over the whole range of sizes, with those of one form for all."""
-        smallest, largest = self._planner.min_bytes, self._uniform(KINDS[-1], fixed).size_bytes
+    def curve(self) -> list[CurvePoint]:
+        """Return measured plans over the whole range of sizes, and those with one form for all parts."""
+        smallest, largest = self._planner.min_bytes, self._planner.uniform(KINDS[-1]).size_bytes
         for step in range(CURVE_POINTS):
             plan = self._planner.within(smallest + (largest - smallest) * step // (CURVE_POINTS - 1))
             if plan is not None:
                 self.measure(plan)
         for kind in KINDS:
-            self.measure(self._uniform(kind, fixed))
+            self.measure(self._planner.uniform(kind))
         points = [_curve_point(plan, divergence) for plan, divergence in self._found.values()]
         return sorted(points, key=lambda point: point.size_bytes)
-
-    def _uniform(self, kind: Kind, fixed: int) -> Plan:
-        forms = dict.fromkeys(self._parts, kind)
-        size = fixed + sum(part.sizes[kind] for part in self._parts.values())
-        return Plan(forms, size, self._planner.predicted(forms))
 
 
 def _curve_point(plan: Plan, divergence: Divergence) -> CurvePoint:
@@ -336,7 +330,7 @@ def _plan_file(
     figures: Mapping[str, Any],
     limit: Limit,
 ) -> dict[str, Any]:
-    """Content of ``quantisation.json``."""
+    """Return the content of ``quantisation.json``."""
     return {
         "version": 1,
         "limit": asdict(limit),

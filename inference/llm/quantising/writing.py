@@ -38,7 +38,7 @@ class SourceFiles:
     """The checkpoint that is quantised.
 
     Attributes:
-        directory: Where it lies.
+        directory: Its directory.
         tensors: Header entries of all its files.
         others: Names of config, tokenizer and template files, which are copied.
     """
@@ -126,9 +126,9 @@ def write_checkpoint(
     Args:
         target: New, or an empty directory.
         source: The checkpoint that is quantised.
-        spec: Its spec.
+        spec: Its specification.
         forms: Form of each quantised parameter.
-        weight_of: The stored values of a parameter, float32 or bfloat16.
+        weight_of: Returns the stored values of a parameter, float32 or bfloat16.
         measured: Figures for config.json.
         plan: Content of ``quantisation.json``.
 
@@ -165,7 +165,7 @@ def _config(
 
 
 def _header_bytes(source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind]) -> int:
-    """Room for the header: at least what it takes, a multiple of eight."""
+    """Return the bytes reserved for the header: at least its size, a multiple of eight."""
     names = [*source.tensors]
     names += [name + CODES + SCALES for parameter in forms for name in spec.parameters[parameter].tensor_names()]
     return -(-(HEADER_BYTES + sum(len(name) + HEADER_BYTES for name in names)) // _LENGTH_BYTES) * _LENGTH_BYTES
@@ -174,9 +174,9 @@ def _header_bytes(source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind
 def _entries(
     source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind], weight_of: Callable[[str], torch.Tensor]
 ) -> Iterator[_Entry]:
-    """All tensors of the file: those that stay, then the codes and scales.
+    """Yield all tensors of the file: unquantised ones, then codes and scales.
 
-    A copy of a tied head that lies beside the embedding is left out: it wouldn't be one any more.
+    A copy of a tied head is left out, because the embedding that it copies changes.
     """
     in_codes = {name for parameter in forms for name in spec.parameters[parameter].tensor_names()}
     for name, info in source.tensors.items():
@@ -192,7 +192,7 @@ def _entries(
 def _by_tensor(
     source: Source, quantised: PlainQuantised, tensors: Mapping[str, TensorInfo]
 ) -> Iterator[tuple[str, PlainQuantised]]:
-    """The rows of a parameter that each tensor of the checkpoint holds."""
+    """Yield each tensor of the checkpoint with its rows of a parameter."""
     stacks = [quantised] if source.num_experts is None else [quantised.matrix(e) for e in range(source.num_experts)]
     for number, stack in enumerate(stacks):
         start = 0
@@ -224,7 +224,7 @@ def _stored_entry(directory: Path, name: str, info: TensorInfo) -> _Entry:
 
 
 def _write_tensors(path: Path, entries: Iterator[_Entry], header_bytes: int) -> int:
-    """Write a safetensors file in one pass over the entries; the header follows into the room that was left for it.
+    """Write a safetensors file in one pass over the entries; the header is written last, into its reserved bytes.
 
     Source of the layout: https://huggingface.co/docs/safetensors/index#format
     """

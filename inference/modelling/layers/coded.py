@@ -22,8 +22,8 @@ class Codes:
     Attributes:
         codes: (…, N, K) uint8, each below 2^bits.
         scales: (…, N, groups), exact in the form's dtype or to be rounded to it.
-        offsets: Alike, if the form has offsets.
-        form: What they mean.
+        offsets: (…, N, groups) likewise; None: the form has none.
+        form: Meaning of the codes.
     """
 
     codes: torch.Tensor
@@ -32,7 +32,7 @@ class Codes:
     form: Form
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """(…, N, K): computed in float32, rounded once."""
+        """Return the (…, N, K) values, computed in float32 and rounded once."""
         form, inputs = self.form, self.codes.shape[-1]
         if form.levels:
             levels = torch.tensor(form.levels, dtype=torch.float32, device=self.codes.device)[self.codes.int()]
@@ -46,13 +46,13 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class PlainCoded:
-    """Codes packed in rows, where no kernels are: memory is saved, products are dense.
+    """Codes packed in rows, for products without kernels: less memory, dense products.
 
     Attributes:
         planes: (…, N, bytes) uint8, see ``pack_planes``.
         scales: (…, N, groups) of the form's dtype.
-        offsets: Alike; None: the form has none.
-        form: What the codes mean.
+        offsets: (…, N, groups) likewise; None: the form has none.
+        form: Meaning of the codes.
         inputs: K.
     """
 
@@ -73,7 +73,7 @@ class PlainCoded:
         return True
 
     def codes(self) -> Codes:
-        """The codes, a byte each."""
+        """Return the codes, a byte each."""
         return Codes(unpack_planes(self.planes, self.form.bits, self.inputs), self.scales, self.offsets, self.form)
 
     def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -93,7 +93,7 @@ class PlainCoded:
         return self.codes().dense(dtype)
 
     def matrix(self, number: int) -> PlainCoded:
-        """One matrix of a stack."""
+        """Return one matrix of a stack."""
         return self._select(number)
 
     def _select(self, index: torch.Tensor | int) -> PlainCoded:
@@ -103,7 +103,7 @@ class PlainCoded:
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """A matrix whose rows are in several forms, one below the other.
+    """A matrix whose rows are in several forms, one form below the other.
 
     Attributes:
         parts: Packed matrices of the same K.
@@ -146,7 +146,7 @@ def code_plainly(weight: Codes) -> PlainCoded:
 
 
 def scales_dtype(form: Form) -> torch.dtype:
-    """dtype of a form's scales and offsets."""
+    """Return the dtype of a form's scales and offsets."""
     return torch.float16 if form.scales == "float16" else torch.bfloat16
 
 

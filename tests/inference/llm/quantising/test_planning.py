@@ -37,10 +37,14 @@ def test_plans_keep_their_bytes_and_get_better_with_more(
         chosen = [next(one for one in found[name] if one.form == form) for name, form in plan.forms.items()]
         assert plan.forms.keys() == found.keys()
         assert plan.size_bytes == fixed + sum(one.size_bytes for one in chosen) <= limit
-        assert plan.predicted == pytest.approx(planner.predicted(plan.forms))
+        assert plan.predicted == pytest.approx(sum(one.divergence for one in chosen))
         assert plan.predicted <= before + 1e-9
         before = plan.predicted
     assert planner.within(planner.min_bytes - 1) is None
+    uniform = planner.uniform("0")
+    assert set(uniform.forms.values()) == {"0"}
+    assert uniform.size_bytes == fixed + sum(each[0].size_bytes for each in found.values())
+    assert uniform.predicted == pytest.approx(sum(each[0].divergence for each in found.values()))
     assert all(planner.within(limit).size_bytes <= limit for limit in planner.limits()[:20])  # type: ignore[union-attr]
 
 
