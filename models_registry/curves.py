@@ -91,7 +91,7 @@ def read_curve(directory: Path) -> Curve | None:
         return None
     tokens = figures.get("num_tokens")
     text = str(figures.get("text", "an unknown text"))[:60]
-    return _drawn(points, f"{tokens} predictions of {text}" if isinstance(tokens, int) else text)
+    return _drawn(points, f"{tokens} predictions of {text}" if type(tokens) is int else text)
 
 
 def _points(values: Any, chosen: Any) -> list[Point]:

@@ -23,6 +23,9 @@ from inference.text.tokenisation.tokenizer import load_tokenizer
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.inspection import Inspection
 
+_MAX_TOKEN_CHARS = 64
+"""Characters of --text that are read for each of --tokens. Tokens of text have about four."""
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print a table or JSON."""
@@ -80,7 +83,7 @@ def text_tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[l
     tokenizer = load_tokenizer(inspection.tokenizer)
     try:
         if tokenizer.has_text:
-            text, source = _text(path)
+            text, source = _text(path, most * _MAX_TOKEN_CHARS)
             return tokenizer.encode(text)[:most], source
         if path is not None:
             raise InvalidRequest("the checkpoint has no known tokenizer, so --text can't be read; leave it out.")
@@ -92,11 +95,12 @@ def text_tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[l
     return [draws.choice(usable) for _ in range(most)], "random tokens"
 
 
-def _text(path: Path | None) -> tuple[str, str]:
+def _text(path: Path | None, max_chars: int) -> tuple[str, str]:
     if path is None:
         return "\n\n".join(document.text for document in load_documents(0)), "Python's help pages"
     try:
-        return path.read_text(encoding="utf-8"), path.name
+        with path.open(encoding="utf-8") as file:
+            return file.read(max_chars), path.name
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--text {str(path)!r} can't be read as UTF-8 text: {error}.", param="text") from None
 

@@ -75,9 +75,9 @@ def from_environment(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
-def environment_names(prefix: str = "BLAZR_") -> list[str]:
-    """Return the names of non-empty environment variables with this prefix."""
-    return sorted(name for name, value in os.environ.items() if name.startswith(prefix) and value)
+def environment_names() -> list[str]:
+    """Return the names of this project's environment variables that aren't empty."""
+    return sorted(name for name, value in os.environ.items() if name.startswith("BLAZR_") and value)
 
 
 def runtime_base() -> Path:

@@ -141,8 +141,8 @@ class Engine:
         request.known_ending = request.ending()
         self._arrivals += 1
         self._counts["num_prompt_tokens"] += request.num_prompt_tokens
-        self._requests[request.request_id] = request
         self._queue(request)
+        self._requests[request.request_id] = request
         if request.known_ending is not None and not request.reads_prompt_rows:
             self._finish(request, request.known_ending)
 

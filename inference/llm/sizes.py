@@ -112,13 +112,14 @@ def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:
 def memory_for_model(options: LLMOptions) -> int:
     """Memory for weights and states, before ``CACHE_SHARE``."""
     if options.device_kind != "cuda":
-        return free_memory_bytes(options)
-    return options.memory_bytes or int(CUDA_SHARE * free_memory_bytes(options))
+        return free_memory_bytes(options.device)
+    return options.memory_bytes or int(CUDA_SHARE * free_memory_bytes(options.device))
 
 
-def free_memory_bytes(options: LLMOptions) -> int:
-    if options.device_kind == "cuda":
-        free: int = torch.cuda.mem_get_info(torch.device(options.device))[0]
+def free_memory_bytes(device: str) -> int:
+    """Bytes that a device has free: of a CPU, what the system could give without swapping."""
+    if torch.device(device).type == "cuda":
+        free: int = torch.cuda.mem_get_info(torch.device(device))[0]
         return free
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():

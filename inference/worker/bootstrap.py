@@ -111,8 +111,7 @@ def resolve_device(device: str) -> str:
 def default_budget_bytes(device: str) -> int:
     """Return the default memory budget: a share of a CUDA device's free memory, or of the machine's memory."""
     if device.startswith("cuda"):
-        from inference.llm.options import LLMOptions  # torch comes with them
-        from inference.llm.sizes import CUDA_SHARE, free_memory_bytes  # torch
+        from inference.llm.sizes import CUDA_SHARE, free_memory_bytes  # torch comes with it
 
-        return int(CUDA_SHARE * free_memory_bytes(LLMOptions(device=device)))
+        return int(CUDA_SHARE * free_memory_bytes(device))
     return int(DEFAULT_MEMORY_SHARE * machine_memory_bytes())

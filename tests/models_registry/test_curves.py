@@ -57,6 +57,12 @@ def test_long_and_equal_lists(tmp_path: Path) -> None:
     assert curve.text == "an unknown text"
 
 
+def test_a_number_of_predictions_is_a_number(tmp_path: Path) -> None:
+    curve = read_curve(written(tmp_path, measured=MEASURED | {"num_tokens": True}))
+    assert curve is not None
+    assert curve.text == MEASURED["text"]
+
+
 @pytest.mark.parametrize("content", ["", "[", "[]", "[" * 10_000])
 def test_broken_files(content: str, tmp_path: Path) -> None:
     (tmp_path / PLAN_FILE).write_text(content)

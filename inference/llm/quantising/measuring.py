@@ -21,6 +21,7 @@ from inference.modelling.backends.backend import Backend
 from inference.modelling.forward_batch import ForwardBatch
 from inference.modelling.network import ResidualStream
 from inference.modelling.quantisation import Kind
+from inference.modelling.spec import ModelSpec
 
 REFERENCE_BYTES = 512 << 20
 """Maximum bytes of the unchanged network's log-probabilities; of longer texts every n-th position is compared."""
@@ -60,6 +61,20 @@ class _Window:
     targets: torch.Tensor
     streams: list[ResidualStream]
     log_probs: torch.Tensor
+
+
+def measuring_bytes(spec: ModelSpec, num_tokens: int, dtype: torch.dtype) -> int:
+    """Return the bytes that a measurement keeps: weights, the inputs of all layers, and log-probabilities.
+
+    Args:
+        spec: Specification of the network.
+        num_tokens: Tokens of the text.
+        dtype: dtype that the network is measured in.
+    """
+    # An input is the residual stream and the result that is still to be added to it.
+    inputs = 2 * spec.hidden_size * (len(spec.layers) + 1) * num_tokens
+    log_probs = min(REFERENCE_BYTES, 4 * spec.vocab_size * num_tokens)
+    return (spec.num_parameters() + inputs) * dtype.itemsize + log_probs
 
 
 class Measurement:

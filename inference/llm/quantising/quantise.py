@@ -16,10 +16,11 @@ from inference.engine.model_runner import TORCH_DTYPES
 from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
 from inference.llm.quality import WindowRunner
-from inference.llm.quantising.measuring import Divergence, Measurement
+from inference.llm.quantising.measuring import Divergence, Measurement, measuring_bytes
 from inference.llm.quantising.parts import KINDS, Part, find_parts, fixed_bytes
 from inference.llm.quantising.planning import STORED, Choice, Plan, Planner
 from inference.llm.quantising.writing import SourceFiles, check_target, write_checkpoint
+from inference.llm.sizes import free_memory_bytes
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.layer_specs import Dtype
 from inference.modelling.quantisation import GROUP_SIZES, Kind
@@ -146,6 +147,7 @@ def quantise_checkpoint(
     _check_size(limit, smallest)
     check_target(target, smallest)
     windows = _windows(token_ids, window)
+    _check_memory(measuring_bytes(spec, len(token_ids), TORCH_DTYPES[dtype]), len(token_ids), device)
     progress(0.0, "loading")
     with on_device(torch.device(device)), torch.inference_mode():
         network = load_network(spec, weight_files, dtype=TORCH_DTYPES[dtype], device=device)
@@ -190,6 +192,16 @@ def _check_size(limit: Limit, smallest: int) -> None:
             f"the weights can't be made smaller than {format_bytes(smallest)} ({smallest} bytes, every matrix in "
             f"{KINDS[0]}); {limit.size_bytes} bytes were asked for.",
             param="bytes",
+        )
+
+
+def _check_memory(needed_bytes: int, num_tokens: int, device: str) -> None:
+    free_bytes = free_memory_bytes(device)
+    if needed_bytes > free_bytes:
+        raise InvalidRequest(
+            f"measuring on {num_tokens} tokens takes {format_bytes(needed_bytes)}, {device} has "
+            f"{format_bytes(free_bytes)} free; allow fewer --tokens, or measure with --dtype bfloat16.",
+            param="tokens",
         )
 
 

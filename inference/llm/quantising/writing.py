@@ -86,7 +86,8 @@ def _partial_directory(target: Path) -> Iterator[Path]:
     At the end the latter is removed, and so are the directories that were created and are still empty.
 
     Raises:
-        InvalidRequest: The target isn't new or empty, or the body raised an ``OSError``.
+        InvalidRequest: The target isn't new or empty, or the body couldn't write to it.
+        CorruptCheckpoint: The body couldn't read a file outside of it.
     """
     target = target.absolute()
     partial = target / f".partial-{os.getpid()}"
@@ -100,6 +101,9 @@ def _partial_directory(target: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
     except OSError as error:
+        at = target if error.filename is None else Path(error.filename)
+        if not (at.is_relative_to(target) or target.is_relative_to(at)):
+            raise CorruptCheckpoint(f"{at} can't be read: {error.strerror}.", param=at.name) from None
         raise InvalidRequest(
             f"{str(target)[:200]} can't be written: {error.strerror or error}; name another one with -o.",
             param="output",

@@ -33,8 +33,8 @@ def _mlp(base: str = "mlp.") -> tuple[Rename, ...]:
     )
 
 
-def _norms(first: str = "input_layernorm", second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
-    return (Rename("attn_norm.weight", f"{first}.weight"), Rename("ffn_norm.weight", f"{second}.weight"))
+def _norms(second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
+    return (Rename("attn_norm.weight", "input_layernorm.weight"), Rename("ffn_norm.weight", f"{second}.weight"))
 
 
 def _experts(
@@ -139,7 +139,7 @@ JAMBA = (
     Rename("ssm_c_norm.weight", "mamba.c_layernorm.weight"),
     *_mlp("feed_forward."),
     *_experts("feed_forward.", "router"),
-    *_norms(second="pre_ff_layernorm"),
+    *_norms("pre_ff_layernorm"),
 )
 GRANITE = (
     *_attention(rotary=True),

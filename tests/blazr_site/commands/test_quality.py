@@ -31,3 +31,9 @@ def test_figures_of_each_form_as_json(capsys, tmp_path):
     assert (found["text"], found["window"]) == ("text", 32)
     assert [form["quant"] for form in found["forms"]] == ["none", "int8"]
     assert found["forms"][1]["weights_bytes"] < found["forms"][0]["weights_bytes"]
+
+
+def test_of_a_text_without_end_the_beginning_is_read(capsys):
+    line = ("quality", "--model", "demo", "--cpu", "--tokens", "64", "--window", "32", "--quant", "int8", "--json")
+    assert main([*line, "--text", "/dev/zero"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "zero"

@@ -42,6 +42,19 @@ def test_greedy_tokens_are_those_of_the_network(kind):
     assert found.logprobs == [] and found.prompt_logprobs is None
 
 
+def test_a_request_that_cannot_be_queued_leaves_nothing_behind(monkeypatch):
+    engine = make_engine()
+
+    def fail(digest, tokens):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(engine._prefix_cache, "fetch", fail)
+        engine.add_request(request("r", PROMPT, max_tokens=20))
+    assert not engine.has_unfinished()
+    assert len(run(engine, request("r", PROMPT, max_tokens=20))["r"].tokens) == 20
+
+
 def test_end_of_sequence_and_stop_ids_end_it():
     whole = expected_tokens(SPEC, PROMPT, 20)
     last = next(token for token in whole[4:] if token not in whole[:4])

@@ -30,13 +30,13 @@ def test_states_on_a_device_follow_its_budget(checkpoint: Checkpoint, monkeypatc
     """However much is free: others may be there now that will have left, and weights and states stay within it."""
     budget = 8 << 20
     for free in (0, 1 << 40):
-        monkeypatch.setattr(module, "free_memory_bytes", lambda options, free=free: free)
+        monkeypatch.setattr(module, "free_memory_bytes", lambda device, free=free: free)
         options = LLMOptions(device="cuda:0", memory_bytes=budget, max_num_seqs=1 << 16)
         needed = needed_bytes(checkpoint.spec, options)
         assert 0.9 * budget < needed <= budget
     with pytest.raises(OutOfCacheBlocks):
         plan_states(checkpoint.spec, LLMOptions(device="cuda:0", memory_bytes=1000))
-    monkeypatch.setattr(module, "free_memory_bytes", lambda options: budget)
+    monkeypatch.setattr(module, "free_memory_bytes", lambda device: budget)
     needed = needed_bytes(checkpoint.spec, LLMOptions(device="cuda:0", max_num_seqs=1 << 16))
     assert 0.8 * budget < needed <= module.CUDA_SHARE * budget
 

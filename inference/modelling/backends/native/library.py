@@ -52,11 +52,6 @@ def is_available() -> bool:
     return True
 
 
-def serves(tensor: torch.Tensor) -> bool:
-    """Whether the kernels take this tensor: on the CPU, float32 or bfloat16."""
-    return tensor.is_cpu and tensor.dtype in (torch.float32, torch.bfloat16) and is_available()
-
-
 @contextmanager
 def matrix_tiles(enabled: bool) -> Iterator[None]:
     """Let the kernels use matrix tiles (AMX, where they may), or not: for comparing both. Holds for all threads."""

@@ -68,6 +68,15 @@ def test_limits_out_of_reach_name_what_is_in_reach(demo: Inspection, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+def test_what_memory_cannot_hold_is_not_begun(
+    demo: Inspection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.llm.quantising.quantise.free_memory_bytes", lambda device: 1 << 20)
+    with pytest.raises(InvalidRequest, match=r"measuring on \d+ tokens takes [0-9.]+ MiB, cpu has 1(.0)? MiB free"):
+        quantise(demo, tmp_path / "out", Limit(size_bytes=1_300_000))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_family(name: str, tmp_path: Path) -> None:
     directory, _ = make_checkpoint(CONFIGS[name](), tmp_path / "made")

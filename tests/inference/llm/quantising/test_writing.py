@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from inference.errors import BlazrError, InvalidRequest
+from inference.errors import BlazrError, CorruptCheckpoint, InvalidRequest
 from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
 from inference.llm.quantising.writing import PLAN_FILE, WEIGHTS_FILE, check_target, write_checkpoint
 from inference.modelling.backends.native import library
@@ -148,6 +148,16 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(
     with pytest.raises(InvalidRequest, match="out can't be written: No space left on device; name another one with -o"):
         write(found, tmp_path / "a" / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_gone_is_not_laid_to_the_target(found: Inspection, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(found.directory, copied)
+    source = inspect(copied)
+    (copied / WEIGHTS_FILE).rename(copied / "elsewhere")
+    with pytest.raises(CorruptCheckpoint, match=f"copied/{WEIGHTS_FILE} can't be read: No such file"):
+        write_checkpoint(tmp_path / "out", source_of(source), source.spec, {}, {}.__getitem__, measured={}, plan={})
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_copy_of_a_tied_head_is_left_out(tmp_path: Path) -> None:
