@@ -41,8 +41,8 @@ def test_bytes_of_experts(device):
 
 
 def test_decode_of_a_quantised_network(device, monkeypatch):
-    spec = llama_spec(128, 1, 2, 1, 128, 50, dtype="float32")
-    network = quantise_network(random_network(spec, device, torch.float32), "int4")
+    spec = llama_spec(64, 1, 2, 1, 64, 50, dtype="float32")
+    network = quantise_network(random_network(spec, device, torch.float32), "int8")
     if kernels.INTERPRETED:  # the interpreter takes seconds for the usual prompt
         monkeypatch.setattr(gpu, "PROMPT", 9)
     assert measure_decode(network, spec, str(device), new=2) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from inference.modelling.weights.loader import load_network
 from tests.gpu.test_cuda_graphs import assert_padding_changes_nothing
 from tests.gpu.test_networks import MIXERS, VOCAB, config, generate
 
+KINDS = ("int8", "int4")
 MLP = MLPSpec(40)
 BOTH, FIRST = MoESpec(4, 2, 36), MoESpec(4, 2, 24, shared_intermediate_size=32)
 """Experts with both stacks quantised, and with the second one too narrow for it."""
@@ -28,6 +30,13 @@ STACKS = {
     "deepseek": [("mla", MLP), ("mla", BOTH)],
     "nemotron": [("mamba2", MLPSpec(48, "relu2", gated=False)), ("attention", FIRST)],
 }
+
+
+COVERING = [("llama", "int8"), ("deepseek", "int4"), ("nemotron", "int8")]
+ALL = [
+    pytest.param(*pair, marks=() if pair in COVERING else pytest.mark.device_only) for pair in product(STACKS, KINDS)
+]
+"""The interpreter takes up to half a minute for a pair; there each stack and each kind has one."""
 
 
 def make_spec(name: str, *, tied: bool) -> ModelSpec:
@@ -41,8 +50,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.modelling.backends.native.library.is_available", lambda: False)
 
 
-@pytest.mark.parametrize("quant", ["int8", "int4"])
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(("name", "quant"), ALL)
 def test_tokens_are_those_of_the_reference(name, quant, device, monkeypatch):
     spec = make_spec(name, tied=quant == "int8")
     prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in (3, 14)]
@@ -56,7 +64,7 @@ def test_tokens_are_those_of_the_reference(name, quant, device, monkeypatch):
     assert found == generate(Engine(network, spec, config("cpu")), prompts)
 
 
-@pytest.mark.parametrize(("name", "quant"), [("deepseek", "int4")])
+@pytest.mark.parametrize(("name", "quant"), [("deepseek", "int8")])
 def test_padding_rows_change_nothing(name, quant, device, monkeypatch):
     spec = make_spec(name, tied=True)
     network = quantise_network(random_network(spec, device, torch.float32, 3), quant)
@@ -64,8 +72,7 @@ def test_padding_rows_change_nothing(name, quant, device, monkeypatch):
 
 
 @pytest.mark.device_only
-@pytest.mark.parametrize("quant", ["int8", "int4"])
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(("name", "quant"), product(STACKS, KINDS))
 def test_replayed_decodes_are_the_eager_ones(name, quant, device, monkeypatch):
     spec = make_spec(name, tied=True)
     prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in (5, 11, 2, 30)]
@@ -76,8 +83,7 @@ def test_replayed_decodes_are_the_eager_ones(name, quant, device, monkeypatch):
     assert generate(engine, prompts) == generate(eager, prompts)
 
 
-@pytest.mark.parametrize("quant", ["int8", "int4"])
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(("name", "quant"), ALL)
 def test_a_load_gives_the_device_form(name, quant, device, tmp_path, monkeypatch):
     """Every matrix that is planned to be quantised, with the values that a load without kernels has."""
     from inference.modelling.backends.triton.quantised import DeviceQuantised
