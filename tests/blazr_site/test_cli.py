@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from blazr_site.cli import main
 from inference.demo.paths import PREBUILT_DIRECTORY
 
 BLAZR = str(Path(sys.executable).with_name("blazr"))
@@ -45,12 +46,13 @@ def test_generate_with_a_seed_repeats_itself() -> None:
         ("--override", "nonsense=1", "nonsense"),
     ],
 )
-def test_generate_refuses_bad_values_in_one_line(option: str, value: str, words: str) -> None:
-    done = blazr("generate", "--model", "demo", "--prompt", "x", option, value)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
-    assert "Traceback" not in done.stderr
+def test_generate_refuses_bad_values_in_one_line(
+    option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "--model", "demo", "--prompt", "x", option, value]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.strip().splitlines()[-1].startswith("error: ")
 
 
 @pytest.mark.parametrize("command", ["info", "generate"])
@@ -68,16 +70,26 @@ def test_generate_refuses_bad_values_in_one_line(option: str, value: str, words:
         ("wrong shape", "norm.weight"),
     ],
 )
-def test_broken_checkpoints_are_one_line_and_exit_code_2(command: str, fault: str, words: str, tmp_path: Path) -> None:
+def test_broken_checkpoints_are_one_line_and_exit_code_2(
+    command: str, fault: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = tmp_path / "broken"
     if fault != "missing":
         directory.mkdir()
         make_broken(fault, directory)
     arguments = ["--prompt", "x"] if command == "generate" else []
-    done = blazr(command, "--model", str(directory), *arguments)
-    assert done.returncode == 2, (done.stdout, done.stderr)
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert main([command, "--model", str(directory), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_an_error_of_a_process_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = blazr("generate", "--model", str(tmp_path), "--prompt", "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert "no weights" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def make_broken(fault: str, directory: Path) -> None:
