@@ -18,13 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 INFERENCE = "tests/inference"
 API = (
-    "access", "api", "batches", "files", "jobs", "llm", "records", "serving", "test_consumers.py", "transport",
-    "values", "worker",
+    "access", "api", "batches", "dialects", "files", "host", "jobs", "llm", "records", "serving", "test_consumers.py",
+    "text", "transport", "values", "worker",
 )  # fmt: skip
-"""What of ``tests/inference`` is about the platform. The lanes take about the same time."""
+"""What of ``tests/inference`` is in the platform's lane. The lanes take about the same time."""
 OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
 ENGINE = ("tests/device", "tests/faults")
-"""Tests outside of ``tests/inference`` in the engine's lane: of devices, and the faults, which are of both."""
+"""Tests outside of ``tests/inference`` in the engine's lane: of devices, and the faults, which are of both lanes."""
 NOTHING_COLLECTED = 5
 
 
