@@ -27,9 +27,9 @@ def load(directory: Path, options: LLMOptions) -> LLM:
     return LLM.load(inspection.spec, inspection.tokenizer, files, options)
 
 
-def add_requests(llm: LLM, prompts: list[list[int]], max_tokens: int) -> None:
-    """Hand greedy requests that don't end early to the engine."""
-    for number, prompt in enumerate(prompts):
+def add_requests(llm: LLM, prompts: list[list[int]], max_tokens: int, first: int = 0) -> None:
+    """Hand greedy requests that don't end early to the engine, numbered from ``first`` on."""
+    for number, prompt in enumerate(prompts, first):
         llm.add(
             llm.prepare(
                 {
