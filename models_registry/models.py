@@ -1,6 +1,6 @@
-"""Define the rows of the registry: checkpoints, overrides, aliases and uploads.
+"""Define the rows of the registry: checkpoints, overrides, aliases, uploads and quantisations.
 
-``selectors`` reads them, ``services`` and ``uploads`` write them.
+``selectors`` reads them; ``services``, ``uploads`` and ``quantisations`` write them.
 """
 
 from __future__ import annotations
@@ -171,6 +171,9 @@ class Upload(models.Model):
         REFUSED = "refused", "refused"
         CANCELLED = "cancelled", "cancelled"
 
+    OPEN: ClassVar[tuple[str, ...]] = (State.RECEIVING, State.CHECKING)
+    """States that still change."""
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
@@ -212,3 +215,49 @@ class UploadFile(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Quantisation(models.Model):
+    """A quantisation of a checkpoint that an operator started on the checkpoint's page.
+
+    running → done, or failed (with the reason), or cancelled. The last three never change. The resulting checkpoint
+    has the quantisation's id.
+    """
+
+    class State(models.TextChoices):
+        """Stages of a quantisation."""
+
+        RUNNING = "running", "running"
+        DONE = "done", "done"
+        FAILED = "failed", "failed"
+        CANCELLED = "cancelled", "cancelled"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    source = models.ForeignKey(
+        Checkpoint, null=True, on_delete=models.SET_NULL, related_name="quantisations", help_text="What is quantised."
+    )
+    source_name = models.CharField(max_length=MAX_NAME_CHARS, help_text="Outlives the source.")
+    served_model_name = models.CharField(max_length=MAX_NAME_CHARS, help_text="Of the result.")
+    max_bytes = models.BigIntegerField(null=True, blank=True, help_text="Limit of the weights' file.")
+    max_kl = models.FloatField(null=True, blank=True, help_text="Limit of the mean KL divergence, in nats.")
+    state = models.CharField(max_length=12, choices=State.choices, default=State.RUNNING)
+    progress = models.FloatField(default=0.0, help_text="Share of the work that is done.")
+    stage = models.CharField(max_length=200, blank=True, default="", help_text="What is being done.")
+    reason = models.TextField(blank=True, default="", help_text="Why it failed, or who cancelled it.")
+    checkpoint = models.ForeignKey(
+        Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", help_text="The result."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    active_at = models.DateTimeField(help_text="Last sign of life.")
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-created_at"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["state"], condition=Q(state="running"), name="one_running_quantisation")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source_name} to {self.served_model_name} ({self.state})"

@@ -1,6 +1,7 @@
 """Store uploaded files: receive, publish as read-only blobs, link into checkpoints, remove.
 
     <data>/uploads/<upload id>/<number>.part   being received; ``lock`` is held by the process that checks them
+    <data>/uploads/<quantisation id>/          the same for a quantisation, whose child writes ``checkpoint``
     <data>/blobs/<sha256>                      whole files, read-only
     <data>/checkpoints/<checkpoint id>/<name>  hard links to blobs: what gets served
 
@@ -42,9 +43,14 @@ def checkpoints_dir() -> Path:
     return _create_private(Path(settings.BLAZR_CHECKPOINTS_DIR))
 
 
+def upload_path(upload_id: uuid.UUID | str) -> Path:
+    """Return the directory of an upload or a quantisation that is under way."""
+    return uploads_dir() / str(upload_id)
+
+
 def part_path(upload_id: uuid.UUID, number: int) -> Path:
     """Return the temporary path of one file of an upload, which the uploader does not name."""
-    return uploads_dir() / str(upload_id) / f"{number}.part"
+    return upload_path(upload_id) / f"{number}.part"
 
 
 def checkpoint_path(checkpoint_id: uuid.UUID) -> Path:
@@ -63,7 +69,7 @@ def full_disk_as_error() -> AbstractContextManager[None]:
         StorageFull: The disk became full in the block.
     """
     return disk.full_disk_as_error(
-        "the server's disk has no room for this; free some space (or delete models) and upload again."
+        "the server's disk has no room for this; free some space (or delete models) and try again."
     )
 
 
@@ -114,7 +120,7 @@ def prune_blobs() -> int:
 
 
 def remove_upload_files(upload_id: uuid.UUID | str) -> None:
-    _remove_tree(uploads_dir() / str(upload_id))
+    _remove_tree(upload_path(upload_id))
 
 
 def remove_checkpoint_files(checkpoint_id: uuid.UUID | str) -> None:
@@ -125,8 +131,8 @@ def remove_checkpoint_files(checkpoint_id: uuid.UUID | str) -> None:
 
 @contextmanager
 def upload_lock(upload_id: uuid.UUID | str) -> Iterator[bool]:
-    """Lock an upload for its check or its removal; yields False at once if another process holds the lock."""
-    directory = uploads_dir() / str(upload_id)
+    """Lock an upload or a quantisation for work on it; yields False at once if another process holds the lock."""
+    directory = upload_path(upload_id)
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -3,7 +3,7 @@
     upload_create   checks names and sizes, then the free space of the disk
     upload_receive  stores pieces in order, one at a time, at the offset that the server names; uploads can be resumed
     upload_finish   hashes, publishes, inspects in a killable child, registers
-    storage_sweep   ends silent uploads and removes files of killed processes
+    uploads_sweep   ends uploads that are silent or were being checked by a killed process
 
 Received bytes are counted, headers aren't trusted. Rows change by conditional updates, files under kernel locks.
 """
@@ -15,8 +15,7 @@ import os
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any
 
@@ -57,7 +56,6 @@ KEEP_ROWS = timedelta(days=7)
 DISK_RESERVE_BYTES = 256 << 20
 MAX_HEADER_BYTES = 8 << 20
 """As in ``models_registry.detection.safetensors_header``; checked here to refuse the first piece early."""
-_OPEN = (Upload.State.RECEIVING, Upload.State.CHECKING)
 
 
 class UploadCancelled(BlazrError):
@@ -87,7 +85,7 @@ def upload_create(
     total = check_declaration(files, max_bytes=int(settings.BLAZR_MAX_UPLOAD_BYTES))
     _check_name_free(served_model_name)
     with transaction.atomic():
-        open_uploads = Upload.objects.filter(state__in=_OPEN)
+        open_uploads = Upload.objects.filter(state__in=Upload.OPEN)
         if open_uploads.count() >= MAX_OPEN_UPLOADS:
             raise QueueFull(
                 f"{MAX_OPEN_UPLOADS} uploads are open already; finish or cancel one first.", retry_after_s=60
@@ -133,7 +131,7 @@ def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[b
             return _store_piece(file, descriptor, piece)
         except (Conflict, NotFound):
             # The upload may have ended while the piece arrived, and the lock has created its directory again.
-            if not Upload.objects.filter(pk=upload_id, state__in=_OPEN).exists():
+            if not Upload.objects.filter(pk=upload_id, state__in=Upload.OPEN).exists():
                 storage.remove_upload_files(upload_id)
             raise
 
@@ -195,17 +193,8 @@ def upload_get(upload_id: uuid.UUID) -> Upload:
     return upload
 
 
-@dataclass(frozen=True, slots=True)
-class SweepReport:
-    """Numbers of uploads and files that a sweep removed."""
-
-    ended_uploads: int
-    removed_directories: int
-    removed_blobs: int
-
-
-def storage_sweep() -> SweepReport:
-    """End dead uploads and remove stray files. Safe at any time, in any process, beside running uploads.
+def uploads_sweep() -> int:
+    """End dead uploads and delete old rows; returns the number of ended uploads. Safe beside running uploads.
 
     Uploads whose checking process died end at once; uploads that are being received may be resumed until
     ``IDLE_LIMIT``.
@@ -218,9 +207,17 @@ def storage_sweep() -> SweepReport:
             if held:
                 reason = "the server stopped while it checked the files; upload them again"
                 ended += _end(upload, Upload.State.REFUSED, reason)
-    Upload.objects.exclude(state__in=_OPEN).filter(active_at__lt=now - KEEP_ROWS).delete()
-    removed = _remove_strays()
-    return SweepReport(ended, removed, storage.prune_blobs())
+    Upload.objects.exclude(state__in=Upload.OPEN).filter(active_at__lt=now - KEEP_ROWS).delete()
+    return ended
+
+
+def available_bytes() -> int:
+    """Return the free bytes of the disk, less the missing bytes of open uploads and a reserve; perhaps negative."""
+    sums = UploadFile.objects.filter(upload__state=Upload.State.RECEIVING).aggregate(
+        declared=Sum("size_bytes"), received=Sum("received_bytes")
+    )
+    promised = (sums["declared"] or 0) - (sums["received"] or 0)
+    return storage.free_bytes() - promised - DISK_RESERVE_BYTES
 
 
 # --- receiving ---------------------------------------------------------------------------------
@@ -235,16 +232,10 @@ def _check_name_free(name: str) -> None:
 
 
 def _check_free_bytes(total: int) -> None:
-    """Check that the disk has space for this upload and for the missing bytes of the open ones."""
-    sums = UploadFile.objects.filter(upload__state=Upload.State.RECEIVING).aggregate(
-        declared=Sum("size_bytes"), received=Sum("received_bytes")
-    )
-    promised = (sums["declared"] or 0) - (sums["received"] or 0)
-    free = storage.free_bytes() - promised
-    if total + DISK_RESERVE_BYTES > free:
+    available = available_bytes()
+    if total > available:
         raise StorageFull(
-            f"the upload has {total} bytes, the server's disk has {max(free - DISK_RESERVE_BYTES, 0)} to give; "
-            "free some space first."
+            f"the upload has {total} bytes, the server's disk has {max(available, 0)} to give; free some space first."
         )
 
 
@@ -451,7 +442,7 @@ def _set_stage(upload: Upload, stage: str) -> None:
 
 def _end(upload: Upload, state: str, reason: str) -> int:
     """End an open upload and remove its files; returns 0 if the upload had ended before."""
-    moved = Upload.objects.filter(pk=upload.pk, state__in=_OPEN).update(
+    moved = Upload.objects.filter(pk=upload.pk, state__in=Upload.OPEN).update(
         state=state, reason=reason, stage="", active_at=timezone.now()
     )
     if moved:
@@ -463,38 +454,3 @@ def _remove_files(upload: Upload) -> None:
     storage.remove_upload_files(upload.pk)
     if not Checkpoint.objects.filter(pk=upload.pk).exists():
         storage.remove_checkpoint_files(upload.pk)
-
-
-def _remove_strays() -> int:
-    """Remove directories without a row. Rows are read after the listing, as a row precedes its files."""
-    removed = 0
-    places: tuple[tuple[Any, Callable[[str], None], Callable[[list[str]], set[str]]], ...] = (
-        (storage.uploads_dir(), storage.remove_upload_files, _open_upload_ids),
-        (storage.checkpoints_dir(), storage.remove_checkpoint_files, _owned_checkpoint_ids),
-    )
-    for place, remove, spoken_for in places:
-        found = [entry.name for entry in place.iterdir()]
-        for name in set(found) - spoken_for(found):
-            remove(name)
-            removed += 1
-    return removed
-
-
-def _ids(names: list[str]) -> list[uuid.UUID]:
-    found = []
-    for name in names:
-        try:
-            found.append(uuid.UUID(name))
-        except ValueError:
-            continue
-    return found
-
-
-def _open_upload_ids(names: list[str]) -> set[str]:
-    keys = Upload.objects.filter(pk__in=_ids(names), state__in=_OPEN).values_list("pk", flat=True)
-    return {str(key) for key in keys}
-
-
-def _owned_checkpoint_ids(names: list[str]) -> set[str]:
-    keys = Checkpoint.objects.filter(pk__in=_ids(names)).values_list("pk", flat=True)
-    return {str(key) for key in keys} | _open_upload_ids(names)

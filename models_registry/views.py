@@ -21,9 +21,11 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 
 from inference.errors import UnknownModel
 from models_registry import selectors, upload_rules
-from models_registry.api.views import checkpoint_detail, overview
+from models_registry.api.quantisation_views import quantisation_list
+from models_registry.api.views import checkpoint_detail, checkpoint_inspection, overview
 from models_registry.curves import read_curve
 from models_registry.detection.facts import facts_to_set
+from models_registry.quantisations import MAX_KL, default_name, is_quantisable
 from models_registry.settings_schema import MODEL_SETTINGS, shown
 from models_registry.sign_in import SignInForm
 
@@ -135,6 +137,10 @@ class ModelPage(StaffPage):
             "checkpoint": checkpoint,
             "detail": detail,
             "curve": read_curve(Path(checkpoint.directory)),
+            "quantisations": quantisation_list(checkpoint),
+            "can_quantise": checkpoint.state == "available" and is_quantisable(checkpoint_inspection(checkpoint)),
+            "quantised_name": default_name(checkpoint),
+            "max_kl": MAX_KL,
             "facts": [{**fact, "overridden": fact["name"] in in_force} for fact in detail["description"]["facts"]],
             "model_settings": [
                 {"schema": setting, "value": shown(setting, checkpoint.settings.get(setting.name))}

@@ -34,7 +34,7 @@ from models_registry.detection.child import inspect_in_child
 from models_registry.models import Checkpoint
 from models_registry.package_index import wheel_reference
 from models_registry.services import checkpoint_register, checkpoint_settings_update
-from models_registry.uploads import storage_sweep
+from models_registry.sweep import storage_sweep
 
 ADMIN_NAME = "admin"
 
@@ -67,7 +67,7 @@ def _serve() -> int:
     for gap in confinement().gaps:
         console.print(f"  [yellow]note:[/yellow] {gap}", soft_wrap=True)
     _migrate(console)
-    storage_sweep()  # removes the files of interrupted uploads
+    storage_sweep()  # removes the files of interrupted uploads and quantisations
     models = _register(settings.BLAZR_MODELS, console)
     password = admin_password(settings.BLAZR_DATA_DIR)
     key = first_api_key(settings.BLAZR_DATA_DIR) if settings.BLAZR_API_KEY_REQUIRED else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Upload, UploadFile
+from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Quantisation, Upload, UploadFile
 from models_registry.upload_rules import CHUNK_BYTES, MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS
 
@@ -62,6 +62,33 @@ class UploadSerializer(serializers.ModelSerializer[Upload]):
     def get_chunk_bytes(self, row: Upload) -> int:
         """Return the largest piece per PUT, in bytes."""
         return CHUNK_BYTES
+
+
+class QuantisationCreateSerializer(serializers.Serializer[Any]):
+    """Limits of a quantisation, at least one of them, and the name of the result."""
+
+    served_model_name = serializers.CharField(
+        required=False, allow_blank=True, default="", max_length=200, help_text="Empty: the source's with a suffix."
+    )
+    max_bytes = serializers.IntegerField(
+        required=False, allow_null=True, default=None, help_text="Most bytes of the weights' file."
+    )
+    max_kl = serializers.FloatField(
+        required=False, allow_null=True, default=None, help_text="Highest mean KL divergence by quantising, in nats."
+    )
+
+
+class QuantisationSerializer(serializers.ModelSerializer[Quantisation]):
+    """State of a quantisation; ``checkpoint`` is the result."""
+
+    state = serializers.CharField(read_only=True, help_text=f"{', '.join(Quantisation.State.values)}.")
+
+    class Meta:
+        model = Quantisation
+        fields = (
+            "id", "source", "source_name", "served_model_name", "max_bytes", "max_kl", "state", "progress", "stage",
+            "reason", "checkpoint", "created_at", "active_at",
+        )  # fmt: skip
 
 
 class DepartureSerializer(serializers.Serializer[Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from models_registry.api import views
+from models_registry.api import quantisation_views, views
 
 _ONE = "checkpoints/<uuid:checkpoint_id>"
 
@@ -20,6 +20,12 @@ urlpatterns = [
     path(f"{_ONE}/fit", views.FitView.as_view(), name="registry-fit"),
     path(f"{_ONE}/load", views.LoadView.as_view(), name="registry-load"),
     path(f"{_ONE}/unload", views.UnloadView.as_view(), name="registry-unload"),
+    path(f"{_ONE}/quantisations", quantisation_views.QuantisationListView.as_view(), name="registry-quantisations"),
+    path(
+        "quantisations/<uuid:quantisation_id>",
+        quantisation_views.QuantisationView.as_view(),
+        name="registry-quantisation",
+    ),
     path("uploads", views.UploadListView.as_view(), name="registry-uploads"),
     path("uploads/<uuid:upload_id>", views.UploadView.as_view(), name="registry-upload"),
     path("uploads/<uuid:upload_id>/files/<int:number>", views.UploadPieceView.as_view(), name="registry-upload-piece"),

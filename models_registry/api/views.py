@@ -71,7 +71,8 @@ class StaffView(APIView):
         super().permission_denied(request, message, code)
 
 
-def _values(serializer: BaseSerializer[Any]) -> dict[str, Any]:
+def valid_values(serializer: BaseSerializer[Any]) -> dict[str, Any]:
+    """Return the values of a body; a wrong one raises the framework's error."""
     serializer.is_valid(raise_exception=True)
     return cast("dict[str, Any]", serializer.validated_data)
 
@@ -148,7 +149,7 @@ class CheckpointView(StaffView):
     @_detail_schema(operation_id="checkpoint_rename", request=shapes.CheckpointRenameSerializer)
     def patch(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Rename a checkpoint."""
-        values = _values(shapes.CheckpointRenameSerializer(data=request.data))
+        values = valid_values(shapes.CheckpointRenameSerializer(data=request.data))
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         services.checkpoint_rename(checkpoint=checkpoint, served_model_name=values["served_model_name"])
         return Response(checkpoint_detail(checkpoint))
@@ -239,7 +240,7 @@ class OverrideListView(StaffView):
     @_detail_schema(operation_id="checkpoint_override_set", request=shapes.OverrideSetSerializer)
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Set one fact and inspect again with it."""
-        values = _values(shapes.OverrideSetSerializer(data=request.data))
+        values = valid_values(shapes.OverrideSetSerializer(data=request.data))
         checkpoint = services.checkpoint_override_set(
             checkpoint=selectors.checkpoint_get(checkpoint_id),
             fact=values["fact"],
@@ -270,7 +271,7 @@ class SettingsView(StaffView):
     @_detail_schema(operation_id="checkpoint_settings_update", request=shapes.SettingsSerializer)
     def patch(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Change some settings; they apply from the next load on."""
-        values = _values(shapes.SettingsSerializer(data=request.data))
+        values = valid_values(shapes.SettingsSerializer(data=request.data))
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         services.checkpoint_settings_update(checkpoint=checkpoint, values=values["settings"])
         return Response(checkpoint_detail(checkpoint))
@@ -323,7 +324,7 @@ class UploadListView(StaffView):
     )
     def post(self, request: Request) -> Response:
         """Create an upload from names and sizes, after all checks that need no bytes."""
-        values = _values(shapes.UploadCreateSerializer(data=request.data))
+        values = valid_values(shapes.UploadCreateSerializer(data=request.data))
         files = [DeclaredFile(**file) for file in values["files"]]
         name = values["served_model_name"] or services.free_name(suggest_name(values["label"]))
         upload = uploads.upload_create(

@@ -67,6 +67,7 @@ def test_ids_can_be_neither_guessed_nor_used_by_others(objects, settings):  # no
         "job": str(GenerationJob.objects.get().job_id),
         "checkpoint": str(objects["checkpoint_id"]),
         "upload": str(objects["upload_id"]),
+        "quantisation": str(objects["quantisation_id"]),
     }
     for kind, text in found.items():
         digits = re.search(r"[0-9a-f-]{32,36}$", text)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from models_registry import quantise_process
 from tests.accounts import account
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
+
+CHILD_PRELUDE = """
+import json, os, pathlib, shutil, sys, time
+directory = pathlib.Path(__file__).parent
+request = json.loads(sys.stdin.readline())
+def send(**message):
+    print(json.dumps(message), flush=True)
+"""
 
 
 @pytest.fixture
@@ -51,3 +62,21 @@ def browser(staff: User) -> Client:
 def no_redis(settings) -> None:
     """The workers can't be asked in these tests; nothing waits for them."""
     settings.BLAZR_REDIS_URL = "unix:///nonexistent/redis.sock?db=0"
+
+
+@pytest.fixture
+def quantise_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
+    """Let a script stand in for the child that quantises; returns its directory. ``request`` and ``send`` are there."""
+
+    def install(script: str) -> Path:
+        directory = tmp_path / "child"
+        directory.mkdir(exist_ok=True)
+        body = directory / "child.py"
+        body.write_text(CHILD_PRELUDE + script)
+        program = directory / "python"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {body} "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setattr(quantise_process, "sys", SimpleNamespace(executable=str(program)))
+        return directory
+
+    return install

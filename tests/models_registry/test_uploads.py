@@ -30,6 +30,7 @@ from inference.errors import (
 )
 from models_registry import selectors, services, storage, uploads
 from models_registry.models import Checkpoint, Upload, UploadFile
+from models_registry.sweep import SweepReport, storage_sweep
 from models_registry.upload_rules import CHUNK_BYTES, DeclaredFile
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("storage_dirs")]
@@ -106,7 +107,7 @@ def test_a_filesystem_without_hard_links_will_do(hybrid: Path, storage_dirs: Pat
     upload = begin(hybrid)
     send(upload, hybrid)
     assert uploads.upload_finish(upload_id=upload.pk, wait=True).state == "done"
-    uploads.storage_sweep()
+    storage_sweep()
     row = selectors.checkpoint_get_by_name("sent")
     services.checkpoint_files_verify(row)
     services.checkpoint_delete(checkpoint=row)
@@ -347,7 +348,7 @@ def test_a_crash_anywhere_leaves_nothing_after_the_sweep(
     with pytest.raises(Crash):
         uploads.upload_finish(upload_id=upload.pk, wait=True, inspect=inspect)
     monkeypatch.undo()
-    uploads.storage_sweep()
+    storage_sweep()
     upload.refresh_from_db()
     if place == "remove_upload_files":  # it was registered already: only the cleaning up was lost
         assert upload.state == "done"
@@ -366,38 +367,27 @@ def test_the_sweep_leaves_living_checks_alone(hybrid: Path) -> None:
     seen = []
 
     def inspect(path: Path, **options: object) -> object:
-        seen.append(uploads.storage_sweep())
+        seen.append(storage_sweep())
         from models_registry.detection.inspection import inspect_checkpoint
 
         return inspect_checkpoint(path)
 
     assert uploads.upload_finish(upload_id=upload.pk, wait=True, inspect=inspect).state == "done"
-    assert seen == [uploads.SweepReport(0, 0, 0)]
+    assert seen == [SweepReport(0, 0, 0, 0)]
 
 
 def test_silent_uploads_are_given_up(hybrid: Path, storage_dirs: Path) -> None:
     upload = begin(hybrid)
     send(upload, hybrid)
-    assert uploads.storage_sweep().ended_uploads == 0
+    assert storage_sweep().ended_uploads == 0
     Upload.objects.update(active_at=timezone.now() - uploads.IDLE_LIMIT - timedelta(seconds=1))
-    assert uploads.storage_sweep().ended_uploads == 1
+    assert storage_sweep().ended_uploads == 1
     upload.refresh_from_db()
     assert (upload.state, "nothing was received" in upload.reason) == ("refused", True)
     assert left_behind(storage_dirs) == []
     Upload.objects.update(active_at=timezone.now() - uploads.KEEP_ROWS - timedelta(seconds=1))
-    uploads.storage_sweep()
+    storage_sweep()
     assert not Upload.objects.exists()
-
-
-def test_strays_are_removed(storage_dirs: Path) -> None:
-    for name in ("uploads/3f9", "checkpoints/00000000-0000-0000-0000-000000000001"):
-        (storage_dirs / name).mkdir(parents=True)
-        (storage_dirs / name / "0.part").write_bytes(b"x")
-    storage.blobs_dir()
-    (storage_dirs / "blobs" / ("0" * 64)).write_bytes(b"x")
-    report = uploads.storage_sweep()
-    assert (report.removed_directories, report.removed_blobs) == (2, 0)  # the blob went with a directory's removal
-    assert left_behind(storage_dirs) == []
 
 
 CHECKING_PROCESS = """

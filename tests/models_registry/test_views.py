@@ -18,6 +18,8 @@ from tests.accounts import account
 pytestmark = pytest.mark.django_db
 
 PAGES = ["/", "/models/", "/models/upload/", "/playground/", "/jobs/"]
+CHANGES = ("load", "quantise", "override", "settings", "rename", "refresh", "delete")
+"""Elements of a model's page, by their ids."""
 HOSTILE = "<script>alert(1)</script>{{1234*1234}}{% now %}'\"&"
 
 
@@ -137,9 +139,9 @@ def test_the_admin_lists_and_never_writes(hybrid: Path, admin_client: Client) ->
 @pytest.mark.parametrize(
     ("role", "shown", "hidden"),
     [
-        ("viewer", (), ("load", "override", "settings", "rename", "refresh", "delete", "playground", "jobs", "upload")),
-        ("member", ("playground", "jobs"), ("load", "override", "settings", "rename", "refresh", "delete", "upload")),
-        ("operator", ("load", "override", "settings", "rename", "refresh", "delete", "playground", "jobs"), ()),
+        ("viewer", (), (*CHANGES, "playground", "jobs", "upload")),
+        ("member", ("playground", "jobs"), (*CHANGES, "upload")),
+        ("operator", (*CHANGES, "playground", "jobs", "upload"), ()),
     ],
 )
 def test_pages_show_what_a_role_may_do(

@@ -1,4 +1,4 @@
-"""Remove the files of dead uploads; the supervisor runs this before the web starts."""
+"""End dead uploads and quantisations, and remove their files; the supervisor runs this before the web starts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from models_registry.uploads import storage_sweep
+from models_registry.sweep import storage_sweep
 
 
 class Command(BaseCommand):
     """``manage.py sweep_uploads``."""
 
-    help = "End uploads that nobody goes on with and remove their files."
+    help = "End uploads and quantisations that nobody goes on with, and remove their files."
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Sweep once and report the numbers."""
         report = storage_sweep()
         self.stdout.write(
-            f"ended {report.ended_uploads} uploads, removed {report.removed_directories} directories "
-            f"and {report.removed_blobs} blobs"
+            f"ended {report.ended_uploads} uploads and {report.ended_quantisations} quantisations, removed "
+            f"{report.removed_directories} directories and {report.removed_blobs} blobs"
         )

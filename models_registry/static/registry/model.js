@@ -275,7 +275,7 @@ $("#refresh")?.addEventListener("click", (event) =>
 );
 
 $("#delete")?.addEventListener("click", async (event) => {
-  const text = row.source === "upload" ? "Its uploaded files are removed from this server. This can't be undone." : "It is taken out of the registry; its files stay where they are.";
+  const text = row.source === "upload" ? "Its files are removed from this server. This can't be undone." : "It is taken out of the registry; its files stay where they are.";
   if (!(await confirmDialog(`Delete ${row.served_model_name}?`, text, "Delete it"))) return;
   act(event.target, async () => {
     await call("DELETE", base);

@@ -47,7 +47,7 @@ function table(shown) {
             h(
               "th",
               { scope: "row" },
-              h("div", {}, h("a.name-link", { href: modelUrl(row), "data-key": row.id }, row.served_model_name), h("div.small.muted", {}, `${row.model_type} · ${SOURCES[row.source] ?? row.source}`)),
+              h("div", {}, h("a.name-link", { href: modelUrl(row), "data-key": row.id }, row.served_model_name), h("div.small.muted", {}, `${row.model_type} · ${(row.source === "upload" && row.origin) || (SOURCES[row.source] ?? row.source)}`)),
             ),
             h("td", { "data-label": "State" }, modelState(row)),
             h("td.wide", { "data-label": "Layers" }, row.architecture),

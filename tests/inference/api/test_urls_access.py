@@ -32,7 +32,7 @@ from inference.models import ApiKey, StoredResponse, UsageDay
 from inference.transport import questions as worker_questions
 from inference.values.principal import DEFAULT_SCOPES, LOCAL, principal_set
 from models_registry.aliases import alias_promote
-from models_registry.models import Upload, UploadFile
+from models_registry.models import Quantisation, Upload, UploadFile
 from models_registry.services import checkpoint_register
 from tests.accounts import account
 from tests.inference.batches.fakes import line, make_batch
@@ -84,13 +84,16 @@ def objects(db, data_dir, tmp_path) -> dict[str, Any]:
     )  # fmt: skip
     upload = Upload.objects.create(served_model_name="new", size_bytes=1, active_at=timezone.now())
     UploadFile.objects.create(upload=upload, number=0, name="config.json", size_bytes=1)
+    quantisation = Quantisation.objects.create(
+        source=checkpoint, source_name="tiny", served_model_name="smaller", max_kl=1.0, active_at=timezone.now()
+    )
     UsageDay.objects.create(day=timezone.now().date(), tenant=owner.tenant, model="tiny")
     return {
         "checkpoint_id": checkpoint.pk, "model_id": "alias", "fact": "vocab_size", "upload_id": upload.pk, "number": 0,
         "file_id": batch.input_file_id, "batch_id": batch.batch_id, "schedule_id": schedule.schedule_id,
         "job_id": job.job_id, "response_id": response.response_id, "key_id": row.prefix, "request_id": "cmpl-1",
         "rest": "nowhere", "path": "registry/app.css", "object_id": 1, "content_type_id": 1, "id": 1, "url": "nowhere",
-        "app_label": "inference", "owner": key,
+        "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
     }  # fmt: skip
 
 

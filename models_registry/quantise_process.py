@@ -1,0 +1,107 @@
+"""Run the quantisation of a checkpoint in a child process, which loads the network that the web process can't.
+
+The child (``blazr_site.quantise_child``) gets a request on its standard input and writes lines of JSON: progress, then
+a result or an error. It ends, and removes its files, when its input is closed: also where this process was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from inference.errors import EngineError
+
+STOP_S = 20.0
+"""Seconds from SIGTERM to SIGKILL; the child removes unfinished files meanwhile."""
+_ROOT = Path(__file__).resolve().parents[1]
+_READ_BYTES = 1 << 16
+
+
+class QuantiseProcess:
+    """One child process; a context manager that ends it.
+
+    Args:
+        request: Arguments of ``blazr_site.quantise_child.quantise``.
+    """
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "blazr_site.quantise_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            cwd=_ROOT,
+            start_new_session=True,
+        )
+        try:
+            self._send(request)
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def messages(self, every_s: float) -> Iterator[dict[str, Any]]:
+        """Yield the child's messages until its end, and an empty one after ``every_s`` seconds without any.
+
+        Raises:
+            EngineError: The child ended with another status than 0.
+        """
+        assert self._process.stdout is not None
+        descriptor, rest = self._process.stdout.fileno(), b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while True:
+                if not selector.select(every_s):
+                    yield {}
+                    continue
+                piece = os.read(descriptor, _READ_BYTES)
+                if not piece:
+                    break
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
+        self._check_status(self._process.wait())
+
+    def stop(self) -> None:
+        """End the child if it still runs, and collect it; may be called repeatedly."""
+        process = self._process
+        with suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        if process.poll() is None:
+            self._signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._signal(signal.SIGKILL)
+                process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended; its status says how
+            self._process.stdin.write(json.dumps(dict(request)).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)  # it leads its own session
+
+    def _check_status(self, status: int) -> None:
+        if status == -signal.SIGKILL:
+            raise EngineError("the system killed the process that quantised, most likely for want of memory.")
+        if status:
+            raise EngineError(f"the process that quantised broke (exit status {status}); the server's log says why.")

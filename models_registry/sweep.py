@@ -1,0 +1,68 @@
+"""Remove what dead processes left in the storage of the registry: open rows, directories and blobs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from models_registry import storage
+from models_registry.models import Checkpoint, Quantisation, Upload
+from models_registry.quantisations import quantisations_sweep
+from models_registry.uploads import uploads_sweep
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """Numbers of uploads and quantisations that a sweep ended, and of files that it removed."""
+
+    ended_uploads: int
+    ended_quantisations: int
+    removed_directories: int
+    removed_blobs: int
+
+
+def storage_sweep() -> SweepReport:
+    """End dead uploads and quantisations, and remove stray files. Safe at any time, in any process."""
+    ended_uploads, ended_quantisations = uploads_sweep(), quantisations_sweep()
+    return SweepReport(ended_uploads, ended_quantisations, _remove_strays(), storage.prune_blobs())
+
+
+def _remove_strays() -> int:
+    """Remove directories without a row. Rows are read after the listing, as a row precedes its files."""
+    removed = 0
+    places: tuple[tuple[Any, Callable[[str], None], Callable[[list[str]], set[str]]], ...] = (
+        (storage.uploads_dir(), storage.remove_upload_files, _running_ids),
+        (storage.checkpoints_dir(), storage.remove_checkpoint_files, _owned_checkpoint_ids),
+    )
+    for place, remove, spoken_for in places:
+        found = [entry.name for entry in place.iterdir()]
+        for name in set(found) - spoken_for(found):
+            remove(name)
+            removed += 1
+    return removed
+
+
+def _ids(names: list[str]) -> list[uuid.UUID]:
+    found = []
+    for name in names:
+        try:
+            found.append(uuid.UUID(name))
+        except ValueError:
+            continue
+    return found
+
+
+def _running_ids(names: list[str]) -> set[str]:
+    """Return the ids of uploads and quantisations that haven't ended."""
+    keys = [
+        *Upload.objects.filter(pk__in=_ids(names), state__in=Upload.OPEN).values_list("pk", flat=True),
+        *Quantisation.objects.filter(pk__in=_ids(names), state=Quantisation.State.RUNNING).values_list("pk", flat=True),
+    ]
+    return {str(key) for key in keys}
+
+
+def _owned_checkpoint_ids(names: list[str]) -> set[str]:
+    keys = Checkpoint.objects.filter(pk__in=_ids(names)).values_list("pk", flat=True)
+    return {str(key) for key in keys} | _running_ids(names)

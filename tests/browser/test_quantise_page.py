@@ -1,0 +1,138 @@
+"""Quantising on a model's page in Chromium: started, followed, cancelled, refused, and what a killed server leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.actions import delete, files_in
+from tests.browser.conftest import Complaints
+from tests.live.conftest import LiveServer, wait_until
+
+pytestmark = pytest.mark.browser
+
+
+def open_dialog(page: Page, site: LiveServer) -> None:
+    """With the keyboard alone."""
+    page.goto(f"/models/{site.checkpoint_id('demo')}/")
+    page.focus("#quantise")
+    page.keyboard.press("Enter")
+    expect(page.locator("#quantise-name")).to_be_focused()
+
+
+def fill(page: Page, name: str, *, size: str = "", kl: str = "") -> None:
+    """Type into the focused fields, in the order of the Tab key."""
+    page.keyboard.press("Control+A")
+    page.keyboard.type(name)
+    page.keyboard.press("Tab")
+    page.keyboard.type(size)
+    page.keyboard.press("Tab")
+    expect(page.locator("#quantise-unit")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.type(kl)
+    page.keyboard.press("Enter")
+
+
+def newest(page: Page):
+    return page.locator("#quantisations > li").first
+
+
+def children_of(site: LiveServer) -> list[int]:
+    """Processes that quantise for this server."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if b"blazr_site.quantise_child" in command and str(site.data_dir).encode() in environment:
+                found.append(int(entry.name))
+    return found
+
+
+def test_quantise_follow_look_try_delete(page: Page, site: LiveServer) -> None:
+    open_dialog(page, site)
+    fill(page, "demo-small", size="1.3", kl="0.5")
+    expect(page.locator("#toasts")).to_contain_text("demo-small is being made")
+    expect(newest(page)).to_contain_text("running")
+    expect(newest(page).locator("progress")).to_be_visible()
+    expect(newest(page)).to_contain_text("measuring")
+    page.reload()
+    expect(newest(page)).to_contain_text("at most 1.2 MiB, KL at most 0.5 nats")
+    expect(page.locator("#toasts")).to_contain_text("demo-small is registered", timeout=90_000)
+    newest(page).get_by_role("link", name="demo-small").click()
+    expect(page.locator("h1")).to_have_text("demo-small")
+    expect(page.locator("#curve-title")).to_have_text("Quantised by measurement")
+    expect(page.locator("tr.chosen")).to_contain_text("this model")
+    expect(page.locator("#quantise")).to_have_count(0)
+    page.click("#load")
+    expect(page.locator("#live")).to_have_text("ready")
+    answer = site.complete(model="demo-small", prompt="The statement", max_tokens=4).json()
+    assert answer["usage"]["completion_tokens"] == 4
+    delete(page, site, "demo-small")
+    assert files_in(site.data_dir / "checkpoints", site.data_dir / "blobs", site.data_dir / "uploads") == []
+    page.goto(f"/models/{site.checkpoint_id('demo')}/")
+    expect(newest(page)).to_contain_text("The model was deleted")
+
+
+def test_what_is_refused_is_explained(page: Page, site: LiveServer, complaints: Complaints) -> None:
+    open_dialog(page, site)
+    fill(page, "demo-refused")
+    expect(page.locator("#quantise-error")).to_contain_text("say how small or how close")
+    page.fill("#quantise-size", "1")
+    page.select_option("#quantise-unit", "GiB")
+    page.click("text=Quantise it")
+    expect(page.locator("#quantise-error")).to_contain_text("max_bytes is 1073741824; it must be above 0 and below")
+    page.fill("#quantise-size", "1")
+    page.select_option("#quantise-unit", "MB")
+    page.fill("#quantise-name", "demo")
+    page.click("text=Quantise it")
+    expect(page.locator("#quantise-error")).to_contain_text("'demo' is taken")
+    page.fill("#quantise-name", "demo-refused")
+    page.fill("#quantise-size", "0.001")
+    page.click("text=Quantise it")
+    expect(newest(page)).to_contain_text("can't be made smaller than", timeout=60_000)
+    expect(newest(page)).to_contain_text("failed")
+    page.keyboard.press("Escape")
+    complaints[:] = [text for text in complaints if "400" not in text and "409" not in text]
+    assert files_in(site.data_dir / "uploads") == []
+
+
+def test_cancelling_ends_the_process_and_removes_its_files(page: Page, site: LiveServer) -> None:
+    open_dialog(page, site)
+    fill(page, "demo-given-up", kl="0.01")
+    expect(newest(page)).to_contain_text("measuring", timeout=60_000)
+    assert len(children_of(site)) == 1
+    newest(page).get_by_role("button", name="Cancel demo-given-up").click()
+    page.click("dialog >> text=Keep it")
+    expect(newest(page)).to_contain_text("running")
+    newest(page).get_by_role("button", name="Cancel demo-given-up").click()
+    page.click("dialog >> text=Cancel it")
+    expect(newest(page)).to_contain_text("cancelled by admin")
+    wait_until(lambda: not children_of(site), 10, "the end of the process")
+    wait_until(lambda: not files_in(site.data_dir / "uploads"), 10, "the cleaning up")
+
+
+def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveServer, complaints: Complaints) -> None:
+    open_dialog(page, site)
+    fill(page, "demo-killed", kl="0.01")
+    expect(newest(page)).to_contain_text("measuring", timeout=60_000)
+    web = site.pid_of("blazr_site.web")
+    os.kill(web, signal.SIGKILL)
+    wait_until(lambda: not children_of(site), 15, "the end of the process that quantised")
+    # The sweep of the next minute, or the next start of a quantisation; nobody has to wait for that here.
+    site.manage(
+        "from models_registry import quantisations as q; q.START_LIMIT *= 0;"
+        "from models_registry.sweep import storage_sweep; storage_sweep()"
+    )
+    expect(newest(page)).to_contain_text("the server stopped while it quantised; start it again", timeout=60_000)
+    expect(newest(page)).to_contain_text(re.compile("failed"))
+    assert files_in(site.data_dir / "uploads") == []
+    complaints[:] = [text for text in complaints if "ERR_CONNECTION" not in text and "WebSocket" not in text]
