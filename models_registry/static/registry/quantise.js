@@ -4,7 +4,7 @@ import { $, act, ago, bytes, call, confirmDialog, h, modelUrl, pageData, poll, r
 const detail = pageData("detail");
 const base = `/registry/checkpoints/${detail.id}/quantisations`;
 const canQuantise = pageData("can-quantise");
-let rows = pageData("quantisations");
+let rows = pageData("quantisation-rows");
 let drawn = null; // what the list shows, so that polling doesn't undo a selection
 
 // --- list --------------------------------------------------------------------------------------
@@ -24,12 +24,13 @@ async function cancel(row) {
 
 function running(row) {
   const percent = `${Math.round(row.progress * 100)} %`;
-  return [
-    h("div.spread.small", {}, h("span", {}, row.stage || "starting"), h("span.num", {}, percent)),
+  return h(
+    "div.job-progress",
+    {},
+    h("div.spread.small.one-line", {}, h("span", {}, row.stage || "starting"), h("span.num.nowrap", {}, percent)),
     h("progress", { max: 1, value: row.progress, "aria-label": `${row.served_model_name}, share that is done` }),
-    canQuantise &&
-      h("div.row", {}, h("button.button.quiet", { type: "button", "data-key": `cancel-${row.id}`, "aria-label": `Cancel ${row.served_model_name}`, onclick: () => cancel(row) }, "Cancel")),
-  ];
+    canQuantise && h("button.button.quiet", { type: "button", "data-key": `cancel-${row.id}`, "aria-label": `Cancel ${row.served_model_name}`, onclick: () => cancel(row) }, "Cancel"),
+  );
 }
 
 function item(row) {
