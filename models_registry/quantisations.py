@@ -57,7 +57,7 @@ MAX_KL = 100.0
 SUFFIX = "-quantised"
 KEEP_ROWS = timedelta(days=7)
 """How long the row of an ended quantisation is kept."""
-START_LIMIT = timedelta(seconds=10)
+START_LIMIT = timedelta(seconds=5)
 """A row without a process is dead after so long."""
 TICK_S = 1.0
 """Seconds between updates of the row, each of which notices a cancellation."""

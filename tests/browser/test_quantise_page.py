@@ -7,10 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import delete, files_in
+from tests.browser.actions import HOSTILE, delete, files_in
 from tests.browser.conftest import Complaints
+from tests.browser.test_pages import CONTRAST
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
@@ -141,3 +142,40 @@ def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveSer
     expect(newest(page)).to_contain_text("failed")
     assert files_in(site.data_dir / "uploads") == []
     complaints[:] = [text for text in complaints if "ERR_CONNECTION" not in text and "WebSocket" not in text]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1440])
+def test_dialog_and_rows_fit_and_can_be_read(
+    chromium: Browser, site: LiveServer, session_state: dict, complaints: Complaints, width: int, scheme: str
+) -> None:
+    site.manage(
+        "from models_registry.models import *; from django.utils import timezone;"
+        "source = Checkpoint.objects.get(served_model_name='demo');"
+        f"text = {HOSTILE!r} + 'x' * 80; Quantisation.objects.all().delete();"
+        "[Quantisation.objects.create(source=source, source_name='demo', served_model_name=text[:90], max_kl=0.01,"
+        " max_bytes=10**9, progress=0.4, stage=text, state=state, reason=text if state != 'running' else '',"
+        " active_at=timezone.now()) for state in ('failed', 'cancelled', 'done', 'running')]"
+    )
+    context = chromium.new_context(
+        base_url=site.url, storage_state=session_state, color_scheme=scheme, viewport={"width": width, "height": 844}
+    )
+    try:
+        page = context.new_page()
+        complaints.watch(page)
+        page.goto(f"/models/{site.checkpoint_id('demo')}/", wait_until="networkidle")
+        expect(page.locator("#quantisations > li")).to_have_count(4)
+        assert page.locator("#quantisations img").count() == 0
+        for step in ("rows", "dialog"):
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, step
+            assert page.evaluate(CONTRAST) == [], step
+            if step == "rows":
+                page.click("#quantise")
+        outside = page.locator("#quantise-dialog *").evaluate_all(
+            "(all) => all.filter((e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML)"
+        )
+        assert outside == []
+    finally:
+        context.close()
+        site.manage("from models_registry.models import *; Quantisation.objects.all().delete()")
+    assert complaints == []

@@ -38,7 +38,7 @@ function item(row) {
   return h(
     "li",
     {},
-    h("div.spread", {}, h("span.row", {}, stateMark(row.state), name), h("span.small.muted", {}, `${limitsOf(row)} · started ${ago(row.created_at)}`)),
+    h("div.spread", {}, h("span.row.break-anywhere", {}, stateMark(row.state), name), h("span.small.muted", {}, `${limitsOf(row)} · started ${ago(row.created_at)}`)),
     row.state === "running" && running(row),
     row.state === "done" && !row.checkpoint && h("p.small.muted", {}, "The model was deleted."),
     row.reason && h("p.small", {}, row.reason),
