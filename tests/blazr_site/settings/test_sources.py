@@ -25,6 +25,7 @@ READERS = {
     "inference/text/tokenisation/sandbox.py": "environment of a child process",
     "models_registry/detection/child.py": "environment of a child process",
     "models_registry/pulls.py": "environment of a child process",
+    "models_registry/quantise_process.py": "environment of a child process",
     "models_registry/package_index.py": "environment of pip, place of the user's caches",
 }
 """Modules outside of ``blazr_site/settings`` that use ``os.environ``, with the reason."""
