@@ -15,6 +15,8 @@ from blazr_site.stalled_readers import StallGuard
 
 HEADERS_TIMEOUT_S = 20.0
 """Seconds from a connection's start, or from a request's first byte, to the end of the request's headers."""
+FIRST_REQUEST_S = 0.5
+"""Seconds of a drain in which a connection that has sent no request yet may send one."""
 MAX_HEADERS_BYTES = 1 << 16
 """Bytes that may be read of headers which aren't complete."""
 MAX_CONNECTIONS = 4096
@@ -41,6 +43,8 @@ class HttpProtocol(StallGuard, HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _is_within_headers = False
+    _has_request = False
+    _is_draining = False
     _num_header_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,6 +60,18 @@ class HttpProtocol(StallGuard, HttpToolsProtocol):
         """End a connection."""
         self._stop_timer()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Begin the drain.
+
+        A connection that was accepted just before it has a request on its way, which a close would answer with a reset.
+        """
+        if not self._has_request:
+            self._is_draining = True
+            self._stop_timer()
+            self._timer = self.loop.call_later(FIRST_REQUEST_S, self._expire)
+        else:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """Read bytes of the client."""
@@ -80,6 +96,9 @@ class HttpProtocol(StallGuard, HttpToolsProtocol):
         self._is_within_headers = False
         self._stop_timer()
         super().on_headers_complete()
+        self._has_request = self.cycle is not None  # an upgraded connection has none
+        if self._is_draining and self._has_request:
+            self.cycle.keep_alive = False
 
     def _start_timer(self) -> None:
         if self._timer is None:

@@ -31,21 +31,31 @@ async def hello(scope, receive, send) -> None:
 
 
 @asynccontextmanager
-async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to a server of ``hello``."""
+async def serving() -> AsyncIterator[uvicorn.Server]:
+    """A server of ``hello``, which ends with the block."""
     server = uvicorn.Server(
         uvicorn.Config(hello, port=0, http=HttpProtocol, lifespan="off", log_level="critical", timeout_keep_alive=1)
     )
-    serving = asyncio.create_task(server.serve())
+    task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    async with asyncio.timeout(10):
-        yield reader, writer
-    writer.close()
+    yield server
     server.should_exit = True
-    await serving
+    await task
+
+
+async def connect(server: uvicorn.Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", server.servers[0].sockets[0].getsockname()[1])
+
+
+@asynccontextmanager
+async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server of ``hello``."""
+    async with serving() as server:
+        reader, writer = await connect(server)
+        async with asyncio.timeout(10):
+            yield reader, writer
+        writer.close()
 
 
 async def is_cut(reader: asyncio.StreamReader) -> bool:
@@ -124,3 +134,31 @@ def test_a_quarter_of_the_files_is_left_for_others_than_connections():
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout == "192\n(512, 512) 384\n(512, 512)\n", run.stderr
+
+
+async def drain(server: uvicorn.Server) -> None:
+    server.should_exit = True
+    while server.servers[0].is_serving():
+        await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_a_drain_finds_without_a_request_may_send_one(monkeypatch):
+    monkeypatch.setattr(http_protocol, "FIRST_REQUEST_S", 5.0)
+    async with serving() as server, asyncio.timeout(10):
+        new, used = await connect(server), await connect(server)
+        used[1].write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert await response(used[0]) == b"hello"
+        await drain(server)
+        assert await used[0].read() == b""  # an idle one is closed at once
+        new[1].write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        whole = await new[0].read()  # up to the close
+        assert whole.startswith(b"HTTP/1.1 200") and whole.endswith(b"hello")
+
+
+async def test_a_drain_does_not_wait_for_silent_connections(monkeypatch):
+    monkeypatch.setattr(http_protocol, "FIRST_REQUEST_S", 0.2)
+    async with serving() as server, asyncio.timeout(10):
+        reader, _ = await connect(server)
+        await asyncio.sleep(0.05)
+        await drain(server)
+        assert await is_cut(reader)
