@@ -46,6 +46,12 @@ def add_requests(llm: LLM, prompts: list[list[int]], max_tokens: int, first: int
         )
 
 
+def finish(llm: LLM) -> None:
+    """Step until all requests have ended."""
+    while llm.has_unfinished():
+        llm.step()
+
+
 def time_steps(llm: LLM, count: int) -> tuple[float, float]:
     """Median milliseconds of a whole step, and of what of it is outside the network's layers and head."""
     clock = StepClock(llm)
@@ -77,13 +83,11 @@ def main() -> None:
     vocab_size = llm._running_engine()._vocab_size
     if given.prefill:
         add_requests(llm, random_prompts(1, 16, vocab_size), 1)
-        while llm.has_unfinished():
-            llm.step()
+        finish(llm)
         started = time.perf_counter()
         add_requests(llm, random_prompts(1, given.prefill, vocab_size, seed=1), 1)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            while llm.has_unfinished():
-                llm.step()
+            finish(llm)
         print(f"prefill of {given.prefill}: {(time.perf_counter() - started) * 1e3:.1f} ms, profiled")
     else:
         add_requests(llm, random_prompts(given.batch, given.context, vocab_size), 2 * given.steps + 200)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.child import random_prompts
-from bench.profile_step import add_requests, load
+from bench.profile_step import add_requests, finish, load
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 
@@ -23,15 +23,15 @@ def prefill_s(llm: LLM, prompt: list[int]) -> float:
     """Seconds that the prompt takes alone."""
     started = time.perf_counter()
     add_requests(llm, [prompt], 1)
-    while llm.has_unfinished():
-        llm.step()
+    finish(llm)
     return time.perf_counter() - started
 
 
 def longest_step_s(llm: LLM, prompt: list[int]) -> float:
     """The longest step while the prompt is computed beside a request that generates."""
+    before = llm.stats()["num_generated_tokens"]
     add_requests(llm, [prompt[:8]], len(prompt))
-    while not llm.stats()["num_generated_tokens"]:
+    while llm.stats()["num_generated_tokens"] == before:
         llm.step()
     add_requests(llm, [prompt], 1, first=1)
     longest, num_open = 0.0, 2
@@ -42,8 +42,7 @@ def longest_step_s(llm: LLM, prompt: list[int]) -> float:
         stats = llm.stats()
         num_open = stats["num_running"] + stats["num_waiting"]
     llm.abort("profile-0")
-    while llm.has_unfinished():
-        llm.step()
+    finish(llm)
     return longest
 
 
@@ -53,7 +52,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="128,256,512", help="most tokens of a step, the last one to compare with")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quant", default="auto")
+    parser.add_argument("--quant", default="none")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     shared = LLMOptions(
