@@ -1,5 +1,5 @@
 // Queued generations: list, submit, cancel, look at the result.
-import { $, act, ago, call, count, duration, h, poll, redraw, stateMark, toast } from "./kit.js";
+import { $, act, ago, call, count, duration, h, poll, redraw, stateMark, submitted, toast } from "./kit.js";
 
 let after = null; // id of the last job of the page before
 let shown = null; // id of the job in the dialog
@@ -137,20 +137,16 @@ if (location.hash.length > 1) openJob(location.hash.slice(1));
 
 $("#new").addEventListener("click", () => $("#submit-dialog").showModal());
 $("#submit-cancel").addEventListener("click", () => $("#submit-dialog").close());
-$("#submit").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const endpoint = $("#job-endpoint").value;
-  const shared = { model: $("#job-model").value, max_tokens: Number($("#job-max").value), temperature: Number($("#job-temperature").value) };
-  const text = $("#job-prompt").value;
-  const prompts = $("#job-lines").checked ? text.split("\n").filter((line) => line.trim()) : [text];
-  const jobs = prompts.map((prompt) => ({
-    endpoint,
-    body: endpoint === "chat" ? { ...shared, messages: [{ role: "user", content: prompt }] } : { ...shared, prompt },
-  }));
-  const problem = $("#submit-error");
-  problem.hidden = true;
-  event.submitter.disabled = true;
-  try {
+$("#submit").addEventListener("submit", (event) =>
+  submitted(event, $("#submit-error"), async () => {
+    const endpoint = $("#job-endpoint").value;
+    const shared = { model: $("#job-model").value, max_tokens: Number($("#job-max").value), temperature: Number($("#job-temperature").value) };
+    const text = $("#job-prompt").value;
+    const prompts = $("#job-lines").checked ? text.split("\n").filter((line) => line.trim()) : [text];
+    const jobs = prompts.map((prompt) => ({
+      endpoint,
+      body: endpoint === "chat" ? { ...shared, messages: [{ role: "user", content: prompt }] } : { ...shared, prompt },
+    }));
     const label = $("#job-label").value.trim();
     const { data } = await call("POST", "/api/jobs", { jobs, ...(label ? { batch_label: label } : {}) });
     $("#submit-dialog").close();
@@ -158,10 +154,5 @@ $("#submit").addEventListener("submit", async (event) => {
     toast(data.length === 1 ? "The job is queued." : `${data.length} jobs are queued.`);
     after = null;
     again();
-  } catch (error) {
-    problem.textContent = error.message;
-    problem.hidden = false;
-  } finally {
-    event.submitter.disabled = false;
-  }
-});
+  }),
+);

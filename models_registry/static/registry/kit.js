@@ -141,6 +141,21 @@ export async function act(button, task) {
   }
 }
 
+/** Run what a form's submission asks for: its button is busy meanwhile, an error is shown in the element ``problem``. */
+export async function submitted(event, problem, task) {
+  event.preventDefault();
+  problem.hidden = true;
+  event.submitter.disabled = true;
+  try {
+    await task();
+  } catch (error) {
+    problem.textContent = error.message;
+    problem.hidden = false;
+  } finally {
+    event.submitter.disabled = false;
+  }
+}
+
 /** Ask before something that can't be undone. */
 export function confirmDialog(title, text, action) {
   return new Promise((resolve) => {

@@ -1,5 +1,5 @@
 // Quantisations of a model: start one with the dialog, follow it, cancel it.
-import { $, act, ago, bytes, call, confirmDialog, h, modelUrl, pageData, poll, redraw, stateMark, toast } from "./kit.js";
+import { $, act, ago, bytes, call, confirmDialog, h, modelUrl, pageData, poll, redraw, stateMark, submitted, toast } from "./kit.js";
 
 const detail = pageData("detail");
 const base = `/registry/checkpoints/${detail.id}/quantisations`;
@@ -75,13 +75,9 @@ $("#quantise")?.addEventListener("click", () => dialog.showModal());
 $("#quantise-close")?.addEventListener("click", () => dialog.close());
 if (dialog) $("#quantise-unit").value = detail.size_bytes < 2e9 ? "1000000" : "1000000000";
 
-$("#quantise-form")?.addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const [size, kl] = [$("#quantise-size").value, $("#quantise-kl").value];
-  const problem = $("#quantise-error");
-  problem.hidden = true;
-  event.submitter.disabled = true;
-  try {
+$("#quantise-form")?.addEventListener("submit", (event) =>
+  submitted(event, $("#quantise-error"), async () => {
+    const [size, kl] = [$("#quantise-size").value, $("#quantise-kl").value];
     const row = await call("POST", base, {
       served_model_name: $("#quantise-name").value.trim(),
       max_bytes: size === "" ? null : Math.round(Number(size) * Number($("#quantise-unit").value)),
@@ -92,10 +88,5 @@ $("#quantise-form")?.addEventListener("submit", async (event) => {
     draw();
     $("#quantisations-card").scrollIntoView({ block: "nearest" });
     toast(`${row.served_model_name} is being made.`);
-  } catch (error) {
-    problem.textContent = error.message;
-    problem.hidden = false;
-  } finally {
-    event.submitter.disabled = false;
-  }
-});
+  }),
+);
