@@ -139,12 +139,11 @@ def quantisation_cancel(*, quantisation_id: uuid.UUID, username: str = "") -> Qu
         NotFound: No such quantisation.
         Conflict: It is done.
     """
+    _end(quantisation_get(quantisation_id), State.CANCELLED, f"cancelled by {username}" if username else "cancelled")
     row = quantisation_get(quantisation_id)
-    if not _end(row, State.CANCELLED, f"cancelled by {username}" if username else "cancelled"):
-        row = quantisation_get(quantisation_id)
-        if row.state == State.DONE:
-            raise Conflict(f"the quantisation is done; delete the model {row.served_model_name} instead.")
-    return quantisation_get(quantisation_id)
+    if row.state == State.DONE:
+        raise Conflict(f"the quantisation is done; delete the model {row.served_model_name} instead.")
+    return row
 
 
 def quantisation_get(quantisation_id: uuid.UUID) -> Quantisation:
