@@ -18,10 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from blazr_site.commands.arguments import QUANTISE_TOKENS, QUANTISE_WINDOW
 from blazr_site.commands.loading import choose_device
 from blazr_site.commands.quality import text_tokens
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.errors import BlazrError, InvalidRequest, StorageFull
+from inference.host.signals import exit_on_sigterm
 from inference.host.units import format_bytes
 from inference.llm.quantising.measuring import measuring_bytes
 from inference.llm.quantising.quantise import Limit, Progress, quantise_checkpoint
@@ -34,14 +36,12 @@ from models_registry.detection.child import inspect_in_child
 NICENESS = 10
 OOM_SCORE_ADJ = 500
 """The kernel kills this process before the worker where memory runs out."""
-NUM_TOKENS, WINDOW = 1024, 512
-"""Length of the text, as ``blazr quantise`` has it by default."""
 DTYPES: Sequence[Dtype] = ("float32", "bfloat16")
 
 
 def main() -> None:
     """Run one quantisation."""
-    signal.signal(signal.SIGTERM, _stop)
+    exit_on_sigterm()
     _yield_to_others()
     output = _take_stdout()
     request = json.loads(sys.stdin.buffer.readline())
@@ -56,8 +56,6 @@ def main() -> None:
         write({"result": result})
     except BlazrError as error:
         write({"error": error.to_dict()})
-    except KeyboardInterrupt:
-        sys.exit(1)
     except Exception:  # the process boundary: the parent reports it as ours
         traceback.print_exc()
         sys.exit(1)
@@ -89,19 +87,18 @@ def quantise(
     """
     progress(0.0, "inspecting")
     inspection = inspect_in_child(Path(path), overrides)
-    token_ids, text = text_tokens(inspection, None, NUM_TOKENS)
+    token_ids, text = text_tokens(inspection, None, QUANTISE_TOKENS)
     where, dtype = _device_and_dtype(inspection.spec, len(token_ids), device)
-    others = [file.path for file in inspection.files if file.role not in ("weights", "index")]
     try:
         found = quantise_checkpoint(
             inspection.spec,
             inspection.weight_paths,
-            SourceFiles(inspection.directory, inspection.tensors, others),
+            SourceFiles(inspection.directory, inspection.tensors, inspection.other_files),
             Path(target),
             token_ids,
             Limit(max_bytes, max_kl),
             text=text,
-            window=min(WINDOW, inspection.spec.max_position_embeddings),
+            window=min(QUANTISE_WINDOW, inspection.spec.max_position_embeddings),
             device=where,
             dtype=dtype,
             progress=progress,
@@ -153,12 +150,6 @@ def _end_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _stop(number: int, frame: object) -> None:
-    """End as on Ctrl-C, which removes unfinished files; another signal won't disturb that."""
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ the hub's cache, and the next pull resumes there; an incomplete wheel is removed
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
 from inference.errors import BlazrError
+from inference.host.signals import exit_on_sigterm
 from models_registry.hub import PullProgress, hub_pull
 from models_registry.package_index import package_pull, wheel_reference
 
@@ -41,12 +41,6 @@ def _write_line(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _stop(number: int, frame: object) -> None:
-    """End the pull, which then removes what isn't complete; another signal won't disturb it."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(1)
-
-
 def main() -> None:
     """Run one pull; the request is the argument."""
     request = json.loads(sys.argv[1])
@@ -55,7 +49,7 @@ def main() -> None:
         if reference is None:
             path = hub_pull(request["repo_id"], progress=Reporter(), max_bytes=request["max_bytes"])
         else:
-            signal.signal(signal.SIGTERM, _stop)
+            exit_on_sigterm()
             path = package_pull(reference, Reporter(), max_bytes=request["max_bytes"])
         _write_line({"path": str(path)})
     except BlazrError as error:

@@ -18,6 +18,8 @@ Needs = Literal["nothing", "settings", "applications", "site", "database"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEMO_DIRECTORY = "models/demo"
+QUANTISE_TOKENS, QUANTISE_WINDOW = 1024, 512
+"""Length of the text that a quantisation measures on, and of its windows, unless options say otherwise."""
 KEY_LIMITS = {
     "rpm": "requests a minute",
     "tpm": "tokens a minute",
@@ -188,8 +190,9 @@ def _quantise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-kl", type=float, metavar="NATS", help="highest mean KL divergence by quantising")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write, new or empty")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text to measure on (default: Python's own help pages)")
-    parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="most tokens to read (default 1024)")
-    parser.add_argument("--window", type=int, default=512, metavar="N", help="tokens read in one go (default 512)")
+    tokens, window = QUANTISE_TOKENS, QUANTISE_WINDOW
+    parser.add_argument("--tokens", type=int, default=tokens, metavar="N", help="most tokens to read (%(default)s)")
+    parser.add_argument("--window", type=int, default=window, metavar="N", help="tokens read in one go (%(default)s)")
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="to measure in (auto: float32)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

@@ -37,12 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_windows(arguments)
     inspection = inspect_model(arguments)
     token_ids, text = text_tokens(inspection, Path(arguments.text) if arguments.text else None, arguments.tokens)
-    others = [file.path for file in inspection.files if file.role not in ("weights", "index")]
     with _sigterm_as_interrupt(), detailed_bar("Quantising") as report:
         found = quantise_checkpoint(
             inspection.spec,
             inspection.weight_paths,
-            SourceFiles(inspection.directory, inspection.tensors, others),
+            SourceFiles(inspection.directory, inspection.tensors, inspection.other_files),
             Path(arguments.output),
             token_ids,
             limit,

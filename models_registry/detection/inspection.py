@@ -86,6 +86,11 @@ class Inspection:
         return tuple(self.directory / name for name in self.weight_files)
 
     @property
+    def other_files(self) -> tuple[str, ...]:
+        """Names of the files without weights: config, tokenizer, template."""
+        return tuple(file.path for file in self.files if file.role not in ("weights", "index"))
+
+    @property
     def num_parameters(self) -> int:
         """Number of weights, a tied head counted once."""
         return self.spec.num_parameters()

@@ -49,6 +49,7 @@ def test_files_sizes_and_paths(hybrid: Path) -> None:
     assert found.directory == hybrid
     assert found.weight_files == ("model.safetensors",)
     assert found.weight_paths == (hybrid / "model.safetensors",)
+    assert sorted(found.other_files) == ["config.json", "tokenizer.json"]
     assert found.size_bytes == (hybrid / "model.safetensors").stat().st_size
     assert {file.path: file.role for file in found.files} == {
         "model.safetensors": "weights", "config.json": "config", "tokenizer.json": "tokenizer",

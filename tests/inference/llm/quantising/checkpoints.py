@@ -12,8 +12,7 @@ from models_registry.detection.inspection import Inspection, inspect_checkpoint
 
 
 def source_of(found: Inspection) -> SourceFiles:
-    others = [file.path for file in found.files if file.role not in ("weights", "index")]
-    return SourceFiles(found.directory, found.tensors, others)
+    return SourceFiles(found.directory, found.tensors, found.other_files)
 
 
 def random_tokens(vocab_size: int, count: int = 48) -> list[int]:
