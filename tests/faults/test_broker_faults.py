@@ -179,8 +179,9 @@ def test_f16_repeated_hints_run_nothing_twice(site):
     queue = redis_keys.model_queue(site.checkpoint_id)
 
     def repeat() -> None:
-        until = time.monotonic() + 3
-        while time.monotonic() < until:
+        begun = time.monotonic()
+        # On a slow machine three seconds see too few requests.
+        while (took_s := time.monotonic() - begun) < 3 or (len(seen) <= 3 and took_s < 30):
             seen.update(site.client.hkeys(redis_keys.MESSAGES))
             site.client.xadd(redis_keys.CONTROL_STREAM, {"jobs": "new"})
             if seen:
