@@ -15,6 +15,8 @@ from blazr_site import embedded_redis
 from blazr_site.settings.redis import RedisUrls, redis_urls
 from tests.faults.postgres import PostgresServer, reason_without
 
+ROOT = Path(__file__).parents[1]
+
 # Server threads have connections of their own. In-memory databases that are shared between connections answer
 # "table is locked" without waiting, a file waits its turn as in production. Set before the first connection is made.
 if django_settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
@@ -30,6 +32,22 @@ django_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHash
 _no_certificates = tempfile.TemporaryDirectory(prefix="blazr-test-certificates-")
 os.environ["SSL_CERT_DIR"] = _no_certificates.name
 os.environ.pop("SSL_CERT_FILE", None)  # would be asked first
+
+SHARING = ("tests/faults", "tests/live", "tests/browser")
+"""Packages whose modules share processes that take 10 to 20 s of a processor to start."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put each of these packages in one piece at the end, in the shuffled order.
+
+    Between tests of another package pytest stops what a package shares, and starts it again.
+    """
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(ROOT).as_posix()
+        return next((number for number, name in enumerate(SHARING, 1) if path.startswith(f"{name}/")), 0)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,9 @@ Nothing here imports the platform: a bare GPU machine runs these tests with torc
 
 from __future__ import annotations
 
+import functools
+import inspect
+
 import pytest
 import torch
 
@@ -54,6 +57,38 @@ def few_parts(monkeypatch):
         from inference.modelling.backends.triton import attention
 
         monkeypatch.setattr(attention, "MAX_PARTS", 4)
+
+
+WHOLE_NETWORKS = ("test_networks", "test_quantised_networks", "test_cuda_graphs", "test_bench")
+
+
+@functools.cache
+def builtins_of(package):
+    """Functions of the language that the interpreter replaces, which each call within a kernel would look for."""
+    from triton.language.core import is_builtin
+
+    return inspect.getmembers(package, is_builtin)
+
+
+@pytest.fixture(autouse=True)
+def quick_interpreter(request, monkeypatch):
+    """Without half of the interpreter's work: looking for what it replaces, and the check of sums for overflow.
+
+    The kernels' own tests have the check; whole networks launch the same kernels.
+    """
+    if not kernels.INTERPRETED:
+        return
+    from triton.runtime import interpreter
+
+    def patch_builtin(package, builder, scope):
+        for name, member in builtins_of(package):
+            if getattr(package, name) is member:
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    monkeypatch.setattr(interpreter, "_patch_builtin", patch_builtin)
+    if request.path.stem in WHOLE_NETWORKS:
+        options = interpreter.InterpreterOptions(sanitize_overflow=False)
+        monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
 
 
 @pytest.fixture(autouse=True)
