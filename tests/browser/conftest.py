@@ -1,7 +1,7 @@
 """Chromium against one real server with the demo model.
 
-Module scope throughout: while playwright's synchronous interface is open, an event loop runs in this thread, and
-tests of other modules would stumble over it.
+Package scope throughout: while playwright's synchronous interface is open, an event loop runs in this thread, and
+tests of other packages would stumble over it. What a test makes, it removes: the others count models and batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _chromium() -> str | None:
     return str(own) if own.exists() else None
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     model = f"demo={ROOT / 'inference' / 'demo' / 'checkpoint'}"
     server = LiveServer(tmp_path_factory.mktemp("site") / "data", "--model", model, "--cpu")
@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         server.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     binary = _chromium()
     if binary is None:
@@ -49,11 +49,12 @@ def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # Containers have no user namespaces to sandbox with; the only pages are our own.
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        expect.set_options(timeout=TIMEOUT_MS)
         yield browser
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def session_state(chromium: Browser, site: LiveServer) -> dict:
     """Cookies of the admin, signed in with the keyboard alone."""
     context = chromium.new_context(base_url=site.url)
@@ -91,7 +92,6 @@ def context(chromium: Browser, site: LiveServer, session_state: dict) -> Iterato
         base_url=site.url, storage_state=session_state, viewport={"width": 1280, "height": 900}
     )
     context.set_default_timeout(TIMEOUT_MS)
-    expect.set_options(timeout=TIMEOUT_MS)
     yield context
     context.close()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.actions import HOSTILE, delete, files_in
 from tests.browser.conftest import Complaints
@@ -144,11 +145,8 @@ def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveSer
     complaints[:] = [text for text in complaints if "ERR_CONNECTION" not in text and "WebSocket" not in text]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1440])
-def test_dialog_and_rows_fit_and_can_be_read(
-    chromium: Browser, site: LiveServer, session_state: dict, complaints: Complaints, width: int, scheme: str
-) -> None:
+@pytest.fixture
+def rows_of_each_state(site: LiveServer) -> Iterator[None]:
     site.manage(
         "from models_registry.models import *; from django.utils import timezone;"
         "source = Checkpoint.objects.get(served_model_name='demo');"
@@ -157,25 +155,27 @@ def test_dialog_and_rows_fit_and_can_be_read(
         " max_bytes=10**9, progress=0.4, stage=text, state=state, reason=text if state != 'running' else '',"
         " active_at=timezone.now()) for state in ('failed', 'cancelled', 'done', 'running')]"
     )
-    context = chromium.new_context(
-        base_url=site.url, storage_state=session_state, color_scheme=scheme, viewport={"width": width, "height": 844}
-    )
-    try:
-        page = context.new_page()
-        complaints.watch(page)
+    yield
+    site.manage("from models_registry.models import *; Quantisation.objects.all().delete()")
+
+
+@pytest.mark.usefixtures("rows_of_each_state")
+def test_dialog_and_rows_fit_and_can_be_read(page: Page, site: LiveServer) -> None:
+    page.emulate_media(reduced_motion="reduce")  # colours change at once
+    for width in (360, 1440):
+        page.set_viewport_size({"width": width, "height": 844})
         page.goto(f"/models/{site.checkpoint_id('demo')}/", wait_until="networkidle")
         expect(page.locator("#quantisations > li")).to_have_count(4)
         assert page.locator("#quantisations img").count() == 0
         for step in ("rows", "dialog"):
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, step
-            assert page.evaluate(CONTRAST) == [], step
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+                assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (step, scheme)
+                assert page.evaluate(CONTRAST) == [], (step, scheme)
             if step == "rows":
                 page.click("#quantise")
         outside = page.locator("#quantise-dialog *").evaluate_all(
             "(all) => all.filter((e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML)"
         )
         assert outside == []
-    finally:
-        context.close()
-        site.manage("from models_registry.models import *; Quantisation.objects.all().delete()")
-    assert complaints == []

@@ -48,17 +48,19 @@ def running_database_site(tmp_path_factory, postgres) -> Iterator[Site]:
 
 @pytest.fixture
 def database_site(running_database_site) -> Site:
-    """The processes over PostgreSQL, with the model loaded by both workers."""
+    """The processes over PostgreSQL, with the model loaded by both workers and without earlier tests' rows."""
     wait_until(lambda: len(running_database_site.ready_workers()) == 2, 60, "the load of the model by both workers")
     running_database_site.deaths.clear()
+    running_database_site.clear()
     return running_database_site
 
 
 @pytest.fixture
 def site(running_site) -> Site:
-    """The processes, with the model loaded by both workers."""
+    """The processes, with the model loaded by both workers and without the rows that earlier tests have stored."""
     wait_until(lambda: len(running_site.ready_workers()) == 2, 60, "the load of the model by both workers")
     running_site.deaths.clear()
+    running_site.clear()
     return running_site
 
 

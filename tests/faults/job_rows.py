@@ -149,6 +149,7 @@ def sweeps_at_once(site: Site, work: Work, *, number: int, jobs: int, seed: int)
             if len(work.jobs) < jobs:
                 work.submit_job(len(work.jobs))
             num_lapsed += _lapse(site)
+            time.sleep(0.02)  # the sweepers need the database's lock, too
             if num_killed == 0 and dice.random() < 0.3 and sweepers[0].poll() is None:
                 sweepers[0].kill()
                 sweepers[0].wait()

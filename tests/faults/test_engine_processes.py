@@ -20,10 +20,20 @@ TOKENS = 40
 
 
 def tokens_of(site: Site, prompts: list[list[int]]) -> list[list[int]]:
-    """Stream the prompts and return the tokens; every stream has to end as if nothing had happened."""
+    """Stream the prompts and return the tokens."""
+    return rest_of(sent(site, prompts))
+
+
+def sent(site: Site, prompts: list[list[int]]) -> Ledger:
+    """Begin to stream the prompts."""
     ledger = Ledger(site)
     for prompt in prompts:
         ledger.send(prompt, TOKENS)
+    return ledger
+
+
+def rest_of(ledger: Ledger) -> list[list[int]]:
+    """Return all tokens; every stream has to end as if nothing had happened."""
     ledger.wait(80)
     ledger.check(lambda entries: [entry.tokens for entry in entries])
     return [entry.tokens for entry in ledger.entries]
@@ -62,8 +72,11 @@ def test_f33_an_engine_that_hangs_or_ends_is_replaced(site):
     alone = tokens_of(site, PROMPTS)
     for culprit, limit_s in ((SILENT, 10), (HANG, 20)):
         site.deaths.clear()
+        ledger = sent(site, [culprit, *PROMPTS])
+        first = ledger.entries[0]
+        wait_until(lambda entry=first: entry.tokens, 30, "the first of the tokens after which the engine stands still")
         watch = Watch(site)
-        found = tokens_of(site, [culprit, *PROMPTS])
+        found = rest_of(ledger)
         watch.join()
         assert found[1:] == alone
         assert len(found[0]) == TOKENS

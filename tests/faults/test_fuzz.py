@@ -1,4 +1,4 @@
-"""The fuzzer of the checkpoints' parsers: 10^5 cases, and that it finds what it looks for and replays it."""
+"""The fuzzer of the checkpoints' parsers: 40,000 cases, and that it finds what it looks for and replays it."""
 
 from __future__ import annotations
 
@@ -13,36 +13,25 @@ import pytest
 from tests.faults import fuzz
 from tests.faults.fuzz import Fuzzer, Pairs, parsed, written
 
-CASES = 100_000
-SECONDS = 40
+CASES = 40_000
 
 
 @pytest.mark.fault(
     "F47",
-    provoked="100,000 changed headers (safetensors, GGUF), config.json and tokenizer.json files, or as many as fit "
-    "into 40 s; `make fuzz` runs 10,000,000",
+    provoked="40,000 changed headers (safetensors, GGUF), config.json and tokenizer.json files; `make fuzz` runs "
+    "10,000,000",
     holds="each is read or refused by an error that names it, within 100 ms and 64 MiB; no header is accepted that the "
     "library refuses or reads otherwise",
 )
 @pytest.mark.slow
 def test_f47_changed_files():
-    command = [
-        sys.executable,
-        "-m",
-        "tests.faults.fuzz",
-        "--cases",
-        str(CASES),
-        "--seconds",
-        str(SECONDS),
-        "--seed",
-        "1",
-    ]
+    command = [sys.executable, "-m", "tests.faults.fuzz", "--cases", str(CASES), "--seed", "1"]
     run = subprocess.run(command, cwd=fuzz.ROOT, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     report = json.loads(run.stdout.splitlines()[-1])
     assert report["failures"] == 0
     assert report["growth_mib"] < 64
-    assert report["cases"] >= 5_000, "the machine has other work; a tenth of this is usual"
+    assert report["cases"] == CASES
     for kind in ("header", "config", "tokenizer", "gguf"):
         assert report["verdicts"][f"{kind} accepted"] > report["cases"] // 1000, (
             "too few cases reach the end of the parser"

@@ -74,7 +74,7 @@ def builtins_of(package):
 def quick_interpreter(request, monkeypatch):
     """Without half of the interpreter's work: looking for what it replaces, and the check of sums for overflow.
 
-    The kernels' own tests have the check; whole networks launch the same kernels.
+    The kernels' own tests in float32 have the check; their integers are the same in other dtypes and whole networks.
     """
     if not kernels.INTERPRETED:
         return
@@ -86,7 +86,8 @@ def quick_interpreter(request, monkeypatch):
                 interpreter._patch_attr(package, name, member, builder, scope)
 
     monkeypatch.setattr(interpreter, "_patch_builtin", patch_builtin)
-    if request.path.stem in WHOLE_NETWORKS:
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if request.path.stem in WHOLE_NETWORKS or str(parameters.get("dtype", "float32")).endswith("16"):
         options = interpreter.InterpreterOptions(sanitize_overflow=False)
         monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
 

@@ -1,4 +1,4 @@
-"""One real server for the session: supervisor, Redis, worker, beat and web, with the demo model."""
+"""Real servers that many tests share: supervisor, Redis, worker, beat and web, with the demo model."""
 
 from __future__ import annotations
 
@@ -162,9 +162,20 @@ def _command(pid: int) -> str:
         return ""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    found = LiveServer(tmp_path_factory.mktemp("live") / "data", "--cpu")
+    """The server of most tests; they find it again with the demo model, but not in any other state."""
+    yield from _running(LiveServer(tmp_path_factory.mktemp("live") / "data", "--cpu"))
+
+
+@pytest.fixture(scope="package")
+def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One that computes in float32, without a prefix cache."""
+    place = tmp_path_factory.mktemp("plain") / "data"
+    yield from _running(LiveServer(place, "--cpu", "--dtype", "float32", "--no-prefix-cache"))
+
+
+def _running(found: LiveServer) -> Iterator[LiveServer]:
     try:
         found.wait_ready()
         yield found

@@ -71,37 +71,27 @@ def test_usage_and_metrics_are_true_and_a_restart_keeps_the_prompt(tmp_path):
     provoked="the same long prompt under one key, under another, and without a key under a salt that names the first",
     holds="no cached tokens for the others; each finds its own prompt again",
 )
-def test_keys_are_kept_apart_whatever_salt_is_asked_for(tmp_path):
+def test_keys_are_kept_apart_whatever_salt_is_asked_for(server):
     """A prompt of one key is as good as new for another one, and for a caller whose salt is the first one's name."""
-    server = LiveServer(tmp_path / "data", "--cpu")
-    try:
-        server.wait_ready()
-        code = "from inference.access.api_keys import api_key_create as make"
-        code += "; row, key = make(name='a'); print(row.pk, key, make(name='b')[1])"
-        number, first_key, second_key = server.manage(code).split()
+    code = "from inference.access.api_keys import api_key_create as make"
+    code += "; row, key = make(name='a'); print(row.pk, key, make(name='b')[1])"
+    number, first_key, second_key = server.manage(code).split()
 
-        def cached(key: str | None, **body: str) -> int:
-            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-            body = {"model": "demo", "prompt": SYSTEM, "max_tokens": 2, **body}
-            return details(httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60))[
-                "cached_tokens"
-            ]
+    def cached(key: str | None, **body: str) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        body = {"model": "demo", "prompt": f"Apart. {SYSTEM}", "max_tokens": 2, **body}
+        return details(httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60))[
+            "cached_tokens"
+        ]
 
-        assert [cached(first_key) > 0 for _ in range(2)] == [False, True]
-        assert [cached(second_key) > 0 for _ in range(2)] == [False, True]
-        assert [cached(None, cache_salt=salt) for salt in (f"key:{number}", f"key:{number}\n")] == [0, 0]
-        assert [cached(None) > 0 for _ in range(2)] == [False, True]
-    finally:
-        server.stop()
+    assert [cached(first_key) > 0 for _ in range(2)] == [False, True]
+    assert [cached(second_key) > 0 for _ in range(2)] == [False, True]
+    assert [cached(None, cache_salt=salt) for salt in (f"key:{number}", f"key:{number}\n")] == [0, 0]
+    assert [cached(None) > 0 for _ in range(2)] == [False, True]
 
 
-def test_off(tmp_path):
-    server = LiveServer(tmp_path / "data", "--cpu", "--no-prefix-cache")
-    try:
-        server.wait_ready()
-        for _ in range(2):
-            assert details(server.complete(prompt=SYSTEM)) | {"prompt_tokens": 0} == {
-                "prompt_tokens": 0, "cached_tokens": 0, "cache_miss_reason": "disabled",
-            }  # fmt: skip
-    finally:
-        server.stop()
+def test_off(plain_server):
+    for _ in range(2):
+        assert details(plain_server.complete(prompt=SYSTEM)) | {"prompt_tokens": 0} == {
+            "prompt_tokens": 0, "cached_tokens": 0, "cache_miss_reason": "disabled",
+        }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.live.conftest import LiveServer, wait_until
+from tests.live.conftest import wait_until
 from tests.live.test_prefix_cache import metric
 
 pytestmark = pytest.mark.live
@@ -18,27 +18,23 @@ checkpoint_settings_update(checkpoint=row, values={"speculative": "ngram,adaptiv
 """
 
 
-def test_the_setting_of_a_model(tmp_path):
-    server = LiveServer(tmp_path / "data", "--cpu", "--dtype", "float32")
+def test_the_setting_of_a_model(plain_server):
+    server = plain_server
 
     def text() -> str:
         response = server.complete(prompt="The statement is executed. " * 8, max_tokens=48, ignore_eos=True)
         assert response.status_code == 200, response.text
         return response.json()["choices"][0]["text"]
 
-    try:
-        server.wait_ready()
-        plain = text()
-        assert "blazr_speculation_proposed_tokens_total{" not in httpx.get(f"{server.url}/metrics", timeout=30).text
-        server.manage(SET)
-        assert httpx.post(f"{server.url}/v1/models/demo/unload", timeout=30).status_code == 202
-        status = f"{server.url}/v1/models/demo/status"
-        wait_until(lambda: httpx.get(status, timeout=30).json()["status"] == "unloaded", what="the unload")
-        assert text() == plain
-        name = "blazr_speculation_accepted_length"
-        wait_until(lambda: metric(server, f"{name}_count", model="demo") > 0, what="the metric")
-        proposed = metric(server, "blazr_speculation_proposed_tokens_total", model="demo")
-        accepted = metric(server, "blazr_speculation_accepted_tokens_total", model="demo")
-        assert proposed >= accepted == metric(server, f"{name}_sum", model="demo")
-    finally:
-        server.stop()
+    plain = text()
+    assert "blazr_speculation_proposed_tokens_total{" not in httpx.get(f"{server.url}/metrics", timeout=30).text
+    server.manage(SET)
+    assert httpx.post(f"{server.url}/v1/models/demo/unload", timeout=30).status_code == 202
+    status = f"{server.url}/v1/models/demo/status"
+    wait_until(lambda: httpx.get(status, timeout=30).json()["status"] == "unloaded", what="the unload")
+    assert text() == plain
+    name = "blazr_speculation_accepted_length"
+    wait_until(lambda: metric(server, f"{name}_count", model="demo") > 0, what="the metric")
+    proposed = metric(server, "blazr_speculation_proposed_tokens_total", model="demo")
+    accepted = metric(server, "blazr_speculation_accepted_tokens_total", model="demo")
+    assert proposed >= accepted == metric(server, f"{name}_sum", model="demo")

@@ -19,7 +19,7 @@ from tests.inference.engine.fakes import (
     request,
 )
 
-SCHEDULES_PER_KIND = 150
+SCHEDULES_PER_KIND = 75
 
 
 @pytest.mark.parametrize("kind", ["paged", "slots", "hybrid"])

@@ -41,7 +41,7 @@ def plans(draw):
 
 
 @pytest.mark.parametrize("kind", ["paged", "slots", "hybrid"])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     work=st.lists(plans(), min_size=2, max_size=10),
     block_size=st.sampled_from([1, 2, 4, 8]),

@@ -63,7 +63,7 @@ def sampling_rows(draw_):
 
 
 @given(st.lists(sampling_rows(), min_size=1, max_size=5), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_batch_agrees_with_the_reference_row_by_row(rows, mask_some):
     invalid = INVALID if mask_some else ()
     logits = torch.from_numpy(np.stack([row[0] for row in rows]))
@@ -137,7 +137,7 @@ def test_uniform_numbers_are_uniform_and_unrelated():
 
 
 @given(st.lists(sampling_rows(), min_size=2, max_size=6), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_row_is_sampled_alike_in_any_batch(rows, random):
     def outcome(group):
         logits = torch.from_numpy(np.stack([row[0] for row in group]))

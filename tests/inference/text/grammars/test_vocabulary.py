@@ -74,7 +74,7 @@ def test_random_walks_match(tokenizers: dict[str, Tokenizer], name: str) -> None
         for grammar in (Grammar("regex", REGEX), Grammar("json_schema", SCHEMA)):
             stop_ids = tokenizer.eos_token_ids
             try:
-                constraints = compiler.constraints(grammar, [()] * 12, stop_ids=stop_ids)
+                constraints = compiler.constraints(grammar, [()] * 6, stop_ids=stop_ids)
             except InvalidSamplingParams as error:
                 assert name in INCOMPLETE and "can't be followed" in error.message
                 continue

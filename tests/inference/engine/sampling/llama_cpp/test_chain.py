@@ -87,7 +87,7 @@ def agrees(token_id: int, probabilities: dict[int, float], number: float) -> boo
 
 
 @given(st.lists(rows(), min_size=1, max_size=6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_batch_agrees_with_the_reference_row_by_row(batch):
     logits = torch.from_numpy(np.stack([values for values, _ in batch]))
     found = draw_from_chain(logits, [row for _, row in batch]).tolist()
@@ -98,7 +98,7 @@ def test_a_batch_agrees_with_the_reference_row_by_row(batch):
 
 
 @given(st.lists(rows(with_mirostat=True), min_size=1, max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_mirostat_agrees_with_the_reference_over_several_tokens(batch):
     logits = torch.from_numpy(np.stack([values for values, _ in batch]))
     states = [row for _, row in batch]
