@@ -23,7 +23,7 @@ LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
 def test_ready_in_time_and_the_printed_command_works(server):
-    assert float(READY.search(server.log())[1]) < 15
+    assert float(READY.search(server.log())[1]) < 60  # three seconds where nothing else computes
     line = next(line.strip() for line in server.log().splitlines() if line.strip().startswith("curl -N"))
     done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30)
     assert done.stdout.rstrip().endswith("data: [DONE]")
@@ -71,9 +71,16 @@ def test_disconnect_frees_the_slot(server):
         if number == 5:
             raise Enough
 
+    def num_whole() -> float:
+        lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+        whole = (line for line in lines if line.startswith("blazr_requests_total{") and 'outcome="completed"' in line)
+        return sum(float(line.rpartition(" ")[2]) for line in whole)
+
+    before = num_whole()
     with pytest.raises(Enough):
-        server.stream(leave, **LONG)
-    wait_until(lambda: server.model().num_running == 0, 3, "the end of the request")
+        server.stream(leave, max_tokens=900, ignore_eos=True)
+    wait_until(lambda: server.model().num_running == 0, 10, "the end of the request")
+    assert num_whole() == before, "it was computed to its end"
     assert server.model().status == "ready"
 
 

@@ -131,18 +131,18 @@ def test_a_slow_receiver_keeps_no_thread_of_the_tasks(transactional_db, monkeypa
 
     def deliver() -> int:
         sending.release()
-        return int(gate.wait(10))
+        return int(gate.wait(60))
 
     monkeypatch.setattr(webhooks, "deliver_due", deliver)
     begun = time.monotonic()
     for _ in range(webhooks.NUM_SENDERS):
         tasks.deliver_webhooks()
-        assert sending.acquire(timeout=5)
+        assert sending.acquire(timeout=30)
     assert not webhooks.start_delivery()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     gate.set()
     wait_until(webhooks.start_delivery)
-    assert sending.acquire(timeout=5)
+    assert sending.acquire(timeout=30)
 
 
 def test_one_that_is_gone_is_not_asked_again(transactional_db, receiver):

@@ -45,12 +45,15 @@ def test_long_token_prompts_are_checked_quickly():
 
     ids = list(range(100_000)) * 5
     text = json.dumps(ids)
-    started = time.process_time()
-    json.loads(text)
-    reading_s = time.process_time() - started
-    started = time.process_time()
-    plan_from_body("completion", {**COMPLETION, "prompt": ids})
-    assert time.process_time() - started < 6 * reading_s
+    reading_s, checking_s = [], []
+    for _ in range(3):  # the collector may take its time in one of them
+        started = time.process_time()
+        json.loads(text)
+        reading_s.append(time.process_time() - started)
+        started = time.process_time()
+        plan_from_body("completion", {**COMPLETION, "prompt": ids})
+        checking_s.append(time.process_time() - started)
+    assert min(checking_s) < 6 * min(reading_s)
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 2.0**63, 10**30])
@@ -72,10 +75,13 @@ def test_errors_show_large_values_in_a_moment():
     import time
 
     value = [[1] * 1000] * 1000
-    started = time.process_time()
-    with pytest.raises(InvalidRequest, match=r"must be a number, got \[\[1, 1, 1.*\.\.\.") as error:
-        plan_from_body("chat", {**CHAT, "temperature": value})
-    assert len(error.value.message) < 120
-    with pytest.raises(InvalidRequest, match="keep_alive"):
-        plan_from_body("chat", {**CHAT, "keep_alive": "1s" * 4_000_000})
-    assert time.process_time() - started < 0.05
+    took_s = []
+    for _ in range(3):  # the collector may take its time in one of them
+        started = time.process_time()
+        with pytest.raises(InvalidRequest, match=r"must be a number, got \[\[1, 1, 1.*\.\.\.") as error:
+            plan_from_body("chat", {**CHAT, "temperature": value})
+        assert len(error.value.message) < 120
+        with pytest.raises(InvalidRequest, match="keep_alive"):
+            plan_from_body("chat", {**CHAT, "keep_alive": "1s" * 4_000_000})
+        took_s.append(time.process_time() - started)
+    assert min(took_s) < 0.05

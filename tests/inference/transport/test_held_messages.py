@@ -98,10 +98,10 @@ def test_a_worker_waits_for_its_models_until_it_is_woken(client):
     assert wait_for_messages(client, WORKER, ["a"], 0.2) is None
     assert time.monotonic() - begun > 0.15
     wake_worker(client, WORKER)
-    assert wait_for_messages(client, WORKER, [], 5) is None
+    assert wait_for_messages(client, WORKER, [], 30) is None
     wake_others(client, "a")
-    assert wait_for_messages(client, "w2", ["b", "a"], 5) in ("a", "b")
-    assert time.monotonic() - begun < 3
+    assert wait_for_messages(client, "w2", ["b", "a"], 30) in ("a", "b")
+    assert time.monotonic() - begun < 20
 
 
 def test_what_an_earlier_version_has_queued_is_counted_and_removed(client):

@@ -52,18 +52,18 @@ def publish(publisher: EventPublisher, events: list[GenerationEvent], ended=()) 
 
 
 def test_deltas_of_one_interval_are_sent_together(begin):
-    publisher, deliveries = begin(0.2)
+    publisher, deliveries = begin(1.0)
     publish(publisher, step(2))
     publish(publisher, step(3))
     assert deliveries() == []
     wait_until(lambda: len(deliveries()) == 1)
     assert [(event["index"], event["span"]) for event in deliveries()[0]] == [(2, 2)] * STREAMS
     # The interval is over, and nothing waits: what comes next is sent at once.
-    time.sleep(0.5)
+    time.sleep(1.3)
     before = time.monotonic()
     publish(publisher, step(4))
     wait_until(lambda: len(deliveries()) == 2)
-    assert time.monotonic() - before < 0.15
+    assert time.monotonic() - before < 0.8
     assert deliveries()[1] == step(4)
 
 
@@ -100,14 +100,14 @@ def test_an_end_without_events_takes_along_the_deltas_of_its_request(begin):
 
 
 def test_deltas_are_sent_in_time_although_other_requests_end_meanwhile(begin):
-    publisher, deliveries = begin(0.2)
+    publisher, deliveries = begin(1.0)
     before = time.monotonic()
     publish(publisher, step(2))
     for number in range(3):
         publish(publisher, [delta(number, 3, finish_reason="length")])
         time.sleep(0.03)
     wait_until(lambda: len(deliveries()) == 4)
-    assert 0.1 < time.monotonic() - before < 2.0
+    assert 0.5 < time.monotonic() - before < 10
     assert [event["request_id"] for event in deliveries()[3]] == [f"r{number}" for number in range(3, STREAMS)]
 
 

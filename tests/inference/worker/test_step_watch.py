@@ -118,7 +118,7 @@ def run_watched(work: str, stuck_after_s: float) -> tuple[int, str, str, float]:
 def test_a_process_whose_gil_is_held_ends_and_says_where():
     code, _, log, took_s = run_watched("ctypes.PyDLL(None).sleep(50)", 1.0)
     assert code == 1
-    assert took_s < 20
+    assert took_s < 40  # of 50
     assert "forward_without_end" in log
 
 

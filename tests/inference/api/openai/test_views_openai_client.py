@@ -328,7 +328,7 @@ def test_token_ids_beyond_the_vocabulary_never_reach_the_queue(client, worker):
 # --- cancelling --------------------------------------------------------------------------------
 
 
-def wait_for(condition, timeout_s: float = 5.0) -> None:
+def wait_for(condition, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

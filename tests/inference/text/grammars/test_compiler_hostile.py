@@ -111,10 +111,13 @@ def test_what_breaks_a_limit_is_remembered_and_the_next_one_compiles() -> None:
             checker.check(slow)
         compiling_s = time.monotonic() - started
         assert checker.knows(slow)
-        started = time.monotonic()
-        with pytest.raises(InvalidSamplingParams, match=r"takes too long \(limit: 0.05 s"):
-            checker.check(slow)
-        assert time.monotonic() - started < compiling_s / 3
+        again_s = []
+        for _ in range(5):  # other programs may delay one of them
+            started = time.monotonic()
+            with pytest.raises(InvalidSamplingParams, match=r"takes too long \(limit: 0.05 s"):
+                checker.check(slow)
+            again_s.append(time.monotonic() - started)
+        assert min(again_s) < compiling_s / 3
         checker.check(Grammar("regex", "[ab]+"))
     finally:
         checker.close()
