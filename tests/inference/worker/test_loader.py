@@ -155,14 +155,14 @@ def test_keep_alive_unloads_idle_models_only(bench):
 
 
 def test_many_loads_and_evictions_under_traffic(bench):
-    """500 requests over five models of which two fit: each gets its own model's whole answer."""
+    """200 requests over five models of which two fit: each gets its own model's whole answer."""
     b = bench(budget=25, max_num_seqs=8)
-    for number in range(500):
+    for number in range(200):
         b.send(f"r{number}", model="abcde"[number * 7 % 5], text="x" * (1 + number % 3), max_tokens=3)
         if number % 25 == 0:
             time.sleep(0.01)
-    b.client.wait(*(f"r{number}" for number in range(500)), timeout_s=60)
-    for number in range(500):
+    b.client.wait(*(f"r{number}" for number in range(200)), timeout_s=60)
+    for number in range(200):
         base = 100 * (1 + number % 3)
         assert b.client.tokens(f"r{number}") == [base, base + 1, base + 2]
     assert b.manager.memory_bytes <= 25
