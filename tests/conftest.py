@@ -33,21 +33,17 @@ _no_certificates = tempfile.TemporaryDirectory(prefix="blazr-test-certificates-"
 os.environ["SSL_CERT_DIR"] = _no_certificates.name
 os.environ.pop("SSL_CERT_FILE", None)  # would be asked first
 
-SHARING = ("tests/faults", "tests/live", "tests/browser")
-"""Packages whose modules share processes that take 10 to 20 s of a processor to start."""
+PLACES = {"faults": -1, "live": 1, "browser": 2}
+"""Packages whose modules share processes, which take 10 to 20 s of a processor to start: where they are in a session.
+``tests.two_processes`` has the first one in another session than the others, which would compete for processors."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put each of these packages in one piece at the end, in the shuffled order.
+    """Keep each of these packages in one piece, in the shuffled order.
 
     Between tests of another package pytest stops what a package shares, and starts it again.
     """
-
-    def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(ROOT).as_posix()
-        return next((number for number, name in enumerate(SHARING, 1) if path.startswith(f"{name}/")), 0)
-
-    items.sort(key=place)
+    items.sort(key=lambda item: PLACES.get(item.path.relative_to(ROOT).parts[1], 0))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -307,7 +307,7 @@ def counters(site: Site) -> dict[str, float]:
 def test_f39_slow_clients_delay_nobody_and_are_cut(site):
     url = site.urls[1]
     address = ("127.0.0.1", int(url.rpartition(":")[2]))
-    usual_s = percentile_95_s(url)
+    usual_s = max(percentile_95_s(url) for _ in range(3))
     begun = {
         b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-A: ": b"",
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
