@@ -56,16 +56,35 @@ def both_forms(weight, kind, device):
     return arrange_for_device(plain.to(device)), plain.dense(torch.float64)
 
 
-SHAPES = [(40, 512), (1, 32), (33, 96), (7, 160), (16, 45), (130, 384)]
-"""Outputs and inputs: whole groups and broken ones, of 128 and of 32, and inputs that fill no chunk."""
+SHAPES = [(40, 512), (1, 32), (33, 96), (7, 160), (16, 45)]
+LARGE = (130, 384)
+"""Outputs and inputs: whole groups and broken ones, of 128 and of 32, and inputs that fill no chunk. The interpreter
+takes seconds for the large one, which it does in float32."""
+
+
+def crossed(shapes, *dtypes):
+    """All pairs; the large shape with the first dtypes alone where there is no device."""
+    for shape in (*shapes, LARGE):
+        for number, dtype in enumerate(dtypes):
+            yield pytest.param(
+                shape,
+                *dtype,
+                marks=pytest.mark.device_only if number and shape == LARGE else (),
+                id=f"{shape}-{dtype[-1]}",
+            )
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("shape", [*SHAPES, (3, 5, 72)], ids=str)
 @pytest.mark.parametrize(
-    ("stored", "dtype"),
-    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16)],
-    ids=str,
+    ("shape", "stored", "dtype"),
+    list(
+        crossed(
+            [*SHAPES, (3, 5, 72)],
+            (torch.float32, torch.float32),
+            (torch.bfloat16, torch.bfloat16),
+            (torch.float32, torch.float16),
+        )
+    ),
 )
 def test_quantised_values_are_those_of_the_reference(kind, shape, stored, dtype, device, monkeypatch):
     """To the bit, whatever the pieces that a matrix is quantised in."""
@@ -139,8 +158,10 @@ def test_product_of_rows(rows, shape, kind, dtype, device):
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [*SHAPES, (5, 1100)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    list(crossed([*SHAPES, (5, 1100)], (torch.float32,), (torch.float16,), (torch.bfloat16,))),
+)
 def test_product_of_one_row(shape, kind, dtype, device):
     """No matrix instructions here, so the interpreter can do it in bfloat16."""
     outputs, inputs = shape
