@@ -93,7 +93,7 @@ def redis_server() -> Iterator[RedisUrls]:
         )
         try:
             urls = redis_urls(f"unix://{socket}?db=0")
-            embedded_redis.wait_until_ready(urls.client, timeout_s=10)
+            embedded_redis.wait_until_ready(urls.client, timeout_s=30)
             yield urls
         finally:
             process.terminate()

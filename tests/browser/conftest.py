@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.live.conftest import ROOT, LiveServer
 
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 40_000
 """For actions and expectations alike: a load takes seconds on a busy machine."""
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -66,7 +66,7 @@ def session_state(chromium: Browser, site: LiveServer) -> dict:
     expect(page.locator("#id_password")).to_be_focused()
     page.keyboard.type((site.data_dir / "admin_password").read_text().strip())
     page.keyboard.press("Enter")
-    page.wait_for_url(f"{site.url}/models/")
+    page.wait_for_url(f"{site.url}/models/", timeout=2 * TIMEOUT_MS)
     state = context.storage_state()
     context.close()
     return state

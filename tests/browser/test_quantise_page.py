@@ -60,7 +60,7 @@ def children_of(site: LiveServer) -> list[int]:
 
 def held_child(site: LiveServer) -> int:
     """The process that quantises, stopped at whatever it does: it would be done before a hand could end it."""
-    (child,) = wait_until(lambda: children_of(site), 20, "the start of the process")
+    (child,) = wait_until(lambda: children_of(site), 60, "the start of the process")
     os.kill(child, signal.SIGSTOP)
     return child
 
@@ -123,8 +123,8 @@ def test_cancelling_ends_the_process_and_removes_its_files(page: Page, site: Liv
     page.click("dialog >> text=Cancel it")
     expect(newest(page)).to_contain_text("cancelled by admin")
     os.kill(child, signal.SIGCONT)
-    wait_until(lambda: not children_of(site), 10, "the end of the process")
-    wait_until(lambda: not files_in(site.data_dir / "uploads"), 10, "the cleaning up")
+    wait_until(lambda: not children_of(site), 60, "the end of the process")
+    wait_until(lambda: not files_in(site.data_dir / "uploads"), 60, "the cleaning up")
 
 
 def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveServer, complaints: Complaints) -> None:
@@ -133,7 +133,7 @@ def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveSer
     child = held_child(site)
     os.kill(site.pid_of("blazr_site.web"), signal.SIGKILL)
     os.kill(child, signal.SIGCONT)
-    wait_until(lambda: not children_of(site), 15, "the end of the process that quantised")
+    wait_until(lambda: not children_of(site), 60, "the end of the process that quantised")
     # The sweep of the next minute, or the next start of a quantisation; nobody has to wait for that here.
     site.manage(
         "from models_registry import quantisations as q; q.START_LIMIT *= 0;"

@@ -51,7 +51,7 @@ def test_a_broken_checkpoint_is_refused_with_the_reason(page: Page, site: LiveSe
     expect(page.locator("#outcome h2")).to_have_text("Refused")
     expect(page.locator("#outcome")).to_contain_text("model.safetensors")
     expect(page.locator("#outcome")).to_contain_text("truncated")
-    wait_until(lambda: not files_in(site.data_dir / "uploads", site.data_dir / "blobs"), 10, "the cleaning up")
+    wait_until(lambda: not files_in(site.data_dir / "uploads", site.data_dir / "blobs"), 60, "the cleaning up")
 
 
 def test_an_unknown_type_is_read_as_the_one_that_is_set_by_hand(
@@ -127,8 +127,8 @@ def test_cancelling_an_upload(page: Page, site: LiveServer, tmp_path: Path, comp
     page.route("**/registry/uploads/*/files/0**", lambda route: None)  # never answered: the line is slow
     upload(page, "given-up", demo_files(tmp_path))
     expect(page.locator("#total")).to_be_visible()
-    wait_until(lambda: files_in(site.data_dir / "uploads"), 10, "the first piece")
+    wait_until(lambda: files_in(site.data_dir / "uploads"), 60, "the first piece")
     page.click("#cancel")
     expect(page.locator("#outcome h2")).to_have_text("Cancelled")
-    wait_until(lambda: not files_in(site.data_dir / "uploads"), 10, "the cleaning up")
+    wait_until(lambda: not files_in(site.data_dir / "uploads"), 60, "the cleaning up")
     complaints[:] = [text for text in complaints if "409" not in text and "ERR_FAILED" not in text]

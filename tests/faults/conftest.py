@@ -49,7 +49,7 @@ def running_database_site(tmp_path_factory, postgres) -> Iterator[Site]:
 @pytest.fixture
 def database_site(running_database_site) -> Site:
     """The processes over PostgreSQL, with the model loaded by both workers and without earlier tests' rows."""
-    wait_until(lambda: len(running_database_site.ready_workers()) == 2, 60, "the load of the model by both workers")
+    wait_until(lambda: len(running_database_site.ready_workers()) == 2, 120, "the load of the model by both workers")
     running_database_site.deaths.clear()
     running_database_site.clear()
     return running_database_site
@@ -58,7 +58,7 @@ def database_site(running_database_site) -> Site:
 @pytest.fixture
 def site(running_site) -> Site:
     """The processes, with the model loaded by both workers and without the rows that earlier tests have stored."""
-    wait_until(lambda: len(running_site.ready_workers()) == 2, 60, "the load of the model by both workers")
+    wait_until(lambda: len(running_site.ready_workers()) == 2, 120, "the load of the model by both workers")
     running_site.deaths.clear()
     running_site.clear()
     return running_site
@@ -74,7 +74,7 @@ def reference(running_site) -> Reference:
         for entry in entries:
             if entry.key not in known:
                 ledger.send(entry.prompt, entry.max_tokens, entry.seed)
-        ledger.wait(60)
+        ledger.wait(110)
         for entry in ledger.entries:
             assert entry.ends == ["done"], entry
             assert len(entry.tokens) == entry.max_tokens

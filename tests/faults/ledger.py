@@ -90,7 +90,7 @@ def stream(url: str, entry: Entry) -> None:
     """Stream a completion from a web process until it ends, whatever the end is."""
     try:
         body = {**entry.body, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=90) as response:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
             entry.status = response.status_code
             if entry.status != 200:
                 entry.error = response.read().decode()

@@ -34,7 +34,7 @@ from inference.values.states import WorkerState
 from tests.faults.clock import build_library, clock_variables, has_compiler, set_clock
 from tests.faults.proxy import Proxy
 
-REQUEST_TIMEOUT_S = 90
+REQUEST_TIMEOUT_S = 120
 """Longer than any request of the tests takes, so that requests without an owner end while a test waits."""
 ROOT = Path(__file__).resolve().parents[2]
 _CELERY = (sys.executable, "-m", "celery", "-q", "-A", "blazr_site.celery")
@@ -129,7 +129,12 @@ class Site:
         )
         self.await_redis()
         done = subprocess.run(
-            [sys.executable, "-c", _SET_UP], cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", _SET_UP],
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         self.checkpoint_id, self._session = done.stdout.split()[-2:]
@@ -138,7 +143,7 @@ class Site:
         """Run a command of manage.py with further variables."""
         command = [sys.executable, "manage.py", *arguments]
         environment = {**self._environment, **variables}
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
 
     @property
     def workers(self) -> dict[str, subprocess.Popen[bytes]]:
@@ -158,8 +163,8 @@ class Site:
             self._add(f"web-{number}", command, descriptors=[listener.fileno()])
         self._add("beat", [*_CELERY, "beat", "-S", "celery.beat.Scheduler", "--pidfile="])
         for url in self.urls:
-            wait_until(lambda url=url: answers(url), 60, f"the start of {url}")
-        wait_until(lambda: len(self.ready_workers()) == num_workers, 60, "the load of the model by all workers")
+            wait_until(lambda url=url: answers(url), 120, f"the start of {url}")
+        wait_until(lambda: len(self.ready_workers()) == num_workers, 120, "the load of the model by all workers")
         self._supervisor.start()
 
     @property
@@ -283,7 +288,7 @@ class Site:
 
     def await_redis(self) -> None:
         """Wait until Redis replies."""
-        embedded_redis.wait_until_ready(self._redis_url, timeout_s=10)
+        embedded_redis.wait_until_ready(self._redis_url, timeout_s=30)
 
     def rows(self, query: str, *parameters: object) -> list[Any]:
         """Return the rows of a query of the database; a UUID is 32 hexadecimal digits."""

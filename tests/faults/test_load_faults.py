@@ -53,7 +53,7 @@ def running_site(tmp_path_factory) -> Iterator[LoadSite]:
 
 @pytest.fixture
 def site(running_site) -> LoadSite:
-    wait_until(running_site.models, 60, "the load of the model")
+    wait_until(running_site.models, 120, "the load of the model")
     return running_site
 
 

@@ -57,7 +57,7 @@ def test_f01_streams_outlive_the_kill_of_their_worker(site, reference, num_kille
         ),
         limit_s, "the next tokens of all streams",
     )  # fmt: skip
-    ledger.wait(60)
+    ledger.wait(110)
     ledger.check(reference)
     assert sorted(site.deaths) == [(worker_id, -signal.SIGKILL) for worker_id in sorted(victims)]
 
@@ -72,7 +72,7 @@ def test_f08_a_stopped_worker_is_replaced_and_ends_when_it_goes_on(site, referen
     assert site.held_by(victim)
     process = site.workers[victim]
     site.signal(victim, signal.SIGSTOP)
-    ledger.wait(60)  # its lease expires, and the other worker takes its requests
+    ledger.wait(110)  # its lease expires, and the other worker takes its requests
     site.signal(victim, signal.SIGCONT)
     wait_until(lambda: process.poll() is not None, 5, "the end of the fenced worker")
     assert process.returncode == EXIT_FENCED

@@ -35,7 +35,7 @@ def right_tokens(site: Site) -> list[list[int]]:
     for number in range(NUM_VARIANTS):
         entry = variant(number)
         ledger.send(entry.prompt, entry.max_tokens, entry.seed)
-    ledger.wait(60)
+    ledger.wait(110)
     assert [entry.ends for entry in ledger.entries] == [["done"]] * NUM_VARIANTS, ledger.entries
     return [entry.tokens for entry in ledger.entries]
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"ready after ([\d.]+) s")
 
 
-def wait_until(check: Callable[[], Any], timeout_s: float = 30, what: str = "it") -> Any:
+def wait_until(check: Callable[[], Any], timeout_s: float = 60, what: str = "it") -> Any:
     deadline = time.monotonic() + timeout_s
     while True:
         found = check()
@@ -52,7 +52,7 @@ class LiveServer:
         self.redis_url = f"unix://{runtime_dir(data_dir)}/redis.sock?db=0"
         self.url = ""
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
+    def wait_ready(self, timeout_s: float = 120) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.log()
             return "Ctrl-C" in self.log()
@@ -100,7 +100,7 @@ class LiveServer:
             capture_output=True,
             text=True,
             env={**os.environ, "BLAZR_DATA_DIR": str(self.data_dir)},
-            timeout=60,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -111,7 +111,7 @@ class LiveServer:
         made = subprocess.run(
             [sys.executable, "-m", "blazr_site.cli", "key", "create", "boss", "--scope", "admin", "--data-dir",
              str(self.data_dir)],
-            capture_output=True, text=True, timeout=60, check=True,
+            capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         return {"Authorization": f"Bearer {made.stdout.strip()}"}
 

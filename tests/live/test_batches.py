@@ -102,7 +102,7 @@ def test_interactive_requests_are_answered_while_a_batch_runs_and_a_cancel_ends_
     wait_until(lambda: look(server, batch_id)["request_counts"]["completed"] > 0, 60, "the first line")
     started = time.monotonic()
     assert server.complete(max_tokens=8).status_code == 200
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
     progress = look(server, batch_id)["progress"]
     assert progress["queue_position"] == 0
     assert progress["lines_per_s"] > 0

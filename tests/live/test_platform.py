@@ -110,9 +110,9 @@ def test_killed_worker_goes_on_without_gap_or_repetition(server):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(90)
     assert killed.is_set()
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 90
     for result, (text, chunks) in zip(results, undisturbed, strict=True):
         assert result is not None
         assert result[0] == text
@@ -148,15 +148,15 @@ def test_load_error_reaches_the_request_and_a_later_one_tries_again(server, tmp_
     weights = next(copy.glob("*.safetensors"))
     content = weights.read_bytes()
     weights.write_bytes(content[:-100])
-    answer = wait_until(lambda: (r := server.complete(model="copy")).status_code != 404 and r, 15)
+    answer = wait_until(lambda: (r := server.complete(model="copy")).status_code != 404 and r)
     assert answer.status_code >= 400
     assert weights.name in answer.json()["error"]["message"]
     assert server.complete().status_code == 200
     weights.write_bytes(content)
     server.manage(f"from models_registry.services import checkpoint_register; checkpoint_register(path={str(copy)!r})")
-    wait_until(lambda: server.complete(model="copy").status_code == 200, 15)
+    wait_until(lambda: server.complete(model="copy").status_code == 200)
     # The answer may be here before the worker's next word on what it holds.
-    wait_until(lambda: server.model("copy").status == "ready", 5)
+    wait_until(lambda: server.model("copy").status == "ready")
 
 
 def test_unloaded_model_loads_again_with_the_next_request(server):
@@ -243,7 +243,7 @@ def _serve(*options: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
 
@@ -259,7 +259,7 @@ def test_stop_finishes_open_streams_and_leaves_nothing_behind(tmp_path):
                 found.process.send_signal(signal.SIGTERM)
 
         assert found.stream(stop, **LONG)[0] == text
-        assert found.process.wait(30) == 0
+        assert found.process.wait(60) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in children)
         assert not runtime_dir(found.data_dir).exists()
     finally:

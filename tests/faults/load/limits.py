@@ -191,7 +191,7 @@ async def run_quota(site: LoadSite, num: int, *, num_crashes: int) -> Charges:
 
     await asyncio.gather(*map(send, range(num)))
     for _ in range(num_crashes):
-        await asyncio.to_thread(wait_until, site.models, 60, "the load of the model")
+        await asyncio.to_thread(wait_until, site.models, 120, "the load of the model")
         streams = [asyncio.create_task(quota.send(number, 500)) for number in range(3)]
         await asyncio.to_thread(wait_until, lambda: site.num_open() == 3, 20, "three open requests")
         await asyncio.sleep(0.3)
