@@ -55,7 +55,6 @@ async def lag_probe() -> AsyncIterator[LagProbe]:
     yield probe
     await asyncio.sleep(0.02)
     task.cancel()
-    gc.unfreeze()
 
 
 async def post_and_probe(path: str, body: bytes) -> tuple[int, Any, float]:
