@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from django.conf import settings as django_settings
 
@@ -24,6 +25,10 @@ if django_settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     _database_folder = tempfile.TemporaryDirectory(prefix="blazr-test-db-")
     _database = django_settings.DATABASES["default"].setdefault("TEST", {})
     _database["NAME"] = _database.get("NAME") or str(Path(_database_folder.name) / "test.sqlite3")
+
+# An example that takes 0.2 s fails otherwise, which is a matter of what else the machine does.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 # A real hash takes a second of a slow processor, by design; tests make hundreds of accounts.
 django_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
