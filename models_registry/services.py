@@ -20,8 +20,9 @@ from django.utils import timezone
 from inference.errors import BlazrError, ChecksumMismatch, Conflict, CorruptCheckpoint, NotFound
 from models_registry import storage
 from models_registry.aliases import check_not_current
+from models_registry.chat_templates import check_after_inspection
 from models_registry.detection.child import inspect_in_child
-from models_registry.detection.facts import check_overrides
+from models_registry.detection.facts import CHAT_TEMPLATE, check_overrides
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 from models_registry.models import Checkpoint, CheckpointOverride, ModelAlias
 from models_registry.names import check_name, make_unique, suggest_name
@@ -74,6 +75,7 @@ def checkpoint_register(
     known = Checkpoint.objects.filter(path=str(place)).first()
     in_force = {**(overrides_in_force(known) if known else {}), **overrides}
     inspection = (inspect or inspect_checkpoint)(place, overrides=in_force)
+    inspection = check_after_inspection(inspection, in_force, is_new=CHAT_TEMPLATE in overrides)
     columns = _columns(inspection, sha256 or {})
     with transaction.atomic():
         if known is None:
@@ -102,15 +104,16 @@ def checkpoint_refresh(*, checkpoint: Checkpoint) -> Checkpoint:
         CheckpointError: The files can't be served any more. The row keeps its last inspection, with the state
             ``missing`` or ``refused`` and the reason.
     """
+    overrides = overrides_in_force(checkpoint)
     try:
-        inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides_in_force(checkpoint))
+        inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
     except BlazrError as error:
         gone = not Path(checkpoint.path).exists()
         checkpoint.state = Checkpoint.State.MISSING if gone else Checkpoint.State.REFUSED
         checkpoint.state_reason = error.message
         checkpoint.save(update_fields=["state", "state_reason", "updated_at"])
         raise
-    _store_again(checkpoint, inspection)
+    _store_again(checkpoint, check_after_inspection(inspection, overrides, is_new=False))
     return checkpoint
 
 
@@ -192,6 +195,7 @@ def checkpoint_override_set(
     ((fact, value),) = check_overrides({fact: value}).items()
     overrides = overrides_in_force(checkpoint) | {fact: value}
     inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
+    inspection = check_after_inspection(inspection, overrides, is_new=fact == CHAT_TEMPLATE)
     with transaction.atomic():
         _record_override(checkpoint, fact, value, author)
         _store_again(checkpoint, inspection)
@@ -210,6 +214,7 @@ def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str) -> Checkpoin
         raise NotFound(f"{fact[:60]!r} is not overridden on {checkpoint.served_model_name}.", param="fact")
     del overrides[fact]
     inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
+    inspection = check_after_inspection(inspection, overrides, is_new=False)
     with transaction.atomic():
         checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now())
         _store_again(checkpoint, inspection)
@@ -361,7 +366,11 @@ def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:
 
 
 def _record_override(checkpoint: Checkpoint, fact: str, value: Any, author: AbstractBaseUser | None) -> None:
-    checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now())
+    in_force = checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True)
+    before = in_force.first()
+    if before is not None and before.value == value and type(before.value) is type(value):
+        return  # each start of blazr serve sets the facts of its file
+    in_force.update(cleared_at=timezone.now())
     CheckpointOverride.objects.create(
         checkpoint=checkpoint,
         fact=fact,

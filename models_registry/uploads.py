@@ -36,6 +36,7 @@ from inference.errors import (
     StorageFull,
 )
 from models_registry import storage
+from models_registry.chat_templates import check_before_inspection
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.facts import check_overrides
 from models_registry.models import Checkpoint, Upload, UploadFile
@@ -82,6 +83,7 @@ def upload_create(
     """
     check_name(served_model_name)
     overrides = check_overrides(overrides or {})
+    check_before_inspection(overrides)
     total = check_declaration(files, max_bytes=int(settings.BLAZR_MAX_UPLOAD_BYTES))
     _check_name_free(served_model_name)
     with transaction.atomic():

@@ -30,6 +30,7 @@ class TokenizerSpec:
         eos_token_ids: Ids that end a generation: end of sequence, end of turn.
         chat_template: Jinja source; None: no template is known (chat is then refused, with the reason).
         chat_template_origin: Where the template came from, for people.
+        own_chat_template: The checkpoint's own template where a person set another one, for people.
         special_tokens: ``bos_token``, ``eos_token``, … as strings, for the template.
         added_tokens: Control tokens (text, id) beyond those of a ``tiktoken`` or ``sentencepiece`` file.
     """
@@ -42,6 +43,7 @@ class TokenizerSpec:
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     chat_template_origin: str | None = None
+    own_chat_template: str | None = None
     special_tokens: tuple[tuple[str, str], ...] = ()
     added_tokens: tuple[tuple[str, int], ...] = ()
 

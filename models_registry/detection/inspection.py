@@ -41,7 +41,7 @@ from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.architecture import detect_format, detect_model_type
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
-from models_registry.detection.facts import check_overrides
+from models_registry.detection.facts import CHAT_TEMPLATE, check_overrides
 from models_registry.detection.gguf_files import METADATA, read_gguf_checkpoint
 from models_registry.detection.json_file import read_object
 from models_registry.detection.printable import printable
@@ -314,7 +314,7 @@ def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
 def _check_overrides_hold(spec: ModelSpec, overrides: Mapping[str, Any]) -> None:
     """An override that changes nothing is an error, not a decoration."""
     for name, value in overrides.items():
-        if name in ("model_type", "vocabulary", IGNORED_KEYS):
+        if name in ("model_type", "vocabulary", CHAT_TEMPLATE, IGNORED_KEYS):
             continue
         held = _values_in(spec, name)
         if value not in held:

@@ -16,6 +16,7 @@ from inference.modelling.families.config import CheckpointConfig, Confidence, Fa
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import CheckpointDirectory
+from models_registry.detection.facts import CHAT_TEMPLATE
 from models_registry.detection.file_vocabularies import add_file_vocabulary, gguf_has_vocabulary, kind_of_file
 from models_registry.detection.json_file import read_bytes
 from models_registry.detection.tokenizer_files import (
@@ -336,11 +337,33 @@ def _with_template(
     # oxidizr's form is made of agent tokens: without their rows it would be cut into letters.
     if template is None and spec.format == "oxidizr" and _has_chat_agents(found):
         template = OXIDIZR_TEMPLATE, "oxidizr's default form of agent tokens"
-    if template is None:
-        facts.add("chat_template", None, "no template file, and none in tokenizer_config.json or the weights")
+    return with_chosen_template(found, template, facts)
+
+
+def with_chosen_template(found: TokenizerSpec, own: tuple[str, str] | None, facts: Facts) -> TokenizerSpec:
+    """Return the tokenizer with the template that a person set, or else with the checkpoint's own.
+
+    Args:
+        own: Source and origin of the checkpoint's own template; None: it has none.
+    """
+    override = facts.overrides.get(CHAT_TEMPLATE)
+    missing = "no template file, and none in tokenizer_config.json or the weights"
+    if override is not None:
+        origin = "set by a person"
+        beside = missing if own is None else f"instead of that of {own[1]} ({len(own[0])} characters)"
+        # Facts.add would show the source itself.
+        facts.add_override(CHAT_TEMPLATE, origin, f"{len(override)} characters, {beside}")
+        return replace(
+            found,
+            chat_template=override,
+            chat_template_origin=origin,
+            own_chat_template=None if own is None else own[0],
+        )
+    if own is None:
+        facts.add(CHAT_TEMPLATE, None, missing)
         return found
-    facts.add("chat_template", template[1], f"{len(template[0])} characters")
-    return replace(found, chat_template=template[0], chat_template_origin=template[1])
+    facts.add(CHAT_TEMPLATE, own[1], f"{len(own[0])} characters")
+    return replace(found, chat_template=own[0], chat_template_origin=own[1])
 
 
 def _has_chat_agents(found: TokenizerSpec) -> bool:
