@@ -42,6 +42,7 @@ from models_registry.detection.facts import check_overrides
 from models_registry.models import Checkpoint, Upload, UploadFile
 from models_registry.names import check_name
 from models_registry.services import Inspector, checkpoint_register
+from models_registry.tokenizer_sources import with_source_path
 from models_registry.upload_rules import CHUNK_BYTES, DeclaredFile, check_declaration
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def upload_create(
         StorageFull: The disk has no space for this and the other open uploads.
     """
     check_name(served_model_name)
-    overrides = check_overrides(overrides or {})
+    overrides = with_source_path(check_overrides(overrides or {}))
     check_before_inspection(overrides)
     total = check_declaration(files, max_bytes=int(settings.BLAZR_MAX_UPLOAD_BYTES))
     _check_name_free(served_model_name)

@@ -25,7 +25,7 @@ from models_registry.api.quantisation_views import quantisation_list
 from models_registry.api.serializers import OverrideSerializer
 from models_registry.api.views import checkpoint_detail, checkpoint_inspection, overview
 from models_registry.curves import read_curve
-from models_registry.detection.facts import CHAT_TEMPLATE, facts_to_set
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, facts_to_set
 from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 from models_registry.quantisations import MAX_KL, default_name, is_quantisable
 from models_registry.settings_schema import MODEL_SETTINGS, shown
@@ -103,6 +103,21 @@ class ModelsPage(StaffPage):
         return {"state": overview()}
 
 
+def with_tokenizer_sources(rules: list[dict[str, Any]], besides: Checkpoint | None = None) -> list[dict[str, Any]]:
+    """Return facts that can be set, with the models that have a tokenizer as the choices of ``tokenizer_from``.
+
+    Args:
+        besides: Leave out this checkpoint.
+    """
+    rows = selectors.checkpoint_list().exclude(inspection__tokenizer__kind="none")
+    if besides is not None:
+        rows = rows.exclude(pk=besides.pk)
+    for rule in rules:
+        if rule["name"] == TOKENIZER_FROM:
+            rule["choices"] = list(rows.values_list("served_model_name", flat=True))
+    return rules
+
+
 class UploadPage(StaffPage):
     """The upload of a checkpoint."""
 
@@ -117,7 +132,7 @@ class UploadPage(StaffPage):
                 "kinds": upload_rules.accepted_kinds(),
                 "max_bytes": settings.BLAZR_MAX_UPLOAD_BYTES,
                 "max_files": upload_rules.MAX_FILES,
-                "facts": facts_to_set(),
+                "facts": with_tokenizer_sources(facts_to_set()),
             }
         }
 
@@ -136,6 +151,7 @@ class ModelPage(StaffPage):
         except UnknownModel as error:
             raise Http404(error.message) from None
         detail = checkpoint_detail(checkpoint)
+        with_tokenizer_sources(detail["description"]["overridable"], besides=checkpoint)
         in_force = {row["fact"] for row in detail["overrides"] if row["cleared_at"] is None}
         return {
             "checkpoint": checkpoint,

@@ -18,7 +18,7 @@ from inference.llm.options import LLMOptions
 from inference.values.speculative_options import SpeculativeOptions
 from models_registry.chat_templates import check_after_inspection
 from models_registry.detection.child import inspect_in_child
-from models_registry.detection.facts import CHAT_TEMPLATE
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection
 from models_registry.detection.json_file import read_text
 from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
@@ -37,6 +37,8 @@ def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:
             overrides[fact] = value
     if arguments.vocab:
         overrides["vocabulary"] = arguments.vocab
+    if isinstance(overrides.get(TOKENIZER_FROM), str):
+        overrides[TOKENIZER_FROM] = str(resolve_model(overrides[TOKENIZER_FROM]).absolute())
     if arguments.chat_template:
         overrides[CHAT_TEMPLATE] = read_text(Path(arguments.chat_template).expanduser(), MAX_TEMPLATE_CHARS)
     return overrides

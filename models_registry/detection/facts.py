@@ -41,6 +41,7 @@ class FactRule:
 
 
 CHAT_TEMPLATE = "chat_template"
+TOKENIZER_FROM = "tokenizer_from"
 
 FACTS: Mapping[str, FactRule] = {
     "model_type": FactRule("which family reads the tensors", "string", choices=tuple(sorted(FAMILIES))),
@@ -48,6 +49,9 @@ FACTS: Mapping[str, FactRule] = {
         f"tokenizer: {', '.join(VOCABULARIES)}, 'files' (the directory's own), 'none' (token ids only), or the path "
         "of a tokenizer.json, .tiktoken, tekken.json, tokenizer.model or .gguf file",
         "string",
+    ),
+    TOKENIZER_FROM: FactRule(
+        "another registered model, by its name, whose tokenizer files are used in place of this one's", "string"
     ),
     CHAT_TEMPLATE: FactRule(
         "chat template: Jinja source that writes messages as a prompt", "string", max_chars=MAX_TEMPLATE_CHARS

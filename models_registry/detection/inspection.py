@@ -41,9 +41,10 @@ from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.architecture import detect_format, detect_model_type
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
-from models_registry.detection.facts import CHAT_TEMPLATE, check_overrides
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, check_overrides
 from models_registry.detection.gguf_files import METADATA, read_gguf_checkpoint
 from models_registry.detection.json_file import read_object
+from models_registry.detection.other_tokenizer import files_of_other
 from models_registry.detection.printable import printable
 from models_registry.detection.quantised import decode_quantised
 from models_registry.detection.safetensors_header import MAX_TENSORS, read_header
@@ -64,7 +65,7 @@ class Inspection:
         facts: What was found, why, and how sure that is.
         warnings: What an operator should know, one sentence each.
         directory: Absolute directory that all file names are relative to.
-        files: The files that matter, weights first.
+        files: The files that matter, weights first; a tokenizer file of another checkpoint has an absolute path.
         tensors: Header entries by name.
     """
 
@@ -87,8 +88,10 @@ class Inspection:
 
     @property
     def other_files(self) -> tuple[str, ...]:
-        """Names of the files without weights: config, tokenizer, template."""
-        return tuple(file.path for file in self.files if file.role not in ("weights", "index"))
+        """Names of the directory's files without weights: config, tokenizer, template."""
+        # A tokenizer of another checkpoint has an absolute path.
+        own = (file for file in self.files if not Path(file.path).is_absolute())
+        return tuple(file.path for file in own if file.role not in ("weights", "index"))
 
     @property
     def num_parameters(self) -> int:
@@ -220,7 +223,7 @@ def _inspection(
         ),
         warnings=tuple(map(printable, facts.warnings)),
         directory=resolved.directory,
-        files=resolved.files,
+        files=(*resolved.files, *(files_of_other(tokenizer) if TOKENIZER_FROM in checked else ())),
         tensors=tensors,
     )
 
@@ -314,7 +317,7 @@ def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
 def _check_overrides_hold(spec: ModelSpec, overrides: Mapping[str, Any]) -> None:
     """An override that changes nothing is an error, not a decoration."""
     for name, value in overrides.items():
-        if name in ("model_type", "vocabulary", CHAT_TEMPLATE, IGNORED_KEYS):
+        if name in ("model_type", "vocabulary", TOKENIZER_FROM, CHAT_TEMPLATE, IGNORED_KEYS):
             continue
         held = _values_in(spec, name)
         if value not in held:

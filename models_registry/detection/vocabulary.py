@@ -19,10 +19,12 @@ from models_registry.detection.directory import CheckpointDirectory
 from models_registry.detection.facts import CHAT_TEMPLATE
 from models_registry.detection.file_vocabularies import add_file_vocabulary, gguf_has_vocabulary, kind_of_file
 from models_registry.detection.json_file import read_bytes
+from models_registry.detection.other_tokenizer import check_other, find_other
 from models_registry.detection.tokenizer_files import (
     MAX_TOKENIZER_BYTES,
     TokenizerFiles,
     find_chat_template,
+    read_tokenizer_config,
     read_tokenizer_files,
     token_ids,
 )
@@ -105,17 +107,23 @@ def choose_tokenizer(
     """Decide on the tokenizer; the reason goes to ``facts`` as ``vocabulary``.
 
     Raises:
-        InvalidRequest: The operator's ``vocabulary`` is unknown, or names a file that isn't there.
+        InvalidRequest: The operator's ``vocabulary`` is unknown, or names a file that isn't there; or the checkpoint of
+            ``tokenizer_from`` has no tokenizer, or one that doesn't fit.
         UnsupportedFormat: config.json's ``tokenizer_vocab`` is unknown.
         CorruptCheckpoint: A tokenizer file is broken or over its limit.
     """
-    files = read_tokenizer_files(resolved)
-    found = _choose(resolved, spec.vocab_size, config, facts)
+    other = find_other(resolved, facts)
+    files = read_tokenizer_files(other or resolved)
+    if other is None:
+        found = _choose(resolved, spec.vocab_size, config, facts)
+    else:
+        found = check_other(other, _by_files(other, spec.vocab_size, Facts()), files, facts)
     if found.kind == "builtin":
         found = _with_builtin_tokens(found)
     elif found.kind in ("gguf", "sentencepiece", "tekken"):
         found, files = add_file_vocabulary(found, files, facts)
-    return _with_template(_with_file_tokens(found, files, config, facts), resolved, files, spec, facts)
+    found = _with_file_tokens(found, files, config, facts)
+    return _with_template(found, (resolved,) if other is None else (resolved, other), files, spec, facts)
 
 
 # --- which one ---------------------------------------------------------------------------------
@@ -329,9 +337,20 @@ def _bos(found: TokenizerSpec, files: TokenizerFiles, named: Mapping[str, str], 
 
 
 def _with_template(
-    found: TokenizerSpec, resolved: CheckpointDirectory, files: TokenizerFiles, spec: ModelSpec, facts: Facts
+    found: TokenizerSpec,
+    places: tuple[CheckpointDirectory, ...],
+    files: TokenizerFiles,
+    spec: ModelSpec,
+    facts: Facts,
 ) -> TokenizerSpec:
-    template = find_chat_template(resolved, files.tokenizer_config)
+    """Return the tokenizer with the chat template of the first of the places that has one.
+
+    Args:
+        files: Those of the last place.
+    """
+    configs = [read_tokenizer_config(place) for place in places[:-1]] + [files.tokenizer_config]
+    templates = (find_chat_template(place, config) for place, config in zip(places, configs, strict=True))
+    template = next(filter(None, templates), None)
     if template is None and found.chat_template is not None:
         template = found.chat_template, str(found.chat_template_origin)
     # oxidizr's form is made of agent tokens: without their rows it would be cut into letters.

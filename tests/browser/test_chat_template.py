@@ -1,14 +1,16 @@
-"""The chat template on a model's page in Chromium: checked, set, used at once, taken away; how it looks."""
+"""Chat templates and tokenizers of other models on a model's page in Chromium: checked, set, used at once, removed."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import HOSTILE
+from tests.browser.actions import DEMO, HOSTILE, delete
 from tests.browser.conftest import Complaints
 from tests.browser.test_pages import CONTRAST
 from tests.live.conftest import LiveServer
@@ -84,6 +86,32 @@ def test_errors_are_told_with_their_line_and_refuse(page: Page, site: LiveServer
     page.click("#template-form >> text=Set and inspect again")
     expect(page.locator("#template-error")).to_contain_text("The chat template can't be used: line 3")
     complaints[:] = [text for text in complaints if "400" not in text]
+
+
+def test_a_model_without_a_tokenizer_takes_that_of_another_one(
+    page: Page, site: LiveServer, complaints: Complaints, tmp_path: Path
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(DEMO / name, tmp_path / name)
+    site.manage(
+        "from models_registry import services;"
+        f"services.checkpoint_register(path={str(tmp_path)!r}, served_model_name='bare')"
+    )
+    page.goto(f"/models/{site.checkpoint_id('bare')}/")
+    page.click("[data-override=vocabulary]")
+    page.select_option("#override-fact", "tokenizer_from")
+    page.select_option("#override-value", "demo")
+    page.click("#override >> text=Set and inspect again")
+    expect(page.locator("#toasts")).to_contain_text("tokenizer_from is set")
+    expect(page.locator("tr", has=page.locator("th:text-is('tokenizer_from')"))).to_contain_text("tokenizer.json of it is used")
+    answer = httpx.post(f"{site.url}/apply-template", json={"model": "bare", "messages": MESSAGES}).json()
+    assert answer["prompt"] == prompt(site)
+    open_page(page, site)
+    page.click("#delete")
+    page.click("dialog >> text=Delete it")
+    expect(page.locator("#toasts")).to_contain_text("demo has the tokenizer of bare; take their override")
+    complaints[:] = [text for text in complaints if "409" not in text]
+    delete(page, site, "bare")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
