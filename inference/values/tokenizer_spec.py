@@ -21,8 +21,8 @@ class TokenizerSpec:
 
     Attributes:
         kind: ``builtin``: one of ``VOCABULARIES``; ``tiktoken``: a custom .tiktoken file;
-            ``huggingface``: a tokenizer.json; ``gguf``: the vocabulary in a GGUF file; ``sentencepiece``: a
-            tokenizer.model; ``tekken``: Mistral's tekken.json; ``none``: token-id prompts only.
+            ``huggingface``: a tokenizer.json; ``gguf``, ``ggjt``: the vocabulary in such a file;
+            ``sentencepiece``: a tokenizer.model; ``tekken``: Mistral's tekken.json; ``none``: token-id prompts only.
         name: Name of the built-in vocabulary.
         path: Absolute path of the file, for all kinds but ``builtin`` and ``none``.
         vocab_size: Rows of the model's embedding; ids from here on are refused.
@@ -35,7 +35,7 @@ class TokenizerSpec:
         added_tokens: Control tokens (text, id) beyond those of a ``tiktoken`` or ``sentencepiece`` file.
     """
 
-    kind: Literal["builtin", "tiktoken", "huggingface", "gguf", "sentencepiece", "tekken", "none"]
+    kind: Literal["builtin", "tiktoken", "huggingface", "gguf", "ggjt", "sentencepiece", "tekken", "none"]
     vocab_size: int
     name: str | None = None
     path: str | None = None

@@ -42,6 +42,7 @@ from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.architecture import detect_format, detect_model_type
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, check_overrides
+from models_registry.detection.ggjt_files import without_stated_defaults
 from models_registry.detection.gguf_files import METADATA, read_gguf_checkpoint
 from models_registry.detection.json_file import read_object
 from models_registry.detection.other_tokenizer import files_of_other
@@ -163,7 +164,8 @@ def _inspect(path: Path, checked: dict[str, Any]) -> Inspection:
     resolved = resolve(path)
     facts = Facts(checked)
     if resolved.is_gguf:
-        return _inspect_gguf(resolved, facts, checked)
+        inspection = _inspect_gguf(resolved, facts, checked)
+        return replace(inspection, facts=without_stated_defaults(inspection.facts))
     tensors = _read_tensors(resolved)
     config_path = resolved.find("config.json")
     config = CheckpointConfig({} if config_path is None else read_object(config_path))
@@ -173,7 +175,7 @@ def _inspect(path: Path, checked: dict[str, Any]) -> Inspection:
 
 
 def _inspect_gguf(resolved: CheckpointDirectory, facts: Facts, checked: dict[str, Any]) -> Inspection:
-    """Inspect the checkpoint that a GGUF file was made of; facts and messages name the file's own keys."""
+    """Inspect the checkpoint that a GGUF or ggjt file was made of; facts and messages name the file's own keys."""
     found = read_gguf_checkpoint(resolved, facts)
     _record_weights(resolved, facts)
     try:

@@ -120,7 +120,7 @@ def choose_tokenizer(
         found = check_other(other, _by_files(other, spec.vocab_size, Facts()), files, facts)
     if found.kind == "builtin":
         found = _with_builtin_tokens(found)
-    elif found.kind in ("gguf", "sentencepiece", "tekken"):
+    elif found.kind in ("gguf", "ggjt", "sentencepiece", "tekken"):
         found, files = add_file_vocabulary(found, files, facts)
     found = _with_file_tokens(found, files, config, facts)
     return _with_template(found, (resolved,) if other is None else (resolved, other), files, spec, facts)
@@ -187,6 +187,8 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
     weights = resolved.weight_files[0]
     if kind_of_file(weights) == "gguf" and gguf_has_vocabulary(resolved.directory / weights):
         return TokenizerSpec("gguf", rows, path=str(resolved.directory / weights))
+    if kind_of_file(weights) == "ggjt":
+        return TokenizerSpec("ggjt", rows, path=str(resolved.directory / weights))
     if "tokenizer.json" in names:
         facts.add("vocabulary", "tokenizer.json", "tokenizer.json lies beside the weights")
         return TokenizerSpec("huggingface", rows, path=str(resolved.directory / "tokenizer.json"))

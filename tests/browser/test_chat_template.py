@@ -103,7 +103,9 @@ def test_a_model_without_a_tokenizer_takes_that_of_another_one(
     page.select_option("#override-value", "demo")
     page.click("#override >> text=Set and inspect again")
     expect(page.locator("#toasts")).to_contain_text("tokenizer_from is set")
-    expect(page.locator("tr", has=page.locator("th:text-is('tokenizer_from')"))).to_contain_text("tokenizer.json of it is used")
+    expect(page.locator("tr", has=page.locator("th:text-is('tokenizer_from')"))).to_contain_text(
+        "tokenizer.json of it is used"
+    )
     answer = httpx.post(f"{site.url}/apply-template", json={"model": "bare", "messages": MESSAGES}).json()
     assert answer["prompt"] == prompt(site)
     open_page(page, site)

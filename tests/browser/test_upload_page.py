@@ -86,7 +86,7 @@ def test_what_does_not_belong_is_left_out_or_refused(page: Page, tmp_path: Path)
     expect(page.locator("#files")).to_contain_text("not part of a checkpoint")
     expect(page.locator("#summary")).to_contain_text("4 files")
     page.set_input_files("#files-input", [str(tmp_path / "run.py")])
-    expect(page.locator("#outcome")).to_contain_text("no .safetensors file")
+    expect(page.locator("#outcome")).to_contain_text("no .safetensors, .gguf or .ggml file")
     expect(page.locator("#start")).to_be_disabled()
 
 
