@@ -258,17 +258,26 @@ def checkpoint_rename(*, checkpoint: Checkpoint, served_model_name: str) -> Chec
 def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
     """Delete a checkpoint and its uploaded files; files registered by path are kept.
 
-    The caller unloads the model from the workers first.
+    The caller unloads the model from the workers first, after ``checkpoint_check_unused``.
+
+    Raises:
+        Conflict: As ``checkpoint_check_unused``.
+    """
+    checkpoint_check_unused(checkpoint)
+    key, uploaded = checkpoint.pk, checkpoint.source == Checkpoint.Source.UPLOAD
+    checkpoint.delete()
+    if uploaded:
+        storage.remove_checkpoint_files(key)
+
+
+def checkpoint_check_unused(checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint can be deleted.
 
     Raises:
         Conflict: An alias refers to the checkpoint, or another checkpoint uses its tokenizer.
     """
     check_not_current(checkpoint)
     check_not_borrowed(checkpoint)
-    key, uploaded = checkpoint.pk, checkpoint.source == Checkpoint.Source.UPLOAD
-    checkpoint.delete()
-    if uploaded:
-        storage.remove_checkpoint_files(key)
 
 
 def free_name(name: str) -> str:

@@ -145,3 +145,17 @@ def test_an_upload_can_name_it(browser: Client, storage_dirs: Path, lender: Chec
         sent = body | {"overrides": {"tokenizer_from": name}}
         assert browser.post("/registry/uploads", sent, content_type="application/json").status_code == status
     assert Upload.objects.get().overrides == {"tokenizer_from": lender.path}
+
+
+def test_a_refused_deletion_unloads_nothing(
+    browser: Client, bare: Checkpoint, lender: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrow(bare, "lender")
+    unloaded: list[Checkpoint] = []
+    monkeypatch.setattr("models_registry.live.unload", unloaded.append)
+    answer = browser.delete(f"/registry/checkpoints/{lender.pk}")
+    assert (answer.status_code, unloaded) == (409, [])
+    assert "has the tokenizer of bare" in answer.json()["error"]["message"]
+    assert browser.delete(f"/registry/checkpoints/{bare.pk}").status_code == 204
+    assert browser.delete(f"/registry/checkpoints/{lender.pk}").status_code == 204
+    assert len(unloaded) == 2
