@@ -126,6 +126,8 @@ function drawFact() {
   $("#fact-input").replaceChildren(factField(rule, "fact-value", overrides[rule.name]));
 }
 
+const shortened = (text) => (text.length > 80 ? `${text.slice(0, 80)}…` : text);
+
 function drawOverrides() {
   const names = Object.keys(overrides);
   $("#facts-count").textContent = names.length ? ` (${names.length} set)` : "";
@@ -137,7 +139,7 @@ function drawOverrides() {
         drawOverrides();
         $("#fact").focus();
       });
-      return h("li.row", {}, h("span.mono", {}, `${name} = ${JSON.stringify(overrides[name])}`), remove);
+      return h("li.row", {}, h("span.mono.break-anywhere", {}, `${name} = ${shortened(JSON.stringify(overrides[name]))}`), remove);
     }),
   );
 }
