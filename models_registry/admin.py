@@ -44,8 +44,9 @@ class CheckpointOverrideInline(ReadOnlyRows, _OverrideInline):
 
     model = CheckpointOverride
     extra = 0
+    fk_name = "checkpoint"
     readonly_fields = ("fact", "value", "author_name", "created_at", "cleared_at")
-    exclude = ("author",)
+    exclude = ("author", "source")
 
 
 @admin.register(Checkpoint)

@@ -81,6 +81,14 @@ class CheckpointOverride(models.Model):
     checkpoint = models.ForeignKey(Checkpoint, on_delete=models.CASCADE, related_name="overrides")
     fact = models.CharField(max_length=64)
     value = models.JSONField()
+    source = models.ForeignKey(
+        Checkpoint,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="borrowers",
+        help_text="The checkpoint that value names, as long as the override is in force.",
+    )
     author = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )

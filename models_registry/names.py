@@ -15,7 +15,7 @@ from models_registry.models import MAX_NAME_CHARS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*\Z")
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
 _WHEEL = re.compile(r"pypi:(?:llm-)?(.+?)(?:-gguf)?(?:==.*)?\Z")
-_WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+_WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".ggml", ".bin")
 
 
 def check_name(name: str) -> str:

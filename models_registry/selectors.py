@@ -67,5 +67,6 @@ def override_history(checkpoint: Checkpoint) -> QuerySet[CheckpointOverride]:
 
 
 def overrides_in_force(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return fact to value, for the overrides that are not cleared."""
-    return dict(checkpoint.overrides.filter(cleared_at__isnull=True).values_list("fact", "value"))
+    """Return fact to value, for the overrides that are not cleared; a checkpoint is given by its path."""
+    rows = checkpoint.overrides.filter(cleared_at__isnull=True).values_list("fact", "value", "source__path")
+    return {fact: value if path is None else path for fact, value, path in rows}

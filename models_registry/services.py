@@ -20,13 +20,21 @@ from django.utils import timezone
 from inference.errors import BlazrError, ChecksumMismatch, Conflict, CorruptCheckpoint, NotFound
 from models_registry import storage
 from models_registry.aliases import check_not_current
+from models_registry.chat_templates import check_after_inspection
 from models_registry.detection.child import inspect_in_child
-from models_registry.detection.facts import check_overrides
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, check_overrides
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 from models_registry.models import Checkpoint, CheckpointOverride, ModelAlias
 from models_registry.names import check_name, make_unique, suggest_name
 from models_registry.selectors import overrides_in_force
 from models_registry.settings_schema import validate_settings
+from models_registry.tokenizer_sources import (
+    check_not_borrowed,
+    source_digests,
+    source_find,
+    with_source_name,
+    with_source_path,
+)
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -70,11 +78,12 @@ def checkpoint_register(
     place = Path(path).expanduser().absolute()
     if served_model_name is not None:
         check_name(served_model_name)
-    overrides = check_overrides(overrides or {})
+    overrides = with_source_path(check_overrides(overrides or {}))
     known = Checkpoint.objects.filter(path=str(place)).first()
     in_force = {**(overrides_in_force(known) if known else {}), **overrides}
     inspection = (inspect or inspect_checkpoint)(place, overrides=in_force)
-    columns = _columns(inspection, sha256 or {})
+    inspection = _complete(inspection, in_force, is_new=CHAT_TEMPLATE in overrides)
+    columns = _columns(inspection, {**source_digests(in_force), **(sha256 or {})})
     with transaction.atomic():
         if known is None:
             name = served_model_name or suggest_name(origin or place.name)
@@ -102,15 +111,16 @@ def checkpoint_refresh(*, checkpoint: Checkpoint) -> Checkpoint:
         CheckpointError: The files can't be served any more. The row keeps its last inspection, with the state
             ``missing`` or ``refused`` and the reason.
     """
+    overrides = overrides_in_force(checkpoint)
     try:
-        inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides_in_force(checkpoint))
+        inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
     except BlazrError as error:
         gone = not Path(checkpoint.path).exists()
         checkpoint.state = Checkpoint.State.MISSING if gone else Checkpoint.State.REFUSED
         checkpoint.state_reason = error.message
         checkpoint.save(update_fields=["state", "state_reason", "updated_at"])
         raise
-    _store_again(checkpoint, inspection)
+    _store_again(checkpoint, _complete(inspection, overrides, is_new=False))
     return checkpoint
 
 
@@ -189,9 +199,10 @@ def checkpoint_override_set(
         InvalidRequest, CheckpointError: The fact is unknown, or the checkpoint contradicts the value; nothing
             changes.
     """
-    ((fact, value),) = check_overrides({fact: value}).items()
+    ((fact, value),) = with_source_path(check_overrides({fact: value})).items()
     overrides = overrides_in_force(checkpoint) | {fact: value}
     inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
+    inspection = _complete(inspection, overrides, is_new=fact == CHAT_TEMPLATE)
     with transaction.atomic():
         _record_override(checkpoint, fact, value, author)
         _store_again(checkpoint, inspection)
@@ -210,8 +221,9 @@ def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str) -> Checkpoin
         raise NotFound(f"{fact[:60]!r} is not overridden on {checkpoint.served_model_name}.", param="fact")
     del overrides[fact]
     inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
+    inspection = _complete(inspection, overrides, is_new=False)
     with transaction.atomic():
-        checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now())
+        checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now(), source=None)
         _store_again(checkpoint, inspection)
     return checkpoint
 
@@ -246,16 +258,26 @@ def checkpoint_rename(*, checkpoint: Checkpoint, served_model_name: str) -> Chec
 def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
     """Delete a checkpoint and its uploaded files; files registered by path are kept.
 
-    The caller unloads the model from the workers first.
+    The caller unloads the model from the workers first, after ``checkpoint_check_unused``.
 
     Raises:
-        Conflict: An alias refers to the checkpoint.
+        Conflict: As ``checkpoint_check_unused``.
     """
-    check_not_current(checkpoint)
+    checkpoint_check_unused(checkpoint)
     key, uploaded = checkpoint.pk, checkpoint.source == Checkpoint.Source.UPLOAD
     checkpoint.delete()
     if uploaded:
         storage.remove_checkpoint_files(key)
+
+
+def checkpoint_check_unused(checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint can be deleted.
+
+    Raises:
+        Conflict: An alias refers to the checkpoint, or another checkpoint uses its tokenizer.
+    """
+    check_not_current(checkpoint)
+    check_not_borrowed(checkpoint)
 
 
 def free_name(name: str) -> str:
@@ -351,24 +373,36 @@ def _is_same_file(status: os.stat_result, stamp: Mapping[str, Any]) -> bool:
 
 def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:
     before = {stamp["name"]: stamp for stamp in checkpoint.file_stamps}
-    _assign(checkpoint, _columns(inspection, {}))
+    _assign(checkpoint, _columns(inspection, source_digests(overrides_in_force(checkpoint))))
     for stamp in checkpoint.file_stamps:
         # A digest is kept only if the file is unchanged since the digest was computed.
         old, file = before.get(stamp["name"]), Path(checkpoint.directory) / stamp["name"]
-        if old is not None and _is_unchanged(file, file.stat(), old):
+        if old is not None and old["sha256"] and _is_unchanged(file, file.stat(), old):
             stamp["sha256"] = old["sha256"]
     checkpoint.save()
 
 
 def _record_override(checkpoint: Checkpoint, fact: str, value: Any, author: AbstractBaseUser | None) -> None:
-    checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now())
+    source = source_find(value) if fact == TOKENIZER_FROM else None
+    shown = value if source is None else source.served_model_name
+    in_force = checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True)
+    before = in_force.first()
+    if before is not None and (before.value, type(before.value), before.source) == (shown, type(shown), source):
+        return  # each start of blazr serve sets the facts of its file
+    in_force.update(cleared_at=timezone.now(), source=None)
     CheckpointOverride.objects.create(
         checkpoint=checkpoint,
         fact=fact,
-        value=value,
+        value=shown,
+        source=source,
         author_id=getattr(author, "pk", None),
         author_name="" if author is None else author.get_username(),
     )
+
+
+def _complete(inspection: Inspection, overrides: Mapping[str, Any], *, is_new: bool) -> Inspection:
+    """Add to an inspection what the database and the sandbox of templates know; ``is_new``: as in the latter."""
+    return check_after_inspection(with_source_name(inspection, overrides), overrides, is_new=is_new)
 
 
 def _assign(row: Checkpoint, values: Mapping[str, Any]) -> None:

@@ -39,9 +39,11 @@ _EXACT: dict[str, int] = {
     "README.md": MEBIBYTE,
     PLAN_FILE: 8 * MEBIBYTE,
 }
+WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".ggml")
 _SUFFIXES: dict[str, int | None] = {
     ".safetensors": None,  # only the upload's total limits it
     ".gguf": None,
+    ".ggml": None,
     ".safetensors.index.json": 32 * MEBIBYTE,
     ".tiktoken": 32 * MEBIBYTE,
     ".meta.json": MEBIBYTE,
@@ -88,9 +90,9 @@ def check_declaration(files: Sequence[DeclaredFile], *, max_bytes: int) -> int:
         if file.name.lower() in seen:
             raise InvalidRequest(f"the file {file.name} is listed twice.", param="files")
         seen.add(file.name.lower())
-    if not any(file.name.endswith((".safetensors", ".gguf")) for file in files):
+    if not any(file.name.endswith(WEIGHT_SUFFIXES) for file in files):
         raise UnsupportedFormat(
-            "the upload has no .safetensors or .gguf file; weights are taken in these formats only."
+            "the upload has no .safetensors, .gguf or .ggml file; weights are taken in these formats only."
         )
     total = sum(file.size_bytes for file in files)
     if total > max_bytes:
@@ -108,6 +110,11 @@ def _check_file(file: DeclaredFile) -> None:
             f"the file name {file.name[:80]!r} is not taken; names have up to {MAX_NAME_CHARS} letters, digits, dots, "
             "dashes, underscores and plus signs, and no folders.",
             param="files",
+        )
+    if file.name.lower().endswith(".bin") and "ggml" in file.name.lower():
+        raise UnsupportedFormat(
+            f"{file.name} is a pickle by the end of its name; if it is a ggjt file, rename it to end in .ggml.",
+            param=file.name,
         )
     if file.name.lower().endswith(_PICKLES):
         raise UnsupportedFormat(

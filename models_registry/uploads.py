@@ -35,13 +35,16 @@ from inference.errors import (
     RequestTooLarge,
     StorageFull,
 )
+from inference.modelling.gguf.ggjt import MAGIC
 from models_registry import storage
+from models_registry.chat_templates import check_before_inspection
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.facts import check_overrides
 from models_registry.models import Checkpoint, Upload, UploadFile
 from models_registry.names import check_name
 from models_registry.services import Inspector, checkpoint_register
-from models_registry.upload_rules import CHUNK_BYTES, DeclaredFile, check_declaration
+from models_registry.tokenizer_sources import with_source_path
+from models_registry.upload_rules import CHUNK_BYTES, WEIGHT_SUFFIXES, DeclaredFile, check_declaration
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -81,7 +84,8 @@ def upload_create(
         StorageFull: The disk has no space for this and the other open uploads.
     """
     check_name(served_model_name)
-    overrides = check_overrides(overrides or {})
+    overrides = with_source_path(check_overrides(overrides or {}))
+    check_before_inspection(overrides)
     total = check_declaration(files, max_bytes=int(settings.BLAZR_MAX_UPLOAD_BYTES))
     _check_name_free(served_model_name)
     with transaction.atomic():
@@ -267,7 +271,7 @@ def _store_piece(file: UploadFile, descriptor: int, piece: bytes) -> UploadFile:
     """
     offset = file.received_bytes
     try:
-        if offset == 0 and file.name.endswith((".safetensors", ".gguf")):
+        if offset == 0 and file.name.endswith(WEIGHT_SUFFIXES):
             _check_head(file, piece)
         with storage.full_disk_as_error():
             _write_piece(descriptor, offset, piece)
@@ -300,12 +304,15 @@ def _read_piece(body: IO[bytes], file: UploadFile) -> bytes:
 
 def _check_head(file: UploadFile, piece: bytes) -> None:
     """Refuse a wrong file with its first piece, before a long upload; the inspection does the full check."""
-    is_gguf = file.name.endswith(".gguf")
-    if is_gguf and not piece.startswith(b"GGUF"[: len(piece)]):
-        raise CorruptCheckpoint(
-            f"{file.name} doesn't begin like a GGUF file; it is of another format.", param=file.name
-        )
-    if is_gguf or len(piece) < 9:
+    for suffix, magic, name in ((".gguf", b"GGUF", "GGUF"), (".ggml", MAGIC, "ggjt")):
+        if not file.name.endswith(suffix):
+            continue
+        if not piece.startswith(magic[: len(piece)]):
+            raise CorruptCheckpoint(
+                f"{file.name} doesn't begin like a {name} file; it is of another format.", param=file.name
+            )
+        return
+    if len(piece) < 9:
         return
     (header,) = struct.unpack("<Q", piece[:8])
     if piece[8:9] != b"{" or header > MAX_HEADER_BYTES or header + 8 > file.size_bytes:

@@ -22,9 +22,11 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from inference.errors import UnknownModel
 from models_registry import selectors, upload_rules
 from models_registry.api.quantisation_views import quantisation_list
+from models_registry.api.serializers import OverrideSerializer
 from models_registry.api.views import checkpoint_detail, checkpoint_inspection, overview
 from models_registry.curves import read_curve
-from models_registry.detection.facts import facts_to_set
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, facts_to_set
+from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 from models_registry.quantisations import MAX_KL, default_name, is_quantisable
 from models_registry.settings_schema import MODEL_SETTINGS, shown
 from models_registry.sign_in import SignInForm
@@ -32,6 +34,8 @@ from models_registry.sign_in import SignInForm
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
     from django.http.response import HttpResponseBase
+
+    from models_registry.models import Checkpoint
 
 
 class SignInView(LoginView):
@@ -99,6 +103,21 @@ class ModelsPage(StaffPage):
         return {"state": overview()}
 
 
+def with_tokenizer_sources(rules: list[dict[str, Any]], besides: Checkpoint | None = None) -> list[dict[str, Any]]:
+    """Return facts that can be set, with the models that have a tokenizer as the choices of ``tokenizer_from``.
+
+    Args:
+        besides: Leave out this checkpoint.
+    """
+    rows = selectors.checkpoint_list().exclude(inspection__tokenizer__kind="none")
+    if besides is not None:
+        rows = rows.exclude(pk=besides.pk)
+    for rule in rules:
+        if rule["name"] == TOKENIZER_FROM:
+            rule["choices"] = list(rows.values_list("served_model_name", flat=True))
+    return rules
+
+
 class UploadPage(StaffPage):
     """The upload of a checkpoint."""
 
@@ -113,7 +132,7 @@ class UploadPage(StaffPage):
                 "kinds": upload_rules.accepted_kinds(),
                 "max_bytes": settings.BLAZR_MAX_UPLOAD_BYTES,
                 "max_files": upload_rules.MAX_FILES,
-                "facts": facts_to_set(),
+                "facts": with_tokenizer_sources(facts_to_set()),
             }
         }
 
@@ -132,6 +151,7 @@ class ModelPage(StaffPage):
         except UnknownModel as error:
             raise Http404(error.message) from None
         detail = checkpoint_detail(checkpoint)
+        with_tokenizer_sources(detail["description"]["overridable"], besides=checkpoint)
         in_force = {row["fact"] for row in detail["overrides"] if row["cleared_at"] is None}
         return {
             "checkpoint": checkpoint,
@@ -141,11 +161,24 @@ class ModelPage(StaffPage):
             "can_quantise": checkpoint.state == "available" and is_quantisable(checkpoint_inspection(checkpoint)),
             "quantised_name": default_name(checkpoint),
             "max_kl": MAX_KL,
+            "template": self._template(checkpoint),
+            "max_template_chars": MAX_TEMPLATE_CHARS,
             "facts": [{**fact, "overridden": fact["name"] in in_force} for fact in detail["description"]["facts"]],
             "model_settings": [
                 {"schema": setting, "value": shown(setting, checkpoint.settings.get(setting.name))}
                 for setting in MODEL_SETTINGS
             ],
+        }
+
+    def _template(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return the chat template in force, the model's own, and who set another one."""
+        tokenizer = checkpoint_inspection(checkpoint).tokenizer
+        set_by = checkpoint.overrides.filter(fact=CHAT_TEMPLATE, cleared_at__isnull=True).first()
+        return {
+            "source": tokenizer.chat_template,
+            "origin": tokenizer.chat_template_origin,
+            "own": tokenizer.own_chat_template,
+            "set_by": set_by and OverrideSerializer(set_by).data,
         }
 
 

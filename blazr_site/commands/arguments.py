@@ -108,7 +108,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--model``, ``--vocab`` and ``--override``."""
+    """Add ``--model``, ``--vocab``, ``--chat-template`` and ``--override``."""
     parser.add_argument(
         "--model",
         required=True,
@@ -117,6 +117,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab", help="cl100k_base, o200k_base, llama3, deepseek_v3, or a .tiktoken file (default: detected)"
     )
+    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file in place of the model's chat template")
     parser.add_argument(
         "--override",
         action="append",

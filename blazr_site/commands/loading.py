@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +16,16 @@ from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 from inference.values.speculative_options import SpeculativeOptions
+from models_registry.chat_templates import check_after_inspection
 from models_registry.detection.child import inspect_in_child
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection
+from models_registry.detection.json_file import read_text
+from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 
 
 def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return ``--override`` and ``--vocab`` as facts; values are parsed as JSON where possible."""
+    """Return ``--override``, ``--vocab`` and ``--chat-template`` as facts; values are parsed as JSON if possible."""
     overrides: dict[str, Any] = {}
     for item in arguments.override:
         fact, separator, value = item.partition("=")
@@ -32,12 +37,18 @@ def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:
             overrides[fact] = value
     if arguments.vocab:
         overrides["vocabulary"] = arguments.vocab
+    if isinstance(overrides.get(TOKENIZER_FROM), str):
+        overrides[TOKENIZER_FROM] = str(resolve_model(overrides[TOKENIZER_FROM]).absolute())
+    if arguments.chat_template:
+        overrides[CHAT_TEMPLATE] = read_text(Path(arguments.chat_template).expanduser(), MAX_TEMPLATE_CHARS)
     return overrides
 
 
 def inspect_model(arguments: argparse.Namespace) -> Inspection:
     """Find and inspect the checkpoint of ``--model``."""
-    return inspect_in_child(resolve_model(arguments.model), overrides_from(arguments))
+    overrides = overrides_from(arguments)
+    inspection = inspect_in_child(resolve_model(arguments.model), overrides)
+    return check_after_inspection(inspection, overrides, is_new=True)
 
 
 def inspect_to_run(arguments: argparse.Namespace) -> Inspection:

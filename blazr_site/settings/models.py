@@ -12,8 +12,12 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from blazr_site.settings import read, sources
-from inference.errors import InvalidRequest
+from inference.errors import CheckpointError, InvalidRequest
+from models_registry.detection.json_file import read_text
+from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 from models_registry.settings_schema import MODEL_SETTINGS, validate_settings
+
+CHAT_TEMPLATE = "chat_template"
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=(.+)")
 _OWN_KEYS: Mapping[str, tuple[type, str]] = {
@@ -22,6 +26,7 @@ _OWN_KEYS: Mapping[str, tuple[type, str]] = {
     "aliases": (list, "a list of strings"),
     "load": (bool, "true or false"),
     "overrides": (dict, "a table of facts"),
+    "chat_template": (str, "a file with a Jinja template"),
 }
 
 
@@ -114,7 +119,20 @@ def _model(table: Mapping[str, Any], place: str, path: Path | None) -> Configure
     beside_file = path.parent / Path(own["model"]).expanduser() if path is not None else None
     if beside_file is not None and beside_file.exists():
         own["model"] = str(beside_file)
+    template = own.pop(CHAT_TEMPLATE, None)
+    if template is not None:
+        source = _template_of_file(template, f"{place}.{CHAT_TEMPLATE}", path)
+        own["overrides"] = {**own.get("overrides", {}), CHAT_TEMPLATE: source}
     return ConfiguredModel(**{**own, "aliases": tuple(own.get("aliases", ())), "settings": settings})
+
+
+def _template_of_file(name: str, place: str, path: Path | None) -> str:
+    """Return the template in a file, which is named from the directory of the settings file."""
+    file = Path(name).expanduser()
+    try:
+        return read_text(file if path is None else path.parent / file, MAX_TEMPLATE_CHARS)
+    except CheckpointError as error:
+        raise ImproperlyConfigured(f"{place} is {read.shorten(name)}: {error.message}") from None
 
 
 BLAZR_MODEL = read.texts(

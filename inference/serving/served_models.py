@@ -9,6 +9,9 @@ from typing import Any
 
 from channels.db import database_sync_to_async
 from django.conf import settings
+from django.db import transaction
+from django.db.models.signals import post_save
+from django.dispatch import receiver
 
 from inference.errors import InvalidRequest, UnknownModel
 from inference.host.coroutines import PerLoop
@@ -38,6 +41,12 @@ def served_model_cache_clear() -> None:
     global _version
     _version += 1
     _cache.clear()
+
+
+@receiver(post_save, sender=Checkpoint, dispatch_uid="served-models")
+def _clear_after_save(**_: Any) -> None:
+    """Serve a changed model at once in this process; other processes read it again after ``CACHE_S``."""
+    transaction.on_commit(served_model_cache_clear)
 
 
 async def served_model_get(*, name: str) -> ServedModel:

@@ -21,8 +21,8 @@ class TokenizerSpec:
 
     Attributes:
         kind: ``builtin``: one of ``VOCABULARIES``; ``tiktoken``: a custom .tiktoken file;
-            ``huggingface``: a tokenizer.json; ``gguf``: the vocabulary in a GGUF file; ``sentencepiece``: a
-            tokenizer.model; ``tekken``: Mistral's tekken.json; ``none``: token-id prompts only.
+            ``huggingface``: a tokenizer.json; ``gguf``, ``ggjt``: the vocabulary in such a file;
+            ``sentencepiece``: a tokenizer.model; ``tekken``: Mistral's tekken.json; ``none``: token-id prompts only.
         name: Name of the built-in vocabulary.
         path: Absolute path of the file, for all kinds but ``builtin`` and ``none``.
         vocab_size: Rows of the model's embedding; ids from here on are refused.
@@ -30,11 +30,12 @@ class TokenizerSpec:
         eos_token_ids: Ids that end a generation: end of sequence, end of turn.
         chat_template: Jinja source; None: no template is known (chat is then refused, with the reason).
         chat_template_origin: Where the template came from, for people.
+        own_chat_template: The checkpoint's own template where a person set another one, for people.
         special_tokens: ``bos_token``, ``eos_token``, … as strings, for the template.
         added_tokens: Control tokens (text, id) beyond those of a ``tiktoken`` or ``sentencepiece`` file.
     """
 
-    kind: Literal["builtin", "tiktoken", "huggingface", "gguf", "sentencepiece", "tekken", "none"]
+    kind: Literal["builtin", "tiktoken", "huggingface", "gguf", "ggjt", "sentencepiece", "tekken", "none"]
     vocab_size: int
     name: str | None = None
     path: str | None = None
@@ -42,6 +43,7 @@ class TokenizerSpec:
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     chat_template_origin: str | None = None
+    own_chat_template: str | None = None
     special_tokens: tuple[tuple[str, str], ...] = ()
     added_tokens: tuple[tuple[str, int], ...] = ()
 

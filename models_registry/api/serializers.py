@@ -6,11 +6,14 @@ from typing import Any
 
 from rest_framework import serializers
 
+from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Quantisation, Upload, UploadFile
 from models_registry.upload_rules import CHUNK_BYTES, MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS
 
 MAX_BIGINT = (1 << 63) - 1
+MAX_SHOWN_CHARS = 200
+"""Characters of an override's value in the history."""
 
 
 class DeclaredFileSerializer(serializers.Serializer[Any]):
@@ -165,11 +168,19 @@ class CheckpointRenameSerializer(serializers.Serializer[Any]):
 
 
 class OverrideSerializer(serializers.ModelSerializer[CheckpointOverride]):
-    """A fact that a person set."""
+    """A fact that a person set; a long text is shortened."""
 
     class Meta:
         model = CheckpointOverride
         fields = ("fact", "value", "author_name", "created_at", "cleared_at")
+
+    def to_representation(self, instance: CheckpointOverride) -> dict[str, Any]:
+        """Return the fields, with the beginning of a long text."""
+        shown: dict[str, Any] = super().to_representation(instance)
+        value = shown["value"]
+        if isinstance(value, str) and len(value) > MAX_SHOWN_CHARS:
+            shown["value"] = f"{value[:MAX_SHOWN_CHARS]}… ({len(value)} characters)"
+        return shown
 
 
 class OverrideSetSerializer(serializers.Serializer[Any]):
@@ -177,6 +188,27 @@ class OverrideSetSerializer(serializers.Serializer[Any]):
 
     fact = serializers.CharField(max_length=64)
     value = serializers.JSONField(allow_null=True)
+
+
+class TemplateSerializer(serializers.Serializer[Any]):
+    """A chat template to check."""
+
+    template = serializers.CharField(max_length=MAX_TEMPLATE_CHARS, trim_whitespace=False, help_text="Jinja source.")
+
+
+class TemplateProblemSerializer(serializers.Serializer[Any]):
+    """A problem of a chat template."""
+
+    level = serializers.CharField(help_text="error: it can't be used; warning: it may not do what was meant.")
+    message = serializers.CharField()
+    line = serializers.IntegerField(help_text="0: of no single line.")
+
+
+class TemplateCheckSerializer(serializers.Serializer[Any]):
+    """Problems of a chat template, and a sample conversation as the template writes it."""
+
+    problems = TemplateProblemSerializer(many=True)
+    preview = serializers.CharField(allow_null=True, help_text="null: the template renders nothing.")
 
 
 class SettingsSerializer(serializers.Serializer[Any]):

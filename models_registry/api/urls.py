@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from models_registry.api import quantisation_views, views
+from models_registry.api import quantisation_views, template_views, views
 
 _ONE = "checkpoints/<uuid:checkpoint_id>"
 
@@ -16,6 +16,11 @@ urlpatterns = [
     path(f"{_ONE}/tensors", views.CheckpointTensorsView.as_view(), name="registry-tensors"),
     path(f"{_ONE}/overrides", views.OverrideListView.as_view(), name="registry-overrides"),
     path(f"{_ONE}/overrides/<str:fact>", views.OverrideView.as_view(), name="registry-override"),
+    path(
+        f"{_ONE}/chat-template/preview",
+        template_views.TemplatePreviewView.as_view(),
+        name="registry-template-preview",
+    ),
     path(f"{_ONE}/settings", views.SettingsView.as_view(), name="registry-settings"),
     path(f"{_ONE}/fit", views.FitView.as_view(), name="registry-fit"),
     path(f"{_ONE}/load", views.LoadView.as_view(), name="registry-load"),

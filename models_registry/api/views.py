@@ -158,6 +158,7 @@ class CheckpointView(StaffView):
     def delete(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Unload and delete a checkpoint; uploaded files are removed, files registered by path are kept."""
         checkpoint = selectors.checkpoint_get(checkpoint_id)
+        services.checkpoint_check_unused(checkpoint)
         live.unload_before_delete(checkpoint)
         services.checkpoint_delete(checkpoint=checkpoint)
         return Response(status=204)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from inference.errors import BlazrError, CorruptCheckpoint, EngineError
 from inference.host.confinement import confine
 from models_registry.detection.directory import MAX_DIRECTORY_ENTRIES
+from models_registry.detection.facts import TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -118,17 +119,18 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _confine(path: Path) -> None:
-    """Leave this process only the checkpoint's directory, and the files in it or that its links lead to."""
-    directory = path.expanduser() if path.is_dir() else path.expanduser().parent
+def _confine(paths: Sequence[Path]) -> None:
+    """Leave this process only the checkpoints' directories, and the files in them or that their links lead to."""
+    directories = [path.expanduser() if path.is_dir() else path.expanduser().parent for path in paths]
     files: list[Path] = []
-    # What can't be listed or found is left to the inspection, which says so.
-    with contextlib.suppress(OSError):
-        names = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]
-        # Links of a hub's cache lead to files beside the directory.
-        files = [entry.resolve() for entry in names[:MAX_DIRECTORY_ENTRIES] if entry.is_file()]
+    for directory in directories:
+        # What can't be listed or found is left to the inspection, which says so.
+        with contextlib.suppress(OSError):
+            names = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]
+            # Links of a hub's cache lead to files beside the directory.
+            files += [entry.resolve() for entry in names[:MAX_DIRECTORY_ENTRIES] if entry.is_file()]
     packages = [_ROOT / name for name in ("inference", "models_registry")]  # families are imported when they are needed
-    confine(readable=[*files, *packages], listable=[directory])
+    confine(readable=[*files, *packages], listable=directories)
 
 
 def main() -> None:
@@ -139,7 +141,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.output_bytes, limits.output_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _confine(Path(request["path"]))
+    other = request["overrides"].get(TOKENIZER_FROM)
+    _confine([Path(request["path"]), *([Path(other)] if isinstance(other, str) and other else [])])
     reply: dict[str, Any]
     try:
         inspection = inspect_checkpoint(Path(request["path"]), overrides=request["overrides"])

@@ -15,6 +15,7 @@ from typing import Literal
 
 from inference.errors import CheckpointError, CorruptCheckpoint, MissingTensor, UnsupportedFormat
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
+from inference.modelling.gguf.ggjt import GGJT_SUFFIXES, GGML_SUFFIXES, is_ggjt
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import MAX_TENSORS
 
@@ -80,8 +81,8 @@ class CheckpointDirectory:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the weights are a GGUF file, which has config and vocabulary in it."""
-        return self.weight_files[0].lower().endswith(GGUF_SUFFIX)
+        """Whether the weights are a GGUF or ggjt file, which has config and vocabulary in it."""
+        return self.weight_files[0].lower().endswith(GGML_SUFFIXES)
 
     def with_role(self, role: Role) -> tuple[str, ...]:
         """Names of the files with this role."""
@@ -126,7 +127,7 @@ def resolve(path: Path) -> CheckpointDirectory:
             param="path",
         )
     files = [_file(directory, name, "weights") for name in weights.names]
-    if weights.names[0].lower().endswith(GGUF_SUFFIX):
+    if weights.names[0].lower().endswith(GGML_SUFFIXES):
         # What lies beside it may belong to another one: people keep many in one directory.
         return CheckpointDirectory(directory, tuple(files), None, weights.choice, weights.ambiguous)
     if weights.index is not None:
@@ -211,7 +212,7 @@ def _choose_gguf(directory: Path, names: frozenset[str]) -> _Weights:
         name for name in sorted(names) if name.lower().endswith(GGUF_SUFFIX) and not name.lower().startswith("mmproj")
     ]
     if not candidates:
-        raise _no_weights(directory, names)
+        return _choose_ggjt(directory, names)
     parts = [match for match in map(_SHARD.fullmatch, candidates) if match]
     stems = sorted({match["stem"] + "-of-" + match["total"] for match in parts})
     stems += [name for name in candidates if not _SHARD.fullmatch(name)]
@@ -220,10 +221,23 @@ def _choose_gguf(directory: Path, names: frozenset[str]) -> _Weights:
     return _shard_set(parts[0], names) if parts else _Weights((candidates[0],), "the only GGUF file")
 
 
+def _choose_ggjt(directory: Path, names: frozenset[str]) -> _Weights:
+    """The only file in GGML's form before GGUF."""
+    likely = [name for name in sorted(names) if name.lower().endswith(GGJT_SUFFIXES)][:MAX_SHARDS]
+    candidates = [name for name in likely if is_ggjt(directory / name)]
+    if not candidates:
+        raise _no_weights(directory, names)
+    if len(candidates) > 1:
+        raise _ambiguous(directory, candidates, "ggjt files")
+    return _Weights((candidates[0],), "the only ggjt file")
+
+
 def _named_weights(path: Path, names: frozenset[str]) -> _Weights:
     name = path.name
     if name.endswith(INDEX_SUFFIX):
         return _indexed(path.parent, name, names)
+    if name.lower().endswith(GGJT_SUFFIXES) and is_ggjt(path):
+        return _Weights((name,), "the file that was named")
     if not name.endswith(".safetensors") and not name.lower().endswith(GGUF_SUFFIX):
         raise _refusal(name)
     shard = _SHARD.fullmatch(name)

@@ -15,6 +15,7 @@ from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import FAMILIES
 from inference.modelling.layer_specs import ACTIVATIONS
 from inference.values.tokenizer_spec import VOCABULARIES
+from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class FactRule:
     Attributes:
         meaning: For people, one line.
         low, high: Closed range of a number.
-        choices: All legal strings; empty: any of at most 1024 characters.
+        choices: All legal strings; empty: any of at most ``max_chars``.
         nullable: Whether null is a value ("none of it").
         used_by: Which checkpoints look at it.
     """
@@ -36,7 +37,11 @@ class FactRule:
     choices: tuple[str, ...] = ()
     nullable: bool = False
     used_by: str = "all"
+    max_chars: int = 1024
 
+
+CHAT_TEMPLATE = "chat_template"
+TOKENIZER_FROM = "tokenizer_from"
 
 FACTS: Mapping[str, FactRule] = {
     "model_type": FactRule("which family reads the tensors", "string", choices=tuple(sorted(FAMILIES))),
@@ -44,6 +49,12 @@ FACTS: Mapping[str, FactRule] = {
         f"tokenizer: {', '.join(VOCABULARIES)}, 'files' (the directory's own), 'none' (token ids only), or the path "
         "of a tokenizer.json, .tiktoken, tekken.json, tokenizer.model or .gguf file",
         "string",
+    ),
+    TOKENIZER_FROM: FactRule(
+        "another registered model, by its name, whose tokenizer files are used in place of this one's", "string"
+    ),
+    CHAT_TEMPLATE: FactRule(
+        "chat template: Jinja source that writes messages as a prompt", "string", max_chars=MAX_TEMPLATE_CHARS
     ),
     "max_position_embeddings": FactRule("longest context in tokens", "integer", high=1 << 30),
     "rope.theta": FactRule("base of the rotary embedding", "number", low=1.001, high=1e15),
@@ -106,6 +117,7 @@ def facts_to_set(format_: str | None = None) -> list[dict[str, Any]]:
             "high": rule.high if rule.kind in ("integer", "number") else None,
             "choices": list(rule.choices),
             "nullable": rule.nullable,
+            "is_long": rule.max_chars > 1024,
         }
         for name, rule in FACTS.items()
         if format_ is None or rule.used_by in ("all", format_)
@@ -140,7 +152,9 @@ def _checked(name: str, rule: FactRule, value: Any) -> Any:
             return value
         raise _illegal(name, value, "true or false")
     if rule.kind == "string":
-        if isinstance(value, str) and 0 < len(value) <= 1024 and (not rule.choices or value in rule.choices):
+        if isinstance(value, str) and len(value) > rule.max_chars:
+            raise InvalidRequest(f"{name} has {len(value)} characters; the limit is {rule.max_chars}.", param=name)
+        if isinstance(value, str) and value and (not rule.choices or value in rule.choices):
             return value
         raise _illegal(name, value, "one of " + ", ".join(rule.choices) if rule.choices else rule.meaning)
     whole = rule.kind == "integer"

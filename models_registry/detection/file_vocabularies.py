@@ -14,6 +14,7 @@ from typing import Literal
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.config import Facts
 from inference.modelling.gguf.container import read_gguf
+from inference.text.tokenisation.ggjt_vocabulary import read_ggjt_vocabulary
 from inference.text.tokenisation.gguf_vocabulary import has_vocabulary, read_gguf_vocabulary
 from inference.text.tokenisation.sentencepiece_file import read_sentencepiece
 from inference.text.tokenisation.tekken_file import read_tekken
@@ -21,10 +22,11 @@ from inference.text.tokenisation.vocabulary import TokenType, Vocabulary
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.tokenizer_files import TokenizerFiles, bounded_template
 
-FileKind = Literal["tiktoken", "huggingface", "gguf", "sentencepiece", "tekken"]
+FileKind = Literal["tiktoken", "huggingface", "gguf", "ggjt", "sentencepiece", "tekken"]
 
 _SUFFIXES: Mapping[str, FileKind] = {
-    "tekken.json": "tekken", ".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf", ".model": "sentencepiece"
+    "tekken.json": "tekken", ".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf", ".bin": "ggjt",
+    ".ggml": "ggjt", ".model": "sentencepiece",
 }  # fmt: skip
 _TOKEN_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
@@ -95,6 +97,10 @@ def _read(kind: str, path: Path, added: Mapping[str, int]) -> _Found:
         if gguf.pre is not None:
             evidence += f", tokenizer.ggml.pre {gguf.pre if gguf.pre_is_stated else 'missing, so default'}"
         return _Found(gguf.vocabulary, gguf.ids, gguf.end_ids, gguf.adds_bos, evidence, gguf.chat_template)
+    if kind == "ggjt":
+        ggjt = read_ggjt_vocabulary(path)
+        evidence = f"{path.name} has tokens with scores (ggjt)"
+        return _Found(ggjt.vocabulary, ggjt.ids, (ggjt.ids["eos"],) if "eos" in ggjt.ids else (), True, evidence)
     if kind == "sentencepiece":
         piece = read_sentencepiece(path, added)
         model = "BPE" if piece.vocabulary.algorithm == "scored_bpe" else "unigram"

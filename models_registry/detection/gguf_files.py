@@ -12,6 +12,7 @@ from inference.modelling.gguf.architectures import GgufCheckpoint, read_checkpoi
 from inference.modelling.gguf.block_types import BLOCK_TYPES
 from inference.modelling.gguf.tensors import CheckpointTensor
 from models_registry.detection.directory import CheckpointDirectory
+from models_registry.detection.ggjt_files import record_ggjt
 
 METADATA = "the file's metadata"
 """What stands for config.json in facts and messages."""
@@ -66,7 +67,9 @@ def _info(tensor: CheckpointTensor, files: tuple[str, ...]) -> TensorInfo:
 def _record(found: GgufCheckpoint, facts: Facts) -> None:
     head, parts = found.parts.head, len(found.parts.files)
     evidence = f"version {head.version}, {len(head.keys)} keys, {len(found.parts.tensors)} tensors"
-    facts.add("file_format", "GGUF", evidence + (f" in {parts} parts" if parts > 1 else ""))
+    facts.add("file_format", head.format, evidence + (f" in {parts} parts" if parts > 1 else ""))
+    if head.format == "ggjt":
+        record_ggjt(head, facts)
     facts.add("gguf.architecture", found.architecture, "general.architecture")
     recipe = head.keys.get("general.file_type")
     if isinstance(recipe, int):

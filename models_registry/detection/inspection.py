@@ -41,9 +41,11 @@ from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.architecture import detect_format, detect_model_type
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve
-from models_registry.detection.facts import check_overrides
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, check_overrides
+from models_registry.detection.ggjt_files import without_stated_defaults
 from models_registry.detection.gguf_files import METADATA, read_gguf_checkpoint
 from models_registry.detection.json_file import read_object
+from models_registry.detection.other_tokenizer import files_of_other
 from models_registry.detection.printable import printable
 from models_registry.detection.quantised import decode_quantised
 from models_registry.detection.safetensors_header import MAX_TENSORS, read_header
@@ -64,7 +66,7 @@ class Inspection:
         facts: What was found, why, and how sure that is.
         warnings: What an operator should know, one sentence each.
         directory: Absolute directory that all file names are relative to.
-        files: The files that matter, weights first.
+        files: The files that matter, weights first; a tokenizer file of another checkpoint has an absolute path.
         tensors: Header entries by name.
     """
 
@@ -87,8 +89,10 @@ class Inspection:
 
     @property
     def other_files(self) -> tuple[str, ...]:
-        """Names of the files without weights: config, tokenizer, template."""
-        return tuple(file.path for file in self.files if file.role not in ("weights", "index"))
+        """Names of the directory's files without weights: config, tokenizer, template."""
+        # A tokenizer of another checkpoint has an absolute path.
+        own = (file for file in self.files if not Path(file.path).is_absolute())
+        return tuple(file.path for file in own if file.role not in ("weights", "index"))
 
     @property
     def num_parameters(self) -> int:
@@ -160,7 +164,8 @@ def _inspect(path: Path, checked: dict[str, Any]) -> Inspection:
     resolved = resolve(path)
     facts = Facts(checked)
     if resolved.is_gguf:
-        return _inspect_gguf(resolved, facts, checked)
+        inspection = _inspect_gguf(resolved, facts, checked)
+        return replace(inspection, facts=without_stated_defaults(inspection.facts))
     tensors = _read_tensors(resolved)
     config_path = resolved.find("config.json")
     config = CheckpointConfig({} if config_path is None else read_object(config_path))
@@ -170,7 +175,7 @@ def _inspect(path: Path, checked: dict[str, Any]) -> Inspection:
 
 
 def _inspect_gguf(resolved: CheckpointDirectory, facts: Facts, checked: dict[str, Any]) -> Inspection:
-    """Inspect the checkpoint that a GGUF file was made of; facts and messages name the file's own keys."""
+    """Inspect the checkpoint that a GGUF or ggjt file was made of; facts and messages name the file's own keys."""
     found = read_gguf_checkpoint(resolved, facts)
     _record_weights(resolved, facts)
     try:
@@ -220,7 +225,7 @@ def _inspection(
         ),
         warnings=tuple(map(printable, facts.warnings)),
         directory=resolved.directory,
-        files=resolved.files,
+        files=(*resolved.files, *(files_of_other(tokenizer) if TOKENIZER_FROM in checked else ())),
         tensors=tensors,
     )
 
@@ -314,7 +319,7 @@ def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
 def _check_overrides_hold(spec: ModelSpec, overrides: Mapping[str, Any]) -> None:
     """An override that changes nothing is an error, not a decoration."""
     for name, value in overrides.items():
-        if name in ("model_type", "vocabulary", IGNORED_KEYS):
+        if name in ("model_type", "vocabulary", TOKENIZER_FROM, CHAT_TEMPLATE, IGNORED_KEYS):
             continue
         held = _values_in(spec, name)
         if value not in held:

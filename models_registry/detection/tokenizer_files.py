@@ -32,6 +32,7 @@ class TokenizerFiles:
         added_tokens: Control tokens by text, from ``tokenizer.json`` and ``tokenizer_config.json``.
         special_tokens: ``bos_token``, ``eos_token``, … as texts.
         bos_by_processor: The id that the post-processor of ``tokenizer.json`` puts in front; None: none.
+        num_ids: Ids that ``tokenizer.json`` uses, counted from 0; 0: there is no such file.
     """
 
     tokenizer_config: Mapping[str, Any]
@@ -39,6 +40,7 @@ class TokenizerFiles:
     added_tokens: Mapping[str, int]
     special_tokens: Mapping[str, str]
     bos_by_processor: int | None
+    num_ids: int = 0
 
 
 def read_tokenizer_files(resolved: CheckpointDirectory) -> TokenizerFiles:
@@ -47,7 +49,7 @@ def read_tokenizer_files(resolved: CheckpointDirectory) -> TokenizerFiles:
     Raises:
         CorruptCheckpoint: One of them is too large, or not a JSON object.
     """
-    config = _object(resolved, "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
+    config = read_tokenizer_config(resolved)
     generation = _object(resolved, "generation_config.json")
     token_map = _object(resolved, "special_tokens_map.json", MAX_TOKENIZER_CONFIG_BYTES)
     tokenizer = _object(resolved, "tokenizer.json", MAX_TOKENIZER_BYTES)
@@ -64,7 +66,20 @@ def read_tokenizer_files(resolved: CheckpointDirectory) -> TokenizerFiles:
         for text in special.values():
             if _is_id(vocabulary.get(text)):
                 added.setdefault(text, vocabulary[text])
-    return TokenizerFiles(config, generation, added, special, _bos_of_processor(tokenizer.get("post_processor")))
+    ids = [token_id for _, token_id in _added_in_tokenizer(tokenizer)]
+    ids += filter(_is_id, vocabulary.values()) if isinstance(vocabulary, dict) else ()
+    num_ids = max(max(ids, default=-1) + 1, len(vocabulary) if isinstance(vocabulary, list) else 0)
+    bos = _bos_of_processor(tokenizer.get("post_processor"))
+    return TokenizerFiles(config, generation, added, special, bos, num_ids)
+
+
+def read_tokenizer_config(resolved: CheckpointDirectory) -> dict[str, Any]:
+    """Return ``tokenizer_config.json``; empty if there is none.
+
+    Raises:
+        CorruptCheckpoint: It is too large, or not a JSON object.
+    """
+    return _object(resolved, "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
 
 
 def find_chat_template(resolved: CheckpointDirectory, tokenizer_config: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -16,12 +16,15 @@ from inference.modelling.families.config import CheckpointConfig, Confidence, Fa
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import CheckpointDirectory
+from models_registry.detection.facts import CHAT_TEMPLATE
 from models_registry.detection.file_vocabularies import add_file_vocabulary, gguf_has_vocabulary, kind_of_file
 from models_registry.detection.json_file import read_bytes
+from models_registry.detection.other_tokenizer import check_other, find_other
 from models_registry.detection.tokenizer_files import (
     MAX_TOKENIZER_BYTES,
     TokenizerFiles,
     find_chat_template,
+    read_tokenizer_config,
     read_tokenizer_files,
     token_ids,
 )
@@ -104,17 +107,23 @@ def choose_tokenizer(
     """Decide on the tokenizer; the reason goes to ``facts`` as ``vocabulary``.
 
     Raises:
-        InvalidRequest: The operator's ``vocabulary`` is unknown, or names a file that isn't there.
+        InvalidRequest: The operator's ``vocabulary`` is unknown, or names a file that isn't there; or the checkpoint of
+            ``tokenizer_from`` has no tokenizer, or one that doesn't fit.
         UnsupportedFormat: config.json's ``tokenizer_vocab`` is unknown.
         CorruptCheckpoint: A tokenizer file is broken or over its limit.
     """
-    files = read_tokenizer_files(resolved)
-    found = _choose(resolved, spec.vocab_size, config, facts)
+    other = find_other(resolved, facts)
+    files = read_tokenizer_files(other or resolved)
+    if other is None:
+        found = _choose(resolved, spec.vocab_size, config, facts)
+    else:
+        found = check_other(other, _by_files(other, spec.vocab_size, Facts()), files, facts)
     if found.kind == "builtin":
         found = _with_builtin_tokens(found)
-    elif found.kind in ("gguf", "sentencepiece", "tekken"):
+    elif found.kind in ("gguf", "ggjt", "sentencepiece", "tekken"):
         found, files = add_file_vocabulary(found, files, facts)
-    return _with_template(_with_file_tokens(found, files, config, facts), resolved, files, spec, facts)
+    found = _with_file_tokens(found, files, config, facts)
+    return _with_template(found, (resolved,) if other is None else (resolved, other), files, spec, facts)
 
 
 # --- which one ---------------------------------------------------------------------------------
@@ -178,6 +187,8 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
     weights = resolved.weight_files[0]
     if kind_of_file(weights) == "gguf" and gguf_has_vocabulary(resolved.directory / weights):
         return TokenizerSpec("gguf", rows, path=str(resolved.directory / weights))
+    if kind_of_file(weights) == "ggjt":
+        return TokenizerSpec("ggjt", rows, path=str(resolved.directory / weights))
     if "tokenizer.json" in names:
         facts.add("vocabulary", "tokenizer.json", "tokenizer.json lies beside the weights")
         return TokenizerSpec("huggingface", rows, path=str(resolved.directory / "tokenizer.json"))
@@ -328,19 +339,52 @@ def _bos(found: TokenizerSpec, files: TokenizerFiles, named: Mapping[str, str], 
 
 
 def _with_template(
-    found: TokenizerSpec, resolved: CheckpointDirectory, files: TokenizerFiles, spec: ModelSpec, facts: Facts
+    found: TokenizerSpec,
+    places: tuple[CheckpointDirectory, ...],
+    files: TokenizerFiles,
+    spec: ModelSpec,
+    facts: Facts,
 ) -> TokenizerSpec:
-    template = find_chat_template(resolved, files.tokenizer_config)
+    """Return the tokenizer with the chat template of the first of the places that has one.
+
+    Args:
+        files: Those of the last place.
+    """
+    configs = [read_tokenizer_config(place) for place in places[:-1]] + [files.tokenizer_config]
+    templates = (find_chat_template(place, config) for place, config in zip(places, configs, strict=True))
+    template = next(filter(None, templates), None)
     if template is None and found.chat_template is not None:
         template = found.chat_template, str(found.chat_template_origin)
     # oxidizr's form is made of agent tokens: without their rows it would be cut into letters.
     if template is None and spec.format == "oxidizr" and _has_chat_agents(found):
         template = OXIDIZR_TEMPLATE, "oxidizr's default form of agent tokens"
-    if template is None:
-        facts.add("chat_template", None, "no template file, and none in tokenizer_config.json or the weights")
+    return with_chosen_template(found, template, facts)
+
+
+def with_chosen_template(found: TokenizerSpec, own: tuple[str, str] | None, facts: Facts) -> TokenizerSpec:
+    """Return the tokenizer with the template that a person set, or else with the checkpoint's own.
+
+    Args:
+        own: Source and origin of the checkpoint's own template; None: it has none.
+    """
+    override = facts.overrides.get(CHAT_TEMPLATE)
+    missing = "no template file, and none in tokenizer_config.json or the weights"
+    if override is not None:
+        origin = "set by a person"
+        beside = missing if own is None else f"instead of that of {own[1]} ({len(own[0])} characters)"
+        # Facts.add would show the source itself.
+        facts.add_override(CHAT_TEMPLATE, origin, f"{len(override)} characters, {beside}")
+        return replace(
+            found,
+            chat_template=override,
+            chat_template_origin=origin,
+            own_chat_template=None if own is None else own[0],
+        )
+    if own is None:
+        facts.add(CHAT_TEMPLATE, None, missing)
         return found
-    facts.add("chat_template", template[1], f"{len(template[0])} characters")
-    return replace(found, chat_template=template[0], chat_template_origin=template[1])
+    facts.add(CHAT_TEMPLATE, own[1], f"{len(own[0])} characters")
+    return replace(found, chat_template=own[0], chat_template_origin=own[1])
 
 
 def _has_chat_agents(found: TokenizerSpec) -> bool:

@@ -86,8 +86,22 @@ def test_what_does_not_belong_is_left_out_or_refused(page: Page, tmp_path: Path)
     expect(page.locator("#files")).to_contain_text("not part of a checkpoint")
     expect(page.locator("#summary")).to_contain_text("4 files")
     page.set_input_files("#files-input", [str(tmp_path / "run.py")])
-    expect(page.locator("#outcome")).to_contain_text("no .safetensors file")
+    expect(page.locator("#outcome")).to_contain_text("no .safetensors, .gguf or .ggml file")
     expect(page.locator("#start")).to_be_disabled()
+
+
+@pytest.mark.parametrize("suffix", ["gguf", "ggml"])
+def test_a_single_file_with_everything_in_it_gives_the_name(page: Page, tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"small.{suffix}").write_bytes(b"GGUF")
+    page.goto("/models/upload/")
+    page.set_input_files("#files-input", str(tmp_path / f"small.{suffix}"))
+    expect(page.locator("#name")).to_have_value("small")
+    expect(page.locator("#start")).to_be_enabled()
+    page.click("text=Set facts by hand")
+    page.select_option("#fact", "chat_template")
+    page.fill("#fact-value", "{# " + "x" * 300 + " #}\n{{ messages }}")
+    page.click("#fact-form >> text=Set")
+    expect(page.locator("#facts-set")).to_contain_text("xxx…")
 
 
 def test_a_folder_gives_the_name(page: Page, tmp_path: Path) -> None:

@@ -45,7 +45,13 @@ def test_pickles_are_refused_by_name(name: str) -> None:
         check_declaration([WEIGHTS, DeclaredFile(name, 10)], max_bytes=LIMIT)
 
 
-@pytest.mark.parametrize("name", ["modeling_custom.py", "run.sh", "model.ggml", "a.zip", "index.html"])
+def test_ggjt_files_are_taken_by_another_name() -> None:
+    assert check_declaration([DeclaredFile("llama.ggml", 10)], max_bytes=LIMIT) == 10
+    with pytest.raises(UnsupportedFormat, match=r"if it is a ggjt file, rename it to end in \.ggml"):
+        check_declaration([DeclaredFile("llama.ggmlv3.q4_0.bin", 10)], max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("name", ["modeling_custom.py", "run.sh", "model.onnx", "a.zip", "index.html"])
 def test_other_kinds_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedFormat, match="not a file of a checkpoint"):
         check_declaration([WEIGHTS, DeclaredFile(name, 10)], max_bytes=LIMIT)

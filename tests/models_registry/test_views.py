@@ -18,7 +18,7 @@ from tests.accounts import account
 pytestmark = pytest.mark.django_db
 
 PAGES = ["/", "/models/", "/models/upload/", "/playground/", "/jobs/"]
-CHANGES = ("load", "quantise", "override", "settings", "rename", "refresh", "delete")
+CHANGES = ("load", "quantise", "override", "template-form", "settings", "rename", "refresh", "delete")
 """Elements of a model's page, by their ids."""
 HOSTILE = "<script>alert(1)</script>{{1234*1234}}{% now %}'\"&"
 

@@ -67,9 +67,16 @@ class Facts:
         """Note a fact and return the value to use: the override's, if there is one."""
         if name in self.overrides:
             value, evidence, confidence = self.overrides[name], "set by the operator", Confidence.OVERRIDE
-        self.facts = [fact for fact in self.facts if fact.name != name]
-        self.facts.append(Fact(name, value, evidence, confidence))
+        self._record(Fact(name, value, evidence, confidence))
         return value
+
+    def add_override(self, name: str, value: Any, evidence: str) -> None:
+        """Note an overridden fact with a description as its value, and with what it replaces as evidence."""
+        self._record(Fact(name, value, evidence, Confidence.OVERRIDE))
+
+    def _record(self, fact: Fact) -> None:
+        self.facts = [other for other in self.facts if other.name != fact.name]
+        self.facts.append(fact)
 
     def warn(self, message: str) -> None:
         """Note something that the operator should know."""

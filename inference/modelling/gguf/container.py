@@ -18,7 +18,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from inference.errors import BlazrError, CorruptCheckpoint, UnsupportedFormat
 from inference.modelling.gguf.block_types import BLOCK_TYPES, BlockType
@@ -105,6 +105,7 @@ class GgufFile:
         alignment: Tensors begin at multiples of it, counted from ``data_start``.
         data_start: Where the data begin.
         size_bytes: Of the file.
+        format: ``GGUF``, or the form before it that was read as one.
     """
 
     path: Path
@@ -114,6 +115,7 @@ class GgufFile:
     alignment: int
     data_start: int
     size_bytes: int
+    format: Literal["GGUF", "ggjt"] = "GGUF"
 
     def strings(self, key: str) -> list[bytes]:
         """Elements of an array of strings, as their bytes; empty when the key is missing.

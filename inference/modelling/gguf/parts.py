@@ -11,6 +11,7 @@ from pathlib import Path
 
 from inference.errors import CorruptCheckpoint, MissingTensor
 from inference.modelling.gguf.container import MAX_TENSORS, GgufFile, GgufTensor, Value, read_gguf
+from inference.modelling.gguf.ggjt import is_ggjt, read_ggjt
 
 COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
 
@@ -47,9 +48,9 @@ def read_parts(paths: Sequence[Path]) -> GgufParts:
     Raises:
         MissingTensor: A part is missing, by what the parts say.
         CorruptCheckpoint: A part breaks the format, or belongs to other ones.
-        UnsupportedFormat: See ``read_gguf``.
+        UnsupportedFormat: See ``read_gguf`` and ``read_ggjt``.
     """
-    files = tuple(map(read_gguf, paths))
+    files = tuple(read_ggjt(path) if is_ggjt(path) else read_gguf(path) for path in paths)
     tensors: dict[str, tuple[int, GgufTensor]] = {}
     for number, file in enumerate(files):
         _check_part(file, number, len(files))

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.gguf.ggjt import GGML_SUFFIXES
 from inference.modelling.mapped import LEAST_BYTES, mapped_zeros
 from inference.modelling.weights.encoded_reader import encoded_readers
 from inference.modelling.weights.gguf_reader import open_gguf
@@ -115,7 +116,7 @@ class TensorFiles:
     """Read access to the tensors of a checkpoint, group by group, for one thread. A context manager.
 
     Args:
-        files: safetensors files, or the parts of one GGUF file in order.
+        files: safetensors files, a ggjt file, or the parts of one GGUF file in order.
         groups: See ``expect``.
         dequantised: dtype of what is read of tensors that the files have in codes.
         encoded: Which tensors safetensors files have in codes.
@@ -145,7 +146,7 @@ class TensorFiles:
 
     def __enter__(self) -> TensorFiles:
         try:
-            if self._paths and self._paths[0].suffix.lower() == ".gguf":
+            if self._paths and self._paths[0].suffix.lower() in GGML_SUFFIXES:
                 self._places |= open_gguf(self._paths, self._closing, self._dequantised)
             else:
                 for path in self._paths:

@@ -122,6 +122,15 @@ class ChatTemplate:
         """
         self._call({"source": self._source})
 
+    def find_problems(self) -> list[tuple[str, int, str]]:
+        """Return what the sandbox refuses in the template and what nothing gives it: level, line, sentence.
+
+        Raises:
+            InvalidChatTemplate: The template can't be compiled.
+        """
+        reply = self._call({"special_tokens": list(self._special_tokens)})
+        return [(level, line, text) for level, line, text in reply["problems"]]
+
     def close(self) -> None:
         self._sandbox.close()
 

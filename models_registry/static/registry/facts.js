@@ -10,15 +10,17 @@ export function factField(rule, id, current) {
   const listed = choices.length > 0;
   const field = listed
     ? h("select", { id }, rule.nullable && h("option", { value: "" }, "none"), choices.map((choice) => h("option", {}, choice)))
-    : h("input", {
-        id,
-        type: rule.kind === "string" ? "text" : "number",
-        step: rule.kind === "integer" ? 1 : "any",
-        min: rule.low,
-        max: rule.high,
-        required: true,
-        autocomplete: "off",
-      });
+    : rule.is_long
+      ? h("textarea.mono.code-field", { id, rows: 8, required: true, autocomplete: "off", autocapitalize: "off", spellcheck: "false" })
+      : h("input", {
+          id,
+          type: rule.kind === "string" ? "text" : "number",
+          step: rule.kind === "integer" ? 1 : "any",
+          min: rule.low,
+          max: rule.high,
+          required: true,
+          autocomplete: "off",
+        });
   if (current !== null && current !== undefined && (!listed || choices.includes(String(current)))) field.value = String(current);
   return field;
 }

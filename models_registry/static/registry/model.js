@@ -2,6 +2,7 @@
 import { factField, factValue } from "./facts.js";
 import { askFit, departureText } from "./fit.js";
 import { $, $$, act, bytes, call, confirmDialog, count, h, modelState, pageData, poll, setNotice, toast } from "./kit.js";
+import { reloadWith, showSaid } from "./reload.js";
 
 let row = pageData("detail");
 const base = `/registry/checkpoints/${row.id}`;
@@ -160,16 +161,7 @@ if (factSelect) {
   drawOverride();
 }
 
-/** Most of the page follows from the inspection: draw it anew, and say so after. */
-function reloadWith(message) {
-  sessionStorage.setItem("blazr-said", message);
-  location.reload();
-}
-const said = sessionStorage.getItem("blazr-said");
-if (said) {
-  sessionStorage.removeItem("blazr-said");
-  toast(said);
-}
+showSaid();
 
 $("#override")?.addEventListener("submit", (event) => {
   event.preventDefault();
@@ -182,6 +174,10 @@ $("#override")?.addEventListener("submit", (event) => {
 });
 for (const button of $$("[data-override]")) {
   button.addEventListener("click", () => {
+    if (rules.get(button.dataset.override).is_long) {
+      $("#template-source").focus();
+      return $("#chat-template").scrollIntoView();
+    }
     factSelect.value = button.dataset.override;
     drawOverride();
     $("#override-value").focus();

@@ -14,6 +14,7 @@ $("#limit").textContent = bytes(rules.max_bytes);
 
 // --- choosing --------------------------------------------------------------------------------
 
+const isWeights = (name) => [".safetensors", ".gguf", ".ggml"].some((kind) => name.endsWith(kind));
 const accepted = (name) => rules.kinds.some((kind) => (kind.startsWith(".") ? name.endsWith(kind) : name === kind));
 const isPickle = (name) => /\.(bin|pt|pth|ckpt|pkl|pickle)$/i.test(name);
 
@@ -38,13 +39,13 @@ function take(entries) {
     else chosen.push({ file, name: path.split("/").pop(), sent: 0 });
   }
   const folder = entries.find(({ path }) => path.includes("/"))?.path.split("/")[0];
-  const weights = chosen.filter(({ name }) => name.endsWith(".safetensors"));
+  const weights = chosen.filter(({ name }) => isWeights(name));
   const label = folder ?? weights[0]?.name ?? "";
-  $("#name").value = label.replace(/\.safetensors$/, "").replace(/[^A-Za-z0-9._:-]+/g, "-").replace(/^[-._:]+|[-._:]+$/g, "").slice(0, 96);
+  $("#name").value = label.replace(/\.(safetensors|gguf|ggml)$/, "").replace(/[^A-Za-z0-9._:-]+/g, "-").replace(/^[-._:]+|[-._:]+$/g, "").slice(0, 96);
   showOutcome(null);
   drawFiles();
   let problem = null;
-  if (!weights.length) problem = "There is no .safetensors file among them. Weights are taken in that format only.";
+  if (!weights.length) problem = "There is no .safetensors, .gguf or .ggml file among them. Weights are taken in these formats only.";
   else if (totalBytes() > rules.max_bytes) problem = `They have ${bytes(totalBytes())} together; the limit is ${bytes(rules.max_bytes)}.`;
   else if (chosen.length > rules.max_files) problem = `They are ${chosen.length} files; the limit is ${rules.max_files}.`;
   $("#start").disabled = problem !== null;
@@ -125,6 +126,8 @@ function drawFact() {
   $("#fact-input").replaceChildren(factField(rule, "fact-value", overrides[rule.name]));
 }
 
+const shortened = (text) => (text.length > 80 ? `${text.slice(0, 80)}…` : text);
+
 function drawOverrides() {
   const names = Object.keys(overrides);
   $("#facts-count").textContent = names.length ? ` (${names.length} set)` : "";
@@ -136,7 +139,7 @@ function drawOverrides() {
         drawOverrides();
         $("#fact").focus();
       });
-      return h("li.row", {}, h("span.mono", {}, `${name} = ${JSON.stringify(overrides[name])}`), remove);
+      return h("li.row", {}, h("span.mono.break-anywhere", {}, `${name} = ${shortened(JSON.stringify(overrides[name]))}`), remove);
     }),
   );
 }

@@ -18,6 +18,6 @@ def test_equal_neighbours_share_a_row(capsys, monkeypatch):
 
 def test_the_description_is_printed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert info.run(Namespace(model="demo", vocab=None, override=[], json=False)) == 0
+    assert info.run(Namespace(model="demo", vocab=None, chat_template=None, override=[], json=False)) == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("parameters", "state per token", "mla+moe", "certain"))

@@ -35,6 +35,15 @@ def test_a_table_has_everything_of_a_model(tmp_path):
     assert second == ConfiguredModel("org/model")
 
 
+def test_a_chat_template_is_read_from_the_file_that_is_named(tmp_path):
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    table = {"model": "org/model", "overrides": {"eps": 1e-6}, "chat_template": "own.jinja"}
+    (model,) = models_of_file(ConfigFile(tmp_path / "blazr.toml", {"models": [table]}))
+    assert model.overrides == {"eps": 1e-6, "chat_template": "{{ messages }}"}
+    with pytest.raises(ImproperlyConfigured, match=r"models\[0\]\.chat_template is .*gone.*can't be opened"):
+        models_of_file(ConfigFile(tmp_path / "blazr.toml", {"models": [table | {"chat_template": "gone.jinja"}]}))
+
+
 def test_without_a_file_there_are_no_models():
     assert models_of_file(ConfigFile(None, {})) == []
 

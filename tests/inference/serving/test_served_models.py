@@ -13,6 +13,7 @@ from inference.serving import served_models as selectors
 from inference.serving.served_models import served_model_cache_clear, served_model_get
 from inference.values.served_model import ServedModel
 from inference.values.tokenizer_spec import TokenizerSpec
+from tests.inference.rows import make_checkpoint
 
 pytestmark = pytest.mark.django_db(transaction=True)  # connections of the thread are looked at
 
@@ -106,3 +107,12 @@ async def test_a_database_that_is_away_is_asked_again_by_the_next_request(rows):
         await served_model_get(name="tiny")
     rows.found = served()
     assert await served_model_get(name="tiny") == served()
+
+
+@pytest.mark.django_db
+def test_a_saved_checkpoint_is_served_as_it_is_at_once(monkeypatch, django_capture_on_commit_callbacks):
+    monkeypatch.setattr(selectors, "_cache", {"tiny": (0.0, None)})
+    with django_capture_on_commit_callbacks(execute=True):
+        make_checkpoint()
+        assert selectors._cache  # not before the new row can be read
+    assert selectors._cache == {}

@@ -123,7 +123,7 @@ def test_the_child_reads_the_checkpoint_and_nothing_else(hybrid: Path, tmp_path:
     code = (
         "import socket, sys, threading; from pathlib import Path\n"
         "from models_registry.detection.child import _confine\n"
-        f"_confine(Path({str(hybrid)!r}))\n"
+        f"_confine([Path({str(hybrid)!r})])\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n        open(path).close(); print('read')\n    except PermissionError:\n        print('refused')\n"
         "try:\n    socket.socket()\nexcept PermissionError:\n    print('offline', threading.active_count())\n"

@@ -1,4 +1,4 @@
-"""Child that renders one chat template.
+"""Child that renders one chat template, and finds its problems without rendering.
 
 The environment is the one that templates are written for: https://huggingface.co/docs/transformers/chat_templating
 (``raise_exception``, ``strftime_now``, ``tojson``, loop controls, ``generation`` blocks), minus what only
@@ -13,13 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from inference.text.tokenisation.children.loop import Refused, serve
+from inference.text.tokenisation.children.template_lint import find_problems
 
 
 class GenerationBlock(Extension):
@@ -90,16 +91,22 @@ class Renderer:
     """Compiles once, renders often."""
 
     def __init__(self) -> None:
+        self._source = ""
         self._template: Template | None = None
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """``source`` compiles; ``variables`` and ``max_chars`` render."""
+        """``source`` compiles; ``special_tokens`` finds problems; ``variables`` and ``max_chars`` render."""
         try:
             if "source" in request:
-                self._template = make_environment().from_string(request["source"])
+                self._source = request["source"]
+                self._template = make_environment().from_string(self._source)
                 return {}
+            if "special_tokens" in request:
+                return {"problems": find_problems(make_environment(), self._source, request["special_tokens"])}
             assert self._template is not None
             return {"text": self._render(request["variables"], request["max_chars"])}
+        except TemplateSyntaxError as error:
+            raise Refused(f"line {error.lineno}: {error.message}"[:300]) from None
         except TemplateError as error:
             raise Refused(str(error.message)[:300]) from None
 

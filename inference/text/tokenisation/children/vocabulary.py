@@ -19,6 +19,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from inference.errors import BlazrError
 from inference.text.tokenisation.children.loop import Refused, serve
 from inference.text.tokenisation.control_tokens import ControlTokens
+from inference.text.tokenisation.ggjt_vocabulary import read_ggjt_vocabulary
 from inference.text.tokenisation.gguf_vocabulary import read_gguf_vocabulary
 from inference.text.tokenisation.sentencepiece_file import read_sentencepiece
 from inference.text.tokenisation.tekken_file import read_tekken
@@ -28,6 +29,7 @@ MAX_IDS = 1 << 23
 
 Reader = Callable[[Path, Mapping[str, int]], Vocabulary]
 READERS: Mapping[str, Reader] = {
+    "ggjt": lambda path, added: read_ggjt_vocabulary(path).vocabulary,
     "gguf": lambda path, added: read_gguf_vocabulary(path).vocabulary,
     "sentencepiece": lambda path, added: read_sentencepiece(path, added).vocabulary,
     "tekken": lambda path, added: read_tekken(path).vocabulary,

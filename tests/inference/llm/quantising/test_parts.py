@@ -34,7 +34,7 @@ def test_files_in_codes_are_refused(tmp_path: Path) -> None:
     directory, _ = make_checkpoint(CONFIGS["llama"](), tmp_path)
     found = inspect(directory)
     gguf = {name: TensorInfo(info.dtype, info.shape, "m.gguf", 0, 4) for name, info in found.tensors.items()}
-    with pytest.raises(UnsupportedFormat, match="is a GGUF file; blazr quantise needs"):
+    with pytest.raises(UnsupportedFormat, match="is a GGUF or ggjt file; blazr quantise needs"):
         find_parts(found.spec, gguf)
     narrow = {name: TensorInfo("F64", info.shape, "m", 0, 4) for name, info in found.tensors.items()}
     with pytest.raises(UnsupportedFormat, match="no matrix of the checkpoint is large enough"):
