@@ -1,8 +1,10 @@
 """Which parameters are quantised, and how many bytes that leaves. Names and shapes only, no torch.
 
-``quant`` names what the matrices of the layers become; embedding and head become int8 whatever it says, since a step
-reads the head once for all layers' sake, and its rounding goes straight into the logits. Everything that is small or
-that a recurrence or a choice multiplies stays as it is: routers, norms, convolutions, A, D, dt, gates of few rows.
+``quant`` names what the matrices of the layers become. ``auto``: they stay in the codes that the files have, if they
+have any. ``none``: they become floats. ``int8`` and ``int4`` quantise them; embedding and head then become int8
+whatever it says, since a step reads the head once for all layers' sake, and its rounding goes straight into the
+logits. Everything that is small or that a recurrence or a choice multiplies stays as it is: routers, norms,
+convolutions, A, D, dt, gates of few rows.
 
 int8: 255 symmetric steps, a bfloat16 scale for each output and 128 inputs: 8.125 bits per weight. int4: 16 levels, a
 scale for each output and 32 inputs: 4.5 bits. See docs/decisions/0010-quantised-products.md and
@@ -16,19 +18,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.layer_specs import DTYPE_BYTES, Shape
-from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.sources import joined_names
+from inference.modelling.spec import ModelSpec, Piece, Source
 
-Quant = Literal["none", "int8", "int4"]
+Quant = Literal["auto", "none", "int8", "int4"]
 Kind = Literal["int8", "int4"]
 
-QUANTS: tuple[Quant, ...] = ("none", "int8", "int4")
+QUANTS: tuple[Quant, ...] = ("auto", "none", "int8", "int4")
 GROUP_SIZES: dict[Kind, int] = {"int8": 128, "int4": 32}
 INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the sixteen codes of int4 stand for: those of GGUF's IQ4_NL (ggml, ggml-common.h). More of them lie near 0, as
 more weights do; the ends differ, so that a scale's sign can give the farther one to the greatest magnitude."""
 REVISION = 2
 """Of the arithmetic of quantised products: kept states of another one are not used again."""
+BLOCK_ROWS = 32
+"""Outputs that lie together in the native layouts."""
 SMALLEST_SIDE = 32
 """A matrix with fewer rows or columns stays as it is: it saves nothing, and often decides something."""
 
@@ -105,7 +111,7 @@ def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None
         shape: Its shape.
         quant: What was asked for.
     """
-    if quant == "none" or len(shape) not in (2, 3) or min(shape[-2:]) < SMALLEST_SIDE:
+    if quant == "auto" or quant == "none" or len(shape) not in (2, 3) or min(shape[-2:]) < SMALLEST_SIDE:
         return None
     if name in _HEADS:
         return "int8"
@@ -143,12 +149,57 @@ def coded_bytes(shape: Sequence[int], form: Form) -> int:
     return rows * (codes + (4 if form.has_offset else 2) * -(-columns // form.group))
 
 
+@dataclass(frozen=True, slots=True)
+class CodedRows:
+    """Rows of a parameter, a stack's matrices one below the other, that are kept in one form."""
+
+    rows: int
+    form: Form
+
+
+def coded_parameters(spec: ModelSpec, quant: Quant) -> dict[str, tuple[CodedRows, ...]]:
+    """Parameters that stay in the codes of the files, by name: the forms of their rows from the first one on."""
+    if quant != "auto":
+        return {}
+    items = {item.name: item for item in spec.encoded}
+    shapes = spec.parameter_shapes()
+    found = {name: _coded_rows(name, shapes[name], source, items) for name, source in spec.parameters.items()}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def stored_form(item: EncodedTensor) -> Form | None:
+    """The form that holds the codes of a stored weight; None: there is none."""
+    return GGUF_FORMS.get(item.type)
+
+
+def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, EncodedTensor]) -> tuple[CodedRows, ...]:
+    if quantised_kind(name, shape, "int8") is None or any(item not in items for item in source.tensor_names()):
+        return ()
+    names = joined_names(source, shape, lambda stored: items[stored].shape)
+    rows: list[CodedRows] = []
+    for stored in names or ():
+        form = stored_form(items[stored])
+        if form is None:
+            return ()
+        count = math.prod(items[stored].shape[:-1])
+        if rows and rows[-1].form == form and rows[-1].rows % BLOCK_ROWS == 0:
+            rows[-1] = CodedRows(rows[-1].rows + count, form)
+        else:
+            rows.append(CodedRows(count, form))
+    is_stack = len(shape) == 3
+    if is_stack and (len(rows) != 1 or shape[1] % BLOCK_ROWS):
+        return ()
+    return tuple(rows)
+
+
 def weights_bytes(spec: ModelSpec, dtype: str, quant: Quant) -> int:
     """Bytes of all weights of a network in memory."""
-    kept = kept_kinds(spec)
-    shapes = spec.parameter_shapes()
+    kept, coded, shapes = kept_kinds(spec), coded_parameters(spec, quant), spec.parameter_shapes()
     return sum(
-        _bytes(shape, dtype, kept.get(name) or quantised_kind(name, shape, quant)) for name, shape in shapes.items()
+        sum(coded_bytes((part.rows, shape[-1]), part.form) for part in coded[name])
+        if name in coded
+        else _bytes(shape, dtype, kept.get(name) or quantised_kind(name, shape, quant))
+        for name, shape in shapes.items()
     )
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from inference.modelling.layers.packed import PackedTable
+from inference.modelling.layers.packed import Packed, PackedStack, PackedTable
 from inference.modelling.quantisation import PLANES, Form
 
 
@@ -38,10 +39,11 @@ class Codes:
             levels = torch.tensor(form.levels, dtype=torch.float32, device=self.codes.device)[self.codes.int()]
         else:
             levels = self.codes.float() - form.zero
-        values = levels * _expand(self.scales, form, inputs)
+        padded = functional.pad(levels, (0, -inputs % form.group))
+        values = padded.view(*self.scales.shape, form.group) * self.scales.float().unsqueeze(-1)
         if self.offsets is not None:
-            values += _expand(self.offsets, form, inputs)
-        return values.to(dtype)
+            values += self.offsets.float().unsqueeze(-1)
+        return values.flatten(-2)[..., :inputs].to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class JoinedRows:
         outputs: N of each.
     """
 
-    parts: tuple[PackedTable, ...]
+    parts: tuple[Packed, ...]
     outputs: tuple[int, ...]
 
     @property
@@ -137,12 +139,92 @@ class JoinedRows:
         return [None] * len(self.parts) if bias is None else torch.split(bias, list(self.outputs))
 
 
+class CodeStore(Protocol):
+    """Memory of a matrix, or a stack, that takes its rows as they come.
+
+    Attributes:
+        packed: The result, once everything has come.
+    """
+
+    @property
+    def packed(self) -> PackedTable | PackedStack: ...
+
+    def put(self, rows: Codes, first: int) -> None:
+        """Pack rows on this thread.
+
+        Args:
+            rows: Whole blocks of them (``BLOCK_ROWS``), or the last ones.
+            first: The number of the first one; a stack's matrices lie one below the other.
+        """
+        ...
+
+
+class PlainStore:
+    """Rows of codes for products in plain PyTorch.
+
+    Args:
+        shape: Of the whole.
+        form: What the codes mean.
+        device: Where they go.
+    """
+
+    def __init__(self, shape: Sequence[int], form: Form, device: torch.device | str = "cpu") -> None:
+        *outer, inputs = shape
+        num_bytes = sum(-(-inputs * width // 8) for width in PLANES[form.bits])
+        groups, dtype = -(-inputs // form.group), scales_dtype(form)
+        planes = torch.empty(*outer, num_bytes, dtype=torch.uint8, device=device)
+        scales = torch.empty(*outer, groups, dtype=dtype, device=device)
+        offsets = torch.empty_like(scales) if form.has_offset else None
+        self.packed = PlainCoded(planes, scales, offsets, form, inputs)
+
+    def put(self, rows: Codes, first: int) -> None:
+        """Pack rows on this thread."""
+        last, packed = first + len(rows.codes), self.packed
+        with torch.inference_mode():  # each of the readers' threads has a mode of its own
+            packed.planes.flatten(0, -2)[first:last] = pack_planes(rows.codes, packed.form.bits)
+            packed.scales.flatten(0, -2)[first:last] = rows.scales
+            if packed.offsets is not None and rows.offsets is not None:
+                packed.offsets.flatten(0, -2)[first:last] = rows.offsets
+
+
+class CodeSink:
+    """Takes the rows of a parameter, which may be in several forms.
+
+    Args:
+        stores: Numbers of rows, and where they go, from the first row on.
+    """
+
+    def __init__(self, stores: Sequence[tuple[int, CodeStore]]) -> None:
+        self._rows = tuple(rows for rows, _ in stores)
+        self._stores = tuple(store for _, store in stores)
+
+    def take(self, rows: Codes, first: int) -> None:
+        """Take rows of one form; called by several threads, in any order."""
+        start = 0
+        for count, store in zip(self._rows, self._stores, strict=True):
+            if first < start + count:
+                store.put(rows, first - start)
+                return
+            start += count
+        raise AssertionError("rows behind the parameter's end")
+
+    @property
+    def packed(self) -> Packed:
+        """The result, once everything has come."""
+        if len(self._stores) == 1:
+            return self._stores[0].packed
+        return JoinedRows(tuple(store.packed for store in self._stores), self._rows)
+
+
 def code_plainly(weight: Codes) -> PlainCoded:
     """Pack codes for products in plain PyTorch."""
-    form, dtype = weight.form, scales_dtype(weight.form)
-    offsets = None if weight.offsets is None else weight.offsets.to(dtype)
-    planes = pack_planes(weight.codes, form.bits)
-    return PlainCoded(planes, weight.scales.to(dtype), offsets, form, weight.codes.shape[-1])
+    store = PlainStore(weight.codes.shape, weight.form, weight.codes.device)
+    flat = (None if part is None else part.flatten(0, -2) for part in (weight.codes, weight.scales, weight.offsets))
+    codes, scales, offsets = flat
+    assert codes is not None
+    assert scales is not None
+    store.put(Codes(codes, scales, offsets, weight.form), 0)
+    return store.packed
 
 
 def scales_dtype(form: Form) -> torch.dtype:
@@ -177,8 +259,3 @@ def unpack_planes(planes: torch.Tensor, bits: int, inputs: int) -> torch.Tensor:
         codes |= fields.flatten(-2)[..., :inputs] << shift
         begin, shift = end, shift + width
     return codes
-
-
-def _expand(values: torch.Tensor, form: Form, inputs: int) -> torch.Tensor:
-    """(…, groups) to (…, K) float32: each group's number for all of its inputs."""
-    return values.float().repeat_interleave(form.group, -1)[..., :inputs]

@@ -20,7 +20,8 @@ struct Panels {
   // Panel p from start(p) · words · depth: [depth][words · size(p)], or [depth / line][words · size(p)][line].
   uint32_t* steps = nullptr;
   float* scales = nullptr;     // panel p from start(p) · units: [units][size(p)]
-  int32_t* offsets = nullptr;  // alike: what the weights' offset adds to the sum, negated
+  int32_t* offsets = nullptr;  // alike: what the zero of the weights adds to the sum, negated
+  float* totals = nullptr;     // alike: the sum of the activations, for offsets of the weights
   int64_t rows = 0, depth = 0, units = 0;
   int64_t words = 1;
   int64_t line = 0;  // words of a row in a matrix tile; 0: no tiles are used
@@ -36,11 +37,12 @@ struct Panels {
   int64_t start(int64_t panel) const { return std::min(rows, panel * base + std::min(panel, extra)); }
   uint32_t* first_step(int64_t panel) const { return steps + start(panel) * words * depth; }
   int size(int64_t panel) const { return static_cast<int>(start(panel + 1) - start(panel)); }
-  int64_t bytes() const { return rows * (words * depth * 4 + units * 8); }
+  int64_t bytes() const { return rows * (words * depth * 4 + units * 12); }
   void place(void* memory) {
     steps = static_cast<uint32_t*>(memory);
     scales = reinterpret_cast<float*>(steps + rows * words * depth);
     offsets = reinterpret_cast<int32_t*>(scales + rows * units);
+    totals = reinterpret_cast<float*>(offsets + rows * units);
   }
 };
 
@@ -162,7 +164,7 @@ inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to,
 // the last bits, so there it is the same for any number of rows; integers are exact, and few rows are faster without.
 template <class F>
 bool suits_tiles(const Matrix& w, int64_t rows) {
-  if (F::kLine == 0 || !use_amx()) return false;
+  if (F::kLine == 0 || !use_amx() || (w.form && (w.form != &coded_form(kInt8) || w.units_per_scale > 1))) return false;
   const int64_t line = F::kLine * F::kPerStep;  // inputs
   return w.inputs % line == 0 && (!F::kGrouped || (w.unit % line == 0 && rows >= kTiledIntegers));
 }
@@ -189,13 +191,13 @@ void fill_lines(const T* const* rows, const Matrix& w, const Panels& panels, int
     if constexpr (F::kGrouped) {
       float* scales = panels.scales + panels.start(panel) * panels.units;
       int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
-      alignas(64) uint32_t quantised[F::kWords][kMostGroup / 4];
+      alignas(64) uint32_t quantised[F::kWords][kMostUnit / 4];
       for (int64_t unit = 0; unit < panels.units; ++unit) {
         const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
         const auto [scale, total] =
             quantise_group<F::kWords>(rows[row] + first, count, quantised[0], std::size(quantised[0]));
         scales[unit * width + row] = scale;
-        offsets[unit * width + row] = -F::kOffset * total;
+        offsets[unit * width + row] = -w.form->zero * total;
         for (int word = 0; word < F::kWords; ++word)
           place(quantised[word], first / 4, (first + count) / 4, word * width + row);
       }
@@ -212,6 +214,7 @@ void fill_quantised(const T* const* rows, const Matrix& w, const Panels& panels,
   uint32_t* steps = panels.first_step(panel);
   float* scales = panels.scales + panels.start(panel) * panels.units;
   int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
+  float* totals = panels.totals + panels.start(panel) * panels.units;
   uint32_t quantised[F::kPanel * F::kWords * kInputsAtOnce / 4];
   const int64_t at_once = kInputsAtOnce / w.unit, stride = at_once * w.unit / 4;
   const uint32_t* words[kLanes];
@@ -223,8 +226,11 @@ void fill_quantised(const T* const* rows, const Matrix& w, const Panels& panels,
         const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
         uint32_t* to = quantised + row * stride + (unit - begin) * w.unit / 4;
         const auto [scale, total] = quantise_group<F::kWords>(rows[row] + first, count, to, width * stride);
+        if constexpr (F::kAlign > kLanes)
+          std::fill(to + ceil_div(count, kLanes) * kLanes / 4, to + padded_inputs<F>(count) / 4, 0);
         scales[unit * width + row] = scale;
-        offsets[unit * width + row] = -F::kOffset * total;
+        offsets[unit * width + row] = -w.form->zero * total;
+        totals[unit * width + row] = scale * static_cast<float>(total);
       }
     }
     // Groups are multiples of 16, so only the last one is padded.

@@ -15,7 +15,9 @@ struct TileArgs {
   const uint32_t* steps;  // of the panel, from its first step
   const float* scales;
   const int32_t* offsets;
-  int64_t depth;           // steps of the whole panel
+  const float* totals;
+  int64_t depth;  // steps of the whole panel
+  const Matrix* matrix;
   const uint8_t* weights;  // of the block, from its first step
   const bf16* weight_scales;
   int64_t unit_begin, unit_end, unit_steps;
@@ -26,6 +28,19 @@ struct TileArgs {
   bool in_pages;       // its order (read_ahead.h)
 };
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct alignas(64) Halves {
+  __m256i low, high;
+};
+
+// Σ of four unsigned × four signed bytes in each lane.
+inline __m256i dot_words(__m256i w, __m256i a) {
+  const __m256i even = _mm256_and_si256(w, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(w, 8);
+  const __m256i a_even = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), a_odd = _mm256_srai_epi16(a, 8);
+  return _mm256_add_epi32(_mm256_madd_epi16(even, a_even), _mm256_madd_epi16(odd, a_odd));
+}
+#endif
+
 // The bytes of a table of sixteen (repeated in a register) that the low four bits of each byte choose.
 inline vi look_up(vi table, vi numbers) {
 #if defined(__AVX512VBMI__)
@@ -34,6 +49,11 @@ inline vi look_up(vi table, vi numbers) {
 #elif defined(__AVX512BW__)
   return std::bit_cast<vi>(
       _mm512_shuffle_epi8(std::bit_cast<__m512i>(table), std::bit_cast<__m512i>(numbers & 0x0f0f0f0f)));
+#elif defined(__AVX2__)
+  const vi fields = numbers & 0x0f0f0f0f;
+  const auto halves = std::bit_cast<Halves>(fields), tables = std::bit_cast<Halves>(table);
+  return std::bit_cast<vi>(
+      Halves{_mm256_shuffle_epi8(tables.low, halves.low), _mm256_shuffle_epi8(tables.high, halves.high)});
 #else
   uint8_t levels[sizeof table], chosen[sizeof numbers];
   std::memcpy(levels, &table, sizeof table);
@@ -52,6 +72,10 @@ inline vi dot_bytes(vi acc, vi weights, vi activations) {
   auto result = _mm512_dpbusd_epi32(
       std::bit_cast<__m512i>(acc), std::bit_cast<__m512i>(weights), std::bit_cast<__m512i>(activations));
   return std::bit_cast<vi>(result);
+#elif defined(__AVX2__)
+  // Every second byte as a word of 16 bits, twice: pairs of words are multiplied without overflow.
+  const auto w = std::bit_cast<Halves>(weights), a = std::bit_cast<Halves>(activations);
+  return acc + std::bit_cast<vi>(Halves{dot_words(w.low, a.low), dot_words(w.high, a.high)});
 #else
   for (int shift = 0; shift < 32; shift += 8) acc += ((weights >> shift) & 255) * ((activations << (24 - shift)) >> 24);
   return acc;
@@ -88,36 +112,64 @@ inline vi load_bits(const uint8_t* from) {
 
 // What lies ahead of some steps. Of one row, weights are read once; but lines that don't stay in any cache can't be
 // asked for in pages, which takes too long for the first one. Several panels share what lies ahead.
-template <bool kOnce, int kSteps = 1>
+template <bool kOnce>
 inline void ask_ahead(WeightsAhead& ahead, int64_t advance) {
   ahead.ask<kOnce>();
-  ahead.at += kSteps * advance;
+  ahead.at += advance;
 }
 
-// A group's integer sums of R rows of bytes.
+// The fields of a step of a chunk, in the lowest bits of the bytes.
+template <int kWidth>
+inline vi fields_of(const uint8_t* lines, int step) {
+  constexpr int kPerByte = 8 / kWidth;
+  return load_bits(lines + step / kPerByte * kLineBytes) >> (step % kPerByte * kWidth);
+}
+
+// The bytes that a step of a chunk is multiplied by. Of a table's index the bits beyond the table don't matter.
+template <class F>
+inline vi bytes_of(const uint8_t* chunk, int step, vi levels) {
+  constexpr int32_t kLowest = 0x01010101;
+  vi codes = fields_of<F::kLower>(chunk, step);
+  if constexpr (F::kUpper > 0) {
+    const vi upper = fields_of<F::kUpper>(chunk + F::kLowerLines * kLineBytes, step);
+    constexpr int32_t kLowerMask = kLowest * ((1 << F::kLower) - 1), kUpperMask = kLowest * ((1 << F::kUpper) - 1);
+    codes = (codes & kLowerMask) | (upper & kUpperMask) << F::kLower;
+  }
+  if constexpr (F::kBits <= 4) return look_up(levels, codes);
+  return codes;
+}
+
+// Sixteen scales or offsets.
+inline vf load_scales(const bf16* from, bool has_halves) {
+  if (!has_halves) return load(from);
+#if defined(__AVX512F__)
+  __m256i halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return std::bit_cast<vf>(_mm512_maskz_cvtph_ps(0xffff, halves));
+#else
+  c10::Half halves[kLanes];
+  std::memcpy(halves, from, sizeof halves);
+  vf wide;
+  for (int lane = 0; lane < kLanes; ++lane) wide[lane] = halves[lane];
+  return wide;
+#endif
+}
+
+// A unit's integer sums of R rows of bytes.
 template <class F, int R, bool kOnce>
-inline void add_group(
-    vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps, WeightsAhead& ahead, int64_t advance) {
-  constexpr bool kFour = F::kStepBytes == 64;
-  const vi levels = load_bits(kUnsignedLevels.bytes);
-  for (int64_t step = 0; step < steps; step += kFour ? 2 : 1, a += kFour ? 2 * R : R, w += 128) {
-    ask_ahead<kOnce, kFour ? 2 : 1>(ahead, advance);
-    vi values[kVectors], high[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      values[v] = load_bits(w + v * 64);
-      if constexpr (kFour) {
-        high[v] = look_up(levels, values[v] >> 4);
-        values[v] = look_up(levels, values[v]);
-      }
-    }
-    for (int r = 0; r < R; ++r) {
-      const vi broadcast = splat_bits(a[r]);
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bytes(acc[r][v], values[v], broadcast);
-    }
-    if constexpr (kFour) {
+inline void add_unit(
+    vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps, vi levels, WeightsAhead& ahead,
+    int64_t advance) {
+  const int64_t line_advance = advance * F::kSteps / F::kLines;
+  for (int64_t chunk = 0; chunk < steps; chunk += F::kSteps, a += F::kSteps * R, w += F::kLines * kLineBytes) {
+    for (int line = 0; line < F::kLines; ++line) ask_ahead<kOnce>(ahead, line_advance);
+#pragma GCC unroll 8
+    for (int step = 0; step < F::kSteps; ++step) {
+      vi values[kVectors];
+      for (int v = 0; v < kVectors; ++v) values[v] = bytes_of<F>(w + v * 64, step, levels);
       for (int r = 0; r < R; ++r) {
-        const vi broadcast = splat_bits(a[R + r]);
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bytes(acc[r][v], high[v], broadcast);
+        const vi broadcast = splat_bits(a[step * R + r]);
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bytes(acc[r][v], values[v], broadcast);
       }
     }
   }
@@ -138,6 +190,17 @@ void tile(const TileArgs& t) {
   constexpr int kBytes = R * F::kWords;  // rows of bytes
   WeightsAhead ahead = t.ahead;
   const int64_t advance = t.advance;
+  vi levels{};
+  int64_t per_scale = 1, scale_line = 0;
+  bool has_offsets = false, has_halves = false;
+  if constexpr (F::kGrouped) {
+    const CodedForm& form = *t.matrix->form;
+    levels = load_bits(form.levels);
+    per_scale = t.matrix->units_per_scale;
+    scale_line = form.scale_line();
+    has_offsets = form.has_offsets;
+    has_halves = form.has_halves;
+  }
   for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
     const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
     const uint32_t* a = t.steps + first * kBytes;
@@ -147,20 +210,25 @@ void tile(const TileArgs& t) {
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < kVectors; ++v) acc[kBytes - R + r][v] = vi{} + t.offsets[unit * R + r];
       if (last - first == F::kUsualSteps) {
-        add_group<F, kBytes, kOnce>(acc, a, w, F::kUsualSteps, ahead, advance);  // unrolled
+        add_unit<F, kBytes, kOnce>(acc, a, w, F::kUsualSteps, levels, ahead, advance);  // unrolled
       } else {
-        add_group<F, kBytes, kOnce>(acc, a, w, last - first, ahead, advance);
+        add_unit<F, kBytes, kOnce>(acc, a, w, last - first, levels, ahead, advance);
       }
       if constexpr (F::kWords == 2) {
         for (int r = 0; r < R; ++r)
           for (int v = 0; v < kVectors; ++v) acc[r][v] = (acc[r][v] << 8) + acc[R + r][v];
       }
-      if constexpr (kInPages) __builtin_prefetch(t.weight_scales + unit * kBlock + kScalesAhead, 0, 2);
+      const int64_t group = per_scale == 1 ? unit : unit / per_scale;
+      const bf16* unit_scales = t.weight_scales + group * scale_line;
+      if constexpr (kInPages) __builtin_prefetch(unit_scales + kScalesAhead, 0, 2);
       for (int v = 0; v < kVectors; ++v) {
-        const vf scale = load(t.weight_scales + unit * kBlock + v * kLanes);
+        const vf scale = load_scales(unit_scales + v * kLanes, has_halves);
         for (int r = 0; r < R; ++r)
           sums[r][v] =
               fused_multiply_add(__builtin_convertvector(acc[r][v], vf), scale * t.scales[unit * R + r], sums[r][v]);
+        if (!has_offsets) continue;
+        const vf offset = load_scales(unit_scales + kBlock + v * kLanes, has_halves);
+        for (int r = 0; r < R; ++r) sums[r][v] = fused_multiply_add(offset, splat(t.totals[unit * R + r]), sums[r][v]);
       }
     } else {
       for (int64_t step = first; step < last; ++step, a += R, w += 128) {

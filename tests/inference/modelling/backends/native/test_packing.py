@@ -299,7 +299,7 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(RuntimeError, match="bias"):
         packed.linear(x, torch.zeros(39))
     with pytest.raises(RuntimeError, match="format"):
-        ops.packed_linear(x, packed.data, packed.scales, None, 9, 40, 128)
+        ops.packed_linear(x, packed.data, packed.scales, None, 900, 40, 128)
     with pytest.raises(RuntimeError, match="own dtype"):
         pack_native(random(40, 64).bfloat16(), "bfloat16").linear(x, None)
     with pytest.raises(RuntimeError, match="row 40 of 40"):
@@ -325,6 +325,7 @@ def test_generic_kernels_pass_too() -> None:
         "-p",
         "no:cacheprovider",
         __file__,
+        str(Path(__file__).with_name("test_packing_codes.py")),
         str(Path(__file__).with_name("test_forms_experts.py")),
     ]
     done = subprocess.run(
