@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kFirstForm = kFloat + 1;
 constexpr int64_t kMostForms = 256;
+constexpr int64_t kGroupAlign = 16;  // inputs: whole vectors on every processor
 
 CodedForm make_form(int64_t bits, const int32_t* levels, int32_t zero, bool has_offsets, bool has_halves) {
   CodedForm form{};
@@ -64,7 +65,7 @@ int64_t add_form(int64_t bits, at::IntArrayRef levels, int64_t zero, bool has_of
   return count;
 }
 
-// The two fields of the codes of a chunk, sixteen outputs of it, into their lines.
+// The two fields of the codes of a chunk, a vector of outputs of it, into their lines.
 template <class F>
 void store_chunk(const vu* steps, uint8_t* to) {
   const auto store_fields = [&](uint8_t* lines, int width, int shift) {
@@ -83,16 +84,16 @@ void store_chunk(const vu* steps, uint8_t* to) {
 // One block from `count` rows of codes.
 template <class F>
 void pack_block(const uint8_t* codes, int64_t count, const Matrix& w, uint8_t* block) {
-  constexpr int64_t kInputs = kLanes * F::kPerStep;  // of sixteen steps, which are whole chunks
+  constexpr int64_t kInputs = kLanes * F::kPerStep;  // of steps that are whole chunks
   for (int64_t first = 0; first < padded_inputs<F>(w.inputs); first += kInputs) {
     const int64_t here = std::min(kInputs, w.inputs - first);
-    for (int64_t half = 0; half < kVectors; ++half) {
+    for (int64_t vector = 0; vector < kVectors; ++vector) {
       vu steps[kLanes] = {};
-      for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, count - half * kLanes); ++lane)
-        std::memcpy(&steps[lane], codes + (half * kLanes + lane) * w.inputs + first, here);
+      for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, count - vector * kLanes); ++lane)
+        std::memcpy(&steps[lane], codes + (vector * kLanes + lane) * w.inputs + first, here);
       transpose(steps);
       const int64_t left = padded_inputs<F>(here) / F::kPerStep;
-      uint8_t* to = block + first / F::kAlign * F::kLines * kLineBytes + half * kLanes * 4;
+      uint8_t* to = block + first / F::kAlign * F::kLines * kLineBytes + vector * kLanes * 4;
       for (int64_t step = 0; step < left; step += F::kSteps, to += F::kLines * kLineBytes)
         store_chunk<F>(steps + step, to);
     }
@@ -161,7 +162,8 @@ Matrix matrix_layout(int64_t format, int64_t outputs, int64_t inputs, int64_t gr
     using F = decltype(f);
     w.block_bytes = block_bytes_of<F>(inputs);
     if constexpr (F::kGrouped) {
-      TORCH_CHECK(group > 0 && group % kLanes == 0 && group % F::kAlign == 0, "packed weights: a group of ", group);
+      TORCH_CHECK(
+          group > 0 && group % kGroupAlign == 0 && group % F::kAlign == 0, "packed weights: a group of ", group);
       w.form = &coded_form(format);
       // The activations of a unit share a scale: as many as keep their precision.
       w.unit = F::kMostUnit;

@@ -332,6 +332,17 @@ at::Tensor packed_rows(
   return out;
 }
 
+// The whole numbers that activations have on each side of 0, of which products with codes are made; 0: they stay as
+// they are.
+int64_t activation_steps(int64_t format) {
+  int64_t steps = 0;
+  with_format(format, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (F::kGrouped) steps = kActivationSteps<F::kWords>;
+  });
+  return steps;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
@@ -344,6 +355,7 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
   library.def(
       "packed_rows(Tensor data, Tensor? scales, Tensor ids, int format, int outputs, int inputs, int group, "
       "ScalarType dtype) -> Tensor");
+  library.def("activation_steps(int format) -> int", activation_steps);
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) {

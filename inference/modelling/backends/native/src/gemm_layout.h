@@ -15,11 +15,19 @@
 namespace blazr {
 
 constexpr int64_t kBlock = 32;  // outputs in a block
-constexpr int kVectors = 2;     // of 16 lanes
-#ifdef __AVX512F__
-constexpr bool kWide = true;  // 32 registers of 16 lanes
+constexpr int kVectors = kBlock / kLanes;
+
+// What the processor multiplies at once: four bytes and adds the products, else pairs of 16 bits; pairs of bfloat16,
+// else float32.
+#ifdef __AVX512VNNI__
+constexpr bool kByteDots = true;
 #else
-constexpr bool kWide = false;
+constexpr bool kByteDots = false;
+#endif
+#ifdef __AVX512BF16__
+constexpr bool kHalfDots = true;
+#else
+constexpr bool kHalfDots = false;
 #endif
 
 enum Format : int64_t { kInt8 = 0, kInt4 = 1, kBf16 = 2, kFloat = 3 };
@@ -74,10 +82,10 @@ struct Coded {
   static constexpr int kSteps = 8 / (kUpper ? kUpper : kLower);  // of a chunk
   static constexpr int kLines = kSteps * kBits / 8;              // of a chunk
   static constexpr int kLowerLines = kSteps * kLower / 8;
-  static constexpr int64_t kAlign = kSteps * kPerStep;          // inputs are padded to a multiple of it
-  static constexpr int kWords = kBits >= 6 ? 2 : 1;             // bytes of an activation, each in a word of its own
-  static constexpr int kPanel = (kWide ? 8 : 2) / kWords;       // most rows in a panel
-  static constexpr int64_t kMostUnit = kWords == 2 ? 128 : 32;  // inputs that share an activation's scale
+  static constexpr int64_t kAlign = kSteps * kPerStep;                   // inputs are padded to a multiple of it
+  static constexpr int kWords = kBits >= 6 || !kByteDots ? 2 : 1;        // of four activations (gemm_panels.h)
+  static constexpr int kPanel = kByteDots ? 8 / kWords : kWide ? 8 : 4;  // most rows in a panel
+  static constexpr int64_t kMostUnit = kBits >= 6 ? 128 : 32;            // inputs that share an activation's scale
   static constexpr int64_t kUsualSteps = kBits == 8 ? 32 : kBits == 6 ? 4 : 8;  // of a unit
   static constexpr int64_t kLine = kBits == 8 ? 16 : 0;  // words of a row of activations in a matrix tile; 0: none
 };
@@ -87,8 +95,8 @@ struct Half {
   static constexpr int kPerStep = 2;
   static constexpr int64_t kStepBytes = 128;
   static constexpr int64_t kAlign = 2;
-  static constexpr int kWords = 1;
-  static constexpr int kPanel = kWide ? 12 : 2;
+  static constexpr int kWords = kHalfDots ? 1 : 2;
+  static constexpr int kPanel = kWide ? 12 : 6;
   static constexpr int64_t kLine = 16;
 };
 
@@ -98,7 +106,7 @@ struct Single {
   static constexpr int64_t kStepBytes = 128;
   static constexpr int64_t kAlign = 1;
   static constexpr int kWords = 1;
-  static constexpr int kPanel = kWide ? 12 : 2;
+  static constexpr int kPanel = kWide ? 12 : 6;
   static constexpr int64_t kLine = 0;
 };
 

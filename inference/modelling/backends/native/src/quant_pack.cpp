@@ -46,11 +46,11 @@ inline vi quantise(vf values, vf inverse, float low, float high) {
   return to_integers(vmin(vmax(values * inverse, splat(low)), splat(high)));
 }
 
-// The rows of half a block; null: an output that is there to fill the block.
+// The rows of a vector of a block; null: an output that is there to fill the block.
 template <typename T>
 using Rows = std::array<const T*, kLanes>;
 
-// Sixteen units of each row from input `first` on, of which `count` (≥ 1) inputs exist: column by column.
+// kLanes units of each row from input `first` on, of which `count` (≥ 1) inputs exist: column by column.
 template <typename T>
 void load_columns(const Rows<T>& from, int64_t first, int64_t count, vu (&columns)[kLanes]) {
   constexpr int64_t kInputs = sizeof columns[0] / sizeof(T);
@@ -73,7 +73,7 @@ inline void store_columns(const vu (&columns)[kLanes], int64_t count, uint8_t* t
   for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kLineBytes, &columns[i], sizeof columns[i]);
 }
 
-// The values as they are, in the layout. `to`: the block's first or second sixteen outputs.
+// The values as they are, in the layout. `to`: the block's outputs of a vector.
 template <class F, typename T>
 void copy_rows(const Rows<T>& from, const Matrix& w, uint8_t* to) {
   constexpr int64_t kInputs = kLanes * F::kPerStep;
@@ -97,7 +97,7 @@ void quantise_int8(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scal
   constexpr int32_t kZero = 128;
   constexpr int64_t kPart = 256;  // inputs of which the bytes stay in the first cache until they are transposed
   alignas(64) uint8_t bytes[kLanes][kPart];
-  typedef uint8_t vub __attribute__((vector_size(16)));
+  typedef uint8_t vub __attribute__((vector_size(kLanes)));
   for (int64_t unit = 0; unit < w.units(); ++unit) {
     const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
     float inverses[kLanes] = {};
@@ -130,7 +130,7 @@ void quantise_int8(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scal
   }
 }
 
-// Inputs [first, first + count) of each row as float32, column by column; what fills the last sixteen is 0.
+// Inputs [first, first + count) of each row as float32, column by column; what fills the last vectors is 0.
 template <typename T>
 void widen_columns(const Rows<T>& from, int64_t first, int64_t count, float* columns) {
   constexpr int64_t kInputs = kLanes * 4 / sizeof(T);
@@ -156,29 +156,36 @@ inline vf rounded_to_bf16(vf values) {
 
 constexpr int kMiddle = 8;  // of the sixteen levels
 
+using Table = std::array<float, 16>;
+
 // Half-way between each level and the next.
-constexpr std::array<float, kLanes> middles_of_levels() {
-  std::array<float, kLanes> middles{};
-  for (int i = 0; i + 1 < kLanes; ++i) middles[i] = 0.5f * static_cast<float>(kLevels[i] + kLevels[i + 1]);
+constexpr Table middles_of_levels() {
+  Table middles{};
+  for (int i = 0; i + 1 < std::ssize(kLevels); ++i) middles[i] = 0.5f * static_cast<float>(kLevels[i] + kLevels[i + 1]);
   return middles;
 }
 
-constexpr std::array<float, kLanes> kMiddles = middles_of_levels();
+constexpr Table float_levels() {
+  Table levels{};
+  for (int i = 0; i < std::ssize(kLevels); ++i) levels[i] = static_cast<float>(kLevels[i]);
+  return levels;
+}
+
+constexpr Table kMiddles = middles_of_levels(), kFloatLevels = float_levels();
+
+inline vf look_up(const Table& table, vi numbers) {
+  if constexpr (kWide) return __builtin_shuffle(load(table.data()), numbers);
+  return __builtin_shuffle(load(table.data()), load(&table[16 - kLanes]), numbers);
+}
 
 // The number of the level that is nearest, by halves.
 inline vi nearest_level(vf values) {
-  const vf middles = load(kMiddles.data());
   vi number = (values > splat(kMiddles[kMiddle - 1])) & kMiddle;
-  for (int step = kMiddle / 2; step > 0; step /= 2)
-    number += (values > __builtin_shuffle(middles, number + (step - 1))) & step;
+  for (int step = kMiddle / 2; step > 0; step /= 2) number += (values > look_up(kMiddles, number + (step - 1))) & step;
   return number;
 }
 
-inline vf level_of(vi number) {
-  vi levels;
-  std::memcpy(&levels, kLevels, sizeof levels);
-  return __builtin_convertvector(__builtin_shuffle(levels, number), vf);
-}
+inline vf level_of(vi number) { return look_up(kFloatLevels, number); }
 
 // Where the value of the greatest magnitude is tried: at both ends, and a little before and beyond them.
 constexpr float kEnds[] = {-127, -118, -136, -110, -145, 113, 104, 121, 97};
@@ -244,10 +251,10 @@ void quantise_int4(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scal
 // One block from `count` rows.
 template <class F, typename T>
 void pack_block(const T* rows, int64_t count, const Matrix& w, uint8_t* to, bf16* scales) {
-  for (int64_t half = 0; half < kVectors; ++half, to += kLanes * 4, scales += kLanes) {
+  for (int64_t vector = 0; vector < kVectors; ++vector, to += kLanes * 4, scales += kLanes) {
     Rows<T> from;
     for (int lane = 0; lane < kLanes; ++lane)
-      from[lane] = half * kLanes + lane < count ? rows + (half * kLanes + lane) * w.inputs : nullptr;
+      from[lane] = vector * kLanes + lane < count ? rows + (vector * kLanes + lane) * w.inputs : nullptr;
     if constexpr (!F::kGrouped) {
       copy_rows<F>(from, w, to);
     } else if constexpr (F::kBits == 4) {

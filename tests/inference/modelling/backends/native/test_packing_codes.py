@@ -8,7 +8,7 @@ import torch
 from inference.modelling.backends.native.packing import NativePacked, NativeStore
 from inference.modelling.layers.coded import Codes, CodeSink, code_plainly
 from inference.modelling.quantisation import Form
-from tests.inference.modelling.backends.native.test_packing import as_quantised, away_from_ties, random
+from tests.inference.modelling.backends.native.test_packing import as_quantised, away_from_ties, random, steps_of
 from tests.inference.modelling.layers.test_coded import FORMS, random_codes
 
 SHAPES = [(33, 64), (70, 544), (32, 1100)]
@@ -20,10 +20,6 @@ def unit_of(form: Form) -> int:
     while form.group % unit:
         unit //= 2
     return unit
-
-
-def steps_of(form: Form) -> float:
-    return 127.0 * 256 if form.bits >= 6 else 127.0
 
 
 def packed_codes(weight: Codes) -> NativePacked:
@@ -42,7 +38,7 @@ def test_products_against_float64(form, outputs, inputs):
     torch.testing.assert_close(packed.dense(torch.float32), dense, rtol=1e-6, atol=1e-7)
     ids = torch.tensor([outputs - 1, 0, 7])
     assert torch.equal(packed.rows(ids, torch.bfloat16), packed.dense(torch.bfloat16)[ids])
-    unit, steps = unit_of(form), steps_of(form)
+    unit, steps = unit_of(form), steps_of(packed)
     for rows in (1, 2, 3, 9, 40):
         hidden = away_from_ties(random(rows, inputs, seed=rows), unit, steps)
         bias = random(outputs, seed=2)
@@ -51,7 +47,7 @@ def test_products_against_float64(form, outputs, inputs):
         torch.testing.assert_close(packed.linear(hidden, None).double(), expected, rtol=3e-6, atol=limit)
         torch.testing.assert_close(packed.wide_linear(hidden, bias).double(), expected + bias, rtol=3e-6, atol=limit)
     loss = (packed.linear(hidden, None) - hidden @ dense.T).norm() / (hidden @ dense.T).norm()
-    assert loss < (1e-4 if form.bits >= 6 else 1e-2)  # what rounding the activations costs
+    assert loss < (1e-4 if steps > 127 else 1e-2)  # what rounding the activations costs
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
