@@ -27,7 +27,7 @@ class EncodedTensor:
     ``fp4``      blocks (…, i/2) bytes, scale (…, i/group_size), global_scale if there
     ``bnb4``     packed (bytes of pairs), absmax, quant_map; nested_absmax and nested_quant_map if absmax is in codes
     ``hqq``      packed, scale, zero
-    ``blazr``    codes (…, o, bytes) and scales (…, o, g) in rows, as ``layers.packed.PlainQuantised`` has them
+    ``blazr``    codes (…, o, bytes) and scales (…, o, g) in rows, as ``layers.coded.quantised_rows`` gives them
     ``gguf``     none: blocks of ``type``, which the file's header describes
     ===========  ==========================================================================================
 
@@ -46,7 +46,7 @@ class EncodedTensor:
         axis: Along which values share a scale (``hqq``): 1 rows of the grouped values, 0 columns.
         offset: Added to each decoded absmax (``bnb4``).
         nested_size: Values of absmax that share a nested_absmax (``bnb4``).
-        form: What the codes stand for (``blazr``): a name of ``inference.modelling.quantisation.GROUP_SIZES``.
+        form: What the codes stand for (``blazr``): a name of ``inference.modelling.quantisation.OWN_FORMS``.
         type: GGML's name of the blocks (``gguf``).
     """
 

@@ -31,7 +31,7 @@ from inference.modelling.backends.native.packing import (
 from inference.modelling.backends.plain import onednn_serves, pack_onednn, row_maxima
 from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, StaticBatch
 from inference.modelling.forward_batch import LayerState
-from inference.modelling.layers.coded import CodeSink, CodeStore, PlainStore
+from inference.modelling.layers.coded import CodeSink, CodeStore, PlainCoded, PlainStore
 from inference.modelling.layers.layer import cache_attributes
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.moe import Experts
@@ -278,7 +278,8 @@ class TritonBackend(Backend):
 def can_capture(network: nn.Module) -> bool:
     """Whether no layer waits for the device: experts do for stacks that no kernel takes, to count their rows."""
     experts = [module for module in network.modules() if isinstance(module, Experts)]
-    return not any(isinstance(stack, PlainQuantised) for layer in experts for stack in layer.packed.values())
+    plain = (PlainQuantised, PlainCoded)
+    return not any(isinstance(stack, plain) for layer in experts for stack in layer.packed.values())
 
 
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Backend:

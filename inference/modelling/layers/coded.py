@@ -12,8 +12,12 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from inference.modelling.layers.packed import Packed, PackedStack, PackedTable
-from inference.modelling.quantisation import PLANES, Form
+from inference.modelling.layers.code_search import best_scales, inverse, nearest_codes
+from inference.modelling.layers.packed import Packed, PackedStack, PackedTable, PlainQuantised, quantise_plainly
+from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, PLANES, Form, FormName, code_bytes
+
+CHUNK_VALUES = 1 << 17
+"""Values that are quantised at once: what the search makes on the way stays in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ class PlainStore:
 
     def __init__(self, shape: Sequence[int], form: Form, device: torch.device | str = "cpu") -> None:
         *outer, inputs = shape
-        num_bytes = sum(-(-inputs * width // 8) for width in PLANES[form.bits])
+        num_bytes = code_bytes(inputs, form.bits)
         groups, dtype = -(-inputs // form.group), scales_dtype(form)
         planes = torch.empty(*outer, num_bytes, dtype=torch.uint8, device=device)
         scales = torch.empty(*outer, groups, dtype=dtype, device=device)
@@ -225,6 +229,52 @@ def code_plainly(weight: Codes) -> PlainCoded:
     assert scales is not None
     store.put(Codes(codes, scales, offsets, weight.form), 0)
     return store.packed
+
+
+def quantise_to_codes(weight: torch.Tensor, form: Form) -> Codes:
+    """Quantise (…, N, K), in the codes and scales of the least squared error; the form has no offsets."""
+    inputs = weight.shape[-1]
+    groups = -(-inputs // form.group)
+    is_real = torch.arange(groups * form.group, device=weight.device).view(groups, form.group) < inputs
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(*weight.shape[:-1], groups, dtype=scales_dtype(form), device=weight.device)
+    step = max(1, CHUNK_VALUES // inputs)
+    pieces = (torch.split(part.flatten(0, -2), step) for part in (weight, codes, scales))
+    for piece, its_codes, its_scales in zip(*pieces, strict=True):
+        grouped = functional.pad(piece.float(), (0, -inputs % form.group)).view(-1, groups, form.group)
+        its_scales.copy_(best_scales(grouped, is_real, form))
+        its_codes.copy_(nearest_codes(grouped * inverse(its_scales), form).flatten(-2)[:, :inputs])
+    return Codes(codes, scales, None, form)
+
+
+def rounded_to_form(weight: torch.Tensor, form: Form) -> torch.Tensor:
+    """Return the values that (…, N, K) has in a form without offsets, without all of its codes in memory."""
+    values = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    step = max(1, CHUNK_VALUES // weight.shape[-1])
+    for piece, target in zip(*(torch.split(part.flatten(0, -2), step) for part in (weight, values)), strict=True):
+        target.copy_(quantise_to_codes(piece, form).dense(weight.dtype))
+    return values
+
+
+def quantised_rows(weight: torch.Tensor, name: FormName) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise (…, N, K) to rows as ``blazr quantise`` writes them.
+
+    Returns:
+        Codes (…, N, bytes), int8 for the form int8, else uint8 as ``pack_planes`` gives them; and scales (…, N, groups)
+        bfloat16.
+    """
+    if name in GROUP_SIZES:
+        plain = quantise_plainly(weight, name)
+        return plain.values, plain.scales
+    packed = code_plainly(quantise_to_codes(weight, OWN_FORMS[name]))
+    return packed.planes, packed.scales
+
+
+def packed_rows(codes: torch.Tensor, scales: torch.Tensor, name: FormName, inputs: int) -> PlainQuantised | PlainCoded:
+    """Return what rows of ``quantised_rows`` hold; ``inputs``: K."""
+    if name in GROUP_SIZES:
+        return PlainQuantised(codes, scales, name, inputs)
+    return PlainCoded(codes, scales, None, OWN_FORMS[name], inputs)
 
 
 def scales_dtype(form: Form) -> torch.dtype:

@@ -18,12 +18,21 @@ from torch import nn
 from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.backends.backend import Backend, choose_backend
 from inference.modelling.backends.native.packing import PackedRows
-from inference.modelling.encodings.blazr import CODES, ROW_FORMS, SCALES
+from inference.modelling.encodings.blazr import CODES, SCALES
 from inference.modelling.layers.coded import CodeSink
 from inference.modelling.layers.packed import Packable, PlainQuantised
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.quantisation import CodedRows, Kind, Quant, coded_parameters, kept_kinds, quantised_kind
+from inference.modelling.quantisation import (
+    OWN_FORMS,
+    CodedRows,
+    Kind,
+    Quant,
+    code_bytes,
+    coded_parameters,
+    kept_kinds,
+    quantised_kind,
+)
 from inference.modelling.sources import joined_names, stored_names
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.files import TensorFiles
@@ -136,7 +145,7 @@ class _Parameter:
         source: What it is made of.
         shape: Its shape.
         kind: How it is quantised; None: not.
-        is_kept: Whether the files hold its codes.
+        is_kept: Whether the files hold its codes in int8 or int4.
         coded: The forms of its rows, if it stays in the codes of the files.
     """
 
@@ -224,11 +233,11 @@ def _load_parameter(files: TensorFiles, backend: Backend, parameter: _Parameter,
 
 
 def _read_codes(files: TensorFiles, parameter: _Parameter) -> PlainQuantised:
-    """Codes and scales of a parameter as the files hold them."""
+    """Codes and scales of a parameter in int8 or int4 as the files hold them."""
     assert parameter.kind is not None
-    form, inputs = ROW_FORMS[parameter.kind], parameter.shape[-1]
-    sizes = (-(-inputs // form.codes_per_byte), -(-inputs // form.group))
-    dtypes = (torch.int8 if form.dtype == "I8" else torch.uint8, torch.bfloat16)
+    form, inputs = OWN_FORMS[parameter.kind], parameter.shape[-1]
+    sizes = (code_bytes(inputs, form.bits), -(-inputs // form.group))
+    dtypes = (torch.int8 if parameter.kind == "int8" else torch.uint8, torch.bfloat16)
     values, scales = (
         _assemble(
             files,
