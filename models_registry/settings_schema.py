@@ -50,10 +50,10 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "quant",
         "Quantisation",
-        "What the matrices become as they are loaded. int8 and int4 take less memory and decode faster; "
-        "blazr quality says what that costs.",
+        "What the matrices become as they are loaded. auto keeps the codes of a quantised file, none makes floats of "
+        "them; int8 and int4 take less memory and decode faster, and blazr quality says what that costs.",
         "choice",
-        choices=("none", "int8", "int4"),
+        choices=("auto", "none", "int8", "int4"),
     ),
     Setting(
         "max_model_len",

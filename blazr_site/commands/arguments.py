@@ -32,7 +32,7 @@ SERVE_OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--port", "BLAZR_PORT", "PORT", "port to listen on (8080; 0: any free one)"),
     ("--device", "BLAZR_DEVICE", "DEVICE", "cpu, cuda:N, several with commas: one worker each (auto)"),
     ("--dtype", "BLAZR_DTYPE", "TYPE", "float32, bfloat16, float16 (auto: what fits device and weights)"),
-    ("--quant", "BLAZR_QUANT", "KIND", "int8 or int4: quantise the matrices as they are loaded (none)"),
+    ("--quant", "BLAZR_QUANT", "KIND", "auto: keep the codes of a quantised file; none: floats; int8, int4 (auto)"),
     ("--speculative", "BLAZR_SPECULATIVE", "HOW", "draft tokens: ngram or draft:MODEL, and perhaps ,k=N (off)"),
     ("--max-model-len", "BLAZR_MAX_MODEL_LEN", "N", "longest prompt plus output in tokens (the model's)"),
     ("--max-num-seqs", "BLAZR_MAX_NUM_SEQS", "N", "requests of a model that are computed together (64)"),
@@ -131,7 +131,12 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of loading a model in this process."""
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     parser.add_argument("--dtype", default="auto", choices=DTYPES)
-    parser.add_argument("--quant", default="none", choices=("none", "int8", "int4"), help="quantise while loading")
+    parser.add_argument(
+        "--quant",
+        default="auto",
+        choices=("auto", "none", "int8", "int4"),
+        help="keep the codes of a quantised file (auto), make floats of them (none), or quantise while loading",
+    )
     parser.add_argument(
         "--speculative", metavar="HOW", help="draft tokens: ngram or draft:MODEL (named as --model), and perhaps ,k=N"
     )

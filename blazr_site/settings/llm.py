@@ -52,9 +52,10 @@ BLAZR_LLM_OPTIONS: dict[str, Any] = {
     ),
     "quant": read.text(
         "BLAZR_QUANT",
-        "none",
-        choices=("none", "int8", "int4"),
-        help="What the matrices of models become as they are loaded; int8 and int4 take less memory and decode faster.",
+        "auto",
+        choices=("auto", "none", "int8", "int4"),
+        help="What the matrices of models become as they are loaded: auto keeps the codes of a quantised file, none "
+        "makes floats of them; int8 and int4 take less memory and decode faster.",
     ),
     "speculative": read.speculative(
         "BLAZR_SPECULATIVE",

@@ -34,7 +34,7 @@ class LLMOptions:
         snapshot_host_bytes: Host memory for snapshots that had to leave a device.
         cache_dir: Directory in which the prefix cache outlives the process; None: it doesn't.
         cache_dir_bytes: Most bytes there, all models together.
-        quant: What the matrices become as they are loaded: ``none``, ``int8`` or ``int4``.
+        quant: What the matrices become as they are loaded: ``auto``, ``none``, ``int8`` or ``int4``.
         speculative: How tokens are drafted; None: not at all.
         pooling: How vectors are pooled unless the request says.
         num_threads: Threads of one operator on a CPU, for the whole process; None: torch's choice.
@@ -53,7 +53,7 @@ class LLMOptions:
     snapshot_host_bytes: int = 0
     cache_dir: Path | None = None
     cache_dir_bytes: int = 16 << 30
-    quant: Quant = "none"
+    quant: Quant = "auto"
     speculative: SpeculativeOptions | None = None
     pooling: Pooling = "mean"
     num_threads: int | None = None

@@ -12,7 +12,7 @@ from typing import Literal
 
 from inference.modelling.layer_specs import Shape
 
-Coding = Literal["gptq", "awq", "packed_int", "scaled", "fp4", "bnb4", "hqq", "blazr"]
+Coding = Literal["gptq", "awq", "packed_int", "scaled", "fp4", "bnb4", "hqq", "blazr", "gguf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class EncodedTensor:
     ``fp4``      blocks (…, i/2) bytes, scale (…, i/group_size), global_scale if there
     ``bnb4``     packed (bytes of pairs), absmax, quant_map; nested_absmax and nested_quant_map if absmax is in codes
     ``hqq``      packed, scale, zero
-    ``blazr``    codes (…, o, bytes) and scales (…, o, g) in rows, as ``layers.packed.PlainQuantised`` has them
+    ``blazr``    codes (…, o, bytes) and scales (…, o, g) in rows, as ``layers.coded.quantised_rows`` gives them
+    ``gguf``     none: blocks of ``type``, which the file's header describes
     ===========  ==========================================================================================
 
     Attributes:
@@ -45,7 +46,8 @@ class EncodedTensor:
         axis: Along which values share a scale (``hqq``): 1 rows of the grouped values, 0 columns.
         offset: Added to each decoded absmax (``bnb4``).
         nested_size: Values of absmax that share a nested_absmax (``bnb4``).
-        form: What the codes stand for (``blazr``): a name of ``inference.modelling.quantisation.GROUP_SIZES``.
+        form: What the codes stand for (``blazr``): a name of ``inference.modelling.quantisation.OWN_FORMS``.
+        type: GGML's name of the blocks (``gguf``).
     """
 
     name: str
@@ -63,3 +65,4 @@ class EncodedTensor:
     offset: float = 0.0
     nested_size: int = 0
     form: str = ""
+    type: str = ""

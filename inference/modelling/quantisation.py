@@ -1,12 +1,15 @@
 """Which parameters are quantised, and how many bytes that leaves. Names and shapes only, no torch.
 
-``quant`` names what the matrices of the layers become; embedding and head become int8 whatever it says, since a step
-reads the head once for all layers' sake, and its rounding goes straight into the logits. Everything that is small or
-that a recurrence or a choice multiplies stays as it is: routers, norms, convolutions, A, D, dt, gates of few rows.
+``quant`` names what the matrices of the layers become. ``auto``: they stay in the codes that the files have, if they
+have any. ``none``: they become floats. ``int8`` and ``int4`` quantise them; embedding and head then become int8
+whatever it says, since a step reads the head once for all layers' sake, and its rounding goes straight into the
+logits. Everything that is small or that a recurrence or a choice multiplies stays as it is: routers, norms,
+convolutions, A, D, dt, gates of few rows.
 
 int8: 255 symmetric steps, a bfloat16 scale for each output and 128 inputs: 8.125 bits per weight. int4: 16 levels, a
-scale for each output and 32 inputs: 4.5 bits. See docs/decisions/0010-quantised-products.md and
-docs/decisions/0053-codes-by-error.md.
+scale for each output and 32 inputs: 4.5 bits. ``blazr quantise`` writes further forms (``OWN_FORMS``), which stay
+whatever ``quant`` says. See docs/decisions/0010-quantised-products.md, docs/decisions/0053-codes-by-error.md and
+docs/decisions/0056-quantised-by-measurement.md.
 """
 
 from __future__ import annotations
@@ -14,21 +17,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
+from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.layer_specs import DTYPE_BYTES, Shape
-from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.sources import joined_names
+from inference.modelling.spec import ModelSpec, Piece, Source
 
-Quant = Literal["none", "int8", "int4"]
+Quant = Literal["auto", "none", "int8", "int4"]
 Kind = Literal["int8", "int4"]
+FormName = Literal["int2", "int3", "int4", "int5", "int6", "int8"]
 
-QUANTS: tuple[Quant, ...] = ("none", "int8", "int4")
+QUANTS: tuple[Quant, ...] = ("auto", "none", "int8", "int4")
 GROUP_SIZES: dict[Kind, int] = {"int8": 128, "int4": 32}
 INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the sixteen codes of int4 stand for: those of GGUF's IQ4_NL (ggml, ggml-common.h). More of them lie near 0, as
 more weights do; the ends differ, so that a scale's sign can give the farther one to the greatest magnitude."""
+INT2_LEVELS = (-127, -38, 15, 83)
+INT3_LEVELS = (-127, -70, -38, -15, 5, 27, 54, 95)
 REVISION = 2
 """Of the arithmetic of quantised products: kept states of another one are not used again."""
+BLOCK_ROWS = 32
+"""Outputs that lie together in the native layouts."""
 SMALLEST_SIDE = 32
 """A matrix with fewer rows or columns stays as it is: it saves nothing, and often decides something."""
 
@@ -97,6 +107,17 @@ GGUF_FORMS: Mapping[str, Form] = {
 instead of 4.5, Q5_K 6 instead of 5.5 and Q6_K 7 instead of 6.56."""
 
 
+OWN_FORMS: Mapping[FormName, Form] = {
+    "int2": Form(2, 64, levels=INT2_LEVELS, scales="bfloat16"),
+    "int3": Form(3, 64, levels=INT3_LEVELS, scales="bfloat16"),
+    "int4": Form(4, GROUP_SIZES["int4"], levels=INT4_LEVELS, scales="bfloat16"),
+    "int5": Form(5, 64, zero=16, scales="bfloat16"),
+    "int6": Form(6, 64, zero=32, scales="bfloat16"),
+    "int8": Form(8, GROUP_SIZES["int8"], zero=128, scales="bfloat16"),
+}
+"""The forms that ``blazr quantise`` writes, those of the fewest bits first."""
+
+
 def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None:
     """What a parameter becomes; None: it stays.
 
@@ -105,7 +126,7 @@ def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None
         shape: Its shape.
         quant: What was asked for.
     """
-    if quant == "none" or len(shape) not in (2, 3) or min(shape[-2:]) < SMALLEST_SIDE:
+    if quant == "auto" or quant == "none" or len(shape) not in (2, 3) or min(shape[-2:]) < SMALLEST_SIDE:
         return None
     if name in _HEADS:
         return "int8"
@@ -139,16 +160,68 @@ def quantised_bytes(shape: Sequence[int], kind: Kind) -> int:
 def coded_bytes(shape: Sequence[int], form: Form) -> int:
     """Bytes of codes, scales and offsets, without what fills the last block of outputs (native)."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    codes = sum(-(-columns * width // 8) for width in PLANES[form.bits])
-    return rows * (codes + (4 if form.has_offset else 2) * -(-columns // form.group))
+    return rows * (code_bytes(columns, form.bits) + (4 if form.has_offset else 2) * -(-columns // form.group))
+
+
+def code_bytes(inputs: int, bits: int) -> int:
+    """Bytes of the codes of a row."""
+    return sum(-(-inputs * width // 8) for width in PLANES[bits])
+
+
+@dataclass(frozen=True, slots=True)
+class CodedRows:
+    """Rows of a parameter, a stack's matrices one below the other, that are kept in one form."""
+
+    rows: int
+    form: Form
+
+
+def coded_parameters(spec: ModelSpec, quant: Quant) -> dict[str, tuple[CodedRows, ...]]:
+    """Parameters that stay in the codes of the files, by name: the forms of their rows from the first one on.
+
+    Those of ``blazr quantise`` stay whatever ``quant`` says. int8 and int4 aren't among them: see ``kept_kinds``.
+    """
+    items = {item.name: item for item in spec.encoded if quant == "auto" or item.coding == "blazr"}
+    shapes = spec.parameter_shapes()
+    found = {name: _coded_rows(name, shapes[name], source, items) for name, source in spec.parameters.items()}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def stored_form(item: EncodedTensor) -> Form | None:
+    """The form that holds the codes of a stored weight; None: there is none, or ``kept_kinds`` has it."""
+    if item.coding == "blazr":
+        return None if item.form in GROUP_SIZES else OWN_FORMS[cast("FormName", item.form)]
+    return GGUF_FORMS.get(item.type)
+
+
+def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, EncodedTensor]) -> tuple[CodedRows, ...]:
+    if quantised_kind(name, shape, "int8") is None or any(item not in items for item in source.tensor_names()):
+        return ()
+    names = joined_names(source, shape, lambda stored: items[stored].shape)
+    rows: list[CodedRows] = []
+    for stored in names or ():
+        form = stored_form(items[stored])
+        if form is None:
+            return ()
+        count = math.prod(items[stored].shape[:-1])
+        if rows and rows[-1].form == form and rows[-1].rows % BLOCK_ROWS == 0:
+            rows[-1] = CodedRows(rows[-1].rows + count, form)
+        else:
+            rows.append(CodedRows(count, form))
+    is_stack = len(shape) == 3
+    if is_stack and (len(rows) != 1 or shape[1] % BLOCK_ROWS):
+        return ()
+    return tuple(rows)
 
 
 def weights_bytes(spec: ModelSpec, dtype: str, quant: Quant) -> int:
     """Bytes of all weights of a network in memory."""
-    kept = kept_kinds(spec)
-    shapes = spec.parameter_shapes()
+    kept, coded, shapes = kept_kinds(spec), coded_parameters(spec, quant), spec.parameter_shapes()
     return sum(
-        _bytes(shape, dtype, kept.get(name) or quantised_kind(name, shape, quant)) for name, shape in shapes.items()
+        sum(coded_bytes((part.rows, shape[-1]), part.form) for part in coded[name])
+        if name in coded
+        else _bytes(shape, dtype, kept.get(name) or quantised_kind(name, shape, quant))
+        for name, shape in shapes.items()
     )
 
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.families.config import Facts, TensorInfo
 from inference.modelling.gguf.architectures import GgufCheckpoint, read_checkpoint
-from inference.modelling.gguf.block_types import BLOCK_TYPES
+from inference.modelling.gguf.block_types import BLOCK_TYPES, COMPUTED_TYPES
 from inference.modelling.gguf.tensors import CheckpointTensor
+from inference.modelling.quantisation import GGUF_FORMS
 from models_registry.detection.directory import CheckpointDirectory
 from models_registry.detection.ggjt_files import record_ggjt
 
@@ -27,10 +29,6 @@ FILE_TYPES: Mapping[int, str] = {
 """``general.file_type``: the recipe by which a file was quantised, most of whose tensors have the type of that name."""
 
 
-EXPANDED = ("IQ1_", "IQ2_", "IQ3_", "TQ")
-"""Starts of the names of types whose codes no kernel will read."""
-
-
 @dataclass(frozen=True, slots=True)
 class GgufFiles:
     """A GGUF file as a checkpoint.
@@ -38,10 +36,12 @@ class GgufFiles:
     Attributes:
         config: What config.json would have.
         tensors: Header entries under the names that the tensors had.
+        encoded: Those whose codes can be computed with as they are.
     """
 
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
+    encoded: tuple[EncodedTensor, ...]
 
 
 def read_gguf_checkpoint(resolved: CheckpointDirectory, facts: Facts) -> GgufFiles:
@@ -53,7 +53,12 @@ def read_gguf_checkpoint(resolved: CheckpointDirectory, facts: Facts) -> GgufFil
     found = read_checkpoint([resolved.directory / name for name in resolved.weight_files])
     _record(found, facts)
     tensors = {name: _info(tensor, resolved.weight_files) for name, tensor in found.tensors.items()}
-    return GgufFiles(dict(found.config), tensors)
+    encoded = tuple(
+        EncodedTensor(name, tensor.shape, "gguf", {}, type=kind)
+        for name, tensor in found.tensors.items()
+        if (kind := tensor.code_type) in GGUF_FORMS and kind is not None
+    )
+    return GgufFiles(dict(found.config), tensors, encoded)
 
 
 def _info(tensor: CheckpointTensor, files: tuple[str, ...]) -> TensorInfo:
@@ -80,7 +85,7 @@ def _record(found: GgufCheckpoint, facts: Facts) -> None:
     total = sum(sizes.values()) or 1
     shares = ", ".join(f"{name} {round(100 * size / total)} %" for name, size in sizes.most_common())
     facts.add("quantisation", shares, "types of the tensors, by bytes")
-    expanded = [name for name in sizes if name.startswith(EXPANDED)]
+    expanded = [name for name in sizes if name in COMPUTED_TYPES and name not in GGUF_FORMS]
     if expanded:
         facts.warn(
             f"tensors are stored as {', '.join(expanded)}, for which there are no kernels: their values are expanded "

@@ -23,6 +23,7 @@ from inference.errors import (
     UnsupportedArchitecture,
     UnsupportedFormat,
 )
+from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.families.checks import TIED_HEAD, source_shape
 from inference.modelling.families.config import (
     CheckpointConfig,
@@ -179,7 +180,7 @@ def _inspect_gguf(resolved: CheckpointDirectory, facts: Facts, checked: dict[str
     found = read_gguf_checkpoint(resolved, facts)
     _record_weights(resolved, facts)
     try:
-        return _inspection(resolved, found.tensors, CheckpointConfig(found.config), facts, checked)
+        return _inspection(resolved, found.tensors, CheckpointConfig(found.config), facts, checked, found.encoded)
     except BlazrError as error:
         error.message = _by_metadata(error.message)
         raise
@@ -200,6 +201,7 @@ def _inspection(
     config: CheckpointConfig,
     facts: Facts,
     checked: dict[str, Any],
+    encoded: tuple[EncodedTensor, ...] = (),
 ) -> Inspection:
     # From here on the tensors are those of the checkpoint before it was quantised.
     decoded = decode_quantised(resolved, tensors, config, facts)
@@ -208,7 +210,7 @@ def _inspection(
     # Families with several types read the type from the config, which must have the detected one.
     typed = config if model_type == "oxidizr" else CheckpointConfig({**config.values, "model_type": model_type})
     view = CheckpointView(typed, TensorTable(decoded.tensors), facts)
-    spec = replace(_build(view, model_type, is_inferred), encoded=decoded.encoded)
+    spec = replace(_build(view, model_type, is_inferred), encoded=decoded.encoded + encoded)
     _check_sources(spec, view.tensors)
     _check_overrides_hold(spec, checked)
     if spec.tie_word_embeddings and "tie_word_embeddings" not in checked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from itertools import product
 
@@ -12,10 +13,12 @@ from safetensors.torch import save_file
 from bench.gpu_models import NORM, quantise_network, random_network
 from inference.engine.engine import Engine
 from inference.modelling.backends import backend as kernels
+from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.layer_specs import MLPSpec, MoESpec
+from inference.modelling.layers.coded import packed_rows, quantised_rows
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.layers.packed import PlainQuantised
-from inference.modelling.quantisation import quantised_kind, weights_bytes
+from inference.modelling.quantisation import OWN_FORMS, quantised_kind, weights_bytes
 from inference.modelling.spec import LayerSpec, ModelSpec, tensor
 from inference.modelling.weights.loader import load_network
 from tests.gpu.test_cuda_graphs import assert_padding_changes_nothing
@@ -109,6 +112,32 @@ def test_a_load_gives_the_device_form(name, quant, device, tmp_path, monkeypatch
     # Rows are filled up to whole pieces of 16 bytes: much where they are as short as these, nothing in real ones.
     planned = weights_bytes(spec, "float32", quant)
     assert planned <= network_bytes(network) < 1.3 * planned
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_codes_of_a_file_are_kept(name, device, tmp_path):
+    """int4 and int8 in the layout of the kernels, the others to be expanded for each product."""
+    spec, forms = make_spec(name, tied=False), itertools.cycle(OWN_FORMS)
+    tensors = {key: value.cpu() for key, value in random_network(spec, device, torch.float32, 5).state_dict().items()}
+    encoded, wanted = [], {}
+    for key, value in list(tensors.items()):
+        if value.dim() == 2 and quantised_kind(key, value.shape, "int8") is not None:
+            form, parts = next(forms), {"codes": f"{key}.codes", "scales": f"{key}.scales"}
+            codes, scales = quantised_rows(tensors.pop(key), form)
+            tensors |= {parts["codes"]: codes, parts["scales"]: scales}
+            encoded.append(EncodedTensor(key, tuple(value.shape), "blazr", parts, form=form))
+            wanted[key] = packed_rows(codes, scales, form, value.shape[-1]).dense(torch.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    spec = replace(spec, encoded=tuple(encoded))
+    network = load_network(
+        spec, [tmp_path / "model.safetensors"], dtype=torch.float32, device=device, quant="auto", pack=True
+    )
+    for key, values in wanted.items():
+        path, _, leaf = key.rpartition(".")
+        found = packed_of(network.get_submodule(path), leaf)
+        assert torch.equal(found.dense(torch.float32).cpu(), values), key
+    assert len(wanted) > 5
+    assert kernels.can_capture(network), "a layer waits for the device"
 
 
 def packed_of(owner: torch.nn.Module, leaf: str) -> object:

@@ -19,8 +19,9 @@ from inference.llm.quality import SLICE_BYTES, WindowRunner
 from inference.llm.quantising.parts import Part
 from inference.modelling.backends.backend import Backend
 from inference.modelling.forward_batch import ForwardBatch
+from inference.modelling.layers.coded import rounded_to_form
 from inference.modelling.network import ResidualStream
-from inference.modelling.quantisation import Kind
+from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, FormName
 from inference.modelling.spec import ModelSpec
 
 REFERENCE_BYTES = 512 << 20
@@ -107,34 +108,36 @@ class Measurement:
         return self.divergence(self.num_layers)
 
     @contextmanager
-    def rounded(self, forms: Mapping[Part, Kind]) -> Iterator[None]:
+    def rounded(self, forms: Mapping[Part, FormName]) -> Iterator[None]:
         """Give parts the values that they have in a form, and restore their values at the end."""
         before: dict[str, torch.Tensor] = {}
         try:
-            for part, kind in forms.items():
+            for part, form in forms.items():
                 for name in part.parameters:
                     parameter = self._parameters[name]
                     before[name] = parameter.data
-                    parameter.data = self.rounded_values(parameter.data, kind)
+                    parameter.data = self.rounded_values(parameter.data, form)
             yield
         finally:
             for name, values in before.items():
                 self._parameters[name].data = values
 
-    def rounded_values(self, weight: torch.Tensor, kind: Kind) -> torch.Tensor:
+    def rounded_values(self, weight: torch.Tensor, form: FormName) -> torch.Tensor:
         """Return the values of a weight, or of a stack of weights, in a form."""
-        packed = self._backend.quantise(weight, kind)
+        if form not in GROUP_SIZES:
+            return rounded_to_form(weight, OWN_FORMS[form])
+        packed = self._backend.quantise(weight, form)
         if weight.dim() == 2:
             return cast("torch.Tensor", packed.dense(weight.dtype))  # type: ignore[union-attr]
         matrices = [packed.matrix(number).dense(weight.dtype) for number in range(weight.shape[0])]  # type: ignore[union-attr]
         return torch.stack(matrices)
 
-    def squared_error(self, part: Part, kind: Kind) -> float:
+    def squared_error(self, part: Part, form: FormName) -> float:
         """Return the sum of the squared differences between a part's values and those in a form."""
         total = 0.0
         for name in part.parameters:
             weight = self._parameters[name].data
-            total += float((self.rounded_values(weight, kind) - weight).square().sum(dtype=torch.float64))
+            total += float((self.rounded_values(weight, form) - weight).square().sum(dtype=torch.float64))
         return total
 
     def divergence(self, first_layer: int) -> Divergence:

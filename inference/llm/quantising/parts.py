@@ -2,7 +2,7 @@
 
 A part is one matrix of the network (q, k and v of a layer are one, so are gate and up), or both stacks of a layer's
 experts, which one call of the kernels multiplies. Recurrent parameters, routers, norms and convolutions are no parts:
-they stay as they are stored.
+they stay as they are stored, and so do matrices whose sizes don't fill bytes or blocks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from inference.modelling.encodings.blazr import CODES, SCALES, STORED_DTYPES
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.gguf.ggjt import GGML_SUFFIXES
 from inference.modelling.layer_specs import Shape
-from inference.modelling.quantisation import Kind, quantised_bytes, quantised_kind
+from inference.modelling.quantisation import BLOCK_ROWS, OWN_FORMS, FormName, coded_bytes, quantised_kind
 from inference.modelling.spec import ModelSpec, Piece
 
-KINDS: tuple[Kind, ...] = ("int4", "int8")
+KINDS: tuple[FormName, ...] = tuple(OWN_FORMS)
 """The forms that are tried, the smallest first."""
+NUM_COLUMNS = 8
+"""A matrix has a multiple of so many columns, or it stays: then the codes of every form fill whole bytes."""
 HEADER_BYTES = 128
 """Maximum bytes of a tensor's entry in a safetensors header, without its name."""
 
@@ -42,7 +44,7 @@ class Part:
     parameters: Mapping[str, Shape]
     layer: int
     stored_bytes: int
-    sizes: Mapping[Kind, int]
+    sizes: Mapping[FormName, int]
 
     @property
     def num_weights(self) -> int:
@@ -70,7 +72,7 @@ def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]
     uses = Counter(name for source in spec.parameters.values() for name in source.tensor_names())
     grouped: dict[str, dict[str, Shape]] = {}
     for name, shape in shapes.items():
-        if quantised_kind(name, shape, "int4") is None or shape[-1] % 2:
+        if quantised_kind(name, shape, "int4") is None or shape[-1] % NUM_COLUMNS:
             continue
         source = spec.parameters[name]
         is_plain = all(piece == Piece(piece.name) for piece in source.pieces)
@@ -79,6 +81,8 @@ def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]
             and tensors[tensor].shape[-1] == shape[-1]
             and uses[tensor] == 1
             and tensors[tensor].dtype in STORED_DTYPES.values()
+            # Experts are packed one below the other, in whole blocks.
+            and (len(shape) == 2 or tensors[tensor].shape[-2] % BLOCK_ROWS == 0)
             for tensor in source.tensor_names()
         )
         if is_plain and is_matrix:
@@ -105,7 +109,7 @@ def _part(name: str, shapes: dict[str, Shape], spec: ModelSpec, tensors: Mapping
         shapes,
         _layer(name, len(spec.layers)),
         sum(tensors[tensor].end - tensors[tensor].begin for tensor in names),
-        {kind: entries + sum(quantised_bytes(shape, kind) for shape in shapes.values()) for kind in KINDS},
+        {kind: entries + sum(coded_bytes(shape, OWN_FORMS[kind]) for shape in shapes.values()) for kind in KINDS},
     )
 
 

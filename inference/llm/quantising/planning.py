@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NUM_CELLS = 1 << 13
-"""Of the grid, from the smallest plan to the largest."""
+NUM_CELLS = 1 << 16
+"""Of the grid, from the smallest plan to the largest: each part of a plan wastes half a cell on average."""
 STORED = "stored"
 """The choice to leave a part as it is."""
 

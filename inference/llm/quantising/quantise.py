@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,15 +24,15 @@ from inference.llm.quantising.writing import SourceFiles, check_target, write_ch
 from inference.llm.sizes import free_memory_bytes
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.layer_specs import Dtype
-from inference.modelling.quantisation import GROUP_SIZES, Kind
+from inference.modelling.quantisation import OWN_FORMS, FormName
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
 
 Progress = Callable[[float, str], None]
 
-MAX_MEASURED_BITS = 4
-"""Forms of more bits change a single matrix so little that a few hundred predictions don't show it: their divergence
-is that of the finest measured form times the ratio of the squared errors, which it is proportional to."""
+MEASURED_FORMS: tuple[FormName, FormName] = ("int2", "int4")
+"""A coarse and a fine form, which are measured. The divergence of the others follows from their squared errors, see
+``derive_divergences``: forms of more bits change a single matrix less than a few hundred predictions show."""
 CURVE_POINTS = 6
 _SEARCH_STEPS = 7
 _LOADED, _MEASURED, _PLANNED = 0.05, 0.8, 0.95
@@ -62,8 +63,8 @@ class PartForms:
     """
 
     part: Part
-    divergences: Mapping[Kind, float]
-    measured: Sequence[Kind]
+    divergences: Mapping[FormName, float]
+    measured: Sequence[FormName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +155,13 @@ def quantise_checkpoint(
         runner = WindowRunner(network, window, dtype, device)
         measurement = Measurement(runner, choose_backend(device, TORCH_DTYPES[dtype]), windows)
         measured = _measure_parts(measurement, parts, progress)
-        planner = Planner({one.part.name: _choices(one) for one in measured}, fixed)
-        trials = _Trials(planner, measurement, parts, limit, progress)
+        trials = _Trials(Planner(_choices(measured), fixed), measurement, parts, limit, progress)
         plan, divergence = trials.choose()
         curve = trials.curve()
         progress(_PLANNED, "writing")
         bits, stored = plan.size_bytes * 8 / spec.num_parameters(), measurement.stored()
         figures = _figures(divergence, stored, bits, plan, text)
-        forms = {name: kind for part, kind in trials.kinds_of(plan).items() for name in part.parameters}
+        forms = {name: form for part, form in trials.forms_of(plan).items() for name in part.parameters}
         content = _plan_file(measured, plan, curve, figures, limit)
         weight_of = partial(_values_of, dict(network.named_parameters()))
         check_target(target, plan.size_bytes)
@@ -205,39 +205,60 @@ def _check_memory(needed_bytes: int, num_tokens: int, device: str) -> None:
 
 
 def _measure_parts(measurement: Measurement, parts: Sequence[Part], report: Progress) -> list[PartForms]:
-    """Measure the divergence of every part in every form."""
-    kinds = [kind for kind in KINDS if _bits(kind) <= MAX_MEASURED_BITS]
+    """Find the divergence of every part in every form."""
     # What is computed for a part: the layers from its own on.
     costs = [measurement.num_layers - max(part.layer, 0) + 1 for part in parts]
-    done, total, began = 0, sum(costs) * len(kinds), time.monotonic()
+    done, total, began = 0, sum(costs) * len(MEASURED_FORMS), time.monotonic()
     found = []
     for part, cost in zip(parts, costs, strict=True):
-        divergences: dict[Kind, float] = {}
-        for kind in kinds:
-            with measurement.rounded({part: kind}):
-                divergences[kind] = measurement.divergence(part.layer).mean_kl
+        measured: dict[FormName, float] = {}
+        for form in MEASURED_FORMS:
+            with measurement.rounded({part: form}):
+                measured[form] = measurement.divergence(part.layer).mean_kl
             done += cost
             left = (time.monotonic() - began) / done * (total - done)
             share = _LOADED + (_MEASURED - _LOADED) * done / total
-            report(share, f"measuring {part.name} in {kind}, about {max(left, 1):.0f} s left")
-        finest = kinds[-1]
-        error = measurement.squared_error(part, finest)
-        for kind in KINDS:
-            if kind not in divergences:
-                ratio = measurement.squared_error(part, kind) / error if error else 0.0
-                divergences[kind] = divergences[finest] * ratio
-        found.append(PartForms(part, divergences, kinds))
+            report(share, f"measuring {part.name} in {form}, about {max(left, 1):.0f} s left")
+        errors = {form: measurement.squared_error(part, form) for form in KINDS}
+        found.append(PartForms(part, derive_divergences(measured, errors), MEASURED_FORMS))
     return found
 
 
-def _bits(kind: Kind) -> int:
-    return int(kind.removeprefix("int"))
+def derive_divergences(
+    measured: Mapping[FormName, float], errors: Mapping[FormName, float]
+) -> Mapping[FormName, float]:
+    """Return the divergence of a part in every form, from two that were measured.
+
+    The divergence of a small change is proportional to its squared error, that of a large one isn't. So between the
+    measured forms the power of the error is taken that goes through both, and beyond them the error's ratio to the
+    finer one.
+
+    Args:
+        measured: Divergences of ``MEASURED_FORMS``.
+        errors: Squared errors of all forms.
+    """
+    coarse, fine = MEASURED_FORMS
+    found: dict[FormName, float] = {}
+    for form, error in errors.items():
+        ratio = error / errors[fine] if errors[fine] else 0.0
+        if form in measured:
+            found[form] = measured[form]
+        elif ratio > 1 and error < errors[coarse] and min(measured.values()) > 0:
+            power = math.log(ratio) / math.log(errors[coarse] / errors[fine])
+            found[form] = measured[fine] * (measured[coarse] / measured[fine]) ** power
+        else:
+            found[form] = measured[fine] * ratio
+    return found
 
 
-def _choices(forms: PartForms) -> list[Choice]:
-    part = forms.part
-    choices = [Choice(kind, part.sizes[kind], forms.divergences[kind]) for kind in KINDS]
-    return [*choices, Choice(STORED, part.stored_bytes, 0.0)]
+def _choices(measured: Sequence[PartForms]) -> dict[str, list[Choice]]:
+    """Return the forms that each part can have, and to stay as it is."""
+    found: dict[str, list[Choice]] = {}
+    for one in measured:
+        part = one.part
+        found[part.name] = [Choice(form, part.sizes[form], one.divergences[form]) for form in KINDS]
+        found[part.name].append(Choice(STORED, part.stored_bytes, 0.0))
+    return found
 
 
 class _Trials:
@@ -259,15 +280,15 @@ class _Trials:
         self._report = report
         self._found: dict[tuple[tuple[str, str], ...], tuple[Plan, Divergence]] = {}
 
-    def kinds_of(self, plan: Plan) -> dict[Part, Kind]:
+    def forms_of(self, plan: Plan) -> dict[Part, FormName]:
         """Return the parts that a plan rounds, and their forms."""
-        return {self._parts[name]: cast("Kind", form) for name, form in plan.forms.items() if form != STORED}
+        return {self._parts[name]: cast("FormName", form) for name, form in plan.forms.items() if form != STORED}
 
     def measure(self, plan: Plan) -> Divergence:
         """Return the divergence of a whole plan."""
         key = tuple(plan.forms.items())
         if key not in self._found:
-            with self._measurement.rounded(self.kinds_of(plan)):
+            with self._measurement.rounded(self.forms_of(plan)):
                 self._found[key] = plan, self._measurement.divergence(-1)
             share = _MEASURED + (_PLANNED - _MEASURED) * min(len(self._found) / (_SEARCH_STEPS + CURVE_POINTS), 1)
             self._report(share, f"measuring a plan of {format_bytes(plan.size_bytes)}")
@@ -310,8 +331,8 @@ class _Trials:
             plan = self._planner.within(smallest + (largest - smallest) * step // (CURVE_POINTS - 1))
             if plan is not None:
                 self.measure(plan)
-        for kind in KINDS:
-            self.measure(self._planner.uniform(kind))
+        for form in KINDS:
+            self.measure(self._planner.uniform(form))
         points = [_curve_point(plan, divergence) for plan, divergence in self._found.values()]
         return sorted(points, key=lambda point: point.size_bytes)
 
@@ -357,5 +378,5 @@ def _plan_file(
             }
             for one in measured
         ],
-        "groups": {kind: GROUP_SIZES[kind] for kind in KINDS},
+        "groups": {form: OWN_FORMS[form].group for form in KINDS},
     }

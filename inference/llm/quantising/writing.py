@@ -20,8 +20,8 @@ from inference.modelling.encodings.blazr import CODES, METHOD, SCALES
 from inference.modelling.encodings.quantisation_config import BLAZR_VERSION
 from inference.modelling.families.checks import TIED_HEAD
 from inference.modelling.families.config import TensorInfo
-from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
-from inference.modelling.quantisation import Kind
+from inference.modelling.layers.coded import quantised_rows
+from inference.modelling.quantisation import FormName
 from inference.modelling.spec import ModelSpec, Source
 
 WEIGHTS_FILE = "model.safetensors"
@@ -119,7 +119,7 @@ def write_checkpoint(
     target: Path,
     source: SourceFiles,
     spec: ModelSpec,
-    forms: Mapping[str, Kind],
+    forms: Mapping[str, FormName],
     weight_of: Callable[[str], torch.Tensor],
     *,
     measured: Mapping[str, Any],
@@ -154,10 +154,10 @@ def write_checkpoint(
 
 
 def _config(
-    source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind], measured: Mapping[str, Any]
+    source: SourceFiles, spec: ModelSpec, forms: Mapping[str, FormName], measured: Mapping[str, Any]
 ) -> dict[str, Any]:
     values = json.loads((source.directory / CONFIG_FILE).read_bytes()) if CONFIG_FILE in source.others else {}
-    tensors = {piece.name: kind for name, kind in forms.items() for piece in spec.parameters[name].pieces}
+    tensors = {piece.name: form for name, form in forms.items() for piece in spec.parameters[name].pieces}
     stated = {
         "quant_method": METHOD,
         "version": BLAZR_VERSION,
@@ -168,7 +168,7 @@ def _config(
     return {**values, "quantization_config": stated}
 
 
-def _header_bytes(source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind]) -> int:
+def _header_bytes(source: SourceFiles, spec: ModelSpec, forms: Mapping[str, FormName]) -> int:
     """Return the bytes reserved for the header: at least its size, a multiple of eight."""
     names = [*source.tensors]
     names += [name + CODES + SCALES for parameter in forms for name in spec.parameters[parameter].tensor_names()]
@@ -176,7 +176,7 @@ def _header_bytes(source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind
 
 
 def _entries(
-    source: SourceFiles, spec: ModelSpec, forms: Mapping[str, Kind], weight_of: Callable[[str], torch.Tensor]
+    source: SourceFiles, spec: ModelSpec, forms: Mapping[str, FormName], weight_of: Callable[[str], torch.Tensor]
 ) -> Iterator[_Entry]:
     """Yield all tensors of the file: unquantised ones, then codes and scales.
 
@@ -186,24 +186,24 @@ def _entries(
     for name, info in source.tensors.items():
         if name not in in_codes and not (spec.tie_word_embeddings and TIED_HEAD.fullmatch(name)):
             yield _stored_entry(source.directory, name, info)
-    for parameter, kind in forms.items():
-        quantised = quantise_plainly(weight_of(parameter), kind).to("cpu")
-        for name, part in _by_tensor(spec.parameters[parameter], quantised, source.tensors):
-            yield _entry(name + CODES, part.values)
-            yield _entry(name + SCALES, part.scales)
+    for parameter, form in forms.items():
+        codes, scales = (part.cpu() for part in quantised_rows(weight_of(parameter), form))
+        for name, its_codes, its_scales in _by_tensor(spec.parameters[parameter], codes, scales, source.tensors):
+            yield _entry(name + CODES, its_codes)
+            yield _entry(name + SCALES, its_scales)
 
 
 def _by_tensor(
-    source: Source, quantised: PlainQuantised, tensors: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, PlainQuantised]]:
-    """Yield each tensor of the checkpoint with its rows of a parameter."""
-    stacks = [quantised] if source.num_experts is None else [quantised.matrix(e) for e in range(source.num_experts)]
-    for number, stack in enumerate(stacks):
+    source: Source, codes: torch.Tensor, scales: torch.Tensor, tensors: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield each tensor of the checkpoint with its rows of a parameter's codes and scales."""
+    stacks = [(codes, scales)] if source.num_experts is None else list(zip(codes, scales, strict=True))
+    for number, (its_codes, its_scales) in enumerate(stacks):
         start = 0
         for piece in source.pieces:
             name = piece.name.replace("{e}", str(number)) if source.num_experts is not None else piece.name
             stop = start + tensors[name].shape[0]
-            yield name, PlainQuantised(stack.values[start:stop], stack.scales[start:stop], stack.kind, stack.inputs)
+            yield name, its_codes[start:stop], its_scales[start:stop]
             start = stop
 
 

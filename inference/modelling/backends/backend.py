@@ -21,6 +21,7 @@ from inference.modelling.backends.native.decode_programs import DecodePrograms, 
 from inference.modelling.backends.native.forms import FORMS as NATIVE_FORMS
 from inference.modelling.backends.native.packing import (
     NATIVE_DTYPES,
+    NativeStore,
     PackedRows,
     arrange_codes,
     can_stream,
@@ -30,11 +31,12 @@ from inference.modelling.backends.native.packing import (
 from inference.modelling.backends.plain import onednn_serves, pack_onednn, row_maxima
 from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, StaticBatch
 from inference.modelling.forward_batch import LayerState
+from inference.modelling.layers.coded import CodeSink, CodeStore, PlainCoded, PlainStore
 from inference.modelling.layers.layer import cache_attributes
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.moe import Experts
 from inference.modelling.layers.packed import Packable, PackedStack, PackedTable, PlainQuantised, quantise_plainly
-from inference.modelling.quantisation import Kind
+from inference.modelling.quantisation import CodedRows, Form, Kind
 from inference.modelling.spec import ModelSpec
 
 PRESENT = find_spec("triton") is not None
@@ -123,6 +125,22 @@ class Backend:
         """
         return None
 
+    def code_sink(self, shape: torch.Size, rows: Sequence[CodedRows]) -> CodeSink:
+        """What packs a parameter whose codes are kept, while its rows are read.
+
+        Args:
+            shape: Its shape.
+            rows: Forms of its rows; a stack has one.
+        """
+        whole = len(rows) == 1
+        return CodeSink(
+            [(part.rows, self.code_store(shape if whole else (part.rows, shape[-1]), part.form)) for part in rows]
+        )
+
+    def code_store(self, shape: Sequence[int], form: Form) -> CodeStore:
+        """Memory for a matrix or stack in codes."""
+        return PlainStore(shape, form, self.device)
+
     def row_maxima(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Position and value of each row's maximum of (n, V) float32, the first among equals; NaN in a row with a NaN.
 
@@ -203,6 +221,10 @@ class NativeBackend(Backend):
             return PackedRows(shape, native_form(stored), stored)
         return None
 
+    def code_store(self, shape: Sequence[int], form: Form) -> CodeStore:
+        """Memory for a matrix or stack in codes, in the native layout."""
+        return NativeStore(shape, form)
+
     def row_maxima(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Position and value of each row's maximum."""
         places, values = torch.ops.blazr.row_maxima.default(logits.contiguous())
@@ -256,7 +278,8 @@ class TritonBackend(Backend):
 def can_capture(network: nn.Module) -> bool:
     """Whether no layer waits for the device: experts do for stacks that no kernel takes, to count their rows."""
     experts = [module for module in network.modules() if isinstance(module, Experts)]
-    return not any(isinstance(stack, PlainQuantised) for layer in experts for stack in layer.packed.values())
+    plain = (PlainQuantised, PlainCoded)
+    return not any(isinstance(stack, plain) for layer in experts for stack in layer.packed.values())
 
 
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Backend:

@@ -5,7 +5,8 @@
     {"quant_method": "blazr", "version": 1, "stored_dtype": "bfloat16",
      "tensors": {"model.layers.0.mlp.down_proj.weight": "int4", …}, "measured": {"mean_kl": …, …}}
 
-``{e}`` in a name stands for the number of an expert. A weight NAME lies in the files as NAME.codes and NAME.scales. All
+``{e}`` in a name stands for the number of an expert. A weight NAME lies in the files as NAME.codes and NAME.scales, a
+row of each for each output: signed bytes for int8, else the fields of ``layers.coded.pack_planes``, and bfloat16. All
 other tensors are those of the checkpoint that was quantised.
 """
 
@@ -33,20 +34,27 @@ _MAX_AXES = 3
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """How a weight of some form lies in the files.
+    """How a weight of some form lies in the files (``inference.modelling.quantisation.OWN_FORMS`` says what it means).
 
     Attributes:
-        dtype: Of the codes, safetensors' spelling.
-        codes_per_byte: Inputs in a byte.
+        bits: Of a code.
         group: Inputs that share a scale.
+        dtype: Of the codes, safetensors' spelling.
     """
 
-    dtype: str
-    codes_per_byte: int
+    bits: int
     group: int
+    dtype: str = "U8"
 
 
-ROW_FORMS: Mapping[str, RowForm] = {"int8": RowForm("I8", 1, 128), "int4": RowForm("U8", 2, 32)}
+ROW_FORMS: Mapping[str, RowForm] = {
+    "int2": RowForm(2, 64),
+    "int3": RowForm(3, 64),
+    "int4": RowForm(4, 32),
+    "int5": RowForm(5, 64),
+    "int6": RowForm(6, 64),
+    "int8": RowForm(8, 128, "I8"),
+}
 
 
 def find_blazr(parts: Parts, config: QuantisationConfig | None) -> None:
@@ -143,7 +151,12 @@ def _weight(parts: Parts, weight: str, form_name: str, config: QuantisationConfi
             param=codes_name[:120],
         )
     scales = parts.need(scales_name, codes_name, ("BF16",))
-    inputs = codes.shape[-1] * form.codes_per_byte
+    inputs, bits_left = divmod(codes.shape[-1] * 8, form.bits)
+    if bits_left:
+        raise TensorShapeMismatch(
+            f"{codes_name[:120]} has {codes.shape[-1]} bytes a row, which no number of {form.bits}-bit codes takes.",
+            param=codes_name[:120],
+        )
     expect_shape(scales_name, scales, (*codes.shape[:-1], -(-inputs // form.group)), f"the {form_name} {codes_name}")
     shape = (*codes.shape[:-1], inputs)
     return EncodedTensor(

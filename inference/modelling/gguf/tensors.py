@@ -73,6 +73,14 @@ class CheckpointTensor:
         return BLOCK_TYPES[self.segments[0].type].name
 
     @property
+    def code_type(self) -> str | None:
+        """Name of the type of all its blocks, if its values are those of the blocks; None: they aren't."""
+        kinds = {segment.type for segment in self.segments}
+        if len(kinds) != 1 or self.folded or any(segment.transposed for segment in self.segments):
+            return None
+        return self.type_name
+
+    @property
     def is_plain(self) -> bool:
         """Whether its stored bytes are its rows in order, in one piece and of one type."""
         return len(self.segments) == 1 and not (self.head_rows or self.folded or self.segments[0].transposed)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from inference.modelling.layers.packed import PackedTable
-from inference.modelling.quantisation import PLANES, Form
+from inference.modelling.layers.code_search import best_scales, inverse, nearest_codes
+from inference.modelling.layers.packed import Packed, PackedStack, PackedTable, PlainQuantised, quantise_plainly
+from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, PLANES, Form, FormName, code_bytes
+
+CHUNK_VALUES = 1 << 17
+"""Values that are quantised at once: what the search makes on the way stays in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,11 @@ class Codes:
             levels = torch.tensor(form.levels, dtype=torch.float32, device=self.codes.device)[self.codes.int()]
         else:
             levels = self.codes.float() - form.zero
-        values = levels * _expand(self.scales, form, inputs)
+        padded = functional.pad(levels, (0, -inputs % form.group))
+        values = padded.view(*self.scales.shape, form.group) * self.scales.float().unsqueeze(-1)
         if self.offsets is not None:
-            values += _expand(self.offsets, form, inputs)
-        return values.to(dtype)
+            values += self.offsets.float().unsqueeze(-1)
+        return values.flatten(-2)[..., :inputs].to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class JoinedRows:
         outputs: N of each.
     """
 
-    parts: tuple[PackedTable, ...]
+    parts: tuple[Packed, ...]
     outputs: tuple[int, ...]
 
     @property
@@ -137,12 +143,138 @@ class JoinedRows:
         return [None] * len(self.parts) if bias is None else torch.split(bias, list(self.outputs))
 
 
+class CodeStore(Protocol):
+    """Memory of a matrix, or a stack, that takes its rows as they come.
+
+    Attributes:
+        packed: The result, once everything has come.
+    """
+
+    @property
+    def packed(self) -> PackedTable | PackedStack: ...
+
+    def put(self, rows: Codes, first: int) -> None:
+        """Pack rows on this thread.
+
+        Args:
+            rows: Whole blocks of them (``BLOCK_ROWS``), or the last ones.
+            first: The number of the first one; a stack's matrices lie one below the other.
+        """
+        ...
+
+
+class PlainStore:
+    """Rows of codes for products in plain PyTorch.
+
+    Args:
+        shape: Of the whole.
+        form: What the codes mean.
+        device: Where they go.
+    """
+
+    def __init__(self, shape: Sequence[int], form: Form, device: torch.device | str = "cpu") -> None:
+        *outer, inputs = shape
+        num_bytes = code_bytes(inputs, form.bits)
+        groups, dtype = -(-inputs // form.group), scales_dtype(form)
+        planes = torch.empty(*outer, num_bytes, dtype=torch.uint8, device=device)
+        scales = torch.empty(*outer, groups, dtype=dtype, device=device)
+        offsets = torch.empty_like(scales) if form.has_offset else None
+        self.packed = PlainCoded(planes, scales, offsets, form, inputs)
+
+    def put(self, rows: Codes, first: int) -> None:
+        """Pack rows on this thread."""
+        last, packed = first + len(rows.codes), self.packed
+        with torch.inference_mode():  # each of the readers' threads has a mode of its own
+            packed.planes.flatten(0, -2)[first:last] = pack_planes(rows.codes, packed.form.bits)
+            packed.scales.flatten(0, -2)[first:last] = rows.scales
+            if packed.offsets is not None and rows.offsets is not None:
+                packed.offsets.flatten(0, -2)[first:last] = rows.offsets
+
+
+class CodeSink:
+    """Takes the rows of a parameter, which may be in several forms.
+
+    Args:
+        stores: Numbers of rows, and where they go, from the first row on.
+    """
+
+    def __init__(self, stores: Sequence[tuple[int, CodeStore]]) -> None:
+        self._rows = tuple(rows for rows, _ in stores)
+        self._stores = tuple(store for _, store in stores)
+
+    def take(self, rows: Codes, first: int) -> None:
+        """Take rows of one form; called by several threads, in any order."""
+        start = 0
+        for count, store in zip(self._rows, self._stores, strict=True):
+            if first < start + count:
+                store.put(rows, first - start)
+                return
+            start += count
+        raise AssertionError("rows behind the parameter's end")
+
+    @property
+    def packed(self) -> Packed:
+        """The result, once everything has come."""
+        if len(self._stores) == 1:
+            return self._stores[0].packed
+        return JoinedRows(tuple(store.packed for store in self._stores), self._rows)
+
+
 def code_plainly(weight: Codes) -> PlainCoded:
     """Pack codes for products in plain PyTorch."""
-    form, dtype = weight.form, scales_dtype(weight.form)
-    offsets = None if weight.offsets is None else weight.offsets.to(dtype)
-    planes = pack_planes(weight.codes, form.bits)
-    return PlainCoded(planes, weight.scales.to(dtype), offsets, form, weight.codes.shape[-1])
+    store = PlainStore(weight.codes.shape, weight.form, weight.codes.device)
+    flat = (None if part is None else part.flatten(0, -2) for part in (weight.codes, weight.scales, weight.offsets))
+    codes, scales, offsets = flat
+    assert codes is not None
+    assert scales is not None
+    store.put(Codes(codes, scales, offsets, weight.form), 0)
+    return store.packed
+
+
+def quantise_to_codes(weight: torch.Tensor, form: Form) -> Codes:
+    """Quantise (…, N, K), in the codes and scales of the least squared error; the form has no offsets."""
+    inputs = weight.shape[-1]
+    groups = -(-inputs // form.group)
+    is_real = torch.arange(groups * form.group, device=weight.device).view(groups, form.group) < inputs
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(*weight.shape[:-1], groups, dtype=scales_dtype(form), device=weight.device)
+    step = max(1, CHUNK_VALUES // inputs)
+    pieces = (torch.split(part.flatten(0, -2), step) for part in (weight, codes, scales))
+    for piece, its_codes, its_scales in zip(*pieces, strict=True):
+        grouped = functional.pad(piece.float(), (0, -inputs % form.group)).view(-1, groups, form.group)
+        its_scales.copy_(best_scales(grouped, is_real, form))
+        its_codes.copy_(nearest_codes(grouped * inverse(its_scales), form).flatten(-2)[:, :inputs])
+    return Codes(codes, scales, None, form)
+
+
+def rounded_to_form(weight: torch.Tensor, form: Form) -> torch.Tensor:
+    """Return the values that (…, N, K) has in a form without offsets, without all of its codes in memory."""
+    values = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    step = max(1, CHUNK_VALUES // weight.shape[-1])
+    for piece, target in zip(*(torch.split(part.flatten(0, -2), step) for part in (weight, values)), strict=True):
+        target.copy_(quantise_to_codes(piece, form).dense(weight.dtype))
+    return values
+
+
+def quantised_rows(weight: torch.Tensor, name: FormName) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise (…, N, K) to rows as ``blazr quantise`` writes them.
+
+    Returns:
+        Codes (…, N, bytes), int8 for the form int8, else uint8 as ``pack_planes`` gives them; and scales (…, N, groups)
+        bfloat16.
+    """
+    if name in GROUP_SIZES:
+        plain = quantise_plainly(weight, name)
+        return plain.values, plain.scales
+    packed = code_plainly(quantise_to_codes(weight, OWN_FORMS[name]))
+    return packed.planes, packed.scales
+
+
+def packed_rows(codes: torch.Tensor, scales: torch.Tensor, name: FormName, inputs: int) -> PlainQuantised | PlainCoded:
+    """Return what rows of ``quantised_rows`` hold; ``inputs``: K."""
+    if name in GROUP_SIZES:
+        return PlainQuantised(codes, scales, name, inputs)
+    return PlainCoded(codes, scales, None, OWN_FORMS[name], inputs)
 
 
 def scales_dtype(form: Form) -> torch.dtype:
@@ -177,8 +309,3 @@ def unpack_planes(planes: torch.Tensor, bits: int, inputs: int) -> torch.Tensor:
         codes |= fields.flatten(-2)[..., :inputs] << shift
         begin, shift = end, shift + width
     return codes
-
-
-def _expand(values: torch.Tensor, form: Form, inputs: int) -> torch.Tensor:
-    """(…, groups) to (…, K) float32: each group's number for all of its inputs."""
-    return values.float().repeat_interleave(form.group, -1)[..., :inputs]

@@ -14,13 +14,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS, Kind
+from inference.modelling.layers.code_search import best_scales, inverse, nearest_codes
+from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS, OWN_FORMS, Kind
 
 _BITS = 32
 """Outputs that share a number in ``output_bits``."""
 _TINY = 1e-30
-_ENDS = (-127.0, -118.0, -136.0, -110.0, -145.0, 113.0, 104.0, 121.0, 97.0)
-"""Where among the levels of int4 a group's value of the greatest magnitude is tried."""
 
 
 class Packed(Protocol):
@@ -165,25 +164,14 @@ def quantise_plainly(weight: torch.Tensor, kind: Kind) -> PlainQuantised:
     grouped = padded.view(*weight.shape[:-1], groups, group)
     if kind == "int8":
         scales = _scales_int8(grouped)
-        values = (grouped * _inverse(scales)).clamp_(-127, 127).round_().flatten(-2)[..., :inputs]
+        values = (grouped * inverse(scales)).clamp_(-127, 127).round_().flatten(-2)[..., :inputs]
         return PlainQuantised(values.to(torch.int8), scales, kind, inputs)
+    form = OWN_FORMS[kind]
     is_real = torch.arange(groups * group, device=weight.device).view(groups, group) < inputs
-    scales = _scales_int4(grouped, is_real)
-    numbers = nearest_levels(grouped * _inverse(scales)).flatten(-2)[..., :inputs]
+    scales = best_scales(grouped, is_real, form).bfloat16()
+    numbers = nearest_codes(grouped * inverse(scales), form).flatten(-2)[..., :inputs]
     nibbles = functional.pad(numbers, (0, inputs % 2)).to(torch.uint8)
     return PlainQuantised(nibbles[..., ::2] | nibbles[..., 1::2] << 4, scales, kind, inputs)
-
-
-def nearest_levels(values: torch.Tensor) -> torch.Tensor:
-    """The numbers of the levels of int4 that are nearest to float32 values, int64."""
-    levels = torch.tensor(INT4_LEVELS, dtype=torch.float32, device=values.device)
-    return torch.bucketize(values, (levels[1:] + levels[:-1]) / 2)
-
-
-def _inverse(scales: torch.Tensor) -> torch.Tensor:
-    """(…, groups) to (…, groups, 1) float32; 0 for a group of nothing."""
-    wide = scales.float()
-    return torch.where(wide == 0, 0.0, torch.ones_like(wide) / wide).unsqueeze(-1)
 
 
 def _scales_int8(grouped: torch.Tensor) -> torch.Tensor:
@@ -193,30 +181,3 @@ def _scales_int8(grouped: torch.Tensor) -> torch.Tensor:
     near = exact.bfloat16()
     above = (near.view(torch.int16) + 1).view(torch.bfloat16)
     return torch.where(row_max < _TINY, 0.0, torch.where(near.float() < exact, above, near).float()).bfloat16()
-
-
-def _scales_int4(grouped: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor:
-    """(…, groups) bfloat16: the least squared error.
-
-    The value of the greatest magnitude is tried at both ends, and a little before and beyond them. For the levels that
-    are nearest then, the best scale is Σ value · level / Σ level², and the error Σ value² less its product with
-    Σ value · level.
-
-    Args:
-        grouped: (…, groups, size).
-        is_real: (groups, size) which inputs there are.
-    """
-    extreme = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))
-    is_nothing = extreme.abs() < _TINY
-    relative = grouped * (1.0 / torch.where(is_nothing, 1.0, extreme))
-    levels = torch.tensor(INT4_LEVELS, dtype=torch.float32, device=grouped.device)
-    best = torch.zeros_like(extreme[..., 0])
-    best_gain = torch.zeros_like(best)
-    for end in _ENDS:
-        nearest = levels[nearest_levels(relative * end)] * is_real
-        product = (relative * nearest).sum(-1)
-        scale = product / nearest.square().sum(-1)
-        is_better = product * scale > best_gain
-        best = torch.where(is_better, scale, best)
-        best_gain = torch.where(is_better, product * scale, best_gain)
-    return torch.where(is_nothing, 0.0, best.unsqueeze(-1) * extreme)[..., 0].bfloat16()

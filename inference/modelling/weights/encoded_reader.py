@@ -1,4 +1,4 @@
-"""Read weights that the files hold in codes as if they were stored in floats."""
+"""Read weights that the files hold in codes as if they were stored in floats, or in codes that products take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 
 from inference.errors import MissingTensor, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.layers.coded import Codes, PlainCoded
+from inference.modelling.quantisation import stored_form
 from inference.modelling.weights.decoding.decode import decode
 from inference.modelling.weights.stored_tensor import StoredTensor
 
@@ -61,11 +63,21 @@ class EncodedReader:
         elif len(target):
             values = decode(self._item, self._loaded(), first, last).to(self._dtype).contiguous()
             _copy(values, begin - first * size, target)
-        with self._lock:
-            self._num_bytes_left -= len(target)
-            if self._num_bytes_left <= 0:  # it may be read once more, for another parameter
-                self._codes = self._entry = None
-                self._num_bytes_left = self.size
+        self._hand_out(len(target))
+
+    def codes(self, first: int, count: int) -> Codes:
+        """Rows in codes, the matrices of a stack one below the other; for forms that ``stored_form`` has.
+
+        Raises:
+            CorruptCheckpoint: A file ends too early.
+        """
+        form = stored_form(self._item)
+        assert form is not None, self._item.form
+        parts = self._loaded()
+        planes, scales = (parts[role].flatten(0, -2)[first : first + count] for role in ("codes", "scales"))
+        rows = PlainCoded(planes, scales, None, form, self.shape[-1]).codes()
+        self._hand_out(count * self.shape[-1] * self._dtype.itemsize)
+        return rows
 
     def _kept_entry(self, entry: int) -> torch.Tensor:
         codes = self._loaded()
@@ -74,6 +86,14 @@ class EncodedReader:
                 values = decode(self._item, codes, entry, entry + 1).to(self._dtype).contiguous()
                 self._entry = entry, values
             return self._entry[1]
+
+    def _hand_out(self, num_bytes: int) -> None:
+        """Drop the codes once the whole weight has been read."""
+        with self._lock:
+            self._num_bytes_left -= num_bytes
+            if self._num_bytes_left <= 0:  # it may be read once more, for another parameter
+                self._codes = self._entry = None
+                self._num_bytes_left = self.size
 
     def _loaded(self) -> dict[str, torch.Tensor]:
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import threading
 from collections import deque
@@ -24,10 +25,11 @@ from safetensors import SafetensorError, safe_open
 from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.gguf.ggjt import GGML_SUFFIXES
+from inference.modelling.layers.coded import Codes
 from inference.modelling.mapped import LEAST_BYTES, mapped_zeros
 from inference.modelling.weights.encoded_reader import encoded_readers
 from inference.modelling.weights.gguf_reader import open_gguf
-from inference.modelling.weights.stored_tensor import StoredTensor
+from inference.modelling.weights.stored_tensor import CodedPlace, StoredTensor
 
 NUM_READERS = 3
 """Least number, and at most ``MAX_READERS``: one more than there are threads to compute, since readers also pack, and
@@ -35,6 +37,8 @@ one of them waits for the disk (docs/performance.md)."""
 MAX_READERS = 16
 
 PIECE_BYTES = 1 << 20
+CODE_ROWS = 32
+"""Rows of codes come in multiples of it."""
 AHEAD_BYTES = 64 << 20
 """What is read while a parameter is put into its final form; one parameter may be more."""
 
@@ -73,6 +77,19 @@ class _PlainPlace:
             if not count:
                 raise CorruptCheckpoint(f"{self.file} ends before its tensors do.", param=self.file)
             done += count
+
+
+class CodeSink(Protocol):
+    """Takes rows of codes of a group's tensors, which lie one below the other."""
+
+    def take(self, rows: Codes, first: int) -> None:
+        """Take rows; called by several threads, in any order.
+
+        Args:
+            rows: A multiple of ``CODE_ROWS`` of them, or the last ones of a tensor.
+            first: The number of the first one in the group.
+        """
+        ...
 
 
 class RowSink(Protocol):
@@ -140,6 +157,7 @@ class TensorFiles:
         self._coming: deque[_Group] = deque()
         self._now = _Group((), {}, _NOTHING, [], 0)
         self._sinks: dict[int, RowSink] = {}
+        self._code_sinks: dict[int, CodeSink] = {}
         self._own = threading.local()
         self._is_kept = True
         self._most_ahead = 0
@@ -165,15 +183,21 @@ class TensorFiles:
         self._coming.clear()
         self._closing.close()
 
-    def expect(self, groups: Iterable[Sequence[str]], sinks: Mapping[int, RowSink] | None = None) -> None:
+    def expect(
+        self,
+        groups: Iterable[Sequence[str]],
+        sinks: Mapping[int, RowSink] | None = None,
+        code_sinks: Mapping[int, CodeSink] | None = None,
+    ) -> None:
         """Say what is going to be read, before the first ``move``.
 
         Args:
             groups: Names of the tensors that are needed together, in the order in which ``move`` comes to them.
             sinks: Where groups go that don't wait in a buffer, by their number.
+            code_sinks: Where groups go whose codes are kept, alike.
         """
         self._groups = [tuple(names) for names in groups]
-        self._sinks = dict(sinks or {})
+        self._sinks, self._code_sinks = dict(sinks or {}), dict(code_sinks or {})
         sizes = [sum(self._places[name].size for name in names if name in self._places) for names in self._groups]
         self._most_ahead = min(AHEAD_BYTES, max(sizes, default=0))
 
@@ -271,7 +295,11 @@ class TensorFiles:
 
     def _prefetch_next(self) -> None:
         names, sink = self._groups[self._num_prefetched], self._sinks.get(self._num_prefetched)
+        code_sink = self._code_sinks.get(self._num_prefetched)
         self._num_prefetched += 1
+        if code_sink is not None:
+            self._coming.append(self._stream_codes(names, code_sink))
+            return
         if sink is not None:
             self._coming.append(self._stream(names, sink))
             return
@@ -304,6 +332,23 @@ class TensorFiles:
                 pieces.append(self._readers.submit(self._pass_on, place, begin, size, sink, start + begin))
             start += place.size
         return _Group((), {}, _NOTHING, pieces, start)
+
+    def _stream_codes(self, names: tuple[str, ...], sink: CodeSink) -> _Group:
+        """A group whose codes go to a sink, in the thread that read them."""
+        pieces: list[Future[None]] = []
+        start = num_bytes = 0
+        for name in names:
+            place = self._place(name)
+            assert isinstance(place, CodedPlace), name
+            rows = math.prod(place.shape[:-1])
+            each = max(CODE_ROWS, PIECE_BYTES // max(1, place.shape[-1]) // CODE_ROWS * CODE_ROWS)
+            pieces += [
+                self._readers.submit(_pass_codes, place, begin, min(each, rows - begin), sink, start + begin)
+                for begin in range(0, rows, each)
+            ]
+            start += rows
+            num_bytes += place.size
+        return _Group((), {}, _NOTHING, pieces, num_bytes)
 
     def _pass_on(self, place: StoredTensor, begin: int, size: int, sink: RowSink, at: int) -> None:
         buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
@@ -358,6 +403,10 @@ class _Buffers:
             self._spare.append(buffer)
             while sum(map(len, self._spare)) > SPARE_BYTES:
                 self._spare.popleft()
+
+
+def _pass_codes(place: CodedPlace, begin: int, count: int, sink: CodeSink, first: int) -> None:
+    sink.take(place.codes(begin, count), first)
 
 
 def _dtype_of(name: str, place: StoredTensor) -> torch.dtype:

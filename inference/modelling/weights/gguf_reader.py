@@ -18,6 +18,8 @@ from inference.errors import CorruptCheckpoint
 from inference.modelling.gguf.architectures import read_checkpoint
 from inference.modelling.gguf.block_types import BLOCK_TYPES
 from inference.modelling.gguf.tensors import CheckpointTensor, Segment
+from inference.modelling.layers.coded import Codes
+from inference.modelling.weights.block_codes import block_codes
 from inference.modelling.weights.block_values import PLAIN_DTYPES, dequantise
 
 CHUNK_VALUES = 1 << 16
@@ -89,27 +91,44 @@ class GgufPlace:
             start += rows
         raise AssertionError("rows behind the tensor's end")
 
+    def codes(self, first: int, count: int) -> Codes:
+        """Rows in codes, for a tensor that ``CheckpointTensor.code_type`` names a type of.
+
+        Raises:
+            CorruptCheckpoint: The file ended before, or the disk failed.
+        """
+        found: list[torch.Tensor] = []
+        start = 0
+        for segment in self.tensor.segments:
+            begin, end = max(first, start), min(first + count, start + segment.rows)
+            if begin < end:
+                found.append(self._stored_rows(segment, begin - start, end - begin))
+            start += segment.rows
+        kind = BLOCK_TYPES[self.tensor.segments[0].type]
+        return block_codes(torch.cat(found).view(-1, kind.num_bytes), kind, count)
+
     def _segment_rows(self, segment: Segment, first: int, count: int) -> torch.Tensor:
+        """(count, columns), float32 or as the file has it."""
         if segment.transposed:
-            return self._decoded(segment, 0, segment.rows).T[first : first + count]
+            return _values(self._raw_rows(segment, 0, segment.rows), segment).T[first : first + count]
+        return _values(self._stored_rows(segment, first, count), segment)
+
+    def _stored_rows(self, segment: Segment, first: int, count: int) -> torch.Tensor:
+        """(count, bytes of a row) uint8, in the checkpoint's order."""
         heads = self.tensor.head_rows
         if not heads:
-            return self._decoded(segment, first, count)
+            return self._raw_rows(segment, first, count)
         # Neighbouring pairs back into two halves, for all heads that the rows are part of.
         begin = first // heads * heads
         end = -(-(first + count) // heads) * heads
-        pairs = self._decoded(segment, begin, end - begin).view(-1, heads // 2, 2, segment.columns)
-        return pairs.transpose(1, 2).reshape(end - begin, segment.columns)[first - begin : first - begin + count]
+        pairs = self._raw_rows(segment, begin, end - begin).view(-1, heads // 2, 2, segment.row_bytes)
+        return pairs.transpose(1, 2).reshape(end - begin, segment.row_bytes)[first - begin : first - begin + count]
 
-    def _decoded(self, segment: Segment, first: int, count: int) -> torch.Tensor:
-        """(count, columns), float32 or as the file has it."""
-        kind = BLOCK_TYPES[segment.type]
+    def _raw_rows(self, segment: Segment, first: int, count: int) -> torch.Tensor:
+        """(count, bytes of a row) uint8, in the file's order."""
         data = bytearray(count * segment.row_bytes)
         self._read(memoryview(data), segment, first * segment.row_bytes)
-        raw = torch.frombuffer(data, dtype=torch.uint8)
-        plain = PLAIN_DTYPES.get(kind.name)
-        values = raw.view(plain) if plain is not None else dequantise(raw.view(-1, kind.num_bytes), kind)
-        return values.view(count, segment.columns)
+        return torch.frombuffer(data, dtype=torch.uint8).view(count, segment.row_bytes)
 
     def _undone(self, values: torch.Tensor) -> torch.Tensor:
         if self.tensor.folded == "plus_one":
@@ -150,6 +169,15 @@ def open_gguf(paths: Sequence[Path], closing: ExitStack, dequantised: torch.dtyp
         name: GgufPlace(paths[tensor.segments[0].part].name, tensor, descriptors, _stored(tensor, dequantised))
         for name, tensor in checkpoint.tensors.items()
     }
+
+
+def _values(raw: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """(rows, bytes of a row) to (rows, columns), float32 or as the file has it."""
+    kind = BLOCK_TYPES[segment.type]
+    plain = PLAIN_DTYPES.get(kind.name)
+    if plain is not None:
+        return raw.contiguous().view(plain)
+    return dequantise(raw.reshape(-1, kind.num_bytes), kind).view(-1, segment.columns)
 
 
 def _width(segment: Segment) -> int:

@@ -5,6 +5,8 @@ So the peak of memory stays near the weights' size.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +18,26 @@ from torch import nn
 from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.backends.backend import Backend, choose_backend
 from inference.modelling.backends.native.packing import PackedRows
-from inference.modelling.encodings.blazr import CODES, ROW_FORMS, SCALES
+from inference.modelling.encodings.blazr import CODES, SCALES
+from inference.modelling.layers.coded import CodeSink
 from inference.modelling.layers.packed import Packable, PlainQuantised
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.quantisation import Kind, Quant, kept_kinds, quantised_kind
+from inference.modelling.quantisation import (
+    OWN_FORMS,
+    CodedRows,
+    Kind,
+    Quant,
+    code_bytes,
+    coded_parameters,
+    kept_kinds,
+    quantised_kind,
+)
+from inference.modelling.sources import joined_names, stored_names
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.files import TensorFiles
+
+logger = logging.getLogger(__name__)
 
 _STORED = (torch.bfloat16, torch.float32)
 """What is quantised as it is stored."""
@@ -61,28 +76,63 @@ def load_network(
     network = _empty_network(spec)
     backend = choose_backend(device, dtype)
     # Codes are rounded once, to what the network has or is quantised from.
-    dequantised = dtype if quant == "none" and dtype in _STORED else torch.float32
+    dequantised = dtype if quant in ("auto", "none") and dtype in _STORED else torch.float32
+    if quant == "auto" and spec.encoded:
+        _log_expanded(spec)
     with TensorFiles(weight_files, dequantised=dequantised, encoded=spec.encoded) as files, torch.inference_mode():
         parameters = _parameters(spec, network, files, quant)
         packers = {
             number: packer
             for number, parameter in enumerate(parameters)
-            if (packer := _row_packer(files, backend, parameter, pack=pack)) is not None
+            if not parameter.coded and (packer := _row_packer(files, backend, parameter, pack=pack)) is not None
         }
-        files.expect([_names_to_read(parameter) for parameter in parameters], packers)
+        stores = _code_sinks(backend, parameters)
+        sinks: dict[int, PackedRows | CodeSink] = {**packers, **stores}
+        files.expect([_names_to_read(parameter) for parameter in parameters], packers, stores)
         for number, parameter in enumerate(parameters):
             files.move()
             if progress is not None:
                 progress(number / len(parameters), parameter.name)
-            if number in packers:
+            if number in sinks:
                 files.finish()
-                cast("Packable", parameter.owner).accept(parameter.leaf, packers.pop(number).packed, dtype)
+                packed = sinks.pop(number).packed
+                cast("Packable", parameter.owner).accept(parameter.leaf, packed, dtype, backend.device)
             else:
                 _load_parameter(files, backend, parameter, pack=pack)
     backend.bind(network)
     if progress is not None:
         progress(1.0, "")
     return network.eval()
+
+
+def _code_sinks(backend: Backend, parameters: Sequence[_Parameter]) -> dict[int, CodeSink]:
+    """What takes the parameters that stay in the codes of the files, by number."""
+    return {
+        number: backend.code_sink(parameter.shape, parameter.coded)
+        for number, parameter in enumerate(parameters)
+        if parameter.coded
+    }
+
+
+def _log_expanded(spec: ModelSpec) -> None:
+    """Say which parameters don't stay in the codes that the files have."""
+    coded = {*coded_parameters(spec, "auto"), *kept_kinds(spec)}
+    encoded = {item.name for item in spec.encoded}
+    shapes = spec.parameter_shapes()
+    expanded = [
+        name
+        for name, source in spec.parameters.items()
+        if name not in coded and not encoded.isdisjoint(source.tensor_names())
+    ]
+    if expanded:
+        count = sum(math.prod(shapes[name]) for name in expanded)
+        logger.info(
+            "%d parameters (%.1f %% of the weights) become floats, as no product takes their codes: %s%s",
+            len(expanded),
+            100 * count / spec.num_parameters(),
+            ", ".join(expanded[:3]),
+            ", …" if len(expanded) > 3 else "",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +145,8 @@ class _Parameter:
         source: What it is made of.
         shape: Its shape.
         kind: How it is quantised; None: not.
-        is_kept: Whether the files hold its codes.
+        is_kept: Whether the files hold its codes in int8 or int4.
+        coded: The forms of its rows, if it stays in the codes of the files.
     """
 
     name: str
@@ -105,6 +156,7 @@ class _Parameter:
     shape: torch.Size
     kind: Kind | None
     is_kept: bool = False
+    coded: tuple[CodedRows, ...] = ()
 
 
 def _empty_network(spec: ModelSpec) -> HybridForCausalLM:
@@ -123,9 +175,9 @@ def _empty_network(spec: ModelSpec) -> HybridForCausalLM:
 
 def _parameters(spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: Quant) -> list[_Parameter]:
     """All parameters in the order of the files: what lies together is read as fast as a file from end to end."""
-    kept = kept_kinds(spec)
+    kept, coded = kept_kinds(spec), coded_parameters(spec, quant)
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
-    order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, _stored_names(item[1]))))
+    order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, stored_names(item[1]))))
     return [
         _Parameter(
             name,
@@ -134,6 +186,7 @@ def _parameters(spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: 
             shapes[name],
             kept.get(name) or quantised_kind(name, shapes[name], quant),
             is_kept=name in kept,
+            coded=coded.get(name, ()),
         )
         for name, source in order
     ]
@@ -143,7 +196,7 @@ def _row_packer(files: TensorFiles, backend: Backend, parameter: _Parameter, *, 
     """What packs a parameter while it is read; None: it is packed later, or not at all."""
     if parameter.is_kept:
         return None
-    names = _joined_names(files, parameter.source, parameter.shape)
+    names = joined_names(parameter.source, tuple(parameter.shape), files.shape_of)
     dtypes = {files.dtype_of(name) for name in names or ()}
     if names is None or len(dtypes) != 1:
         return None
@@ -180,11 +233,11 @@ def _load_parameter(files: TensorFiles, backend: Backend, parameter: _Parameter,
 
 
 def _read_codes(files: TensorFiles, parameter: _Parameter) -> PlainQuantised:
-    """Codes and scales of a parameter as the files hold them."""
+    """Codes and scales of a parameter in int8 or int4 as the files hold them."""
     assert parameter.kind is not None
-    form, inputs = ROW_FORMS[parameter.kind], parameter.shape[-1]
-    sizes = (-(-inputs // form.codes_per_byte), -(-inputs // form.group))
-    dtypes = (torch.int8 if form.dtype == "I8" else torch.uint8, torch.bfloat16)
+    form, inputs = OWN_FORMS[parameter.kind], parameter.shape[-1]
+    sizes = (code_bytes(inputs, form.bits), -(-inputs // form.group))
+    dtypes = (torch.int8 if parameter.kind == "int8" else torch.uint8, torch.bfloat16)
     values, scales = (
         _assemble(
             files,
@@ -200,7 +253,7 @@ def _read_codes(files: TensorFiles, parameter: _Parameter) -> PlainQuantised:
 
 def _names_to_read(parameter: _Parameter) -> list[str]:
     """The tensors that are needed together for a parameter."""
-    names = _stored_names(parameter.source)
+    names = stored_names(parameter.source)
     return [name + part for part in (CODES, SCALES) for name in names] if parameter.is_kept else names
 
 
@@ -208,14 +261,6 @@ def _is_used(owner: nn.Module, leaf: str, value: torch.Tensor) -> bool:
     """Whether a parameter still is this tensor, and not packed by now."""
     parameter: nn.Parameter = getattr(owner, leaf)
     return parameter.numel() > 0 and parameter.data_ptr() == value.data_ptr()
-
-
-def _stored_names(source: Source) -> list[str]:
-    """Of the tensors that a parameter is made of."""
-    if source.num_experts is None:
-        return [piece.name for piece in source.pieces]
-    names = [piece.name.replace("{e}", str(number)) for number in range(source.num_experts) for piece in source.pieces]
-    return list(dict.fromkeys(names))  # a stack of all experts is one tensor
 
 
 def _owner(network: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -267,26 +312,9 @@ def _assemble(
 
 def _joined(files: TensorFiles, source: Source, shape: torch.Size) -> torch.Tensor | None:
     """A parameter whose tensors only have to lie one behind the other: as they were read. None: it isn't one."""
-    names = _joined_names(files, source, shape)
+    names = joined_names(source, tuple(shape), files.shape_of)
     flat = None if names is None else files.read_joined(names)
     return None if flat is None else flat.view(shape)
-
-
-def _joined_names(files: TensorFiles, source: Source, shape: torch.Size) -> list[str] | None:
-    """The tensors of such a parameter, in order; None: it isn't one."""
-    names = _stored_names(source)
-    count = 1 if source.num_experts is None else source.num_experts
-    inner = shape if source.num_experts is None else shape[1:]
-    if any(piece != Piece(piece.name) for piece in source.pieces) or len(names) != count * len(source.pieces):
-        return None
-    if not inner or (source.num_experts is not None and count != shape[0]):
-        return None
-    shapes = [files.shape_of(name) for name in names]
-    for first in range(0, len(names), len(source.pieces)):
-        parts = shapes[first : first + len(source.pieces)]
-        if any(part[1:] != inner[1:] for part in parts) or sum(part[0] for part in parts) != inner[0]:
-            return None
-    return names
 
 
 def _read_piece(files: TensorFiles, piece: Piece, expert: int | None) -> torch.Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
+
+from inference.modelling.layers.coded import Codes
 
 
 class StoredTensor(Protocol):
@@ -31,6 +33,19 @@ class StoredTensor(Protocol):
 
     def fill(self, target: memoryview, begin: int) -> None:
         """Read the tensor's bytes from ``begin`` on; called by several threads, in any order.
+
+        Raises:
+            CorruptCheckpoint: The file ends too early, or the disk fails.
+        """
+        ...
+
+
+@runtime_checkable
+class CodedPlace(StoredTensor, Protocol):
+    """A tensor whose codes can be read, too."""
+
+    def codes(self, first: int, count: int) -> Codes:
+        """Rows in codes, as ``inference.modelling.quantisation.stored_form`` says; called by several threads.
 
         Raises:
             CorruptCheckpoint: The file ends too early, or the disk fails.

@@ -26,7 +26,7 @@ def test_each_value_is_shown_with_its_source(tmp_path):
     assert (found["max_num_seqs"]["value"], found["max_num_seqs"]["source"]) == ("8", "environment")
     assert (found["keep_alive_s"]["value"], found["keep_alive_s"]["place"]) == ("9", "--keep-alive")
     assert (found["no_auth"]["value"], found["no_auth"]["source"]) == ("true", "command line")
-    assert (found["quant"]["value"], found["quant"]["source"]) == ("none", "default")
+    assert (found["quant"]["value"], found["quant"]["source"]) == ("auto", "default")
     assert found["redis_url"]["value"] == f"redis://:{MASK}@cache:6379/0"
     assert json.loads(done.stdout)["models"][0]["name"] == "d"
     table = blazr("config", *options, **variables)

@@ -12,7 +12,7 @@ from blazr_site.cli import main
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--quant", "int3"), "--quant has 'int3'; it must be of none, int8, int4."),
+        (("--quant", "int3"), "--quant has 'int3'; it must be of auto, none, int8, int4."),
         (("--tokens", "1"), "--tokens is 1; it must be at least 2."),
         (("--text", "/no/such/file"), "can't be read as UTF-8 text"),
     ],

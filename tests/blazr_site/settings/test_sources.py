@@ -112,7 +112,7 @@ def settings_with(tmp_path: Path, toml: str, code: str = "") -> subprocess.Compl
         ("allowed_hosts = [1]", "allowed_hosts is [1], it must be a list of strings."),
         ("device = 'tpu'", "device is 'tpu', it must be auto, cpu, cuda or cuda:N, or several with commas between."),
         ("device = 'cuda:0,cpu:1'", "device is 'cuda:0,cpu:1', it must be auto, cpu, cuda or cuda:N"),
-        ("quant = 'int3'", "quant is 'int3', it must be one of none, int8, int4."),
+        ("quant = 'int3'", "quant is 'int3', it must be one of auto, none, int8, int4."),
         ("prefix_cache = {slots = 1}", "it must be on, off, or on,snapshots=BYTES,host=BYTES."),
         ("key_limits = {rpm = 0}", "it must be rpm=N with N a whole number from 1 to 1000000000."),
         ("memory_budget = '1KiB'", "memory_budget is '1KiB', it must be at least 1MiB."),
@@ -128,7 +128,7 @@ def settings_with(tmp_path: Path, toml: str, code: str = "") -> subprocess.Compl
         ("[[models]]\nmodel = 'demo'\nqant = 'int8'", "models[0].qant is unknown. Did you mean quant?"),
         (
             "[[models]]\nmodel = 'demo'\nquant = 'int3'",
-            "models[0].quant is 'int3'; it must be one of none, int8, int4.",
+            "models[0].quant is 'int3'; it must be one of auto, none, int8, int4.",
         ),
         ("[[models]]\nmodel = 'demo'\nload = 1", "models[0].load is 1, it must be true or false."),
     ],

@@ -100,6 +100,6 @@ def test_the_command(capsys, tmp_path) -> None:
     assert result["text"] == "text.txt"
     assert [form["quant"] for form in result["forms"]] == ["none", "int8"]
     assert main([*options, "--quant", "int9"]) == 2
-    assert "--quant has 'int9'; it must be of none, int8, int4." in capsys.readouterr().err
+    assert "--quant has 'int9'; it must be of auto, none, int8, int4." in capsys.readouterr().err
     assert main([*options[:-2], str(tmp_path / "missing.txt")]) == 2
     assert "can't be read as UTF-8" in capsys.readouterr().err

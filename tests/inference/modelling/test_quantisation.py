@@ -163,5 +163,5 @@ def test_the_demo_model_writes_as_before() -> None:
 
 
 def test_unknown_quant_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="quant is 'fp3'; it must be none, int8, int4"):
+    with pytest.raises(InvalidRequest, match="quant is 'fp3'; it must be auto, none, int8, int4"):
         LLMOptions(quant="fp3")  # type: ignore[arg-type]

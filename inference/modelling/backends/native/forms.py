@@ -302,7 +302,7 @@ def _choose_experts(layer: Router, logits: torch.Tensor) -> tuple[torch.Tensor, 
 
 def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     first, second = (layer.packed.get(leaf) for leaf in layer.stacks)
-    if not isinstance(first, NativePacked) or not isinstance(second, NativePacked) or first.format != second.format:
+    if not isinstance(first, NativePacked) or not isinstance(second, NativePacked):
         return Experts.mix(layer, hidden, weights, chosen)
     spec = layer.spec
     mixed: torch.Tensor = torch.ops.blazr.expert_mix.default(

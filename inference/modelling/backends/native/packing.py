@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from inference.modelling.layers.coded import Codes
 from inference.modelling.layers.packed import PlainQuantised
-from inference.modelling.quantisation import GROUP_SIZES
+from inference.modelling.quantisation import BLOCK_ROWS, GROUP_SIZES, MAX_TABLE_BITS, Form
 
 _FORMATS = {"int8": 0, "int4": 1, "bfloat16": 2, "float32": 3}
 """The numbers that ``inference/modelling/backends/native/src/gemm_layout.h`` gives its layouts."""
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 """What the native kernels compute in, and what they quantise."""
-BLOCK_ROWS = 32
-"""Outputs that lie together in the native layouts."""
 PIECE_BYTES = 4 << 20
 """Of stored rows that are packed at once: the disk is asked seldom enough (docs/performance.md)."""
 
@@ -34,8 +34,9 @@ class NativePacked:
 
     Attributes:
         data: (…, blocks, bytes) uint8.
-        scales: (…, blocks, groups, 32) bfloat16; empty for what isn't quantised.
-        format: A number of ``_FORMATS``.
+        scales: (…, blocks, groups, 32) bfloat16; empty for what isn't quantised. For codes of a file of the form's
+            dtype, and with offsets (…, blocks, groups, 64).
+        format: A number of ``_FORMATS``, or that of a form.
         outputs, inputs: N and K.
         group: Inputs that share a scale.
     """
@@ -131,6 +132,49 @@ def arrange_codes(quantised: PlainQuantised) -> NativePacked:
     arranged = steps.reshape(*by_block, -1, 4).transpose(-3, -2)
     data.view(arranged.shape).copy_(arranged)
     return NativePacked(data, scales, _FORMATS[kind], outputs, quantised.inputs, group)
+
+
+class NativeStore:
+    """Rows of codes, as they are, in the native layout.
+
+    Args:
+        shape: Of the whole; a stack's matrices have whole blocks of rows.
+        form: What the codes mean.
+    """
+
+    def __init__(self, shape: Sequence[int], form: Form) -> None:
+        number = _form_number(form)
+        data, scales = torch.ops.blazr.empty_packed.default(list(shape), number, form.group)
+        self.packed = NativePacked(data, scales, number, shape[-2], shape[-1], form.group)
+
+    def put(self, rows: Codes, first: int) -> None:
+        """Pack rows on this thread."""
+        packed = self.packed
+        dtype = packed.scales.dtype
+        torch.ops.blazr.pack_codes.default(
+            rows.codes.contiguous(),
+            rows.scales.to(dtype).contiguous(),
+            None if rows.offsets is None else rows.offsets.to(dtype).contiguous(),
+            packed.data,
+            packed.scales,
+            first,
+            packed.format,
+            packed.group,
+        )
+
+
+@functools.cache
+def _form_number(form: Form) -> int:
+    """The number that the kernels give a form in this process."""
+    levels = form.levels or tuple(code - form.zero for code in range(1 << form.bits))
+    number: int = torch.ops.blazr.add_form.default(
+        form.bits,
+        levels if form.bits <= MAX_TABLE_BITS else [],
+        form.zero,
+        form.has_offset,
+        form.scales == "float16",
+    )
+    return number
 
 
 def native_form(dtype: torch.dtype) -> str:

@@ -8,18 +8,16 @@ from typing import cast
 import torch
 
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.layers.packed import PlainQuantised
-from inference.modelling.quantisation import Kind
+from inference.modelling.layers.coded import packed_rows
+from inference.modelling.quantisation import FormName
 from inference.modelling.weights.decoding.floats import decode_bnb4, decode_fp4, decode_scaled
 from inference.modelling.weights.decoding.integers import decode_awq, decode_gptq, decode_hqq, decode_packed_int
 
 
 def _decode_own(item: EncodedTensor, parts: Mapping[str, torch.Tensor], begin: int, stop: int) -> torch.Tensor:
-    """Codes times scales, as ``PlainQuantised`` has them."""
-    kind = cast("Kind", item.form)
-    return PlainQuantised(parts["codes"][begin:stop], parts["scales"][begin:stop], kind, item.shape[-1]).dense(
-        torch.float32
-    )
+    """Codes times scales, as ``blazr quantise`` has written them."""
+    codes, scales = parts["codes"][begin:stop], parts["scales"][begin:stop]
+    return packed_rows(codes, scales, cast("FormName", item.form), item.shape[-1]).dense(torch.float32)
 
 
 _DECODERS: Mapping[str, Callable[[EncodedTensor, Mapping[str, torch.Tensor], int, int], torch.Tensor]] = {

@@ -11,7 +11,8 @@ from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.llm.options import LLMOptions
 from inference.llm.quality import measure_quality
-from inference.llm.quantising.quantise import Limit
+from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
+from inference.llm.quantising.quantise import Limit, derive_divergences
 from inference.llm.quantising.writing import PLAN_FILE
 from models_registry.detection.inspection import Inspection
 from tests.inference.llm.quantising.checkpoints import inspect, quantise, random_tokens
@@ -29,12 +30,34 @@ def test_a_size_is_kept_and_used(demo: Inspection, tmp_path: Path) -> None:
     found = quantise(demo, tmp_path / "out", Limit(size_bytes=limit))
     again = inspect(tmp_path / "out")
     assert 0.95 * limit < again.size_bytes == found.size_bytes <= limit
-    assert set(found.plan.forms.values()) == {"int4", "int8"}
+    assert len(set(found.plan.forms.values()) - {"stored"}) > 2
     uniform = {point.form: point for point in found.curve if point.form}
+    assert list(uniform) == list(KINDS)
     assert uniform["int4"].size_bytes < found.size_bytes < uniform["int8"].size_bytes
     assert uniform["int8"].mean_kl < found.divergence.mean_kl < uniform["int4"].mean_kl
     (fact,) = [fact for fact in again.facts if fact.name == "quantisation"]
     assert f"KL {found.divergence.mean_kl:.2e} nats as measured on random tokens" in fact.value
+
+
+@pytest.mark.parametrize("form", ["int3", "int4", "int5"])
+def test_mixed_forms_beat_one_form_of_the_same_bytes(demo: Inspection, tmp_path: Path, form: str) -> None:
+    parts = find_parts(demo.spec, demo.tensors)
+    size = fixed_bytes(parts, demo.tensors) + sum(part.sizes[form] for part in parts)  # type: ignore[index]
+    found = quantise(demo, tmp_path / "out", Limit(size_bytes=size))
+    (uniform,) = [point for point in found.curve if point.form == form]
+    assert found.size_bytes <= uniform.size_bytes == size
+    assert found.divergence.mean_kl < 0.9 * uniform.mean_kl
+
+
+def test_divergences_between_the_measured_ones_follow_the_error() -> None:
+    errors = {"int2": 1.0, "int3": 0.25, "int4": 0.0625, "int5": 0.03, "int6": 0.01, "int8": 0.0}
+    found = derive_divergences({"int2": 0.8, "int4": 0.2}, errors)  # type: ignore[arg-type, dict-item]
+    assert list(found) == list(KINDS)
+    assert found["int3"] == pytest.approx(0.4), "half of the way in both logarithms"
+    assert found["int5"] == pytest.approx(0.2 * 0.03 / 0.0625)
+    assert (found["int2"], found["int4"], found["int8"]) == (0.8, 0.2, 0)
+    exact = derive_divergences({"int2": 0.0, "int4": 0.0}, dict.fromkeys(errors, 0.0))  # type: ignore[arg-type]
+    assert set(exact.values()) == {0}
 
 
 def test_the_stated_divergence_is_that_of_the_written_files(demo: Inspection, tmp_path: Path) -> None:
@@ -86,7 +109,7 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     assert found.size_bytes < source.size_bytes
     written = json.loads((tmp_path / "out" / PLAN_FILE).read_text())
     assert {part["name"]: part["form"] for part in written["parts"]} == found.plan.forms
-    assert all(part["divergences"].keys() == {"int4", "int8"} for part in written["parts"])
+    assert all(tuple(part["divergences"]) == KINDS for part in written["parts"])
     kept = {name for name, tensor in inspect(tmp_path / "out").tensors.items() if tensor.dtype == "F32"}
     assert not any("A_log" in name and name not in kept for name in source.tensors)
     with pytest.raises(UnsupportedFormat, match="as they were before they were quantised"):

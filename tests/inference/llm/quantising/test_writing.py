@@ -17,8 +17,8 @@ from inference.errors import BlazrError, CorruptCheckpoint, InvalidRequest
 from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
 from inference.llm.quantising.writing import PLAN_FILE, WEIGHTS_FILE, check_target, write_checkpoint
 from inference.modelling.backends.native import library
-from inference.modelling.layers.packed import PlainQuantised, quantise_plainly
-from inference.modelling.quantisation import kept_kinds, weights_bytes
+from inference.modelling.layers.coded import JoinedRows, packed_rows, quantised_rows
+from inference.modelling.quantisation import coded_parameters, kept_kinds, weights_bytes
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import Inspection
 from tests.inference.llm.quantising.checkpoints import inspect, source_of
@@ -32,19 +32,24 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return inspect(directory)
 
 
-def write(found: Inspection, target: Path) -> tuple[dict[str, PlainQuantised], int]:
-    """Every second part in int8, the others in int4, and one left as it is; returns what was written."""
+def write(found: Inspection, target: Path, first: int = 0) -> tuple[dict[str, torch.Tensor], int]:
+    """All parts but one, each in another form, from the form of a number on; returns the values that were written."""
     network = load_network(found.spec, found.weight_paths, dtype=torch.float32)
     parameters = dict(network.named_parameters())
     parts = find_parts(found.spec, found.tensors)[:-1]
-    forms = {name: kind for part, kind in zip(parts, itertools.cycle(KINDS)) for name in part.parameters}
+    form_of = dict(zip(parts, itertools.islice(itertools.cycle(KINDS), first, first + len(parts)), strict=True))
+    forms = {name: form for part, form in form_of.items() for name in part.parameters}
     size = write_checkpoint(
         target, source_of(found), found.spec, forms, lambda name: parameters[name].data, measured={}, plan={"curve": []}
     )
     expected = fixed_bytes(find_parts(found.spec, found.tensors), found.tensors)
-    expected += sum(part.sizes[kind] for part, kind in zip(parts, itertools.cycle(KINDS)))
+    expected += sum(part.sizes[form] for part, form in form_of.items())
     assert size <= expected + find_parts(found.spec, found.tensors)[-1].stored_bytes
-    return {name: quantise_plainly(parameters[name].data, kind) for name, kind in forms.items()}, size
+    rows = {name: quantised_rows(parameters[name].data, form) for name, form in forms.items()}
+    return {
+        name: packed_rows(codes, scales, forms[name], parameters[name].shape[-1]).dense(torch.float32)
+        for name, (codes, scales) in rows.items()
+    }, size
 
 
 def held(network: nn.Module, name: str) -> torch.Tensor:
@@ -54,6 +59,8 @@ def held(network: nn.Module, name: str) -> torch.Tensor:
     shape = quantised_shape(network, name)
     if len(shape) == 3:
         return torch.stack([packed.matrix(number).dense(torch.float32) for number in range(shape[0])])
+    if isinstance(packed, JoinedRows):
+        return torch.cat([part.dense(torch.float32) for part in packed.parts])
     return packed.dense(torch.float32)
 
 
@@ -62,21 +69,22 @@ def quantised_shape(network: nn.Module, name: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("first", range(0, len(KINDS), 2))
 def test_the_loaded_values_are_the_written_ones(
-    found: Inspection, is_native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: Inspection, first: int, is_native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_native:
         monkeypatch.setattr(library, "is_available", lambda: False)
-    written, size = write(found, tmp_path / "out")
+    written, size = write(found, tmp_path / "out", first)
     again = inspect(tmp_path / "out")
     assert Inspection.from_dict(again.to_dict()) == again
     assert again.spec.dtype == found.spec.dtype
     assert again.spec.layers == found.spec.layers
-    assert kept_kinds(again.spec).keys() == written.keys()
+    assert {*kept_kinds(again.spec), *coded_parameters(again.spec, "none")} == written.keys()
     assert size == again.size_bytes
     network = load_network(again.spec, again.weight_paths, dtype=torch.bfloat16, pack=True, quant="none")
     for name, expected in written.items():
-        assert torch.equal(held(network, name), expected.dense(torch.float32)), name
+        assert torch.equal(held(network, name), expected), name
     plain = dict(load_network(found.spec, found.weight_paths, dtype=torch.bfloat16).named_parameters())
     for name, parameter in network.named_parameters():
         if name not in written and parameter.numel():
@@ -89,7 +97,7 @@ def test_quant_is_for_what_the_files_hold_in_floats(found: Inspection, tmp_path:
     again = inspect(tmp_path / "out")
     network = load_network(again.spec, again.weight_paths, dtype=torch.float32, quant="int4")
     for name, expected in written.items():
-        assert torch.equal(held(network, name), expected.dense(torch.float32)), name
+        assert torch.equal(held(network, name), expected), name
 
 
 def test_config_and_plan_lie_beside(found: Inspection, tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import torch
 from inference.errors import BlazrError, CorruptCheckpoint, MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encodings.blazr import ROW_FORMS
 from inference.modelling.families.config import Facts
-from inference.modelling.layers.packed import quantise_plainly
-from inference.modelling.quantisation import GROUP_SIZES
+from inference.modelling.layers.coded import quantised_rows
+from inference.modelling.quantisation import OWN_FORMS, FormName, stored_form
 from tests.inference.modelling.encodings.tables import decoded_table
 
+STATED = {"a.weight": "int8", "b.experts.{e}.up.weight": "int4"}
 CONFIG = {
-    "quant_method": "blazr", "version": 1, "stored_dtype": "bfloat16",
-    "tensors": {"a.weight": "int8", "b.experts.{e}.up.weight": "int4"},
+    "quant_method": "blazr", "version": 1, "stored_dtype": "bfloat16", "tensors": STATED,
     "measured": {"mean_kl": 0.0123, "bits_per_weight": 5.25, "text": "a text"},
 }  # fmt: skip
 
@@ -24,8 +24,8 @@ CONFIG = {
 def tensors() -> dict[str, torch.Tensor]:
     found = {"a.norm.weight": torch.ones(4), "a.bias": torch.zeros(3, dtype=torch.bfloat16)}
     for name, kind in (("a", "int8"), ("b.experts.0.up", "int4"), ("b.experts.11.up", "int4")):
-        made = quantise_plainly(torch.randn(6, 160), kind)  # type: ignore[arg-type]
-        found |= {f"{name}.weight.codes": made.values, f"{name}.weight.scales": made.scales}
+        codes, scales = quantised_rows(torch.randn(6, 160), kind)  # type: ignore[arg-type]
+        found |= {f"{name}.weight.codes": codes, f"{name}.weight.scales": scales}
     return found
 
 
@@ -43,8 +43,20 @@ def test_weights_count_as_what_they_were() -> None:
     assert not facts.warnings
 
 
-def test_groups_are_those_of_the_products() -> None:
-    assert {name: form.group for name, form in ROW_FORMS.items()} == GROUP_SIZES
+def test_the_forms_are_those_of_the_products() -> None:
+    found = {name: (form.bits, form.group) for name, form in ROW_FORMS.items()}
+    assert found == {name: (form.bits, form.group) for name, form in OWN_FORMS.items()}
+
+
+@pytest.mark.parametrize("name", OWN_FORMS)
+@pytest.mark.parametrize("shape", [(6, 160), (3, 6, 72)])
+def test_every_form_is_read(name: FormName, shape: tuple[int, ...]) -> None:
+    codes, scales = quantised_rows(torch.randn(*shape), name)
+    (item,) = decoded_table(
+        {"a.weight.codes": codes, "a.weight.scales": scales}, CONFIG | {"tensors": {"a.weight": name}}
+    ).encoded
+    assert (item.shape, item.form, item.group_size) == (shape, name, OWN_FORMS[name].group)
+    assert stored_form(item) == (None if name in ("int4", "int8") else OWN_FORMS[name])
 
 
 def without(*names: str) -> dict[str, torch.Tensor]:
@@ -58,12 +70,17 @@ def without(*names: str) -> dict[str, torch.Tensor]:
         (without("a.weight.scales"), {}, MissingTensor, "a.weight.codes holds codes, but a.weight.scales"),
         (tensors(), {"tensors": {"a.weight": "int8"}}, MissingTensor, "b.experts.0.up.weight.codes holds codes, but"),
         (tensors(), {"tensors": {"a.weight": "int4"}}, UnsupportedFormat, "int4, whose codes are U8, but a.weight"),
-        (tensors(), {"tensors": {"a.weight": "int7"}}, UnsupportedFormat, "a.weight is stored as 'int7'; int8, int4"),
+        (tensors(), {"tensors": {"a.weight": "int7"}}, UnsupportedFormat, "a.weight is stored as 'int7'; int2, int3"),
         (tensors(), {"tensors": {"a.weight": 3}}, UnsupportedFormat, "stored as '3'"),
         (tensors(), {"tensors": []}, CorruptCheckpoint, "has no tensors"),
         (tensors(), {"stored_dtype": "int8"}, CorruptCheckpoint, "stored_dtype is 'int8'"),
         (tensors(), {"version": 2}, UnsupportedFormat, "version 2 of blazr's own form; 1 is read"),
         (tensors() | {"a.weight.scales": torch.ones(6, 3, dtype=torch.bfloat16)}, {}, TensorShapeMismatch, r"\[6, 2\]"),
+        (
+            tensors() | {"a.weight.codes": torch.ones(6, 10, dtype=torch.uint8)},
+            {"tensors": STATED | {"a.weight": "int3"}}, TensorShapeMismatch,
+            "a.weight.codes has 10 bytes a row, which no number of 3-bit codes takes",
+        ),
         (tensors() | {"a.weight": torch.ones(6, 160)}, {}, TensorShapeMismatch, "a.weight is stored twice"),
         (tensors() | {"a.weight.codes": torch.ones(6, dtype=torch.int8)}, {}, TensorShapeMismatch, "a matrix or a st"),
     ],

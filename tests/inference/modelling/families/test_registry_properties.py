@@ -14,9 +14,10 @@ from inference.errors import CheckpointError
 from inference.modelling.families.checks import source_shape
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
 from inference.modelling.families.registry import family_builder
+from inference.modelling.sources import stored_names
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.weights.files import TensorFiles
-from inference.modelling.weights.loader import _assemble, _stored_names
+from inference.modelling.weights.loader import _assemble
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import make_checkpoint, old_naming, read_config
 from tests.inference.modelling.test_network_attention import CASES
@@ -135,7 +136,7 @@ def test_shape_of_a_source_is_what_the_loader_reads(tmp_path_factory, case):
         return
     path = tmp_path_factory.mktemp("source") / "model.safetensors"
     save_file({name: torch.randn(shapes[name]) for name in shapes}, path)
-    with TensorFiles([path], [_stored_names(source)]) as files:
+    with TensorFiles([path], [stored_names(source)]) as files:
         files.move()
         found = _assemble(files, source, torch.Size(shape), "parameter", torch.float32)
     assert tuple(found.shape) == shape

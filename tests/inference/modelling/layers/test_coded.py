@@ -6,14 +6,27 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional
 
-from inference.modelling.layers.coded import Codes, JoinedRows, code_plainly, pack_planes, unpack_planes
-from inference.modelling.quantisation import GGUF_FORMS, PLANES, Form, coded_bytes
+from inference.modelling.layers import coded
+from inference.modelling.layers.coded import (
+    Codes,
+    JoinedRows,
+    code_plainly,
+    pack_planes,
+    packed_rows,
+    quantise_to_codes,
+    quantised_rows,
+    rounded_to_form,
+    unpack_planes,
+)
+from inference.modelling.quantisation import GGUF_FORMS, OWN_FORMS, PLANES, Form, FormName, coded_bytes
 
 FORMS = (
     *GGUF_FORMS.values(), Form(2, 16, has_offset=True), Form(3, 32, zero=4), Form(3, 64, levels=tuple(range(-4, 4))),
-    Form(4, 128, zero=3, scales="bfloat16"),
+    Form(4, 128, zero=3, scales="bfloat16"), *OWN_FORMS.values(),
 )  # fmt: skip
 
 
@@ -33,6 +46,46 @@ def test_codes_survive_packing(bits, inputs):
     planes = pack_planes(codes, bits)
     assert planes.shape[-1] == sum(-(-inputs * width // 8) for width in PLANES[bits])
     assert torch.equal(unpack_planes(planes, bits, inputs), codes)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(PLANES)), st.lists(st.integers(1, 5), max_size=2), st.integers(1, 300), st.randoms())
+def test_any_shape_survives_packing(bits, outer, inputs, randoms):
+    generator = torch.Generator().manual_seed(randoms.randrange(1 << 30))
+    codes = torch.randint(0, 1 << bits, (*outer, inputs), dtype=torch.uint8, generator=generator)
+    assert torch.equal(unpack_planes(pack_planes(codes, bits), bits, inputs), codes)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(OWN_FORMS)), st.lists(st.integers(1, 4), min_size=1, max_size=2), st.integers(1, 300))
+def test_rows_of_any_shape_are_the_nearest_values_and_read_back_equal(name, outer, inputs):
+    """Also where the last group is short, and where the codes of a row end within a byte."""
+    weight = torch.randn(*outer, inputs, generator=torch.Generator().manual_seed(inputs))
+    codes, scales = quantised_rows(weight, name)
+    assert codes.nbytes + scales.nbytes == coded_bytes(weight.shape, OWN_FORMS[name])
+    assert scales.dtype == torch.bfloat16
+    found = packed_rows(codes, scales, name, inputs).dense(torch.float32)
+    if name in ("int4", "int8"):
+        return  # test_packed.py
+    assert torch.equal(found, rounded_to_form(weight, OWN_FORMS[name]))
+    assert torch.equal(found, quantise_to_codes(weight, OWN_FORMS[name]).dense(torch.float32))
+
+
+@pytest.mark.parametrize("name", OWN_FORMS)
+def test_more_bits_lose_less(name: FormName) -> None:
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
+    codes, scales = quantised_rows(weight, name)
+    loss = (packed_rows(codes, scales, name, 1024).dense(torch.float32) - weight).square().mean()
+    assert loss < 3.5 * 4.0 ** -OWN_FORMS[name].bits
+    assert loss > 0.5 * 4.0 ** -OWN_FORMS[name].bits
+
+
+def test_pieces_change_nothing(monkeypatch):
+    weight = torch.randn(2, 10, 72)
+    whole = rounded_to_form(weight, OWN_FORMS["int3"])
+    monkeypatch.setattr(coded, "CHUNK_VALUES", 100)
+    assert torch.equal(rounded_to_form(weight, OWN_FORMS["int3"]), whole)
+    assert rounded_to_form(weight.bfloat16(), OWN_FORMS["int3"]).dtype == torch.bfloat16
 
 
 def test_fields_lie_lowest_first():

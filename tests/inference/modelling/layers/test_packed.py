@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from inference.modelling.layers.packed import empty_parameter, nearest_levels, output_bits, quantise_plainly
+from inference.modelling.layers.packed import empty_parameter, output_bits, quantise_plainly
 from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS
 
 
@@ -31,13 +31,6 @@ def test_values_are_at_most_a_step_off(kind, steps, shape):
 def test_int4_keeps_weights_that_lie_on_its_levels():
     levels = torch.tensor(INT4_LEVELS).repeat(5, 4) * torch.tensor([[0.5], [-0.25], [2.0], [1.0], [-8.0]])
     assert torch.equal(quantise_plainly(levels, "int4").dense(torch.float32), levels)
-
-
-def test_a_value_goes_to_the_nearest_level():
-    values = torch.linspace(-200, 200, 2001)
-    nearest = (values[:, None] - torch.tensor(INT4_LEVELS)).abs()
-    found = nearest.gather(1, nearest_levels(values)[:, None])[:, 0]
-    torch.testing.assert_close(found, nearest.amin(1))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from inference.errors import MissingTensor, UnsupportedFormat
+from inference.modelling.layers.coded import quantise_to_codes, quantised_rows
+from inference.modelling.quantisation import OWN_FORMS, FormName
 from inference.modelling.weights import encoded_reader
 from inference.modelling.weights.encoded_reader import encoded_readers
+from inference.modelling.weights.stored_tensor import CodedPlace
 from tests.inference.modelling.encodings.formats import FORMATS, mxfp4_experts
 from tests.inference.modelling.encodings.tables import decoded_table
 
@@ -61,6 +64,28 @@ def test_large_entries_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None
     for step in (1000, 1 << 14):
         found, _ = read(tensors, {"quant_method": "mxfp4"}, torch.float32, step)
         assert torch.equal(found, torch.from_numpy(values))
+
+
+@pytest.mark.parametrize("name", ["int2", "int3", "int5", "int6"])
+def test_rows_are_read_in_their_codes(name: FormName) -> None:
+    weight = torch.randn(3, 40, 72)
+    codes, scales = quantised_rows(weight, name)
+    tensors = {"x.weight.codes": codes, "x.weight.scales": scales}
+    config = {"quant_method": "blazr", "version": 1, "stored_dtype": "bfloat16", "tensors": {"x.weight": name}}
+    items = decoded_table(tensors, config).encoded
+    stored = {key: Stored(tensor, number) for number, (key, tensor) in enumerate(tensors.items())}
+    (reader,) = encoded_readers(items, stored, torch.bfloat16).values()
+    assert isinstance(reader, CodedPlace)
+    found: dict[int, torch.Tensor] = {}
+    for begin in (96, 0, 32, 64):
+        rows = reader.codes(begin, min(32, 120 - begin))
+        assert rows.form == OWN_FORMS[name]
+        found[begin] = rows.dense(torch.float32)
+    expected = quantise_to_codes(weight, OWN_FORMS[name]).dense(torch.float32)
+    assert torch.equal(torch.cat([found[begin] for begin in sorted(found)]), expected.flatten(0, 1))
+    assert [one.num_reads for one in stored.values()] == [1, 1]
+    reader.codes(0, 1)
+    assert [one.num_reads for one in stored.values()] == [2, 2], "codes that were handed out aren't kept"
 
 
 def test_parts_have_to_be_there() -> None:

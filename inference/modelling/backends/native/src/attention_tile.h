@@ -23,7 +23,8 @@ namespace blazr {
 
 constexpr int kKeys = 64;                    // keys of a block
 constexpr int kKeyVectors = kKeys / kLanes;  // vectors of scores in a row
-constexpr int kRows = 6;                     // rows whose scores stay in registers: 6 · 4 of 32, and the operands
+constexpr int kRows = 6;                     // rows whose sums stay in registers
+constexpr int kAtOnce = kWide ? 4 : 2;       // vectors of each: 6 · 4 of 32 registers or 6 · 2 of 16, and the operands
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 #ifdef __AVX512BF16__
@@ -122,7 +123,7 @@ inline void pack_row(const T* from, int64_t width, uint32_t* to, int64_t units) 
   }
 }
 
-// Sixteen units of a row, of which `left` (≥ 1) exist; the others are 0.
+// kLanes units of a row, of which `left` (≥ 1) exist; the others are 0.
 template <typename T>
 inline vu load_row_units(const T* from, int64_t left_values) {
   if constexpr (kPairs<T>) {
@@ -141,7 +142,7 @@ struct Nothing {
   void operator()() const {}
 };
 
-// Keys of a block to [unit][64 keys]; rows beyond `count` are not packed further than the sixteen of their vector.
+// Keys of a block to [unit][64 keys]; rows beyond `count` are not packed further than the others of their vector.
 // `beside()` is called with each 128 bytes.
 template <typename T, typename Beside = Nothing>
 inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* to, Beside&& beside = {}) {
@@ -221,25 +222,39 @@ inline void pack_values(
 // Rows of units (Count, units) times packed columns [unit][64].
 template <typename T, int Count>
 inline void multiply(const uint32_t* rows, int64_t units, const uint32_t* packed, vf out[Count][kKeyVectors]) {
-  // A local copy stays in registers; the compiler can't keep `out` there.
-  vf sums[Count][kKeyVectors];
-  for (auto& row : sums)
-    for (auto& part : row) part = splat(0);
-  for (int64_t unit = 0; unit < units; ++unit) {
-    vu columns[kKeyVectors];
+  for (int part = 0; part < kKeyVectors; part += kAtOnce, packed += kAtOnce * kLanes) {
+    // A local copy stays in registers; the compiler can't keep `out` there.
+    vf sums[Count][kAtOnce];
+    for (auto& row : sums)
+      for (auto& vector : row) vector = splat(0);
+    for (int64_t unit = 0; unit < units; ++unit) {
+      vu columns[kAtOnce];
 #pragma GCC unroll 4
-    for (int j = 0; j < kKeyVectors; ++j) columns[j] = load_units(packed + unit * kKeys + j * kLanes);
+      for (int j = 0; j < kAtOnce; ++j) columns[j] = load_units(packed + unit * kKeys + j * kLanes);
 #pragma GCC unroll 6
-    for (int row = 0; row < Count; ++row) {
-      const vu value = vu{} + rows[row * units + unit];
+      for (int row = 0; row < Count; ++row) {
+        const vu value = vu{} + rows[row * units + unit];
 #pragma GCC unroll 4
-      for (int j = 0; j < kKeyVectors; ++j) sums[row][j] = step<T>(sums[row][j], columns[j], value);
+        for (int j = 0; j < kAtOnce; ++j) sums[row][j] = step<T>(sums[row][j], columns[j], value);
+      }
     }
-  }
 #pragma GCC unroll 6
-  for (int row = 0; row < Count; ++row)
+    for (int row = 0; row < Count; ++row)
 #pragma GCC unroll 4
-    for (int j = 0; j < kKeyVectors; ++j) out[row][j] = sums[row][j];
+      for (int j = 0; j < kAtOnce; ++j) out[row][part + j] = sums[row][j];
+  }
+}
+
+// The vectors of a row's scores to one, pair by pair.
+template <typename Operation>
+inline vf fold(const vf (&scores)[kKeyVectors], Operation&& operation) {
+  vf left[kKeyVectors];
+  for (int j = 0; j < kKeyVectors; ++j) left[j] = scores[j];
+#pragma GCC unroll 3
+  for (int width = kKeyVectors / 2; width > 0; width /= 2)
+#pragma GCC unroll 4
+    for (int j = 0; j < width; ++j) left[j] = operation(left[2 * j], left[2 * j + 1]);
+  return left[0];
 }
 
 // What the scores go through.
@@ -278,28 +293,25 @@ inline void advance(
   constexpr int64_t stride = kPairs<T> ? kKeys / 2 : kKeys;
 #pragma GCC unroll 6
   for (int row = 0; row < Count; ++row) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < kKeyVectors; ++j) {
       scores[row][j] = rule(scores[row][j]);
       if (masked) {
-        const vi lane = vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + j * kLanes;
+        const vi lane = kLaneNumbers + j * kLanes;
         const auto last = static_cast<int32_t>(std::min<int64_t>(positions[row], num_keys - 1));
         vi hidden = lane > last;
         if (rule.window) hidden |= lane <= static_cast<int32_t>(std::max<int64_t>(positions[row] - rule.window, -1));
         scores[row][j] = hidden ? splat(kNone) : scores[row][j];
       }
     }
-    const float highest = std::max(
-        states[row].highest,
-        reduce_max(vmax(vmax(scores[row][0], scores[row][1]), vmax(scores[row][2], scores[row][3]))));
+    const float highest = std::max(states[row].highest, reduce_max(fold(scores[row], vmax)));
     const float base = highest == kNone ? 0.0f : highest;  // nothing seen yet: all weights are 2^-inf
     kept[row] = states[row].highest == highest ? 1.0f : std::exp2(states[row].highest - base);
     states[row].highest = highest;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < kKeyVectors; ++j) scores[row][j] = exp2_negative(scores[row][j] - base);
-    states[row].total =
-        states[row].total * kept[row] + ((scores[row][0] + scores[row][1]) + (scores[row][2] + scores[row][3]));
-#pragma GCC unroll 4
+    states[row].total = states[row].total * kept[row] + fold(scores[row], [](vf a, vf b) { return a + b; });
+#pragma GCC unroll 8
     for (int j = 0; j < kKeyVectors; ++j) {
       if constexpr (kPairs<T>) {
         store(reinterpret_cast<bf16*>(probabilities + row * stride) + j * kLanes, scores[row][j]);
@@ -334,7 +346,7 @@ inline void advance(
       for (int c = 0; c < kVectors; ++c) store(mixed + row * padded + at + c * kLanes, sums[row][c]);
   };
   int64_t at = 0;
-  for (; at + 4 * kLanes <= padded; at += 4 * kLanes) columns(std::integral_constant<int, 4>{}, at);
+  for (; at + kAtOnce * kLanes <= padded; at += kAtOnce * kLanes) columns(std::integral_constant<int, kAtOnce>{}, at);
   for (; at < padded; at += kLanes) columns(std::integral_constant<int, 1>{}, at);
 }
 

@@ -22,7 +22,7 @@ void convolve_one(const Convolution& conv, const T* row, float* tail, bool fresh
       float* at = tail + 3 * begin;
       vf a = splat(0), b = a, c = a, x = load(row + begin);
       if (!fresh) {
-        vf e = load(at), f = load(at + 16), g = load(at + 32);
+        vf e = load(at), f = load(at + kLanes), g = load(at + 2 * kLanes);
         a = shuffle::every_third<0>(e, f, g, Lanes{});
         b = shuffle::every_third<1>(e, f, g, Lanes{});
         c = shuffle::every_third<2>(e, f, g, Lanes{});
@@ -32,8 +32,8 @@ void convolve_one(const Convolution& conv, const T* row, float* tail, bool fresh
       if (conv.bias) y += load(conv.bias + begin);
       store(out + begin, activation(y, conv.activation));
       store(at, shuffle::of_three<0>(b, c, x, Lanes{}));
-      store(at + 16, shuffle::of_three<1>(b, c, x, Lanes{}));
-      store(at + 32, shuffle::of_three<2>(b, c, x, Lanes{}));
+      store(at + kLanes, shuffle::of_three<1>(b, c, x, Lanes{}));
+      store(at + 2 * kLanes, shuffle::of_three<2>(b, c, x, Lanes{}));
     }
   }
   for (; begin < width; begin += kLanes) {

@@ -14,25 +14,17 @@ namespace blazr {
 Matrix packed_matrix(
     const at::Tensor& data, const std::optional<at::Tensor>& scales, int64_t format, int64_t outputs, int64_t inputs,
     int64_t group) {
-  TORCH_CHECK(outputs > 0 && inputs > 0, "packed weights: no outputs or inputs");
-  Matrix w{data.const_data_ptr<uint8_t>(), nullptr, outputs, inputs, kPlainUnit, 0};
-  bool grouped = false;
-  with_format(format, [&](auto f) {
-    using F = decltype(f);
-    w.block_bytes = block_bytes_of<F>(inputs);
-    grouped = F::kGrouped;
-  });
+  Matrix w = matrix_layout(format, outputs, inputs, group);
+  w.data = data.const_data_ptr<uint8_t>();
   TORCH_CHECK(
       data.is_contiguous() && data.numel() == w.blocks() * w.block_bytes, "packed weights: ", data.numel(),
       " bytes are not those of ", outputs, " outputs and ", inputs, " inputs");
-  if (grouped) {
-    TORCH_CHECK(group > 0 && group % kLanes == 0 && group <= kMostGroup, "packed weights: a group of ", group);
-    w.unit = group;
+  if (w.form) {
     TORCH_CHECK(
-        scales.has_value() && scales->scalar_type() == at::kBFloat16 && scales->is_contiguous() &&
-            scales->numel() == w.blocks() * w.units() * kBlock,
+        scales.has_value() && scales->scalar_type() == (w.form->has_halves ? at::kHalf : at::kBFloat16) &&
+            scales->is_contiguous() && scales->numel() == w.blocks() * w.block_scales(),
         "packed weights: the scales don't fit");
-    w.scales = scales->const_data_ptr<bf16>();
+    w.scales = static_cast<const bf16*>(scales->const_data_ptr());
   }
   return w;
 }
@@ -278,6 +270,25 @@ std::tuple<at::Tensor, at::Tensor> packed_argmax(
   return {places, values};
 }
 
+inline float scale_at(const Matrix& w, const bf16* scale) {
+  if (w.form->has_halves) return *reinterpret_cast<const c10::Half*>(scale);
+  return *scale;
+}
+
+// The byte that an input is multiplied by.
+template <class F>
+int32_t byte_at(const Matrix& w, const uint8_t* block, int64_t k, int64_t lane) {
+  const uint8_t* chunk = block + k / F::kAlign * F::kLines * kLineBytes + lane * 4 + k % 4;
+  const int64_t step = k % F::kAlign / 4;
+  const auto field = [&](const uint8_t* lines, int width) {
+    const int64_t per_byte = 8 / width;
+    return lines[step / per_byte * kLineBytes] >> (step % per_byte * width) & ((1 << width) - 1);
+  };
+  int32_t code = field(chunk, F::kLower);
+  if constexpr (F::kUpper > 0) code |= field(chunk + F::kLowerLines * kLineBytes, F::kUpper) << F::kLower;
+  return F::kBits <= 4 ? w.form->levels[code] : code;
+}
+
 // One row of the weights, dequantised.
 template <class F, typename T>
 void read_row(const Matrix& w, int64_t row, T* out) {
@@ -286,15 +297,10 @@ void read_row(const Matrix& w, int64_t row, T* out) {
   for (int64_t k = 0; k < w.inputs; ++k) {
     float value;
     if constexpr (F::kGrouped) {
-      const bf16 scale = w.scales[(row / kBlock * w.units() + k / w.unit) * kBlock + lane];
-      int32_t whole;
-      if constexpr (F::kStepBytes == 64) {
-        const uint8_t both = block[k / 8 * 128 + lane * 4 + k % 4];
-        whole = kLevels[k % 8 < 4 ? both & 15 : both >> 4];
-      } else {
-        whole = block[k / 4 * 128 + lane * 4 + k % 4] - F::kOffset;
-      }
-      value = static_cast<float>(whole) * static_cast<float>(scale);
+      const bf16* scales =
+          w.scales + row / kBlock * w.block_scales() + k / w.unit / w.units_per_scale * w.form->scale_line() + lane;
+      value = static_cast<float>(byte_at<F>(w, block, k, lane) - w.form->zero) * scale_at(w, scales);
+      if (w.form->has_offsets) value += scale_at(w, scales + kBlock);
     } else if constexpr (F::kPerStep == 2) {
       value = static_cast<float>(reinterpret_cast<const bf16*>(block)[(k / 2 * kBlock + lane) * 2 + k % 2]);
     } else {
@@ -326,6 +332,17 @@ at::Tensor packed_rows(
   return out;
 }
 
+// The whole numbers that activations have on each side of 0, of which products with codes are made; 0: they stay as
+// they are.
+int64_t activation_steps(int64_t format) {
+  int64_t steps = 0;
+  with_format(format, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (F::kGrouped) steps = kActivationSteps<F::kWords>;
+  });
+  return steps;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
@@ -338,6 +355,7 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
   library.def(
       "packed_rows(Tensor data, Tensor? scales, Tensor ids, int format, int outputs, int inputs, int group, "
       "ScalarType dtype) -> Tensor");
+  library.def("activation_steps(int format) -> int", activation_steps);
 }
 
 TORCH_LIBRARY_IMPL(blazr, CPU, library) {

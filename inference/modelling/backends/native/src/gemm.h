@@ -36,6 +36,7 @@ void multiply(
   const int64_t count = panel_end - panel_begin;
   TileArgs t;
   t.depth = panels.depth;
+  t.matrix = &w;
   t.unit_steps = ceil_div(w.unit, F::kPerStep);
   const int64_t unit_bytes = t.unit_steps * F::kStepBytes;
   // Of the inputs a run whose activations stay in the second cache, and within a block parts that stay in the first
@@ -55,7 +56,7 @@ void multiply(
     const int64_t end = std::min(begin + run, units);
     for (int64_t block = block_begin; block < block_end; ++block) {
       t.weights = w.data + block * w.block_bytes;
-      t.weight_scales = w.scales + block * units * kBlock;
+      t.weight_scales = w.scales + block * w.block_scales();
       const uint8_t* behind = block + 1 < block_end ? t.weights + w.block_bytes + begin * unit_bytes
                               : end < units         ? w.data + block_begin * w.block_bytes + end * unit_bytes
                                                     : after;
@@ -70,6 +71,7 @@ void multiply(
           t.steps = panels.first_step(panel);
           t.scales = panels.scales + start * panels.units;
           t.offsets = panels.offsets + start * panels.units;
+          t.totals = panels.totals + start * panels.units;
           t.sums = sums + ((block - block_begin) * rows + start - first_row) * kBlock;
           t.ahead.at = ahead + (panel - panel_begin) * piece;
           if (panels.line)
@@ -81,6 +83,18 @@ void multiply(
     }
   }
 }
+
+// Their code is large and the same for a product and for experts: gemm_multiply.cpp and gemm_coded.cpp have it.
+#define BLAZR_MULTIPLY(F) \
+  template void multiply<F>(const Matrix&, const Panels&, int64_t, int64_t, int64_t, int64_t, const ReadOn&, float*)
+extern BLAZR_MULTIPLY(Coded<2>);
+extern BLAZR_MULTIPLY(Coded<3>);
+extern BLAZR_MULTIPLY(Coded<4>);
+extern BLAZR_MULTIPLY(Coded<5>);
+extern BLAZR_MULTIPLY(Coded<6>);
+extern BLAZR_MULTIPLY(Coded<8>);
+extern BLAZR_MULTIPLY(Half);
+extern BLAZR_MULTIPLY(Single);
 
 // Panels whose sums with a run of blocks stay in the second cache.
 inline int64_t panels_at_once(const Panels& panels) {

@@ -19,7 +19,7 @@ struct Stack {
   Matrix of(int64_t expert) const {
     Matrix w = first;
     w.data += expert * w.blocks() * w.block_bytes;
-    if (w.scales) w.scales += expert * w.blocks() * w.units() * kBlock;
+    if (w.scales) w.scales += expert * w.blocks() * w.block_scales();
     return w;
   }
 };
@@ -167,27 +167,39 @@ void activate_row(const float* from, T* to, int64_t width, bool gated, int64_t k
   }
 }
 
-template <class F, typename T>
+// The experts' products with their rows, float32 sums (entries, stride); row_of(entry) makes a row.
+template <typename T, typename RowOf>
+void multiply_stack(
+    const Stack& stack, int64_t format, const Work& work, bool parallel, RowOf&& row_of, float* sums, int64_t stride) {
+  with_format(format, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
+      TORCH_CHECK(false, "expert_mix: weights that are not quantised need rows of their own dtype");
+    } else {
+      GroupedProduct<F> product(stack, work);
+      product.fill(parallel, row_of);
+      product.multiply_into(true, sums, stride);
+    }
+  });
+}
+
+template <typename T>
 void mix(
-    const T* x, int64_t rows, const float* weights, int64_t top_k, const Work& work, const Stack& up, const Stack& down,
-    bool gated, int64_t kind, T* out) {
+    const T* x, int64_t rows, const float* weights, int64_t top_k, const Work& work, const Stack& up, int64_t up_format,
+    const Stack& down, int64_t down_format, bool gated, int64_t kind, T* out) {
   const int64_t hidden = up.first.inputs, entries = rows * top_k, width = down.first.inputs, joint = up.first.outputs;
   const bool parallel = entries * hidden > kParallelWork;
   at::Tensor sums = at::empty({entries * std::max(joint, hidden)}, at::kFloat);
   at::Tensor inner = at::empty({entries * width}, c10::CppTypeToScalarType<T>::value);
   float* sum = sums.data_ptr<float>();
   T* activated = inner.data_ptr<T>();
-  {
-    GroupedProduct<F> product(up, work);
-    product.fill(parallel, [&](int64_t entry) { return x + entry / top_k * hidden; });
-    product.multiply_into(true, sum, joint);
-  }
-  GroupedProduct<F> product(down, work);
-  product.fill(parallel, [&](int64_t entry) {
+  const auto outer_row = [&](int64_t entry) { return x + entry / top_k * hidden; };
+  multiply_stack<T>(up, up_format, work, parallel, outer_row, sum, joint);
+  const auto inner_row = [&](int64_t entry) -> const T* {
     activate_row(sum + entry * joint, activated + entry * width, width, gated, kind);
     return activated + entry * width;
-  });
-  product.multiply_into(true, sum, hidden);
+  };
+  multiply_stack<T>(down, down_format, work, parallel, inner_row, sum, hidden);
   parallel_for(0, rows, std::max<int64_t>(1, kParallelWork / (top_k * hidden)), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float *parts = sum + row * top_k * hidden, *weight = weights + row * top_k;
@@ -238,12 +250,11 @@ at::Tensor expert_mix(const ExpertArguments& in) {
   at::Tensor out = at::empty_like(x);
   const Work work = divide(numbers.const_data_ptr<int64_t>(), numbers.numel(), in.experts);
   if (rows == 0) return out;
-  TORCH_CHECK(in.up_format == in.down_format, "expert_mix: both stacks must have one format");
-  with_format_and_rows(in.up_format, x.scalar_type(), "expert_mix", [&](auto f, auto* type) {
+  dispatch(x.scalar_type(), "expert_mix", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    mix<decltype(f), T>(
-        x.const_data_ptr<T>(), rows, share_of.const_data_ptr<float>(), top_k, work, up, down, in.gated, in.activation,
-        out.data_ptr<T>());
+    mix<T>(
+        x.const_data_ptr<T>(), rows, share_of.const_data_ptr<float>(), top_k, work, up, in.up_format, down,
+        in.down_format, in.gated, in.activation, out.data_ptr<T>());
   });
   return out;
 }

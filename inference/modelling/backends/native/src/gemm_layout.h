@@ -2,12 +2,11 @@
 //
 // A weight (N, K) lies in blocks of 32 outputs; within a block, step by step along K, 128 bytes hold what the lanes of
 // two instructions need, so that a product with one row reads one stream from the first byte to the last:
-//   int8   [N/32][K/4][32][4]  bytes, offset 128 (vpdpbusd wants one unsigned operand)
-//   int4   [N/32][K/8][32][4]  two nibbles: the low ones are k 0 to 3 of each eight, the high ones 4 to 7; a nibble is
-//                              the number of one of sixteen levels
+//   codes  [N/32][K/chunk][lines][32][4]  see Coded; the four bytes belong to four inputs that follow each other
 //   bf16   [N/32][K/2][32][2]
 //   float  [N/32][K][32]
-// int8 and int4 have a bfloat16 scale for each output and group along K: [N/32][groups][32].
+// Codes have a scale for each output and group along K, and behind it perhaps an offset: [N/32][groups][1 or 2][32].
+// The number of a format is kBf16, kFloat, or that of a CodedForm.
 #pragma once
 
 #include "simd.h"
@@ -16,54 +15,79 @@
 namespace blazr {
 
 constexpr int64_t kBlock = 32;  // outputs in a block
-constexpr int kVectors = 2;     // of 16 lanes
-#ifdef __AVX512F__
-constexpr bool kWide = true;  // 32 registers of 16 lanes
+constexpr int kVectors = kBlock / kLanes;
+
+// What the processor multiplies at once: four bytes and adds the products, else pairs of 16 bits; pairs of bfloat16,
+// else float32.
+#ifdef __AVX512VNNI__
+constexpr bool kByteDots = true;
 #else
-constexpr bool kWide = false;
+constexpr bool kByteDots = false;
+#endif
+#ifdef __AVX512BF16__
+constexpr bool kHalfDots = true;
+#else
+constexpr bool kHalfDots = false;
 #endif
 
 enum Format : int64_t { kInt8 = 0, kInt4 = 1, kBf16 = 2, kFloat = 3 };
 
-// What the nibbles of int4 stand for, plus 128, once for every sixteen bytes of a register. More levels lie near 0, as
-// more weights do; the two ends differ, so that a scale's sign can give the farther one to the greatest magnitude.
-// Source: the levels of GGUF's IQ4_NL (ggml, ggml-common.h).
-struct alignas(64) Levels {
-  uint8_t bytes[64];
+// What the codes of a matrix mean: scale · (byte(code) - zero) + offset. Up to four bits choose the byte from a table,
+// which a register repeats; more bits are the byte.
+struct alignas(64) CodedForm {
+  uint8_t levels[64];
+  int64_t bits;
+  int32_t zero;
+  bool has_offsets, has_halves;  // scales and offsets are float16, else bfloat16
+
+  int64_t scale_line() const { return has_offsets ? 64 : 32; }  // of a block and group
+  bool operator==(const CodedForm&) const = default;
 };
 
+// The form of a number; kInt8 and kInt4 are there from the beginning.
+const CodedForm& coded_form(int64_t format);
+
+// The levels of int4. More of them lie near 0, as more weights do; the two ends differ, so that a scale's sign can give
+// the farther one to the greatest magnitude. Source: the levels of GGUF's IQ4_NL (ggml, ggml-common.h).
 constexpr int32_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-constexpr Levels unsigned_levels() {
-  Levels levels{};
-  for (int i = 0; i < 64; ++i) levels.bytes[i] = static_cast<uint8_t>(kLevels[i % 16] + 128);
-  return levels;
-}
-
-inline constexpr Levels kUnsignedLevels = unsigned_levels();
 
 struct Matrix {
   const uint8_t* data;
   const bf16* scales;
   int64_t outputs, inputs;
-  int64_t unit;  // inputs in a group; for bf16 and float, those between two looks at the loop's end
+  int64_t unit;  // inputs whose sum is scaled at once; for bf16 and float, those between two looks at the loop's end
   int64_t block_bytes;
+  const CodedForm* form;    // null: bf16 or float
+  int64_t units_per_scale;  // that follow each other
 
   int64_t blocks() const { return ceil_div(outputs, kBlock); }
   int64_t units() const { return ceil_div(inputs, unit); }
+  // Scales and offsets of a block.
+  int64_t block_scales() const { return form ? ceil_div(units(), units_per_scale) * form->scale_line() : 0; }
 };
 
-template <bool kFour>
-struct Integer {
+constexpr int64_t kLineBytes = 128;  // four bytes of each output of a block
+
+// Codes of 2 to 8 bits. The lowest bits of a code are a field of 8, 4 or 2 bits, the others one of 2 or 1 bits. For a
+// chunk of inputs, lines hold the lower fields, then others the upper ones: the first field of a byte belongs to the
+// first four inputs, the next one to the next four.
+template <int kBits_>
+struct Coded {
   static constexpr bool kGrouped = true;
-  static constexpr int kPerStep = 4;                       // inputs in four bytes of activations
-  static constexpr int64_t kStepBytes = kFour ? 64 : 128;  // of a block's weights
-  static constexpr int64_t kAlign = kFour ? 8 : 4;         // inputs are padded to a multiple of it
-  static constexpr int32_t kOffset = 128;                  // of the unsigned weights
-  static constexpr int kWords = kFour ? 1 : 2;             // bytes of an activation, each in a word of its own
-  static constexpr int kPanel = (kWide ? 8 : 2) / kWords;  // most rows in a panel
-  static constexpr int64_t kUsualSteps = kFour ? 8 : 32;   // of a group
-  static constexpr int64_t kLine = kFour ? 0 : 16;         // words of a row of activations in a matrix tile; 0: none
+  static constexpr int kBits = kBits_;
+  static constexpr int kLower = kBits == 8 ? 8 : kBits >= 4 ? 4 : 2;
+  static constexpr int kUpper = kBits - kLower;
+  static constexpr int kPerStep = 4;                             // inputs in four bytes of activations
+  static constexpr int64_t kStepBytes = 16 * kBits;              // of a block's weights
+  static constexpr int kSteps = 8 / (kUpper ? kUpper : kLower);  // of a chunk
+  static constexpr int kLines = kSteps * kBits / 8;              // of a chunk
+  static constexpr int kLowerLines = kSteps * kLower / 8;
+  static constexpr int64_t kAlign = kSteps * kPerStep;                   // inputs are padded to a multiple of it
+  static constexpr int kWords = kBits >= 6 || !kByteDots ? 2 : 1;        // of four activations (gemm_panels.h)
+  static constexpr int kPanel = kByteDots ? 8 / kWords : kWide ? 8 : 4;  // most rows in a panel
+  static constexpr int64_t kMostUnit = kBits >= 6 ? 128 : 32;            // inputs that share an activation's scale
+  static constexpr int64_t kUsualSteps = kBits == 8 ? 32 : kBits == 6 ? 4 : 8;  // of a unit
+  static constexpr int64_t kLine = kBits == 8 ? 16 : 0;  // words of a row of activations in a matrix tile; 0: none
 };
 
 struct Half {
@@ -71,8 +95,8 @@ struct Half {
   static constexpr int kPerStep = 2;
   static constexpr int64_t kStepBytes = 128;
   static constexpr int64_t kAlign = 2;
-  static constexpr int kWords = 1;
-  static constexpr int kPanel = kWide ? 12 : 2;
+  static constexpr int kWords = kHalfDots ? 1 : 2;
+  static constexpr int kPanel = kWide ? 12 : 6;
   static constexpr int64_t kLine = 16;
 };
 
@@ -82,22 +106,27 @@ struct Single {
   static constexpr int64_t kStepBytes = 128;
   static constexpr int64_t kAlign = 1;
   static constexpr int kWords = 1;
-  static constexpr int kPanel = kWide ? 12 : 2;
+  static constexpr int kPanel = kWide ? 12 : 6;
   static constexpr int64_t kLine = 0;
 };
 
 template <typename Body>
 inline void with_format(int64_t format, Body&& body) {
-  switch (format) {
-    case kInt8:
-      return body(Integer<false>{});
-    case kInt4:
-      return body(Integer<true>{});
-    case kBf16:
-      return body(Half{});
+  if (format == kBf16) return body(Half{});
+  if (format == kFloat) return body(Single{});
+  switch (coded_form(format).bits) {
+    case 2:
+      return body(Coded<2>{});
+    case 3:
+      return body(Coded<3>{});
+    case 4:
+      return body(Coded<4>{});
+    case 5:
+      return body(Coded<5>{});
+    case 6:
+      return body(Coded<6>{});
     default:
-      TORCH_CHECK(format == kFloat, "packed weights: format ", format, " is unknown");
-      return body(Single{});
+      return body(Coded<8>{});
   }
 }
 
@@ -133,8 +162,11 @@ int64_t block_bytes_of(int64_t inputs) {
   return steps_of<F>(inputs) * F::kStepBytes;
 }
 
-constexpr int64_t kMostGroup = 512;     // inputs: their products' sum fits 32 bits
+constexpr int64_t kMostUnit = 128;      // inputs: their products' sum fits 32 bits
 constexpr int64_t kTiledIntegers = 24;  // rows from which matrix tiles are worth it for int8
 constexpr int64_t kPlainUnit = 256;     // of the formats without groups
+
+// A matrix' sizes in the layout, without its memory. `group`: inputs that share a scale.
+Matrix matrix_layout(int64_t format, int64_t outputs, int64_t inputs, int64_t group);
 
 }  // namespace blazr

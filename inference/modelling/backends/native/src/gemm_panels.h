@@ -1,7 +1,9 @@
 // Activations in panels of a few rows: four bytes of each row side by side, [steps][rows], or for matrix tiles a line
-// of them, [lines][rows][words]. For int8 and int4 they are quantised per row and group on the way, by the group's
-// greatest magnitude: for int4 to signed bytes, for int8 to 16 bits, whose upper and lower bytes (both signed) lie as
-// rows of their own, the upper ones first. Rounded to bytes they would cost more than the weights of int8 do.
+// of them, [lines][rows][words]. For codes they are quantised per row and unit on the way, by the unit's greatest
+// magnitude: for codes of up to 5 bits to signed bytes, for others to 16 bits, whose upper and lower bytes (both
+// signed) lie as rows of their own, the upper ones first. Rounded to bytes they would cost more than the weights of
+// int8 do. A processor that multiplies pairs of 16 bits rather than bytes gets 16 bits always, the even inputs' rows
+// first.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +22,8 @@ struct Panels {
   // Panel p from start(p) · words · depth: [depth][words · size(p)], or [depth / line][words · size(p)][line].
   uint32_t* steps = nullptr;
   float* scales = nullptr;     // panel p from start(p) · units: [units][size(p)]
-  int32_t* offsets = nullptr;  // alike: what the weights' offset adds to the sum, negated
+  int32_t* offsets = nullptr;  // alike: what the zero of the weights adds to the sum, negated
+  float* totals = nullptr;     // alike: the sum of the activations, for offsets of the weights
   int64_t rows = 0, depth = 0, units = 0;
   int64_t words = 1;
   int64_t line = 0;  // words of a row in a matrix tile; 0: no tiles are used
@@ -36,15 +39,17 @@ struct Panels {
   int64_t start(int64_t panel) const { return std::min(rows, panel * base + std::min(panel, extra)); }
   uint32_t* first_step(int64_t panel) const { return steps + start(panel) * words * depth; }
   int size(int64_t panel) const { return static_cast<int>(start(panel + 1) - start(panel)); }
-  int64_t bytes() const { return rows * (words * depth * 4 + units * 8); }
+  int64_t bytes() const { return rows * (words * depth * 4 + units * 12); }
   void place(void* memory) {
     steps = static_cast<uint32_t*>(memory);
     scales = reinterpret_cast<float*>(steps + rows * words * depth);
     offsets = reinterpret_cast<int32_t*>(scales + rows * units);
+    totals = reinterpret_cast<float*>(offsets + rows * units);
   }
 };
 
-typedef int8_t vb __attribute__((vector_size(16)));
+typedef int8_t vb __attribute__((vector_size(kLanes)));
+typedef int16_t vs __attribute__((vector_size(2 * kLanes)));
 
 // To the nearest whole number, ties to even; |x| at most 2^21.
 inline vi to_integers(vf x) {
@@ -93,15 +98,10 @@ inline float greatest_magnitude(const T* from, int64_t count) {
 constexpr int64_t kInputsAtOnce = 1024;  // of a row, quantised before they are put in their places
 constexpr float kTiny = 1e-30f;          // magnitudes below count as 0: their reciprocal would overflow
 
-// Words of `width` rows step by step: to[step][row]. There are sixteen pointers, those from `width` on to any such row.
+// Words of `width` rows step by step: to[step][row]. There are kLanes pointers, those from `width` on to any such row.
 inline void interleave(const uint32_t* const* rows, int width, int64_t steps, uint32_t* to) {
   if (width == 1) {
     std::memcpy(to, rows[0], steps * sizeof *to);
-    return;
-  }
-  if constexpr (!kWide) {  // panels are too narrow for whole blocks
-    for (int row = 0; row < width; ++row)
-      for (int64_t step = 0; step < steps; ++step) to[step * width + row] = rows[row][step];
     return;
   }
   const uint32_t* end = to + steps * width;
@@ -127,16 +127,26 @@ inline void interleave(const uint32_t* const* rows, int width, int64_t steps, ui
   }
 }
 
+template <int kWords>
+constexpr int64_t kActivationSteps = kWords == 2 ? 127 * 256 : 127;
+
 struct QuantisedGroup {
   float scale;
   int32_t total;  // of the whole numbers
 };
 
-// Values of a row that share a scale, padded to a multiple of 16: signed bytes; with kWords 2 the upper ones of 16
-// bits, and `stride` words further on the lower ones.
+// The even values in the lower half, the odd ones in the upper one.
+template <int... I>
+inline vs apart(vs values, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(values, values, (I < kLanes / 2 ? 2 * I : 2 * I + 1 - kLanes)...);
+}
+
+// Values of a row that share a scale, padded to a multiple of kLanes, four to a word: signed bytes. With kWords 2 they
+// are 16 bits: the upper bytes, and `stride` words further on the lower ones; or, where the processor multiplies pairs,
+// those of the even inputs, and further on those of the odd ones.
 template <int kWords, typename T>
 inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to, int64_t stride) {
-  constexpr float kSteps = kWords == 2 ? 127 * 256 : 127;
+  constexpr float kSteps = kActivationSteps<kWords>;
   const float greatest = greatest_magnitude(from, count);
   const float inverse = greatest < kTiny ? 0.0f : kSteps / greatest;
   vi total = {};
@@ -148,7 +158,11 @@ inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to,
     const vf values = (i + kLanes <= count ? load(from + i) : load_part(from + i, count - i)) * inverse;
     const vi whole = to_integers(values);
     total += whole;
-    if constexpr (kWords == 2) {
+    if constexpr (!kByteDots) {
+      const vs pairs = apart(__builtin_convertvector(whole, vs), Lanes{});
+      std::memcpy(to + i / 4, &pairs, sizeof pairs / 2);
+      std::memcpy(to + stride + i / 4, reinterpret_cast<const char*>(&pairs) + sizeof pairs / 2, sizeof pairs / 2);
+    } else if constexpr (kWords == 2) {
       put((whole + 128) >> 8, to + i / 4);  // the lower byte, with its sign, is what is left
       put(whole, to + stride + i / 4);
     } else {
@@ -162,7 +176,7 @@ inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to,
 // the last bits, so there it is the same for any number of rows; integers are exact, and few rows are faster without.
 template <class F>
 bool suits_tiles(const Matrix& w, int64_t rows) {
-  if (F::kLine == 0 || !use_amx()) return false;
+  if (F::kLine == 0 || !use_amx() || (w.form && (w.form != &coded_form(kInt8) || w.units_per_scale > 1))) return false;
   const int64_t line = F::kLine * F::kPerStep;  // inputs
   return w.inputs % line == 0 && (!F::kGrouped || (w.unit % line == 0 && rows >= kTiledIntegers));
 }
@@ -189,13 +203,13 @@ void fill_lines(const T* const* rows, const Matrix& w, const Panels& panels, int
     if constexpr (F::kGrouped) {
       float* scales = panels.scales + panels.start(panel) * panels.units;
       int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
-      alignas(64) uint32_t quantised[F::kWords][kMostGroup / 4];
+      alignas(64) uint32_t quantised[F::kWords][kMostUnit / 4];
       for (int64_t unit = 0; unit < panels.units; ++unit) {
         const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
         const auto [scale, total] =
             quantise_group<F::kWords>(rows[row] + first, count, quantised[0], std::size(quantised[0]));
         scales[unit * width + row] = scale;
-        offsets[unit * width + row] = -F::kOffset * total;
+        offsets[unit * width + row] = -w.form->zero * total;
         for (int word = 0; word < F::kWords; ++word)
           place(quantised[word], first / 4, (first + count) / 4, word * width + row);
       }
@@ -212,6 +226,7 @@ void fill_quantised(const T* const* rows, const Matrix& w, const Panels& panels,
   uint32_t* steps = panels.first_step(panel);
   float* scales = panels.scales + panels.start(panel) * panels.units;
   int32_t* offsets = panels.offsets + panels.start(panel) * panels.units;
+  float* totals = panels.totals + panels.start(panel) * panels.units;
   uint32_t quantised[F::kPanel * F::kWords * kInputsAtOnce / 4];
   const int64_t at_once = kInputsAtOnce / w.unit, stride = at_once * w.unit / 4;
   const uint32_t* words[kLanes];
@@ -223,13 +238,46 @@ void fill_quantised(const T* const* rows, const Matrix& w, const Panels& panels,
         const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
         uint32_t* to = quantised + row * stride + (unit - begin) * w.unit / 4;
         const auto [scale, total] = quantise_group<F::kWords>(rows[row] + first, count, to, width * stride);
+        const int64_t written = ceil_div(count, kLanes) * kLanes / 4, all = padded_inputs<F>(count) / 4;
+        for (int word = 0; word < F::kWords && written < all; ++word)
+          std::fill(to + word * width * stride + written, to + word * width * stride + all, 0);
         scales[unit * width + row] = scale;
-        offsets[unit * width + row] = -F::kOffset * total;
+        offsets[unit * width + row] = -w.form->zero * total;
+        totals[unit * width + row] = scale * static_cast<float>(total);
       }
     }
     // Groups are multiples of 16, so only the last one is padded.
     const int64_t first = begin * w.unit, count = std::min(end * w.unit, w.inputs) - first;
     interleave(words, lines, padded_inputs<F>(count) / 4, steps + first / 4 * lines);
+  }
+}
+
+// Rows of bfloat16 or float32 of a panel into its place; bfloat16 as pairs, or as the float32 of the first, and behind
+// those of all rows the float32 of the second.
+template <class F, typename T>
+void fill_values(const T* const* rows, const Matrix& w, const Panels& panels, int64_t panel) {
+  constexpr int kPer = F::kPerStep;
+  const int width = panels.size(panel);
+  uint32_t* steps = panels.first_step(panel);
+  const int64_t whole = w.inputs / kPer;
+  const auto word_of = [&](int row, int64_t step) {
+    uint32_t word = 0;
+    std::memcpy(&word, rows[row] + step * kPer, std::min<int64_t>(kPer, w.inputs - step * kPer) * sizeof(T));
+    return word;
+  };
+  if constexpr (F::kWords == 1) {
+    const uint32_t* words[kLanes];
+    for (int row = 0; row < kLanes; ++row) words[row] = reinterpret_cast<const uint32_t*>(rows[row < width ? row : 0]);
+    interleave(words, width, whole, steps);
+    for (int row = 0; row < width && whole < panels.depth; ++row) steps[whole * width + row] = word_of(row, whole);
+  } else {
+    for (int row = 0; row < width; ++row) {
+      for (int64_t step = 0; step < panels.depth; ++step) {
+        const uint32_t word = word_of(row, step);
+        steps[2 * step * width + row] = word << 16;
+        steps[(2 * step + 1) * width + row] = word & 0xffff0000u;
+      }
+    }
   }
 }
 
@@ -242,18 +290,7 @@ void fill_panel(const T* const* rows, const Matrix& w, const Panels& panels, int
   if constexpr (F::kGrouped) {
     fill_quantised<F>(rows, w, panels, panel);
   } else {
-    constexpr int kPer = F::kPerStep;
-    const int width = panels.size(panel);
-    uint32_t* steps = panels.first_step(panel);
-    const uint32_t* words[kLanes];
-    const int64_t whole = w.inputs / kPer;
-    for (int row = 0; row < kLanes; ++row) words[row] = reinterpret_cast<const uint32_t*>(rows[row < width ? row : 0]);
-    interleave(words, width, whole, steps);
-    for (int row = 0; row < width && whole < panels.depth; ++row) {
-      T values[kPer] = {};
-      std::memcpy(values, rows[row] + whole * kPer, (w.inputs - whole * kPer) * sizeof(T));
-      std::memcpy(steps + whole * width + row, values, 4);
-    }
+    fill_values<F>(rows, w, panels, panel);
   }
 }
 

@@ -15,7 +15,9 @@ struct TileArgs {
   const uint32_t* steps;  // of the panel, from its first step
   const float* scales;
   const int32_t* offsets;
-  int64_t depth;           // steps of the whole panel
+  const float* totals;
+  int64_t depth;  // steps of the whole panel
+  const Matrix* matrix;
   const uint8_t* weights;  // of the block, from its first step
   const bf16* weight_scales;
   int64_t unit_begin, unit_end, unit_steps;
@@ -34,6 +36,9 @@ inline vi look_up(vi table, vi numbers) {
 #elif defined(__AVX512BW__)
   return std::bit_cast<vi>(
       _mm512_shuffle_epi8(std::bit_cast<__m512i>(table), std::bit_cast<__m512i>(numbers & 0x0f0f0f0f)));
+#elif defined(__AVX2__)
+  return std::bit_cast<vi>(
+      _mm256_shuffle_epi8(std::bit_cast<__m256i>(table), std::bit_cast<__m256i>(numbers & 0x0f0f0f0f)));
 #else
   uint8_t levels[sizeof table], chosen[sizeof numbers];
   std::memcpy(levels, &table, sizeof table);
@@ -46,15 +51,28 @@ inline vi look_up(vi table, vi numbers) {
 
 inline vi splat_bits(uint32_t word) { return vi{} + static_cast<int32_t>(word); }
 
+#ifdef __AVX512VNNI__
 // acc + Σ of four unsigned weights × four signed activations in each lane.
 inline vi dot_bytes(vi acc, vi weights, vi activations) {
-#ifdef __AVX512VNNI__
   auto result = _mm512_dpbusd_epi32(
       std::bit_cast<__m512i>(acc), std::bit_cast<__m512i>(weights), std::bit_cast<__m512i>(activations));
   return std::bit_cast<vi>(result);
+}
+#endif
+
+// acc + Σ of two weights × two activations of 16 bits in each lane.
+inline vi dot_pairs(vi acc, vi weights, vi activations) {
+#if defined(__AVX512BW__)
+  const __m512i sums = _mm512_madd_epi16(std::bit_cast<__m512i>(weights), std::bit_cast<__m512i>(activations));
+  return acc + std::bit_cast<vi>(sums);
+#elif defined(__AVXVNNI__)
+  return std::bit_cast<vi>(_mm256_dpwssd_avx_epi32(
+      std::bit_cast<__m256i>(acc), std::bit_cast<__m256i>(weights), std::bit_cast<__m256i>(activations)));
+#elif defined(__AVX2__)
+  const __m256i sums = _mm256_madd_epi16(std::bit_cast<__m256i>(weights), std::bit_cast<__m256i>(activations));
+  return acc + std::bit_cast<vi>(sums);
 #else
-  for (int shift = 0; shift < 32; shift += 8) acc += ((weights >> shift) & 255) * ((activations << (24 - shift)) >> 24);
-  return acc;
+  return acc + ((weights << 16) >> 16) * ((activations << 16) >> 16) + (weights >> 16) * (activations >> 16);
 #endif
 }
 
@@ -67,18 +85,14 @@ inline vf fused_multiply_add(vf a, vf b, vf c) {
 #endif
 }
 
+#ifdef __AVX512BF16__
 // acc + Σ of two weights × two activations in each lane.
 inline vf dot_halves(vf acc, vi weights, vi activations) {
-#ifdef __AVX512BF16__
   auto result = _mm512_dpbf16_ps(
       std::bit_cast<__m512>(acc), std::bit_cast<__m512bh>(weights), std::bit_cast<__m512bh>(activations));
   return std::bit_cast<vf>(result);
-#else
-  vi low_w = weights << 16, high_w = weights & ~0xffff, low_a = activations << 16, high_a = activations & ~0xffff;
-  acc = fused_multiply_add(std::bit_cast<vf>(low_w), std::bit_cast<vf>(low_a), acc);
-  return fused_multiply_add(std::bit_cast<vf>(high_w), std::bit_cast<vf>(high_a), acc);
-#endif
 }
+#endif
 
 inline vi load_bits(const uint8_t* from) {
   vi out;
@@ -86,97 +100,199 @@ inline vi load_bits(const uint8_t* from) {
   return out;
 }
 
+// Integer sums of R rows: of the upper and the lower bytes of 16 bits, where bytes are multiplied.
+template <class F>
+constexpr int sums_of(int rows) {
+  return kByteDots ? rows * F::kWords : rows;
+}
+
 // What lies ahead of some steps. Of one row, weights are read once; but lines that don't stay in any cache can't be
 // asked for in pages, which takes too long for the first one. Several panels share what lies ahead.
-template <bool kOnce, int kSteps = 1>
+template <bool kOnce>
 inline void ask_ahead(WeightsAhead& ahead, int64_t advance) {
   ahead.ask<kOnce>();
-  ahead.at += kSteps * advance;
+  ahead.at += advance;
 }
 
-// A group's integer sums of R rows of bytes.
-template <class F, int R, bool kOnce>
-inline void add_group(
-    vi (&acc)[R][kVectors], const uint32_t* a, const uint8_t* w, int64_t steps, WeightsAhead& ahead, int64_t advance) {
-  constexpr bool kFour = F::kStepBytes == 64;
-  const vi levels = load_bits(kUnsignedLevels.bytes);
-  for (int64_t step = 0; step < steps; step += kFour ? 2 : 1, a += kFour ? 2 * R : R, w += 128) {
-    ask_ahead<kOnce, kFour ? 2 : 1>(ahead, advance);
-    vi values[kVectors], high[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      values[v] = load_bits(w + v * 64);
-      if constexpr (kFour) {
-        high[v] = look_up(levels, values[v] >> 4);
-        values[v] = look_up(levels, values[v]);
-      }
+// The fields of a step of a chunk, in the lowest bits of the bytes.
+template <int kWidth>
+inline vi fields_of(const uint8_t* lines, int step) {
+  constexpr int kPerByte = 8 / kWidth;
+  return load_bits(lines + step / kPerByte * kLineBytes) >> (step % kPerByte * kWidth);
+}
+
+// The bytes that a step of a chunk is multiplied by. Of a table's index the bits beyond the table don't matter.
+template <class F>
+inline vi bytes_of(const uint8_t* chunk, int step, vi levels) {
+  constexpr int32_t kLowest = 0x01010101;
+  vi codes = fields_of<F::kLower>(chunk, step);
+  if constexpr (F::kUpper > 0) {
+    const vi upper = fields_of<F::kUpper>(chunk + F::kLowerLines * kLineBytes, step);
+    constexpr int32_t kLowerMask = kLowest * ((1 << F::kLower) - 1), kUpperMask = kLowest * ((1 << F::kUpper) - 1);
+    codes = (codes & kLowerMask) | (upper & kUpperMask) << F::kLower;
+  }
+  if constexpr (F::kBits <= 4) return look_up(levels, codes);
+  return codes;
+}
+
+// A vector's scales or offsets.
+inline vf load_scales(const bf16* from, bool has_halves) {
+  if (!has_halves) return load(from);
+#if defined(__AVX512F__)
+  __m256i halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return std::bit_cast<vf>(_mm512_maskz_cvtph_ps(0xffff, halves));
+#elif defined(__AVX2__) && defined(__F16C__)
+  __m128i halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return std::bit_cast<vf>(_mm256_cvtph_ps(halves));
+#else
+  c10::Half halves[kLanes];
+  std::memcpy(halves, from, sizeof halves);
+  vf wide;
+  for (int lane = 0; lane < kLanes; ++lane) wide[lane] = halves[lane];
+  return wide;
+#endif
+}
+
+// += the products of R rows with a step's bytes: a word of activations has four bytes; or, where the processor
+// multiplies pairs of 16 bits, the first and third input, and R words further the second and fourth.
+template <class F, int R, int V>
+inline __attribute__((always_inline)) void add_step(
+    vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const vi (&bytes)[V]) {
+  if constexpr (kByteDots) {
+    for (int r = 0; r < R * F::kWords; ++r) {
+      const vi broadcast = splat_bits(a[r]);
+      for (int v = 0; v < V; ++v) acc[r][v] = dot_bytes(acc[r][v], bytes[v], broadcast);
     }
+  } else {
+    constexpr int32_t kEven = 0x00ff00ff;
+    vi even[V], odd[V];
+    for (int v = 0; v < V; ++v) even[v] = bytes[v] & kEven;
     for (int r = 0; r < R; ++r) {
       const vi broadcast = splat_bits(a[r]);
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bytes(acc[r][v], values[v], broadcast);
+      for (int v = 0; v < V; ++v) acc[r][v] = dot_pairs(acc[r][v], even[v], broadcast);
     }
-    if constexpr (kFour) {
-      for (int r = 0; r < R; ++r) {
-        const vi broadcast = splat_bits(a[R + r]);
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bytes(acc[r][v], high[v], broadcast);
-      }
+    for (int v = 0; v < V; ++v) odd[v] = bytes[v] >> 8 & kEven;
+    for (int r = 0; r < R; ++r) {
+      const vi broadcast = splat_bits(a[R + r]);
+      for (int v = 0; v < V; ++v) acc[r][v] = dot_pairs(acc[r][v], odd[v], broadcast);
     }
   }
 }
 
-// The sums of R rows (a panel's) with a block, over some units.
-template <class F, int R, bool kInPages>
-void tile(const TileArgs& t) {
-  vf sums[R][kVectors];
-  if (t.is_first) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = splat(0);
-  } else {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = load(t.sums + r * kBlock + v * kLanes);
+// A unit's integer sums of R rows with V vectors of outputs.
+template <class F, int R, int V, bool kOnce>
+inline __attribute__((always_inline)) void add_unit(
+    vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* w, int64_t steps, vi levels, bool asks,
+    WeightsAhead& ahead, int64_t advance) {
+  constexpr int kWords = R * F::kWords;
+  const int64_t line_advance = advance * F::kSteps / F::kLines;
+  for (int64_t chunk = 0; chunk < steps; chunk += F::kSteps, a += F::kSteps * kWords, w += F::kLines * kLineBytes) {
+    for (int line = 0; asks && line < F::kLines; ++line) ask_ahead<kOnce>(ahead, line_advance);
+#pragma GCC unroll 8
+    for (int step = 0; step < F::kSteps; ++step) {
+      vi bytes[V];
+      for (int v = 0; v < V; ++v) bytes[v] = bytes_of<F>(w + v * sizeof(vi), step, levels);
+      add_step<F, R, V>(acc, a + step * kWords, bytes);
+    }
   }
-  constexpr bool kOnce = R == 1 && !kInPages;
-  constexpr int kBytes = R * F::kWords;  // rows of bytes
-  WeightsAhead ahead = t.ahead;
-  const int64_t advance = t.advance;
-  for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
-    const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
-    const uint32_t* a = t.steps + first * kBytes;
-    const uint8_t* w = t.weights + first * F::kStepBytes;
-    if constexpr (F::kGrouped) {
-      vi acc[kBytes][kVectors] = {};
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kVectors; ++v) acc[kBytes - R + r][v] = vi{} + t.offsets[unit * R + r];
-      if (last - first == F::kUsualSteps) {
-        add_group<F, kBytes, kOnce>(acc, a, w, F::kUsualSteps, ahead, advance);  // unrolled
-      } else {
-        add_group<F, kBytes, kOnce>(acc, a, w, last - first, ahead, advance);
-      }
-      if constexpr (F::kWords == 2) {
-        for (int r = 0; r < R; ++r)
-          for (int v = 0; v < kVectors; ++v) acc[r][v] = (acc[r][v] << 8) + acc[R + r][v];
-      }
-      if constexpr (kInPages) __builtin_prefetch(t.weight_scales + unit * kBlock + kScalesAhead, 0, 2);
-      for (int v = 0; v < kVectors; ++v) {
-        const vf scale = load(t.weight_scales + unit * kBlock + v * kLanes);
-        for (int r = 0; r < R; ++r)
-          sums[r][v] =
-              fused_multiply_add(__builtin_convertvector(acc[r][v], vf), scale * t.scales[unit * R + r], sums[r][v]);
-      }
-    } else {
-      for (int64_t step = first; step < last; ++step, a += R, w += 128) {
-        ask_ahead<kOnce>(ahead, advance);
-        vi values[kVectors];
-        for (int v = 0; v < kVectors; ++v) values[v] = load_bits(w + v * 64);
-        for (int r = 0; r < R; ++r) {
-          const vi broadcast = splat_bits(a[r]);
-          for (int v = 0; v < kVectors; ++v) {
-            if constexpr (F::kPerStep == 2)
-              sums[r][v] = dot_halves(sums[r][v], values[v], broadcast);
-            else
-              sums[r][v] = fused_multiply_add(std::bit_cast<vf>(values[v]), std::bit_cast<vf>(broadcast), sums[r][v]);
+}
+
+// += a unit of codes.
+template <class F, int R, int V, bool kOnce>
+inline __attribute__((always_inline)) void add_codes(
+    const TileArgs& t, int64_t unit, int first_vector, WeightsAhead& ahead, vf (*sums)[kVectors]) {
+  const int64_t first = unit * t.unit_steps, steps = std::min(t.unit_steps, t.depth - first);
+  const uint32_t* a = t.steps + first * R * F::kWords;
+  const uint8_t* w = t.weights + first * F::kStepBytes + first_vector * sizeof(vi);
+  const CodedForm& form = *t.matrix->form;
+  const vi levels = load_bits(form.levels);
+  const bool asks = first_vector == 0;
+  constexpr int kSums = sums_of<F>(R);
+  vi acc[kSums][V] = {};
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) acc[kSums - R + r][v] = vi{} + t.offsets[unit * R + r];
+  if (steps == F::kUsualSteps) {
+    add_unit<F, R, V, kOnce>(acc, a, w, F::kUsualSteps, levels, asks, ahead, t.advance);  // unrolled
+  } else {
+    add_unit<F, R, V, kOnce>(acc, a, w, steps, levels, asks, ahead, t.advance);
+  }
+  if constexpr (kSums == 2 * R) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) acc[r][v] = (acc[r][v] << 8) + acc[R + r][v];
+  }
+  const int64_t per_scale = t.matrix->units_per_scale, group = per_scale == 1 ? unit : unit / per_scale;
+  const bf16* scales = t.weight_scales + group * form.scale_line() + first_vector * kLanes;
+  if (t.in_pages) __builtin_prefetch(scales + kScalesAhead, 0, 2);
+  for (int v = 0; v < V; ++v) {
+    const vf scale = load_scales(scales + v * kLanes, form.has_halves);
+    for (int r = 0; r < R; ++r) {
+      vf& sum = sums[r][first_vector + v];
+      sum = fused_multiply_add(__builtin_convertvector(acc[r][v], vf), scale * t.scales[unit * R + r], sum);
+    }
+    if (!form.has_offsets) continue;
+    const vf offset = load_scales(scales + kBlock + v * kLanes, form.has_halves);
+    for (int r = 0; r < R; ++r) {
+      vf& sum = sums[r][first_vector + v];
+      sum = fused_multiply_add(offset, splat(t.totals[unit * R + r]), sum);
+    }
+  }
+}
+
+// += a unit of bfloat16 or float32.
+template <class F, int R, int V, bool kOnce>
+inline __attribute__((always_inline)) void add_values(
+    const TileArgs& t, int64_t unit, int first_vector, WeightsAhead& ahead, vf (*all)[kVectors]) {
+  const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
+  const uint32_t* a = t.steps + first * R * F::kWords;
+  const uint8_t* w = t.weights + first * F::kStepBytes + first_vector * sizeof(vi);
+  const bool asks = first_vector == 0;
+  vf sums[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sums[r][v] = all[r][first_vector + v];
+  for (int64_t step = first; step < last; ++step, a += R * F::kWords, w += F::kStepBytes) {
+    if (asks) ask_ahead<kOnce>(ahead, t.advance);
+    vi values[V];
+    for (int v = 0; v < V; ++v) values[v] = load_bits(w + v * sizeof(vi));
+    // The weights in a word, the first one's in the lower half: float32 has its upper half of bfloat16.
+    for (int word = 0; word < F::kWords; ++word) {
+      vi weights[V];
+      for (int v = 0; v < V; ++v)
+        weights[v] = F::kWords == 1 ? values[v] : word == 0 ? values[v] << 16 : values[v] & ~0xffff;
+      for (int r = 0; r < R; ++r) {
+        const vi broadcast = splat_bits(a[word * R + r]);
+        for (int v = 0; v < V; ++v) {
+#ifdef __AVX512BF16__
+          if constexpr (F::kPerStep == 2) {
+            sums[r][v] = dot_halves(sums[r][v], weights[v], broadcast);
+            continue;
           }
+#endif
+          sums[r][v] = fused_multiply_add(std::bit_cast<vf>(weights[v]), std::bit_cast<vf>(broadcast), sums[r][v]);
         }
       }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) all[r][first_vector + v] = sums[r][v];
+}
+
+// The sums of R rows (a panel's) with a block, over some units. Where there are sixteen registers, half of a block's
+// outputs are taken at once, but for two rows or one.
+template <class F, int R, bool kOnce>
+void tile(const TileArgs& t) {
+  constexpr int kAtOnce = kWide || R <= 2 ? kVectors : kVectors / 2;
+  vf sums[R][kVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = t.is_first ? splat(0) : load(t.sums + r * kBlock + v * kLanes);
+  WeightsAhead ahead = t.ahead;
+  for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
+    for (int vector = 0; vector < kVectors; vector += kAtOnce) {
+      if constexpr (F::kGrouped)
+        add_codes<F, R, kAtOnce, kOnce>(t, unit, vector, ahead, sums);
+      else
+        add_values<F, R, kAtOnce, kOnce>(t, unit, vector, ahead, sums);
     }
   }
   for (int r = 0; r < R; ++r)
@@ -188,10 +304,10 @@ inline void tile_of(int rows, const TileArgs& t) {
   if constexpr (R > 1) {
     if (rows < R) return tile_of<F, R - 1>(rows, t);
   }
-  if (t.in_pages)
-    tile<F, R, true>(t);
-  else
-    tile<F, R, false>(t);
+  if constexpr (R == 1) {
+    if (!t.in_pages) return tile<F, R, true>(t);
+  }
+  tile<F, R, false>(t);
 }
 
 }  // namespace blazr

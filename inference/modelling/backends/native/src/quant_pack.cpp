@@ -46,13 +46,11 @@ inline vi quantise(vf values, vf inverse, float low, float high) {
   return to_integers(vmin(vmax(values * inverse, splat(low)), splat(high)));
 }
 
-// The rows of half a block; null: an output that is there to fill the block.
+// The rows of a vector of a block; null: an output that is there to fill the block.
 template <typename T>
 using Rows = std::array<const T*, kLanes>;
 
-constexpr int64_t kLineBytes = 128;  // from one step of a block to the next
-
-// Sixteen units of each row from input `first` on, of which `count` (≥ 1) inputs exist: column by column.
+// kLanes units of each row from input `first` on, of which `count` (≥ 1) inputs exist: column by column.
 template <typename T>
 void load_columns(const Rows<T>& from, int64_t first, int64_t count, vu (&columns)[kLanes]) {
   constexpr int64_t kInputs = sizeof columns[0] / sizeof(T);
@@ -75,7 +73,7 @@ inline void store_columns(const vu (&columns)[kLanes], int64_t count, uint8_t* t
   for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kLineBytes, &columns[i], sizeof columns[i]);
 }
 
-// The values as they are, in the layout. `to`: the block's first or second sixteen outputs.
+// The values as they are, in the layout. `to`: the block's outputs of a vector.
 template <class F, typename T>
 void copy_rows(const Rows<T>& from, const Matrix& w, uint8_t* to) {
   constexpr int64_t kInputs = kLanes * F::kPerStep;
@@ -95,10 +93,11 @@ void copy_rows(const Rows<T>& from, const Matrix& w, uint8_t* to) {
 
 template <typename T>
 void quantise_int8(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scales) {
-  using F = Integer<false>;
+  using F = Coded<8>;
+  constexpr int32_t kZero = 128;
   constexpr int64_t kPart = 256;  // inputs of which the bytes stay in the first cache until they are transposed
   alignas(64) uint8_t bytes[kLanes][kPart];
-  typedef uint8_t vub __attribute__((vector_size(16)));
+  typedef uint8_t vub __attribute__((vector_size(kLanes)));
   for (int64_t unit = 0; unit < w.units(); ++unit) {
     const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
     float inverses[kLanes] = {};
@@ -116,7 +115,7 @@ void quantise_int8(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scal
         for (int64_t i = 0; i < here; i += kLanes) {
           vf values = splat(0);
           if (row) values = i + kLanes <= here ? load(row + i) : load_part(row + i, here - i);
-          const vub part_bytes = __builtin_convertvector(quantise(values, inverse, -127, 127) + F::kOffset, vub);
+          const vub part_bytes = __builtin_convertvector(quantise(values, inverse, -127, 127) + kZero, vub);
           std::memcpy(bytes[lane] + i, &part_bytes, sizeof part_bytes);
         }
       }
@@ -131,7 +130,7 @@ void quantise_int8(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scal
   }
 }
 
-// Inputs [first, first + count) of each row as float32, column by column; what fills the last sixteen is 0.
+// Inputs [first, first + count) of each row as float32, column by column; what fills the last vectors is 0.
 template <typename T>
 void widen_columns(const Rows<T>& from, int64_t first, int64_t count, float* columns) {
   constexpr int64_t kInputs = kLanes * 4 / sizeof(T);
@@ -157,29 +156,36 @@ inline vf rounded_to_bf16(vf values) {
 
 constexpr int kMiddle = 8;  // of the sixteen levels
 
+using Table = std::array<float, 16>;
+
 // Half-way between each level and the next.
-constexpr std::array<float, kLanes> middles_of_levels() {
-  std::array<float, kLanes> middles{};
-  for (int i = 0; i + 1 < kLanes; ++i) middles[i] = 0.5f * static_cast<float>(kLevels[i] + kLevels[i + 1]);
+constexpr Table middles_of_levels() {
+  Table middles{};
+  for (int i = 0; i + 1 < std::ssize(kLevels); ++i) middles[i] = 0.5f * static_cast<float>(kLevels[i] + kLevels[i + 1]);
   return middles;
 }
 
-constexpr std::array<float, kLanes> kMiddles = middles_of_levels();
+constexpr Table float_levels() {
+  Table levels{};
+  for (int i = 0; i < std::ssize(kLevels); ++i) levels[i] = static_cast<float>(kLevels[i]);
+  return levels;
+}
+
+constexpr Table kMiddles = middles_of_levels(), kFloatLevels = float_levels();
+
+inline vf look_up(const Table& table, vi numbers) {
+  if constexpr (kWide) return __builtin_shuffle(load(table.data()), numbers);
+  return __builtin_shuffle(load(table.data()), load(&table[16 - kLanes]), numbers);
+}
 
 // The number of the level that is nearest, by halves.
 inline vi nearest_level(vf values) {
-  const vf middles = load(kMiddles.data());
   vi number = (values > splat(kMiddles[kMiddle - 1])) & kMiddle;
-  for (int step = kMiddle / 2; step > 0; step /= 2)
-    number += (values > __builtin_shuffle(middles, number + (step - 1))) & step;
+  for (int step = kMiddle / 2; step > 0; step /= 2) number += (values > look_up(kMiddles, number + (step - 1))) & step;
   return number;
 }
 
-inline vf level_of(vi number) {
-  vi levels;
-  std::memcpy(&levels, kLevels, sizeof levels);
-  return __builtin_convertvector(__builtin_shuffle(levels, number), vf);
-}
+inline vf level_of(vi number) { return look_up(kFloatLevels, number); }
 
 // Where the value of the greatest magnitude is tried: at both ends, and a little before and beyond them.
 constexpr float kEnds[] = {-127, -118, -136, -110, -145, 113, 104, 121, 97};
@@ -221,7 +227,7 @@ inline vf scales_int4(const float* columns, int64_t count) {
 
 template <typename T>
 void quantise_int4(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scales) {
-  using F = Integer<true>;
+  using F = Coded<4>;
   // A load of columns may go beyond the group by as many as it makes.
   float* columns = thread_buffer((ceil_div(w.unit, 2 * kLanes) + 1) * 2 * kLanes * kLanes);
   for (int64_t unit = 0; unit < w.units(); ++unit) {
@@ -245,46 +251,33 @@ void quantise_int4(const Rows<T>& from, const Matrix& w, uint8_t* to, bf16* scal
 // One block from `count` rows.
 template <class F, typename T>
 void pack_block(const T* rows, int64_t count, const Matrix& w, uint8_t* to, bf16* scales) {
-  for (int64_t half = 0; half < kVectors; ++half, to += kLanes * 4, scales += kLanes) {
+  for (int64_t vector = 0; vector < kVectors; ++vector, to += kLanes * 4, scales += kLanes) {
     Rows<T> from;
     for (int lane = 0; lane < kLanes; ++lane)
-      from[lane] = half * kLanes + lane < count ? rows + (half * kLanes + lane) * w.inputs : nullptr;
+      from[lane] = vector * kLanes + lane < count ? rows + (vector * kLanes + lane) * w.inputs : nullptr;
     if constexpr (!F::kGrouped) {
       copy_rows<F>(from, w, to);
-    } else if constexpr (F::kStepBytes == 64) {
+    } else if constexpr (F::kBits == 4) {
       quantise_int4(from, w, to, scales);
-    } else {
+    } else if constexpr (F::kBits == 8) {
       quantise_int8(from, w, to, scales);
     }
   }
-}
-
-// A matrix' sizes in the layout; its memory is not looked at.
-Matrix layout_of(int64_t format, int64_t outputs, int64_t inputs, int64_t group) {
-  TORCH_CHECK(outputs > 0 && inputs > 0, "pack_weight: no outputs or inputs");
-  Matrix w{nullptr, nullptr, outputs, inputs, kPlainUnit, 0};
-  with_format(format, [&](auto f) {
-    using F = decltype(f);
-    TORCH_CHECK(
-        !F::kGrouped || (group > 0 && group % kLanes == 0 && group <= kMostGroup), "pack_weight: a group of ", group);
-    if (F::kGrouped) w.unit = group;
-    w.block_bytes = block_bytes_of<F>(inputs);
-  });
-  return w;
 }
 
 // Memory for a matrix (N, K), or the matrices of E experts (E, N, K).
 std::tuple<at::Tensor, at::Tensor> empty_packed(at::IntArrayRef shape, int64_t format, int64_t group) {
   TORCH_CHECK(shape.size() == 2 || shape.size() == 3, "pack_weight: matrices are needed");
   auto sizes = shape.vec();
-  const Matrix w = layout_of(format, sizes.end()[-2], sizes.back(), group);
+  const Matrix w = matrix_layout(format, sizes.end()[-2], sizes.back(), group);
   const int64_t matrices = sizes.size() == 3 ? sizes[0] : 1;
   sizes.end()[-2] = w.blocks();
   sizes.back() = w.block_bytes;
   const at::Tensor data = weight_memory(matrices * w.blocks() * w.block_bytes).view(sizes);
-  sizes.back() = format == kInt8 || format == kInt4 ? w.units() : 0;
-  sizes.push_back(kBlock);
-  return {data, at::empty(sizes, at::kBFloat16)};
+  const int64_t line = w.form ? w.form->scale_line() : kBlock;
+  sizes.back() = w.block_scales() / line;
+  sizes.push_back(line);
+  return {data, at::empty(sizes, w.form && w.form->has_halves ? at::kHalf : at::kBFloat16)};
 }
 
 // Rows of matrices whose outputs are a multiple of 32, or the last ones of a single matrix, to their place from row
@@ -293,16 +286,17 @@ void pack_rows(
     const at::Tensor& rows, const at::Tensor& data, const at::Tensor& scales, int64_t first, int64_t format,
     int64_t group) {
   TORCH_CHECK(rows.dim() == 2 && rows.is_contiguous() && rows.numel() > 0, "pack_rows: contiguous rows are needed");
-  const Matrix w = layout_of(format, rows.size(0), rows.size(1), group);
+  const Matrix w = matrix_layout(format, rows.size(0), rows.size(1), group);
   const int64_t begin = first / kBlock;
   TORCH_CHECK(
       data.is_contiguous() && scales.is_contiguous() && first >= 0 && first % kBlock == 0 &&
           (begin + w.blocks()) * w.block_bytes <= data.numel() && data.scalar_type() == at::kByte,
       "pack_rows: rows from ", first, " on have no place");
-  const bool is_grouped = format == kInt8 || format == kInt4;
   TORCH_CHECK(
-      !is_grouped ||
-          (scales.scalar_type() == at::kBFloat16 && (begin + w.blocks()) * w.units() * kBlock <= scales.numel()),
+      !w.form || ((format == kInt8 || format == kInt4) && w.units_per_scale == 1),
+      "pack_rows: values become int8 or int4, in groups of one unit");
+  TORCH_CHECK(
+      !w.form || (scales.scalar_type() == at::kBFloat16 && (begin + w.blocks()) * w.block_scales() <= scales.numel()),
       "pack_rows: the scales don't fit");
   dispatch(rows.scalar_type(), "pack_rows", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -312,13 +306,13 @@ void pack_rows(
         TORCH_CHECK(false, "pack_rows: weights that are not quantised keep their dtype");
       } else {
         uint8_t* to = data.data_ptr<uint8_t>() + begin * w.block_bytes;
-        bf16* scale = scales.data_ptr<bf16>() + (F::kGrouped ? begin * w.units() * kBlock : 0);
+        bf16* scale = scales.data_ptr<bf16>() + begin * w.block_scales();
         const T* from = rows.const_data_ptr<T>();
         for (int64_t block = 0; block < w.blocks(); ++block) {
           const int64_t row = block * kBlock;
           pack_block<F>(
               from + row * w.inputs, std::min(kBlock, w.outputs - row), w, to + block * w.block_bytes,
-              scale + (F::kGrouped ? block * w.units() * kBlock : 0));
+              scale + block * w.block_scales());
         }
       }
     });

@@ -110,45 +110,26 @@ inline vf halve(vf a, vf b, std::integer_sequence<int, I...>) {
 
 template <int J, int... I>
 inline vf every_third(vf a, vf b, vf c, std::integer_sequence<int, I...>) {
-  vf first = __builtin_shufflevector(a, b, (3 * I + J < 32 ? 3 * I + J : 0)...);
-  return __builtin_shufflevector(first, c, (3 * I + J < 32 ? I : 3 * I + J - 16)...);
+  vf first = __builtin_shufflevector(a, b, (3 * I + J < 2 * kLanes ? 3 * I + J : 0)...);
+  return __builtin_shufflevector(first, c, (3 * I + J < 2 * kLanes ? I : 3 * I + J - kLanes)...);
 }
 
 template <int M, int... I>
 inline vf of_three(vf a, vf b, vf c, std::integer_sequence<int, I...>) {
-  vf first = __builtin_shufflevector(a, b, ((16 * M + I) % 3 < 2 ? (16 * M + I) % 3 * 16 + (16 * M + I) / 3 : 0)...);
-  return __builtin_shufflevector(first, c, ((16 * M + I) % 3 < 2 ? I : 16 + (16 * M + I) / 3)...);
-}
-
-// Exchange the blocks of W lanes off the diagonal of (a, b).
-template <int W, int... I>
-inline void exchange(vf& a, vf& b, std::integer_sequence<int, I...>) {
-  vf first = __builtin_shufflevector(a, b, (I / W % 2 ? 16 + I - W : I)...);
-  vf second = __builtin_shufflevector(a, b, (I / W % 2 ? 16 + I : I + W)...);
-  a = first;
-  b = second;
+  constexpr int kFirst = kLanes * M;
+  vf first =
+      __builtin_shufflevector(a, b, ((kFirst + I) % 3 < 2 ? (kFirst + I) % 3 * kLanes + (kFirst + I) / 3 : 0)...);
+  return __builtin_shufflevector(first, c, ((kFirst + I) % 3 < 2 ? I : kLanes + (kFirst + I) / 3)...);
 }
 
 }  // namespace shuffle
 
-using Lanes = std::make_integer_sequence<int, kLanes>;
-
 // Lane i: the sum of rows[i], in one fixed order. Overwrites the rows.
+template <int W = kLanes>
 inline vf sum_rows(vf (&rows)[kLanes]) {
-  for (int i = 0; i < 8; ++i) rows[i] = shuffle::halve<16>(rows[2 * i], rows[2 * i + 1], Lanes{});
-  for (int i = 0; i < 4; ++i) rows[i] = shuffle::halve<8>(rows[2 * i], rows[2 * i + 1], Lanes{});
-  for (int i = 0; i < 2; ++i) rows[i] = shuffle::halve<4>(rows[2 * i], rows[2 * i + 1], Lanes{});
-  return shuffle::halve<2>(rows[0], rows[1], Lanes{});
-}
-
-inline void transpose(vf (&rows)[kLanes]) {
-  for (int i = 0; i < 8; ++i) shuffle::exchange<8>(rows[i], rows[i + 8], Lanes{});
-  for (int i = 0; i < 16; ++i)
-    if (!(i & 4)) shuffle::exchange<4>(rows[i], rows[i + 4], Lanes{});
-  for (int i = 0; i < 16; ++i)
-    if (!(i & 2)) shuffle::exchange<2>(rows[i], rows[i + 2], Lanes{});
-  for (int i = 0; i < 16; ++i)
-    if (!(i & 1)) shuffle::exchange<1>(rows[i], rows[i + 1], Lanes{});
+  for (int i = 0; i < W / 2; ++i) rows[i] = shuffle::halve<W>(rows[2 * i], rows[2 * i + 1], Lanes{});
+  if constexpr (W > 2) return sum_rows<W / 2>(rows);
+  return rows[0];
 }
 
 // to (columns, to_stride) = from (rows, from_stride) transposed; columns of `to` past `rows` are left as they are.
@@ -160,7 +141,7 @@ inline void transpose_matrix(
     for (; column + kLanes <= columns; column += kLanes) {
       vf tile[kLanes];
       for (int i = 0; i < kLanes; ++i) tile[i] = load(from + (row + i) * from_stride + column);
-      transpose(tile);
+      transpose_blocks(tile);
       for (int i = 0; i < kLanes; ++i) store(to + (column + i) * to_stride + row, tile[i]);
     }
     for (; column < columns; ++column)

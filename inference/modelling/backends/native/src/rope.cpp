@@ -14,10 +14,7 @@ namespace {
 constexpr int64_t kGrainValues = 16384;
 
 // x[i ^ 1] for every lane.
-inline vf swap_pairs(vf x) {
-  constexpr vi order = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
-  return __builtin_shuffle(x, order);
-}
+inline vf swap_pairs(vf x) { return __builtin_shuffle(x, kLaneNumbers ^ 1); }
 
 template <typename T>
 void widen(const T* from, float* to, int64_t width) {

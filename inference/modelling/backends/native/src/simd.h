@@ -1,5 +1,5 @@
-// Sixteen float32 lanes with GCC's vector extension: one form for every processor, which the compiler lowers to
-// what it has (one AVX-512 register, two of AVX2, four of SSE or NEON).
+// Vectors of float32 with GCC's vector extension: sixteen lanes with AVX-512, else eight, which are a register of AVX2
+// or two of SSE and NEON. A vector wider than a register would live in memory (GCC doesn't take it apart).
 //
 // float32 sums over an axis are made in one fixed order that depends on the axis' length only, so that a row's result
 // is the same in any batch.
@@ -13,19 +13,34 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
 namespace blazr {
 
-constexpr int kLanes = 16;
+#ifdef __AVX512F__
+constexpr bool kWide = true;  // 32 registers of 16 lanes
+#else
+constexpr bool kWide = false;  // 16 registers of 8
+#endif
+constexpr int kLanes = kWide ? 16 : 8;
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float vf __attribute__((vector_size(4 * kLanes)));
+typedef int32_t vi __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t vu __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t vh __attribute__((vector_size(2 * kLanes)));
+
+using Lanes = std::make_integer_sequence<int, kLanes>;
+
+template <int... I>
+constexpr vi numbers_of(std::integer_sequence<int, I...>) {
+  return vi{I...};
+}
+
+constexpr vi kLaneNumbers = numbers_of(Lanes{});
 
 using bf16 = c10::BFloat16;
 
@@ -61,7 +76,7 @@ inline void store(bf16* to, vf values) {
 #endif
 }
 
-// The first `count` (1 to 15) lanes; the others are 0.
+// The first `count` lanes, at least one; the others are 0.
 template <typename T>
 inline vf load_part(const T* from, int64_t count) {
   T buffer[kLanes] = {};
@@ -110,8 +125,24 @@ inline vu load_units(const uint32_t* from) {
 
 inline void store_units(uint32_t* to, vu units) { std::memcpy(to, &units, sizeof units); }
 
-// Rows of sixteen units of 32 bits to columns.
-inline void transpose(vu rows[kLanes]) {
+// Exchange the blocks of W lanes off the diagonal of (a, b).
+template <int W, typename V, int... I>
+inline void exchange(V& a, V& b, std::integer_sequence<int, I...>) {
+  const V first = __builtin_shufflevector(a, b, (I / W % 2 ? kLanes + I - W : I)...);
+  const V second = __builtin_shufflevector(a, b, (I / W % 2 ? kLanes + I : I + W)...);
+  a = first;
+  b = second;
+}
+
+// Rows of kLanes units of 32 bits to columns.
+template <typename V, int W = kLanes / 2>
+inline void transpose_blocks(V (&rows)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i)
+    if (!(i & W)) exchange<W>(rows[i], rows[i + W], Lanes{});
+  if constexpr (W > 1) transpose_blocks<V, W / 2>(rows);
+}
+
+inline void transpose(vu (&rows)[kLanes]) {
 #ifdef __AVX512F__
   __m512i a[kLanes], b[kLanes];
   for (int i = 0; i < kLanes; ++i) a[i] = std::bit_cast<__m512i>(rows[i]);
@@ -137,11 +168,7 @@ inline void transpose(vu rows[kLanes]) {
   }
   for (int i = 0; i < kLanes; ++i) rows[i] = std::bit_cast<vu>(b[i]);
 #else
-  uint32_t in[kLanes][kLanes], out[kLanes][kLanes];
-  std::memcpy(in, rows, sizeof in);
-  for (int i = 0; i < kLanes; ++i)
-    for (int j = 0; j < kLanes; ++j) out[j][i] = in[i][j];
-  std::memcpy(rows, out, sizeof out);
+  transpose_blocks(rows);
 #endif
 }
 

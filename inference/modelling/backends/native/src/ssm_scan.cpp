@@ -7,10 +7,10 @@
 namespace blazr {
 namespace {
 
-constexpr int64_t kChunk = 64;              // rows whose mixing matrix is made at once: it stays in the first cache
-constexpr int64_t kPanel = 4 * kLanes;      // greatest part of a head's width that one task has
-constexpr float kLeastLogDecay = -1000.0f;  // e^-1000 is 0 in float32, and sums of these keep their digits
-constexpr int64_t kGrainState = 8192;       // state values below which a second thread isn't woken
+constexpr int64_t kChunk = 64;  // rows whose mixing matrix is made at once: it stays in the first cache
+constexpr int64_t kPanel = kTileVectors * kLanes;  // greatest part of a head's width that one task has
+constexpr float kLeastLogDecay = -1000.0f;         // e^-1000 is 0 in float32, and sums of these keep their digits
+constexpr int64_t kGrainState = 8192;              // state values below which a second thread isn't woken
 
 inline float bounded(float log_decay) { return log_decay < kLeastLogDecay ? kLeastLogDecay : log_decay; }
 
@@ -105,11 +105,14 @@ void score(const Recurrence& layer, const ChunkScores& chunk, int64_t group, flo
   transpose_matrix(b, layer.bc_stride, scratch, kChunk, chunk.count, layer.size);
   for (int64_t i = 0; i < chunk.count; i += kTileRows) {
     const int64_t rows = std::min<int64_t>(kTileRows, chunk.count - i);
-    with_tile(rows, (i + rows + kLanes - 1) / kLanes, [&](auto rows_, auto vectors_) {
-      Tile<rows_.value, vectors_.value> tile;
-      tile.multiply(c + i * layer.bc_stride, layer.bc_stride, 1, scratch, kChunk, layer.size);
-      tile.write(scores + i * kChunk, kChunk);
-    });
+    for (int64_t j = 0; j < i + rows; j += kPanel) {
+      const int64_t columns = std::min(kPanel, i + rows - j);
+      with_tile(rows, (columns + kLanes - 1) / kLanes, [&](auto rows_, auto vectors_) {
+        Tile<rows_.value, vectors_.value> tile;
+        tile.multiply(c + i * layer.bc_stride, layer.bc_stride, 1, scratch + j, kChunk, layer.size);
+        tile.write(scores + i * kChunk + j, kChunk);
+      });
+    }
   }
 }
 
@@ -135,7 +138,6 @@ void fill_factors(const Recurrence& layer, const ChunkScores& chunk, int64_t hea
 
 // M[i][j] = G[i][j] e^{a_i - a_j} for j ≤ i, 0 for the columns after that a tile with row i may read.
 void mix(const float* scores, const ChunkFactors& factors, int64_t count, float* mixing) {
-  constexpr vf kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int64_t i = 0; i < count; ++i) {
     const vf high = splat(factors.high[i]), low = splat(factors.low[i]);
     const int64_t read = std::min(count, i / kTileRows * kTileRows + kTileRows);
@@ -144,7 +146,7 @@ void mix(const float* scores, const ChunkFactors& factors, int64_t count, float*
       if (j <= i) {
         vf difference = (high - load(factors.high + j)) + (low - load(factors.low + j));
         values = load(scores + i * kChunk + j) * exp(vmin(difference, splat(0)));
-        if (j + kLanes > i + 1) values = kLane <= splat(static_cast<float>(i - j)) ? values : splat(0);
+        if (j + kLanes > i + 1) values = kLaneNumbers <= static_cast<int32_t>(i - j) ? values : splat(0);
       }
       store(mixing + i * kChunk + j, values);
     }
@@ -157,20 +159,20 @@ template <int kVectors>
 void scan_panel(
     const Recurrence& layer, const Run& run, const ChunkScores* chunks, int64_t num_chunks, const float* scores,
     int64_t head, int64_t first, int64_t count, float* scratch) {
-  constexpr int64_t kWide = kVectors * kLanes;
+  constexpr int64_t kColumns = kVectors * kLanes;
   const int64_t size = layer.size, group = head / (layer.heads / layer.groups);
-  float *state = scratch, *entering = state + size * kWide, *mixing = entering + kChunk * kWide;
+  float *state = scratch, *entering = state + size * kColumns, *mixing = entering + kChunk * kColumns;
   ChunkFactors factors;
   float* stored = layer.state + ((run.slot * layer.heads + head) * layer.width + first) * size;
-  std::fill(state, state + size * kWide, 0.0f);
+  std::fill(state, state + size * kColumns, 0.0f);
   if (!run.fresh) {
-    transpose_matrix(stored, size, state, kWide, count, size);
+    transpose_matrix(stored, size, state, kColumns, count, size);
     if (layer.later) {
       const float later = layer.later[run.start * layer.heads + head];
       const float* x_before = layer.x_before + (run.slot * layer.heads + head) * layer.width + first;
       const float* b_before = layer.b_before + (run.slot * layer.heads + head) * size;
       for (int64_t n = 0; n < size; ++n)
-        for (int64_t p = 0; p < count; ++p) state[n * kWide + p] += later * x_before[p] * b_before[n];
+        for (int64_t p = 0; p < count; ++p) state[n * kColumns + p] += later * x_before[p] * b_before[n];
     }
   }
   for (int64_t number = 0; number < num_chunks; ++number) {
@@ -182,8 +184,8 @@ void scan_panel(
     mix(scores + chunk.offset + group * kChunk * kChunk, factors, chunk.count, mixing);
     for (int64_t i = 0; i < chunk.count; ++i) {
       const float enter = layer.enter[(chunk.first + i) * layer.heads + head];
-      float* to = entering + i * kWide;
-      if (count < kWide) std::fill(to + count / kLanes * kLanes, to + kWide, 0.0f);
+      float* to = entering + i * kColumns;
+      if (count < kColumns) std::fill(to + count / kLanes * kLanes, to + kColumns, 0.0f);
       by_lanes(
           count, [&](int64_t p, int64_t left) { store(to + p, load_some(x + i * layer.x_stride + p, left) * enter); });
     }
@@ -191,9 +193,9 @@ void scan_panel(
       const int64_t rows = std::min<int64_t>(kTileRows, chunk.count - i);
       with_constant<kTileRows>(rows, [&](auto rows_) {
         Tile<rows_.value, kVectors> tile;
-        tile.multiply(c + i * layer.bc_stride, layer.bc_stride, 1, state, kWide, size);
+        tile.multiply(c + i * layer.bc_stride, layer.bc_stride, 1, state, kColumns, size);
         tile.scale_rows(factors.since + i);
-        tile.multiply(mixing + i * kChunk, kChunk, 1, entering, kWide, i + rows);
+        tile.multiply(mixing + i * kChunk, kChunk, 1, entering, kColumns, i + rows);
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t row = chunk.first + i + r;
           const float skip = layer.skip[row * layer.skip_stride + head];
@@ -206,20 +208,20 @@ void scan_panel(
       });
     }
     for (int64_t i = 0; i < chunk.count; ++i)
-      for (int64_t p = 0; p < kWide; p += kLanes)
-        store(entering + i * kWide + p, load(entering + i * kWide + p) * factors.until[i]);
+      for (int64_t p = 0; p < kColumns; p += kLanes)
+        store(entering + i * kColumns + p, load(entering + i * kColumns + p) * factors.until[i]);
     const float whole = factors.since[chunk.count - 1];
     for (int64_t n = 0; n < size; n += kTileRows) {
       const int64_t rows = std::min<int64_t>(kTileRows, size - n);
       with_constant<kTileRows>(rows, [&](auto rows_) {
         Tile<rows_.value, kVectors> tile;
-        tile.read(state + n * kWide, kWide, whole);
-        tile.multiply(b + n, 1, layer.bc_stride, entering, kWide, chunk.count);
-        tile.write(state + n * kWide, kWide);
+        tile.read(state + n * kColumns, kColumns, whole);
+        tile.multiply(b + n, 1, layer.bc_stride, entering, kColumns, chunk.count);
+        tile.write(state + n * kColumns, kColumns);
       });
     }
   }
-  transpose_matrix(state, kWide, stored, size, size, count);
+  transpose_matrix(state, kColumns, stored, size, size, count);
 }
 
 void scan(const Recurrence& layer, const std::vector<Run>& runs, const std::vector<int64_t>& long_runs) {

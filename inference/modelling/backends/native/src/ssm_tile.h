@@ -7,13 +7,14 @@
 
 namespace blazr {
 
-constexpr int kTileRows = 6;  // times 4 vectors: 24 sums of 32 registers
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = kWide ? 4 : 2;  // 24 sums of 32 registers, or 12 of 16
 
 template <int kRows, int kVectors>
 struct Tile {
   vf values[kRows][kVectors] = {};
 
-  // += A (kRows, depth) · B (depth, kVectors · 16), A with any two strides.
+  // += A (kRows, depth) · B (depth, kVectors · kLanes), A with any two strides.
   inline __attribute__((always_inline)) void multiply(
       const float* a, int64_t row_stride, int64_t depth_stride, const float* b, int64_t b_stride, int64_t depth) {
     vf sums[kRows][kVectors];
@@ -59,8 +60,6 @@ struct Tile {
       for (int v = 0; v < kVectors; ++v) store(to + r * stride + v * kLanes, values[r][v]);
   }
 };
-
-constexpr int kTileVectors = 4;
 
 // Call `body` with the numbers of rows and of vectors of a tile as constants.
 template <typename Body>

@@ -41,8 +41,15 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-STEPS = {"int8": 127.0 * 256, "int4": 127.0}
-"""Of activations on each side of 0: 16 bits for int8, bytes for int4."""
+def steps_of(packed: NativePacked) -> float:
+    """Of activations on each side of 0: 16 bits for int8, and everywhere if no bytes are multiplied; else bytes."""
+    steps: int = torch.ops.blazr.activation_steps(packed.format)
+    assert steps in (127, 127 * 256)
+    return float(steps)
+
+
+def test_activations_of_int8_have_16_bits() -> None:
+    assert steps_of(pack_native(random(32, 128), "int8")) == 127 * 256
 
 
 def as_quantised(rows: torch.Tensor, group: int, steps: float) -> torch.Tensor:
@@ -74,7 +81,7 @@ def away_from_ties(rows: torch.Tensor, group: int, steps: float) -> torch.Tensor
 
 
 def exact(packed: NativePacked, form: str, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    seen = as_quantised(rows, packed.group, STEPS[form]) if form in GROUP_SIZES else rows.double()
+    seen = as_quantised(rows, packed.group, steps_of(packed)) if form in GROUP_SIZES else rows.double()
     product = seen @ packed.dense(torch.float32).double().T
     return product if bias is None else product + bias.double()
 
@@ -87,7 +94,7 @@ def test_product_against_float64(form: str, dtype: torch.dtype, outputs: int, in
     for rows in ROWS:
         hidden = random(rows, inputs, seed=rows).to(dtype)
         if form in GROUP_SIZES:
-            hidden = away_from_ties(hidden, packed.group, STEPS[form])
+            hidden = away_from_ties(hidden, packed.group, steps_of(packed))
         for b in (bias, None):
             expected = exact(packed, form, hidden, b)
             tolerance = 2**-7 if dtype == torch.bfloat16 else 3e-6
@@ -299,7 +306,7 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(RuntimeError, match="bias"):
         packed.linear(x, torch.zeros(39))
     with pytest.raises(RuntimeError, match="format"):
-        ops.packed_linear(x, packed.data, packed.scales, None, 9, 40, 128)
+        ops.packed_linear(x, packed.data, packed.scales, None, 900, 40, 128)
     with pytest.raises(RuntimeError, match="own dtype"):
         pack_native(random(40, 64).bfloat16(), "bfloat16").linear(x, None)
     with pytest.raises(RuntimeError, match="row 40 of 40"):
@@ -325,6 +332,7 @@ def test_generic_kernels_pass_too() -> None:
         "-p",
         "no:cacheprovider",
         __file__,
+        str(Path(__file__).with_name("test_packing_codes.py")),
         str(Path(__file__).with_name("test_forms_experts.py")),
     ]
     done = subprocess.run(

@@ -1,0 +1,51 @@
+"""Codes of GGUF blocks: with rounded scales they give the values of the blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from inference.modelling.gguf.block_types import BY_NAME
+from inference.modelling.layers.coded import code_plainly
+from inference.modelling.quantisation import GGUF_FORMS
+from inference.modelling.weights.block_codes import CODE_TYPES, block_codes
+from inference.modelling.weights.block_values import dequantise
+
+FACTORS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "MXFP4": ()}
+"""Where blocks hold float16 factors; others begin with one."""
+ROWS = 3
+
+
+def random_blocks(name: str) -> torch.Tensor:
+    """Three rows of two blocks with any codes and factors as weights have them."""
+    kind = BY_NAME[name]
+    generator = np.random.default_rng(5)
+    raw = generator.integers(0, 256, (2 * ROWS, kind.num_bytes), dtype=np.uint8)
+    for place in FACTORS.get(name, (0,)):
+        factor = (generator.standard_normal(2 * ROWS) * 0.01).astype(np.float16)
+        raw[:, place : place + 2] = factor.view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":
+        raw[:, 0] = generator.integers(115, 128, 2 * ROWS)
+    return torch.from_numpy(raw)
+
+
+def test_every_form_has_its_codes():
+    assert set(CODE_TYPES) == set(GGUF_FORMS)
+
+
+@pytest.mark.parametrize("name", CODE_TYPES)
+def test_rows_have_the_values_of_their_blocks(name):
+    kind, form, blocks = BY_NAME[name], GGUF_FORMS[name], random_blocks(name)
+    found = block_codes(blocks, kind, ROWS)
+    expected = dequantise(blocks, kind).view(ROWS, -1)
+    assert found.form == form
+    assert found.codes.shape == expected.shape
+    assert int(found.codes.max()) < 1 << form.bits
+    assert found.scales.shape == (ROWS, 2 * kind.values // form.group)
+    assert torch.equal(found.dense(torch.float32), expected)
+    rounded = code_plainly(found).dense(torch.float32)
+    if "_K" not in name and name != "IQ4_XS":
+        assert torch.equal(rounded, expected)  # nothing was multiplied out
+    limit = 2**-11 * (found.scales.abs().amax() * (1 << form.bits) * 2 + expected.abs().amax())
+    assert (rounded - expected).abs().max() <= limit
