@@ -1,4 +1,4 @@
-"""The fuzzer of the checkpoints' parsers: 40,000 cases, and that it finds what it looks for and replays it."""
+"""The fuzzer of the checkpoints' parsers: 10^5 cases, and that it finds what it looks for and replays it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from tests.faults import fuzz
 from tests.faults.fuzz import Fuzzer, Pairs, parsed, written
 
-CASES = 40_000
+CASES = 100_000
 
 
 @pytest.mark.fault(
     "F47",
-    provoked="40,000 changed headers (safetensors, GGUF), config.json and tokenizer.json files; `make fuzz` runs "
+    provoked="100,000 changed headers (safetensors, GGUF), config.json and tokenizer.json files; `make fuzz` runs "
     "10,000,000",
     holds="each is read or refused by an error that names it, within 100 ms and 64 MiB; no header is accepted that the "
     "library refuses or reads otherwise",

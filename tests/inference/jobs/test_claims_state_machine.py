@@ -218,7 +218,7 @@ def test_jobs_hold_their_promises(db, monkeypatch):
     run_state_machine_as_test(
         Jobs,
         settings=settings(
-            max_examples=40,
+            max_examples=60,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -31,7 +31,7 @@ from inference.values.principal import LOCAL
 from tests.inference.rows import make_checkpoint
 from tests.inference.worker.scripted_manager import ScriptedManager
 
-SCHEDULES = int(os.environ.get("SCHEDULES", "60"))
+SCHEDULES = int(os.environ.get("SCHEDULES", "100"))
 SEED = os.environ.get("SCHEDULES_SEED")
 STEPS = 20
 TEXT = "abcdefgh"
