@@ -179,6 +179,7 @@ def test_wrong_arguments_are_refused(wrong):
         torch.ops.blazr.gqa_attention(*(given | wrong).values())
 
 
+@pytest.mark.timeout(900)  # compiles, which takes some minutes where other work has the processors
 def test_the_variant_for_every_processor():
     """The same tests, and those of MLA, with the library that has no instructions of this processor."""
     if os.environ.get("BLAZR_NATIVE") == "generic":
