@@ -47,9 +47,19 @@ PLACES = {"faults": -1, "live": 1, "browser": 2}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep each of these packages in one piece, in the shuffled order.
 
-    Between tests of another package pytest stops what a package shares, and starts it again.
+    Between tests of another package pytest stops what a package shares, and starts it again. Tests that empty the
+    database stay behind all that need its first rows, where pytest-django has put them.
     """
-    items.sort(key=lambda item: PLACES.get(item.path.relative_to(ROOT).parts[1], 0))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    place = PLACES.get(item.path.relative_to(ROOT).parts[1], 0)
+    marker = item.get_closest_marker("django_db")
+    empties = "transactional_db" in getattr(item, "fixturenames", ()) or bool(
+        marker and (marker.kwargs.get("transaction") or any(marker.args))
+    )
+    return max(place, 0) if empties else place
 
 
 def pytest_collection_finish() -> None:
