@@ -23,8 +23,7 @@ namespace blazr {
 
 constexpr int kKeys = 64;                    // keys of a block
 constexpr int kKeyVectors = kKeys / kLanes;  // vectors of scores in a row
-constexpr int kRows = 6;                     // rows whose sums stay in registers
-constexpr int kAtOnce = kWide ? 4 : 2;       // vectors of each: 6 · 4 of 32 registers or 6 · 2 of 16, and the operands
+constexpr int kRows = 6;                     // rows whose sums, kTileVectors of each, stay in registers
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 #ifdef __AVX512BF16__
@@ -222,26 +221,26 @@ inline void pack_values(
 // Rows of units (Count, units) times packed columns [unit][64].
 template <typename T, int Count>
 inline void multiply(const uint32_t* rows, int64_t units, const uint32_t* packed, vf out[Count][kKeyVectors]) {
-  for (int part = 0; part < kKeyVectors; part += kAtOnce, packed += kAtOnce * kLanes) {
+  for (int part = 0; part < kKeyVectors; part += kTileVectors, packed += kTileVectors * kLanes) {
     // A local copy stays in registers; the compiler can't keep `out` there.
-    vf sums[Count][kAtOnce];
+    vf sums[Count][kTileVectors];
     for (auto& row : sums)
       for (auto& vector : row) vector = splat(0);
     for (int64_t unit = 0; unit < units; ++unit) {
-      vu columns[kAtOnce];
+      vu columns[kTileVectors];
 #pragma GCC unroll 4
-      for (int j = 0; j < kAtOnce; ++j) columns[j] = load_units(packed + unit * kKeys + j * kLanes);
+      for (int j = 0; j < kTileVectors; ++j) columns[j] = load_units(packed + unit * kKeys + j * kLanes);
 #pragma GCC unroll 6
       for (int row = 0; row < Count; ++row) {
         const vu value = vu{} + rows[row * units + unit];
 #pragma GCC unroll 4
-        for (int j = 0; j < kAtOnce; ++j) sums[row][j] = step<T>(sums[row][j], columns[j], value);
+        for (int j = 0; j < kTileVectors; ++j) sums[row][j] = step<T>(sums[row][j], columns[j], value);
       }
     }
 #pragma GCC unroll 6
     for (int row = 0; row < Count; ++row)
 #pragma GCC unroll 4
-      for (int j = 0; j < kAtOnce; ++j) out[row][part + j] = sums[row][j];
+      for (int j = 0; j < kTileVectors; ++j) out[row][part + j] = sums[row][j];
   }
 }
 
@@ -346,7 +345,8 @@ inline void advance(
       for (int c = 0; c < kVectors; ++c) store(mixed + row * padded + at + c * kLanes, sums[row][c]);
   };
   int64_t at = 0;
-  for (; at + kAtOnce * kLanes <= padded; at += kAtOnce * kLanes) columns(std::integral_constant<int, kAtOnce>{}, at);
+  for (; at + kTileVectors * kLanes <= padded; at += kTileVectors * kLanes)
+    columns(std::integral_constant<int, kTileVectors>{}, at);
   for (; at < padded; at += kLanes) columns(std::integral_constant<int, 1>{}, at);
 }
 

@@ -171,15 +171,10 @@ void activate_row(const float* from, T* to, int64_t width, bool gated, int64_t k
 template <typename T, typename RowOf>
 void multiply_stack(
     const Stack& stack, int64_t format, const Work& work, bool parallel, RowOf&& row_of, float* sums, int64_t stride) {
-  with_format(format, [&](auto f) {
-    using F = decltype(f);
-    if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
-      TORCH_CHECK(false, "expert_mix: weights that are not quantised need rows of their own dtype");
-    } else {
-      GroupedProduct<F> product(stack, work);
-      product.fill(parallel, row_of);
-      product.multiply_into(true, sums, stride);
-    }
+  with_format_for<T>(format, "expert_mix", [&](auto f) {
+    GroupedProduct<decltype(f)> product(stack, work);
+    product.fill(parallel, row_of);
+    product.multiply_into(true, sums, stride);
   });
 }
 

@@ -40,7 +40,7 @@ struct alignas(64) CodedForm {
   int32_t zero;
   bool has_offsets, has_halves;  // scales and offsets are float16, else bfloat16
 
-  int64_t scale_line() const { return has_offsets ? 64 : 32; }  // of a block and group
+  int64_t scale_line() const { return has_offsets ? 2 * kBlock : kBlock; }  // of a block and group
   bool operator==(const CodedForm&) const = default;
 };
 
@@ -130,20 +130,25 @@ inline void with_format(int64_t format, Body&& body) {
   }
 }
 
-// Call `body` with the format and a null pointer of the rows' C++ type. Weights that are not quantised go with rows of
-// their own dtype only. `op` names who complains.
+// Call `body` with the format, for rows of T. Weights that are not quantised go with rows of their own dtype only. `op`
+// names who complains.
+template <typename T, typename Body>
+inline void with_format_for(int64_t format, const char* op, Body&& body) {
+  with_format(format, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
+      TORCH_CHECK(false, op, ": weights that are not quantised need rows of their own dtype");
+    } else {
+      body(f);
+    }
+  });
+}
+
+// The same with a null pointer of the rows' C++ type besides.
 template <typename Body>
 inline void with_format_and_rows(int64_t format, at::ScalarType rows, const char* op, Body&& body) {
   dispatch(rows, op, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    with_format(format, [&](auto f) {
-      using F = decltype(f);
-      if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
-        TORCH_CHECK(false, op, ": weights that are not quantised need rows of their own dtype");
-      } else {
-        body(f, type);
-      }
-    });
+    with_format_for<std::remove_pointer_t<decltype(type)>>(format, op, [&](auto f) { body(f, type); });
   });
 }
 

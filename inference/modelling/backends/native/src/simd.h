@@ -27,6 +27,7 @@ constexpr bool kWide = true;  // 32 registers of 16 lanes
 constexpr bool kWide = false;  // 16 registers of 8
 #endif
 constexpr int kLanes = kWide ? 16 : 8;
+constexpr int kTileVectors = kWide ? 4 : 2;  // of each of six rows of sums: 24 of 32 registers, or 12 of 16
 
 typedef float vf __attribute__((vector_size(4 * kLanes)));
 typedef int32_t vi __attribute__((vector_size(4 * kLanes)));

@@ -8,7 +8,6 @@
 namespace blazr {
 
 constexpr int kTileRows = 6;
-constexpr int kTileVectors = kWide ? 4 : 2;  // 24 sums of 32 registers, or 12 of 16
 
 template <int kRows, int kVectors>
 struct Tile {
