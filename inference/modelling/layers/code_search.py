@@ -6,6 +6,7 @@ import functools
 import itertools
 
 import torch
+from torch.nn import functional
 
 from inference.modelling.quantisation import INT4_LEVELS, Form
 
@@ -21,6 +22,25 @@ def nearest_codes(values: torch.Tensor, form: Form) -> torch.Tensor:
     if not form.levels:
         return (_nearest_levels(values, form) + form.zero).to(torch.uint8)
     return _sum_of_steps(values, form.levels, [0] + [1] * (len(form.levels) - 1)).to(torch.uint8)
+
+
+def find_codes(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes (…, K) uint8 and scales (…, groups) of the least squared error for (…, K) of a weight."""
+    inputs = weight.shape[-1]
+    grouped = in_groups(weight, form.group)
+    is_real = torch.arange(grouped.shape[-2:].numel(), device=weight.device).view(grouped.shape[-2:]) < inputs
+    scales = best_scales(grouped, is_real, form).to(scales_dtype(form))
+    return nearest_codes(grouped * inverse(scales), form).flatten(-2)[..., :inputs], scales
+
+
+def in_groups(weight: torch.Tensor, group: int) -> torch.Tensor:
+    """(…, K) to (…, groups, group) float32, with zeros behind the last input."""
+    return functional.pad(weight.float(), (0, -weight.shape[-1] % group)).unflatten(-1, (-1, group))
+
+
+def scales_dtype(form: Form) -> torch.dtype:
+    """Return the dtype of a form's scales and offsets."""
+    return torch.float16 if form.scales == "float16" else torch.bfloat16
 
 
 def best_scales(grouped: torch.Tensor, is_real: torch.Tensor, form: Form) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from inference.modelling.layers.code_search import best_scales, inverse, nearest_codes
+from inference.modelling.layers.code_search import find_codes, scales_dtype
 from inference.modelling.layers.packed import Packed, PackedStack, PackedTable, PlainQuantised, quantise_plainly
 from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, PLANES, Form, FormName, code_bytes
 
@@ -233,17 +233,10 @@ def code_plainly(weight: Codes) -> PlainCoded:
 
 def quantise_to_codes(weight: torch.Tensor, form: Form) -> Codes:
     """Quantise (…, N, K), in the codes and scales of the least squared error; the form has no offsets."""
-    inputs = weight.shape[-1]
-    groups = -(-inputs // form.group)
-    is_real = torch.arange(groups * form.group, device=weight.device).view(groups, form.group) < inputs
-    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    scales = torch.empty(*weight.shape[:-1], groups, dtype=scales_dtype(form), device=weight.device)
+    *outer, inputs = weight.shape
     step = max(1, CHUNK_VALUES // inputs)
-    pieces = (torch.split(part.flatten(0, -2), step) for part in (weight, codes, scales))
-    for piece, its_codes, its_scales in zip(*pieces, strict=True):
-        grouped = functional.pad(piece.float(), (0, -inputs % form.group)).view(-1, groups, form.group)
-        its_scales.copy_(best_scales(grouped, is_real, form))
-        its_codes.copy_(nearest_codes(grouped * inverse(its_scales), form).flatten(-2)[:, :inputs])
+    found = [find_codes(piece, form) for piece in torch.split(weight.flatten(0, -2), step)]
+    codes, scales = (torch.cat(pieces).unflatten(0, outer) for pieces in zip(*found, strict=True))
     return Codes(codes, scales, None, form)
 
 
@@ -275,11 +268,6 @@ def packed_rows(codes: torch.Tensor, scales: torch.Tensor, name: FormName, input
     if name in GROUP_SIZES:
         return PlainQuantised(codes, scales, name, inputs)
     return PlainCoded(codes, scales, None, OWN_FORMS[name], inputs)
-
-
-def scales_dtype(form: Form) -> torch.dtype:
-    """Return the dtype of a form's scales and offsets."""
-    return torch.float16 if form.scales == "float16" else torch.bfloat16
 
 
 def pack_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.layers.code_search import best_scales, inverse, nearest_codes
+from inference.modelling.layers.code_search import find_codes, in_groups, inverse
 from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS, OWN_FORMS, Kind
 
 _BITS = 32
@@ -158,19 +158,14 @@ def output_bits(ids: Sequence[int], outputs: int) -> torch.Tensor | None:
 
 def quantise_plainly(weight: torch.Tensor, kind: Kind) -> PlainQuantised:
     """The same values and scales as the native packing gives, in PyTorch."""
-    group, inputs = GROUP_SIZES[kind], weight.shape[-1]
-    groups = -(-inputs // group)
-    padded = functional.pad(weight.float(), (0, groups * group - inputs))
-    grouped = padded.view(*weight.shape[:-1], groups, group)
+    inputs = weight.shape[-1]
     if kind == "int8":
+        grouped = in_groups(weight, GROUP_SIZES[kind])
         scales = _scales_int8(grouped)
         values = (grouped * inverse(scales)).clamp_(-127, 127).round_().flatten(-2)[..., :inputs]
         return PlainQuantised(values.to(torch.int8), scales, kind, inputs)
-    form = OWN_FORMS[kind]
-    is_real = torch.arange(groups * group, device=weight.device).view(groups, group) < inputs
-    scales = best_scales(grouped, is_real, form).bfloat16()
-    numbers = nearest_codes(grouped * inverse(scales), form).flatten(-2)[..., :inputs]
-    nibbles = functional.pad(numbers, (0, inputs % 2)).to(torch.uint8)
+    numbers, scales = find_codes(weight, OWN_FORMS[kind])
+    nibbles = functional.pad(numbers, (0, inputs % 2))
     return PlainQuantised(nibbles[..., ::2] | nibbles[..., 1::2] << 4, scales, kind, inputs)
 
 
