@@ -20,13 +20,13 @@ from django.views import View
 from django.views.decorators.csrf import ensure_csrf_cookie
 
 from inference.errors import UnknownModel
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry import selectors, upload_rules
 from models_registry.api.quantisation_views import quantisation_list
 from models_registry.api.serializers import OverrideSerializer
 from models_registry.api.views import checkpoint_detail, checkpoint_inspection, overview
 from models_registry.curves import read_curve
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, facts_to_set
-from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 from models_registry.quantisations import MAX_KL, default_name, is_quantisable
 from models_registry.settings_schema import MODEL_SETTINGS, shown
 from models_registry.sign_in import SignInForm

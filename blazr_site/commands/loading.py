@@ -16,12 +16,12 @@ from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 from inference.values.speculative_options import SpeculativeOptions
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry.chat_templates import check_after_inspection
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection
 from models_registry.detection.json_file import read_text
-from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 
 
 def overrides_from(arguments: argparse.Namespace) -> dict[str, Any]:

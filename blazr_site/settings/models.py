@@ -13,8 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from blazr_site.settings import read, sources
 from inference.errors import CheckpointError, InvalidRequest
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry.detection.json_file import read_text
-from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
 from models_registry.settings_schema import MODEL_SETTINGS, validate_settings
 
 CHAT_TEMPLATE = "chat_template"

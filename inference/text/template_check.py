@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from inference.errors import BlazrError, InvalidChatTemplate, InvalidRequest
-from inference.text.tokenisation.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tool_calls.prompting import in_hermes_form
 from inference.values.output_format import TAGS, uses_tools
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 
 MAX_PREVIEW_TOKENS = 1024
 """Context for which the sample is rendered; a longer rendering is an error."""

@@ -13,6 +13,8 @@ VOCABULARIES: Mapping[str, tuple[int, int]] = {
     "deepseek_v3": (128815, 128954),
 }
 """Built-in vocabularies: number of ids without and with the 54 agent tokens."""
+MAX_TEMPLATE_CHARS = 256 << 10
+"""Of a chat template."""
 
 
 @dataclass(frozen=True, slots=True)

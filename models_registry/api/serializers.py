@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Quantisation, Upload, UploadFile
 from models_registry.upload_rules import CHUNK_BYTES, MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS

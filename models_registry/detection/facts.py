@@ -14,8 +14,10 @@ from inference.modelling.families.config import MAX_SIZE
 from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import FAMILIES
 from inference.modelling.layer_specs import ACTIVATIONS
-from inference.values.tokenizer_spec import VOCABULARIES
-from models_registry.detection.tokenizer_files import MAX_TEMPLATE_CHARS
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS, VOCABULARIES
+
+MAX_SHORT_CHARS = 1024
+"""Of a string that fits into a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class FactRule:
     choices: tuple[str, ...] = ()
     nullable: bool = False
     used_by: str = "all"
-    max_chars: int = 1024
+    max_chars: int = MAX_SHORT_CHARS
 
 
 CHAT_TEMPLATE = "chat_template"
@@ -117,7 +119,7 @@ def facts_to_set(format_: str | None = None) -> list[dict[str, Any]]:
             "high": rule.high if rule.kind in ("integer", "number") else None,
             "choices": list(rule.choices),
             "nullable": rule.nullable,
-            "is_long": rule.max_chars > 1024,
+            "is_long": rule.max_chars > MAX_SHORT_CHARS,
         }
         for name, rule in FACTS.items()
         if format_ is None or rule.used_by in ("all", format_)

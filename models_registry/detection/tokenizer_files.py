@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.errors import CorruptCheckpoint
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry.detection.directory import CheckpointDirectory
 from models_registry.detection.json_file import read_object, read_text
 from models_registry.detection.printable import printable
 
 MAX_TOKENIZER_BYTES = 32 << 20
 MAX_TOKENIZER_CONFIG_BYTES = 8 << 20
-MAX_TEMPLATE_CHARS = 256 << 10
 MAX_ADDED_TOKENS = 100_000
 MAX_TOKEN_CHARS = 512
 

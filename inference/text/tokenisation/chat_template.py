@@ -16,8 +16,8 @@ from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong,
 from inference.text.tokenisation.control_tokens import ControlTokens
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.text import check_text
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 
-MAX_TEMPLATE_CHARS = 1 << 18
 MAX_MESSAGES = 20_000
 MAX_CHARS_PER_TOKEN = 32
 """A rendered conversation with more characters per token of context can't fit into the context."""
