@@ -34,7 +34,7 @@ from inference.errors import (
     UnsupportedFormat,
 )
 from inference.host.units import format_bytes
-from inference.modelling.gguf.ggjt import GGML_SUFFIXES
+from inference.modelling.gguf.ggjt import has_ggml_suffix
 from models_registry import storage
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.inspection import Inspection
@@ -178,8 +178,7 @@ def quantisations_sweep() -> int:
 
 def is_quantisable(inspection: Inspection) -> bool:
     """Whether the weights are stored as numbers in safetensors files."""
-    is_ggml = any(name.lower().endswith(GGML_SUFFIXES) for name in inspection.weight_files)
-    return not (inspection.spec.encoded or is_ggml)
+    return not (inspection.spec.encoded or any(map(has_ggml_suffix, inspection.weight_files)))
 
 
 def default_name(checkpoint: Checkpoint) -> str:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from inference.errors import CheckpointError, CorruptCheckpoint, MissingTensor, UnsupportedFormat
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
-from inference.modelling.gguf.ggjt import GGJT_SUFFIXES, GGML_SUFFIXES, is_ggjt
+from inference.modelling.gguf.ggjt import GGJT_SUFFIXES, has_ggml_suffix, is_ggjt
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import MAX_TENSORS
 
@@ -82,7 +82,7 @@ class CheckpointDirectory:
     @property
     def is_gguf(self) -> bool:
         """Whether the weights are a GGUF or ggjt file, which has config and vocabulary in it."""
-        return self.weight_files[0].lower().endswith(GGML_SUFFIXES)
+        return has_ggml_suffix(self.weight_files[0])
 
     def with_role(self, role: Role) -> tuple[str, ...]:
         """Names of the files with this role."""
@@ -127,7 +127,7 @@ def resolve(path: Path) -> CheckpointDirectory:
             param="path",
         )
     files = [_file(directory, name, "weights") for name in weights.names]
-    if weights.names[0].lower().endswith(GGML_SUFFIXES):
+    if has_ggml_suffix(weights.names[0]):
         # What lies beside it may belong to another one: people keep many in one directory.
         return CheckpointDirectory(directory, tuple(files), None, weights.choice, weights.ambiguous)
     if weights.index is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from inference.errors import UnsupportedFormat
 from inference.modelling.encodings.blazr import CODES, SCALES, STORED_DTYPES
 from inference.modelling.families.config import TensorInfo
-from inference.modelling.gguf.ggjt import GGML_SUFFIXES
+from inference.modelling.gguf.ggjt import has_ggml_suffix
 from inference.modelling.layer_specs import Shape
 from inference.modelling.quantisation import BLOCK_ROWS, OWN_FORMS, FormName, coded_bytes, quantised_kind
 from inference.modelling.spec import ModelSpec, Piece
@@ -62,7 +62,7 @@ def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]
     Raises:
         UnsupportedFormat: The checkpoint is quantised already, or nothing of it can be quantised.
     """
-    if spec.encoded or any(info.file.lower().endswith(GGML_SUFFIXES) for info in tensors.values()):
+    if spec.encoded or any(has_ggml_suffix(info.file) for info in tensors.values()):
         raise UnsupportedFormat(
             "the checkpoint holds codes or is a GGUF or ggjt file; blazr quantise needs a safetensors checkpoint with "
             "the weights as they were before they were quantised.",

@@ -66,6 +66,11 @@ _OF_LAYER = {
 }  # fmt: skip
 
 
+def has_ggml_suffix(name: str) -> bool:
+    """Whether a file is a GGUF or ggjt file by its name."""
+    return name.lower().endswith(GGML_SUFFIXES)
+
+
 def is_ggjt(path: Path) -> bool:
     """Whether a file begins like one of GGML's forms before GGUF; one that can't be read doesn't."""
     try:
@@ -299,7 +304,7 @@ class _Opened:
         expected: tuple[int, ...] | None = None
         if name in ("token_embd.weight", "output.weight"):
             expected = (width, rows)
-        elif name.endswith(("norm.weight",)):
+        elif name.endswith("norm.weight"):
             expected = (width,)
         elif name.endswith(("attn_q.weight", "attn_output.weight")):
             expected = (width, width)

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.gguf.ggjt import GGML_SUFFIXES
+from inference.modelling.gguf.ggjt import has_ggml_suffix
 from inference.modelling.layers.coded import Codes
 from inference.modelling.mapped import LEAST_BYTES, mapped_zeros
 from inference.modelling.weights.encoded_reader import encoded_readers
@@ -164,7 +164,7 @@ class TensorFiles:
 
     def __enter__(self) -> TensorFiles:
         try:
-            if self._paths and self._paths[0].suffix.lower() in GGML_SUFFIXES:
+            if self._paths and has_ggml_suffix(self._paths[0].name):
                 self._places |= open_gguf(self._paths, self._closing, self._dequantised)
             else:
                 for path in self._paths:
