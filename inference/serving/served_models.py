@@ -10,7 +10,7 @@ from typing import Any
 from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import transaction
-from django.db.models.signals import post_save
+from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
 from inference.errors import InvalidRequest, UnknownModel
@@ -23,7 +23,7 @@ from inference.values.principal import principal_current
 from inference.values.served_model import ServedModel
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.aliases import alias_checkpoint_id
-from models_registry.models import Checkpoint
+from models_registry.models import Checkpoint, ModelAlias
 from models_registry.selectors import checkpoint_get_by_name, checkpoint_list
 
 CACHE_S = 3.0
@@ -43,9 +43,10 @@ def served_model_cache_clear() -> None:
     _cache.clear()
 
 
-@receiver(post_save, sender=Checkpoint, dispatch_uid="served-models")
-def _clear_after_save(**_: Any) -> None:
-    """Serve a changed model at once in this process; other processes read it again after ``CACHE_S``."""
+@receiver([post_save, post_delete], sender=Checkpoint)
+@receiver([post_save, post_delete], sender=ModelAlias)
+def _clear_after_change(**_: Any) -> None:
+    """Serve a changed model or alias at once in this process; other processes read it again after ``CACHE_S``."""
     transaction.on_commit(served_model_cache_clear)
 
 

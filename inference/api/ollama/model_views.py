@@ -14,12 +14,11 @@ from inference.api.ollama.base import LATEST, OllamaView, served_by_ollama_name
 from inference.api.platform.probe_views import VERSION
 from inference.dialects.ollama.serializers import OllamaCopyRequestSerializer, OllamaModelNameSerializer
 from inference.errors import Unavailable
-from inference.serving.served_models import served_model_cache_clear
 from inference.transport.control import request_unload
 from inference.transport.worker_states import worker_states
 from models_registry.aliases import alias_checkpoint_id, alias_delete, alias_promote
 from models_registry.selectors import checkpoint_get
-from models_registry.services import checkpoint_delete
+from models_registry.services import checkpoint_check_unused, checkpoint_delete
 
 
 class TagsView(OllamaView):
@@ -85,13 +84,12 @@ class DeleteView(OllamaView):
         """Unload a model, then delete it."""
         name = await json_body(request, OllamaModelNameSerializer.shared().model_name)
         if await sync_to_async(_delete_alias)(name.removesuffix(LATEST)):
-            served_model_cache_clear()
             return HttpResponse(status=200)
         served = await served_by_ollama_name(name)
+        await sync_to_async(_check_unused)(served.checkpoint_id)
         with contextlib.suppress(Unavailable):  # a model may be deleted while no worker can be reached
             await request_unload(served.checkpoint_id)
         await sync_to_async(_delete)(served.checkpoint_id)
-        served_model_cache_clear()
         return HttpResponse(status=200)
 
 
@@ -112,7 +110,6 @@ class CopyView(OllamaView):
         served = await served_by_ollama_name(values["source"])
         name = values["destination"].removesuffix(LATEST)
         await sync_to_async(_copy)(name, served.checkpoint_id, self.principal.name)
-        served_model_cache_clear()
         return HttpResponse(status=200)
 
 
@@ -138,6 +135,10 @@ def _copy(name: str, checkpoint_id: str, author_name: str) -> None:
 
 def _delete_alias(name: str) -> bool:
     return alias_delete(name=name)
+
+
+def _check_unused(checkpoint_id: str) -> None:
+    checkpoint_check_unused(checkpoint_get(checkpoint_id))
 
 
 def _delete(checkpoint_id: str) -> None:

@@ -21,7 +21,6 @@ from inference.api.ollama import schemas
 from inference.api.ollama.base import OllamaView, hub_id, line
 from inference.api.schemas import GENERATION_ERRORS
 from inference.dialects.ollama.serializers import OllamaPullRequestSerializer
-from inference.serving.served_models import served_model_cache_clear
 from models_registry.detection.child import inspect_in_child
 from models_registry.hub import PullProgress
 from models_registry.pulls import Pull
@@ -110,7 +109,6 @@ async def _lines(
                 yield _shown(progress)
         yield {"status": "inspecting"}
         name = await sync_to_async(_register)(repo_id, str(pull.path))
-        served_model_cache_clear()
         yield {"status": f"registered as {name}"}
         yield {"status": "success"}
     finally:

@@ -25,7 +25,6 @@ from inference.api.schemas import (
 from inference.dialects.openai.requests import ChatRequestSerializer, CompletionRequestSerializer, plan_from_body
 from inference.errors import Conflict, NotFound
 from inference.serving.generation import generation_start
-from inference.serving.served_models import served_model_cache_clear
 from inference.values.plan import Endpoint
 from models_registry.aliases import alias_delete
 from models_registry.selectors import checkpoint_get_by_name
@@ -134,7 +133,6 @@ class ModelView(ApiView):
     async def delete(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
         """Delete an alias and its revisions."""
         await sync_to_async(_alias_delete)(model_id)
-        served_model_cache_clear()
         return json_response({"id": model_id, "object": "model", "deleted": True})
 
 

@@ -13,7 +13,7 @@ from inference.api.base import ApiView, json_body, json_response
 from inference.api.schemas import documented
 from inference.dialects.fields import StrictCharField, StrictIntegerField
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.serving.served_models import served_model_cache_clear, served_model_get
+from inference.serving.served_models import served_model_get
 from models_registry.aliases import alias_get, alias_promote, alias_rollback
 from models_registry.selectors import checkpoint_get
 
@@ -90,7 +90,6 @@ class PromoteView(ApiView):
         values = await json_body(request, PromoteRequestSerializer.shared().parse)
         served = await served_model_get(name=values["model"])
         found = await sync_to_async(_promote)(model_id, served.checkpoint_id, self.principal.name)
-        served_model_cache_clear()
         return json_response(found)
 
 
@@ -109,7 +108,6 @@ class RollbackView(ApiView):
         """Make an older revision the current one."""
         values = await json_body(request, RollbackRequestSerializer.shared().parse)
         found = await sync_to_async(_rollback)(model_id, values.get("revision"))
-        served_model_cache_clear()
         return json_response(found)
 
 

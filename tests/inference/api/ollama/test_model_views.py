@@ -37,3 +37,17 @@ def test_delete(ollama_as_admin, http_as_admin):
     ollama_as_admin.delete("old:latest")
     assert {item.model for item in ollama_as_admin.list().models} == {"tiny"}
     refused(http_as_admin.request("DELETE", "/api/delete", json={"model": "old"}), 404)
+
+
+def test_a_refused_deletion_unloads_nothing(http_as_admin, monkeypatch):
+    lender = make_checkpoint("lender")
+    borrower = make_checkpoint("borrower")
+    borrower.overrides.create(fact="tokenizer_from", value="lender", source=lender)
+    unloaded = []
+
+    async def unload(checkpoint_id):
+        unloaded.append(checkpoint_id)
+
+    monkeypatch.setattr("inference.api.ollama.model_views.request_unload", unload)
+    refused(http_as_admin.request("DELETE", "/api/delete", json={"model": "lender"}), 409, "borrower")
+    assert unloaded == []
