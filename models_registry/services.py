@@ -38,6 +38,7 @@ from models_registry.tokenizer_sources import (
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
+    from django.db.models import QuerySet
 
 Inspector = Callable[..., Inspection]
 """``inspect_checkpoint`` or, for files that aren't trusted, ``inspect_in_child``."""
@@ -223,7 +224,7 @@ def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str) -> Checkpoin
     inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
     inspection = _complete(inspection, overrides, is_new=False)
     with transaction.atomic():
-        checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True).update(cleared_at=timezone.now(), source=None)
+        _end(_in_force(checkpoint, fact))
         _store_again(checkpoint, inspection)
     return checkpoint
 
@@ -385,11 +386,11 @@ def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:
 def _record_override(checkpoint: Checkpoint, fact: str, value: Any, author: AbstractBaseUser | None) -> None:
     source = source_find(value) if fact == TOKENIZER_FROM else None
     shown = value if source is None else source.served_model_name
-    in_force = checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True)
+    in_force = _in_force(checkpoint, fact)
     before = in_force.first()
     if before is not None and (before.value, type(before.value), before.source) == (shown, type(shown), source):
         return  # each start of blazr serve sets the facts of its file
-    in_force.update(cleared_at=timezone.now(), source=None)
+    _end(in_force)
     CheckpointOverride.objects.create(
         checkpoint=checkpoint,
         fact=fact,
@@ -398,6 +399,14 @@ def _record_override(checkpoint: Checkpoint, fact: str, value: Any, author: Abst
         author_id=getattr(author, "pk", None),
         author_name="" if author is None else author.get_username(),
     )
+
+
+def _in_force(checkpoint: Checkpoint, fact: str) -> QuerySet[CheckpointOverride]:
+    return checkpoint.overrides.filter(fact=fact, cleared_at__isnull=True)
+
+
+def _end(overrides: QuerySet[CheckpointOverride]) -> None:
+    overrides.update(cleared_at=timezone.now(), source=None)
 
 
 def _complete(inspection: Inspection, overrides: Mapping[str, Any], *, is_new: bool) -> Inspection:
