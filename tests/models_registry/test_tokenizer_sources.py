@@ -15,6 +15,7 @@ from inference.errors import ChecksumMismatch, Conflict, InvalidRequest
 from models_registry import selectors, services
 from models_registry.aliases import alias_promote
 from models_registry.models import Checkpoint, CheckpointOverride, Upload
+from tests.models_registry.detection.builders import copy_bare_demo
 
 pytestmark = pytest.mark.django_db
 
@@ -27,11 +28,7 @@ def lender(tmp_path: Path) -> Checkpoint:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Checkpoint:
-    place = tmp_path / "bare"
-    place.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(PREBUILT_DIRECTORY / name, place / name)
-    return services.checkpoint_register(path=place)
+    return services.checkpoint_register(path=copy_bare_demo(tmp_path / "bare"))
 
 
 def borrow(row: Checkpoint, name: str, author: User | None = None) -> Checkpoint:

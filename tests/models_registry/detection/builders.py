@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
 from inference.modelling.layer_specs import NormSpec
 from inference.modelling.spec import ModelSpec
@@ -41,6 +43,14 @@ def write_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], *, dtype: s
         path,
         metadata={"format": "pt"},
     )
+
+
+def copy_bare_demo(place: Path) -> Path:
+    """The demo model without its tokenizer."""
+    place.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(PREBUILT_DIRECTORY / name, place / name)
+    return place
 
 
 def write_json(path: Path, value: Any) -> None:

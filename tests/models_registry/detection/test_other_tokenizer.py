@@ -15,7 +15,7 @@ from models_registry.detection.child import inspect_in_child
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 from models_registry.detection.other_tokenizer import files_of_other
 from tests.inference.text.tokenisation.file_vocabularies import pieces, write_pieces_as_gguf
-from tests.models_registry.detection.builders import choose, fact
+from tests.models_registry.detection.builders import choose, copy_bare_demo, fact
 
 
 @pytest.fixture
@@ -26,11 +26,7 @@ def other(tmp_path: Path) -> Path:
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
     """The demo model without its tokenizer."""
-    place = tmp_path / "bare"
-    place.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(PREBUILT_DIRECTORY / name, place / name)
-    return place
+    return copy_bare_demo(tmp_path / "bare")
 
 
 def num_ids(directory: Path) -> int:
