@@ -35,7 +35,8 @@ def find_codes(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Te
 
 def in_groups(weight: torch.Tensor, group: int) -> torch.Tensor:
     """(…, K) to (…, groups, group) float32, with zeros behind the last input."""
-    return functional.pad(weight.float(), (0, -weight.shape[-1] % group)).unflatten(-1, (-1, group))
+    padded = functional.pad(weight.float(), (0, -weight.shape[-1] % group))
+    return padded.view(*weight.shape[:-1], padded.shape[-1] // group, group)
 
 
 def scales_dtype(form: Form) -> torch.dtype:

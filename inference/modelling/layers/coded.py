@@ -236,7 +236,7 @@ def quantise_to_codes(weight: torch.Tensor, form: Form) -> Codes:
     *outer, inputs = weight.shape
     step = max(1, CHUNK_VALUES // inputs)
     found = [find_codes(piece, form) for piece in torch.split(weight.flatten(0, -2), step)]
-    codes, scales = (torch.cat(pieces).unflatten(0, outer) for pieces in zip(*found, strict=True))
+    codes, scales = (torch.cat(pieces).view(*outer, -1) for pieces in zip(*found, strict=True))
     return Codes(codes, scales, None, form)
 
 
