@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 
+from inference.models.readable_rows import readable_rows
 from models_registry.models import AliasRevision, Checkpoint, CheckpointOverride, ModelAlias, Upload, UploadFile
 from models_registry.sign_in import SignInForm
 
@@ -26,8 +28,20 @@ else:
     _OverrideInline = _UploadFileInline = _RevisionInline = admin.TabularInline
 
 
+class ReadableChangeList(ChangeList):
+    """A page of rows, without damaged ones."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read the page."""
+        super().get_results(request)
+        self.result_list = readable_rows(self.result_list)
+
+
 class ReadOnlyRows:
     """Rows that are only shown: services write them, which keep files, rows and revisions together."""
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return ReadableChangeList
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -34,6 +34,7 @@ from inference.jobs import hints
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import num_open
 from inference.models import TERMINAL_BATCH_STATES, Batch, BatchState
+from inference.models.readable_rows import readable_rows
 from inference.values.principal import LOCAL
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def batch_list(*, principal: Principal, after: str | None, limit: int) -> list[B
     rows = batches_of(principal)
     if after is not None:
         rows = rows.filter(pk__lt=batch_get(batch_id=after, principal=principal, param="after").pk)
-    return list(rows[:limit])
+    return readable_rows(rows, limit)
 
 
 def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:

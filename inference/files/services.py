@@ -20,6 +20,7 @@ from inference.errors import InvalidRequest, NotFound, QueueFull, RequestTooLarg
 from inference.files import store as file_store
 from inference.host.fault_points import fault_point
 from inference.models import Batch, BatchState, StoredFile
+from inference.models.readable_rows import readable_rows
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
@@ -164,7 +165,7 @@ def file_list(
     if after is not None:
         key = file_get(file_id=after, principal=principal, param="after").pk
         rows = rows.filter(pk__gt=key) if oldest_first else rows.filter(pk__lt=key)
-    return list(rows[:limit])
+    return readable_rows(rows, limit)
 
 
 def file_delete(*, file_id: str, principal: Principal) -> str:

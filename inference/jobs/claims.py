@@ -30,6 +30,7 @@ from inference.host.fault_points import fault_point
 from inference.jobs.selectors import chunks_end
 from inference.jobs.sharing import share_places
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
+from inference.models.readable_rows import readable_rows
 from inference.records.job_usage import jobs_charge
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
@@ -150,7 +151,15 @@ def jobs_claim(
             started_at=Now(),
         )
         rows = GenerationJob.objects.filter(pk__in=keys, state=JobState.RUNNING, owner=owner).order_by("priority", "id")
-        return [_claimed(row, is_last=suspects) for row in rows.prefetch_related("chunks")]
+        readable = readable_rows(rows.prefetch_related("chunks"))
+        if len(readable) < len(keys):
+            _give_up_damaged(rows.exclude(pk__in=[row.pk for row in readable]))
+        return [_claimed(row, is_last=suspects) for row in readable]
+
+
+def _give_up_damaged(claimed: QuerySet[GenerationJob]) -> None:
+    """Let the sweep fail rows that were claimed and can't be read: they would be claimed again for ever."""
+    claimed.update(attempts=MAX_ATTEMPTS, lease_until=seconds_from_now(-1))
 
 
 def _shared_keys(candidates: QuerySet[GenerationJob], limit: int, capacities: Mapping[str, int]) -> list[int]:

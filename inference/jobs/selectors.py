@@ -13,6 +13,7 @@ from django.db.models import F, Sum
 from inference.errors import BlazrError, Conflict, InvalidRequest, UnknownRequest
 from inference.models import Batch, GenerationJob, JobChunk, JobState
 from inference.models.jobs import JobQuerySet
+from inference.models.readable_rows import readable_rows
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
@@ -31,16 +32,16 @@ def job_get(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
     """Return one job.
 
     Raises:
-        UnknownRequest: There is none, or it belongs to another tenant.
+        UnknownRequest: There is none, it belongs to another tenant, or its row is damaged.
     """
     try:
         key = job_id if isinstance(job_id, uuid.UUID) else uuid.UUID(job_id)
     except ValueError:
         key = None
-    row = None if key is None else jobs_of(principal).filter(job_id=key).first()
-    if row is None:
+    rows = [] if key is None else readable_rows(jobs_of(principal).filter(job_id=key), 1)
+    if not rows:
         raise UnknownRequest(f"There is no job with the id {str(job_id)[:60]!r}.", param="job_id")
-    return row
+    return rows[0]
 
 
 def job_list(
@@ -51,7 +52,7 @@ def job_list(
     before: int | None = None,
     limit: int = 50,
 ) -> list[GenerationJob]:
-    """Return jobs, newest first, without their requests and results.
+    """Return jobs, newest first, without their requests and results; damaged rows are left out.
 
     Args:
         batch_label: Only jobs of this batch.
@@ -71,7 +72,7 @@ def job_list(
         rows = rows.filter(batch_label=batch_label)
     if before is not None:
         rows = rows.filter(pk__lt=before)
-    return list(rows[:limit])
+    return readable_rows(rows, limit)
 
 
 def job_counts(*, principal: Principal, batch_label: str | None = None) -> dict[str, int]:

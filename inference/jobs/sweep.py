@@ -20,6 +20,7 @@ from inference.jobs.claims import MAX_ATTEMPTS, leases_shorten, seconds_from_now
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import chunks_end, open_jobs
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
+from inference.models.readable_rows import readable_rows
 from inference.records.job_usage import jobs_charge
 
 END_BATCH = 500
@@ -74,21 +75,22 @@ def jobs_sweep() -> SweepReport:
 def _end(ended: Q, state: JobState, error: BlazrError | None = None) -> int:
     """End jobs, and charge them for the tokens that they have stored; return their number."""
     reason = {} if error is None else {"error": orjson.dumps(error.to_dict()).decode()}
-    rows = GenerationJob.objects.filter(ended).order_by("pk").defer("plan", "result")
+    rows = GenerationJob.objects.filter(ended).order_by("pk").values_list("pk", flat=True)
     if connection.features.has_select_for_update_skip_locked:
         rows = rows.select_for_update(skip_locked=True)
     done = 0
     while True:
         with transaction.atomic():
-            found = list(rows[:END_BATCH])
-            keys = [row.pk for row in found]
+            keys = list(rows[:END_BATCH])
+            # Damaged rows end with the others, but nobody can be charged for them.
+            found = readable_rows(GenerationJob.objects.filter(pk__in=keys).defer("plan", "result"))
             GenerationJob.objects.filter(pk__in=keys).update(
                 state=state, lease_until=None, owner="", finished_at=Now(), **reason
             )
             chunks_end(keys)
             jobs_charge(found, outcome="cancelled" if error is None else error.code)
-        done += len(found)
-        if len(found) < END_BATCH:
+        done += len(keys)
+        if len(keys) < END_BATCH:
             return done
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import connection
+from django.db.models import Model
+
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -30,3 +33,9 @@ def make_checkpoint(name: str = "tiny", *, kind: str = "builtin", template: str 
         "inspection": {"tokenizer": tokenizer.to_dict()},
     }
     return Checkpoint.objects.create(**values | columns)
+
+
+def damage(row: Model, column: str, value: str = "damaged") -> None:
+    """Store a value that the column's type can't hold, as SQLite lets anybody."""
+    with connection.cursor() as cursor:
+        cursor.execute(f'UPDATE "{row._meta.db_table}" SET {column} = %s WHERE id = %s', [value, row.pk])

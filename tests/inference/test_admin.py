@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -12,7 +13,7 @@ from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, key_prefix
 from inference.models import ApiKey, BatchSchedule, GenerationJob, JobState, UsageDay
-from tests.inference.rows import make_checkpoint
+from tests.inference.rows import damage, make_checkpoint
 
 pytestmark = pytest.mark.django_db
 
@@ -94,6 +95,20 @@ def test_a_jobs_prompt_and_result_stay_out(admin_client: Client):
     assert "tiny" in page.content.decode()
     assert "a prompt" not in page.content.decode()
     assert admin_client.post(f"/admin/inference/generationjob/{job.pk}/delete/", {"post": "yes"}).status_code == 403
+
+
+def test_a_damaged_job_is_left_out_of_the_list(admin_client: Client):
+    jobs = [
+        GenerationJob.objects.create(
+            tenant="key:1", endpoint="completion", model="tiny", checkpoint_id=uuid.uuid4(), digest="d",
+            plan="{}", state=JobState.QUEUED, created_at=timezone.now(),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    damage(jobs[0], "job_id")
+    page = admin_client.get("/admin/inference/generationjob/")
+    assert page.status_code == 200
+    assert str(jobs[1].job_id) in page.content.decode()
 
 
 def test_usage_is_exported_as_csv_with_formulas_quoted(admin_client: Client):

@@ -26,6 +26,7 @@ from inference.jobs.sweep import finished_jobs_sweep, jobs_abandon, jobs_sweep
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse, UsageDay, UsageRecord
 from inference.values.principal import LOCAL
 from tests.inference.jobs.submissions import lapse, request, submit
+from tests.inference.rows import damage
 
 pytestmark = pytest.mark.usefixtures("model")
 
@@ -168,3 +169,13 @@ def test_jobs_that_ended_long_ago_are_deleted_with_their_chunks(settings, monkey
     GenerationJob.objects.update(finished_at=old)
     settings.BLAZR_RETENTION_DAYS = 0
     assert finished_jobs_sweep() == 0
+
+
+def test_a_damaged_job_delays_no_other_and_is_given_up():
+    jobs = [submit()[0] for _ in range(3)]
+    damage(jobs[1], "job_id")
+    assert [job.key for job in jobs_claim(owner="w", limit=9)] == [jobs[0].pk, jobs[2].pk]
+    state = GenerationJob.objects.filter(pk=jobs[1].pk).values_list("state", flat=True)
+    assert jobs_sweep().failed == 1
+    assert state.get() == JobState.FAILED
+    assert GenerationJob.objects.filter(state=JobState.RUNNING).count() == 2

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inference.jobs.claims import job_finish, jobs_claim
-from inference.models import JobState
+from inference.models import GenerationJob, JobState
 from tests.inference.api.openai.test_views import finish
 from tests.inference.api.test_base import CHAT, is_error
+from tests.inference.rows import damage
 
 
 def test_a_job_s_life_over_http(http):
@@ -81,3 +82,14 @@ def test_a_failed_job_gives_its_error(http):
     job_finish(key=claimed.key, fence=claimed.fence, state=JobState.FAILED, error=error)
     assert http.get(f"/api/jobs/{job['id']}").json()["error"]["code"] == "context_length_exceeded"
     is_error(http.get(f"/api/jobs/{job['id']}/result"), 400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("column", ["job_id", "checkpoint_id", "created_at"])
+def test_a_damaged_row_is_left_out_of_lists(http, column):
+    ids = [http.post("/api/jobs", json={"endpoint": "chat", "body": CHAT}).json()["data"][0]["id"] for _ in range(3)]
+    damage(GenerationJob.objects.get(job_id=ids[1]), column, "2026-13-45 00:00:00")
+    page = http.get("/api/jobs", params={"limit": 2})
+    assert page.status_code == 200, page.text
+    assert [job["id"] for job in page.json()["data"]] == [ids[2], ids[0]]
+    assert page.json()["has_more"] is False
+    is_error(http.get(f"/api/jobs/{ids[1]}"), 404)
