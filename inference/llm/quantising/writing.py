@@ -93,6 +93,7 @@ def _partial_directory(target: Path) -> Iterator[Path]:
     partial = target / f".partial-{os.getpid()}"
     created: list[Path] = []
     try:
+        _remove_left_partial_directories(target)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise InvalidRequest(
                 f"{str(target)[:200]} exists and isn't an empty directory; name another one with -o.", param="output"
@@ -113,6 +114,17 @@ def _partial_directory(target: Path) -> Iterator[Path]:
         for directory in created:
             with suppress(OSError):
                 directory.rmdir()
+
+
+def _remove_left_partial_directories(target: Path) -> None:
+    """Remove the unfinished files of killed processes, which would refuse the target as not empty."""
+    for left in target.glob(".partial-*"):
+        try:
+            os.kill(int(left.name.removeprefix(".partial-")), 0)
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True)
+        except (ValueError, OverflowError, PermissionError):
+            continue  # not ours, or another account's process writes here
 
 
 def write_checkpoint(

@@ -6,6 +6,8 @@ import errno
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,24 @@ def test_nothing_is_left_of_a_write_that_fails(found: Inspection, tmp_path: Path
     (tmp_path / "full" / "a").touch()
     with pytest.raises(InvalidRequest, match="isn't an empty directory"):
         write_checkpoint(tmp_path / "full", source_of(found), found.spec, {}, broken, measured={}, plan={})
+
+
+def test_files_of_a_killed_process_are_removed_and_those_of_a_running_one_are_not(
+    found: Inspection, tmp_path: Path
+) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    partial = tmp_path / "out" / f".partial-{writer.pid}"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").touch()
+    with pytest.raises(InvalidRequest, match="isn't an empty directory"):
+        check_target(tmp_path / "out", 1)
+    writer.kill()
+    writer.communicate()
+    write(found, tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*"))
+    (tmp_path / "notes" / ".partial-notes").mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match="isn't an empty directory"):
+        check_target(tmp_path / "notes", 1)
 
 
 def test_an_empty_directory_is_filled_even_if_it_is_the_current_one(
