@@ -1,8 +1,8 @@
 """Remember for a moment which callers the full queue of a model has refused, and refuse their next requests at once.
 
 Such a refusal costs neither the validation of a body nor a call of Redis. It is forgotten after ``REMEMBERED_S``, and
-when a request under the same name of the model ends in this process. Until then a place that became free elsewhere
-stays free; the engines have the full queue to work on.
+when a request of the same model ends in this process, under whatever name. Until then a place that became free
+elsewhere stays free; the engines have the full queue to work on.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class FullQueues:
 
     def __init__(self) -> None:
         self._refusals: dict[str, dict[str, _Refusal]] = {}
+        self._names: dict[str, set[str]] = {}  # of refused requests, by the model's own name
 
     def record(self, model: str, principal: Principal, error: NoPlace, *, served_name: str) -> None:
         """Remember that a request of ``principal`` was refused.
@@ -41,10 +42,12 @@ class FullQueues:
             model: Name of the model in the request.
             principal: The caller, who may use the model.
             error: The refusal.
-            served_name: The model's own name, for metrics.
+            served_name: The model's own name, for ``forget`` and metrics.
         """
         if len(self._refusals) >= MAX_MODELS:
             self._refusals.clear()
+            self._names.clear()
+        self._names.setdefault(served_name, set()).add(model)
         callers = self._refusals.setdefault(model, {})
         if len(callers) >= MAX_CALLERS:
             callers.clear()
@@ -70,9 +73,14 @@ class FullQueues:
         metrics.count_for_key(found.served_name, principal.kind, error.code, {})
         raise error.again()
 
-    def forget(self, model: str) -> None:
-        """Ask the queue of ``model`` again, because a request has ended."""
-        self._refusals.pop(model, None)
+    def forget(self, served_name: str) -> None:
+        """Ask the queue of a model again, because a request has ended.
+
+        Args:
+            served_name: The model's own name, not an alias: requests under all its names share the queue.
+        """
+        for model in self._names.pop(served_name, ()):
+            self._refusals.pop(model, None)
 
 
 _queues = FullQueues()

@@ -352,7 +352,7 @@ class Generation:
 
     async def _cancel_unfinished(self) -> None:
         if any(prompt.is_published for prompt in self._prompts):
-            full_queues().forget(self.plan.model)
+            full_queues().forget(self.served.name)
         unfinished = [prompt for prompt in self._prompts if prompt.is_published and not prompt.is_finished]
         for prompt in unfinished:
             prompt.is_finished = True

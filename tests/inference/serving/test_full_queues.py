@@ -58,11 +58,14 @@ def test_other_callers_other_models_and_hostile_names_are_not_refused(queues):
 
 
 def test_an_end_of_a_request_is_asked_about_again(queues):
-    queues.forget("unknown")
+    for name in ("unknown", "alias"):  # the queue is the model's, an alias has none
+        queues.forget(name)
     with pytest.raises(NoPlace):
         check(queues)
-    queues.forget("alias")
-    check(queues)
+    queues.record("tiny", LOCAL, NoPlace("full."), served_name="tiny")
+    queues.forget("tiny")
+    for model in ("alias", "tiny"):
+        check(queues, model)
 
 
 def test_few_names_and_callers_are_remembered(queues, monkeypatch):

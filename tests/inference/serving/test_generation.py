@@ -8,6 +8,7 @@ import pytest
 import redis.asyncio
 
 from inference.errors import BlazrError, GenerationFailed, InvalidRequest, ModelLoading
+from inference.serving import full_queues as full_queues_module
 from inference.serving.full_queues import full_queues
 from inference.serving.generation import ApiName, Generation
 from inference.transport import hub as streams
@@ -77,9 +78,9 @@ async def worker(redis_urls_in_settings, usages):
     await client.aclose()
 
 
-def generation(num_prompts=1):
+def generation(num_prompts=1, model="tiny"):
     prompts = ({"token_ids": [1, 2]},) * num_prompts
-    plan = GenerationPlan("completion", "tiny", prompts, SamplingParams(seed=1), stream=True)
+    plan = GenerationPlan("completion", model, prompts, SamplingParams(seed=1), stream=True)
     return Generation(plan, LOCAL, SERVED, ApiName("completion", "cmpl-"))
 
 
@@ -172,19 +173,23 @@ async def test_a_task_that_is_cancelled_cancels_the_generation(worker):
     assert found.outcome == "cancelled"
 
 
-async def test_a_refused_request_is_cancelled_nowhere_and_refuses_the_next_until_one_ends(worker, settings):
+@pytest.mark.parametrize("name", ["tiny", "an-alias-of-tiny"])
+async def test_a_refused_request_is_cancelled_nowhere_and_refuses_the_next_until_one_ends(
+    worker, settings, monkeypatch, name
+):
+    monkeypatch.setattr(full_queues_module, "REMEMBERED_S", 60)
     settings.BLAZR_MAX_IN_FLIGHT = 1
     running, _ = await begun(worker)
-    refused = generation()
+    refused = generation(model=name)
     with pytest.raises(NoPlace):
         await refused.open()
     await refused.close("queue_full")
     assert await worker.cancelled() == set()
     assert worker.hub.num_streams == 1
     with pytest.raises(NoPlace):
-        full_queues().check("tiny", LOCAL, endpoint="completion")
+        full_queues().check(name, LOCAL, endpoint="completion")
     await running.close()
-    full_queues().check("tiny", LOCAL, endpoint="completion")
+    full_queues().check(name, LOCAL, endpoint="completion")
 
 
 @pytest.mark.parametrize(("starts", "error"), [(False, ModelLoading), (True, GenerationFailed)])
