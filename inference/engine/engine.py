@@ -181,7 +181,7 @@ class Engine:
         states = self._states
         return EngineStats(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=sum(map(len, self._scheduler.waiting.values())),
             num_blocks_used=states.kv.pool.num_used,
             num_blocks_total=states.kv.pool.num_blocks - 1,
             num_state_slots_used=states.num_slots - 1 - len(states.free_slots),

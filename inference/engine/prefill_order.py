@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from bisect import insort
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
 from inference.engine.running_request import Request
@@ -29,22 +29,22 @@ class PrefillOrder:
     def __init__(self) -> None:
         self._counts: dict[Caller, int] = {}
 
-    def iterate(self, ranked: Iterable[Request]) -> Iterator[Request]:
+    def iterate(self, prefilling: Iterable[Request], waiting: Mapping[Caller, list[Request]]) -> Iterator[Request]:
         """Yield requests by priority, then in turns of callers, which ``record`` changes meanwhile.
 
         Args:
-            ranked: All requests that wait or prefill, by rank; a caller's requests are yielded in this order.
+            prefilling, waiting: Requests, the latter by caller in order of arrival; so are a caller's yielded.
         """
-        queues: dict[Caller, deque[Request]] = {}
-        for request in ranked:
-            queues.setdefault(_caller(request), deque()).append(request)
+        queues = {caller: queue.copy() for caller, queue in waiting.items()}
+        for request in prefilling:
+            insort(queues.setdefault(caller_of(request), []), request, key=lambda other: other.arrival)
         self._update_counts(queues)
         turns = [(caller[0], self._counts[caller], queue[0].arrival, caller) for caller, queue in queues.items()]
         heapify(turns)
         while turns:
             *_, caller = heappop(turns)
             queue = queues[caller]
-            yield queue.popleft()
+            yield queue.pop(0)
             if queue:
                 heappush(turns, (caller[0], self._counts[caller], queue[0].arrival, caller))
 
@@ -59,8 +59,8 @@ class PrefillOrder:
 
     def record(self, request: Request, num_tokens: int) -> None:
         """Count tokens of a request that ``iterate`` has yielded."""
-        self._counts[_caller(request)] += num_tokens
+        self._counts[caller_of(request)] += num_tokens
 
 
-def _caller(request: Request) -> Caller:
+def caller_of(request: Request) -> Caller:
     return request.source.priority, request.source.caller

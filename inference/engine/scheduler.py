@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from heapq import merge
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
 from inference.engine.config import EngineConfig
-from inference.engine.prefill_order import PrefillOrder
+from inference.engine.prefill_order import Caller, PrefillOrder, caller_of
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.lookup import Match
 from inference.engine.running_request import Request
@@ -83,13 +82,13 @@ class Scheduler:
         cache: The prefix cache.
 
     Attributes:
-        waiting, running: Requests, sorted by rank.
+        waiting, running: Requests, sorted by rank; the waiting ones by caller, as a step can't look at each of many.
         num_preemptions: Number of preemptions so far.
         token_budget: Maximum tokens of the next step; lowered when memory runs out.
     """
 
     def __init__(self, config: EngineConfig, states: StateManager, cache: PrefixCache) -> None:
-        self.waiting: list[Request] = []
+        self.waiting: dict[Caller, list[Request]] = {}
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.token_budget = TokenBudget(config.max_num_batched_tokens)
@@ -99,15 +98,21 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a request into the queue."""
-        insort(self.waiting, request, key=_rank)
+        insort(self.waiting.setdefault(caller_of(request), []), request, key=_rank)
 
     def finish(self, request: Request) -> None:
         """Remove a waiting or running request and free its state."""
         if request.is_running:
             self._release(request)
-        elif request in self.waiting:  # otherwise its prefix is still read from disk
-            self.waiting.remove(request)
+        elif request in self.waiting.get(caller_of(request), ()):  # otherwise its prefix is still read from disk
+            self._leave(request)
         request.has_ended = True
+
+    def _leave(self, request: Request) -> None:
+        queue = self.waiting[caller_of(request)]
+        queue.remove(request)
+        if not queue:
+            del self.waiting[caller_of(request)]
 
     def preempt(self, request: Request, *, is_state_valid: bool = True) -> None:
         """Free a running request's state and put it back into the queue, at its old rank.
@@ -172,14 +177,15 @@ class Scheduler:
         """
         prefilling = [request for request in self.running if not request.is_decoding]
         preempted: list[Request] = []
-        is_open = True
+        unseen, is_open = set(prefilling), True
         left = self._budget_left(scheduled)
-        for request in self._prefill_order.iterate(merge(prefilling, self.waiting, key=_rank)):
-            if left == 0:
+        for request in self._prefill_order.iterate(prefilling, self.waiting):
+            if left == 0 or not (is_open or unseen):
                 break
-            if not request.is_running:
+            unseen.discard(request)
+            if is_open and not request.is_running:
                 # No request overtakes the first one that waits, or a long prompt would wait for ever.
-                is_open = is_open and self._admit(request, scheduled, preempted)
+                is_open = self._admit(request, scheduled, preempted)
                 left = self._budget_left(scheduled)
             if request.is_running:
                 count = self._chunk(request, left)
@@ -218,7 +224,7 @@ class Scheduler:
             scheduled[:] = [item for item in scheduled if item.request is not victim]
             # The victim's state has entered the prefix cache and may have evicted other state.
             match = self._find(request)
-        self.waiting.remove(request)
+        self._leave(request)
         self._start(request, match)
         return True
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from inference.engine.engine import Engine
@@ -32,7 +33,7 @@ _forward = Engine._step
 
 
 def _step(engine: Engine) -> Any:
-    for request in [*engine._scheduler.running, *engine._scheduler.waiting]:
+    for request in [*engine._scheduler.running, *chain(*engine._scheduler.waiting.values())]:
         if request.token_ids[: len(POISON)] == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
         if request.sampling.num_output_tokens == 3 and not request.source.prior_output_token_ids:

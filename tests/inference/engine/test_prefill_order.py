@@ -49,7 +49,7 @@ def steps_of_heavy(num_light: int, *, max_steps: int, budget: int = 2048) -> int
             waiting.append(prompt(caller, budget))
             del returns[caller]
         left = budget
-        for item in order.iterate(list(waiting)):
+        for item in order.iterate(list(waiting), {}):
             if left == 0:
                 break
             count = min(left, item.left)
@@ -75,9 +75,9 @@ def test_counts_of_callers_that_left_are_bounded(monkeypatch):
     stays = Prompt(SimpleNamespace(priority=0, caller="stays"), 0, 1)
     for number in range(20):
         new = Prompt(SimpleNamespace(priority=0, caller=f"new{number}"), number + 1, 1)
-        list(order.iterate([stays, new]))
+        list(order.iterate([stays, new], {}))
         order.record(new, 10)
-    list(order.iterate([stays]))
+    list(order.iterate([stays], {}))
     assert len(order._counts) == 6
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inference.engine.prefill_order import PrefillOrder
 from inference.engine.request import FinishReason
 from inference.errors import OutOfCacheBlocks
 from tests.inference.engine.fakes import (
@@ -164,3 +165,23 @@ def test_aborting_frees_at_once_wherever_the_request_is():
     collect(engine.step(), found)
     assert {entry.finish_reason for entry in found.values()} == {FinishReason.ABORT} and len(found) == 2
     assert not engine.has_unfinished()
+
+
+def test_a_step_does_not_look_at_each_of_many_waiting_requests(monkeypatch):
+    looked_at = []
+    iterate = PrefillOrder.iterate
+
+    def counted(self, *requests):
+        for found in iterate(self, *requests):
+            looked_at.append(found)
+            yield found
+
+    monkeypatch.setattr(PrefillOrder, "iterate", counted)
+    engine = make_engine(max_num_seqs=3, num_state_slots=9, max_num_batched_tokens=64)
+    for number in range(500):
+        engine.add_request(request(f"r{number}", [1, 2], max_tokens=30))
+    for _ in range(20):
+        looked_at.clear()
+        engine.step()
+        assert len(looked_at) <= 5
+    assert engine.stats().num_waiting > 400
