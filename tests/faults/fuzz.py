@@ -1,8 +1,8 @@
 """Fuzz the parsers of checkpoints: ``python -m tests.faults.fuzz --cases 10000000 --seed 1``.
 
 A case is a file of the corpus, changed by mutators that know its structure: most bytes of a random change would only
-break the JSON. Four kinds take turns: safetensors headers, which the library judges too, config.json, tokenizer.json
-and GGUF headers. A case is a function of the seed and its number: ``--seed 1 --first 4711 --cases 1`` runs one again.
+break the JSON. Five kinds take turns: safetensors headers, which the library judges too, config.json, tokenizer.json,
+GGUF and ggjt headers. A case is a function of the seed and its number: ``--seed 1 --first 4711 --cases 1`` runs one again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from inference.modelling.encodings.table import decode_table
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorTable
 from inference.modelling.families.registry import family_builder
 from inference.modelling.gguf.container import GgufArray, read_gguf
+from inference.modelling.gguf.ggjt import read_ggjt, read_ggjt_tokens
 from models_registry.detection.architecture import detect_format, detect_model_type
 from models_registry.detection.directory import resolve
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import read_header
 from models_registry.detection.stored_values import read_small
 from models_registry.detection.tokenizer_files import find_chat_template, read_tokenizer_files
-from tests.faults.artefacts import gguf_files
+from tests.faults.artefacts import ggjt_files, gguf_files
 from tests.faults.artefacts.case import write_llama
 from tests.faults.artefacts.headers import HOSTILE, LEGAL, MORE_HOSTILE
 from tests.faults.artefacts.quantised import CASES as QUANTISED
@@ -255,7 +256,7 @@ class Fuzzer:
             texts_of(value, self._known)
         # A config costs ten headers; the numbers give each kind a like share of the time.
         self._kinds = [("header", self._header)] * 10 + [("config", self._config), ("tokenizer", self._tokenizer)]
-        self._kinds += [("gguf", self._gguf)] * 10
+        self._kinds += [("gguf", self._gguf)] * 8 + [("ggjt", self._ggjt)] * 2
 
     def run(self, number: int) -> None:
         """Run one case."""
@@ -340,6 +341,27 @@ class Fuzzer:
                     items = found.strings(key) if item.element == "string" else found.numbers(key)
                     if len(items) != item.count:
                         raise AssertionError(f"{key} has {len(items)} elements, stated are {item.count}")
+
+        return check
+
+    def _ggjt(self, draw: random.Random) -> Callable[[], None]:
+        mutator, value = Mutator(draw), ggjt_files.SMALL
+        if draw.random() < 0.3:
+            content = mutator.bytes_changed(ggjt_files.encoded(value))
+        else:
+            content = ggjt_files.encoded(mutator.changed(value))
+        path = self.directory / "fuzzed.bin"
+        path.write_bytes(content)
+
+        def check() -> None:
+            found, end = read_ggjt(path), 0
+            for place in found.tensors.values():  # in the order of the file
+                if place.begin < end or place.end > len(content):
+                    raise AssertionError(f"a tensor is read from {place.begin} to {place.end} of {len(content)}")
+                end = place.end
+            tokens, stated = read_ggjt_tokens(path), found.keys["llama.vocab_size"]
+            if len(tokens) != stated:
+                raise AssertionError(f"{len(tokens)} tokens, stated are {stated}")
 
         return check
 

@@ -18,7 +18,7 @@ CASES = 100_000
 
 @pytest.mark.fault(
     "F47",
-    provoked="100,000 changed headers (safetensors, GGUF), config.json and tokenizer.json files; `make fuzz` runs "
+    provoked="100,000 changed headers (safetensors, GGUF, ggjt), config.json and tokenizer.json files; `make fuzz` runs "
     "10,000,000",
     holds="each is read or refused by an error that names it, within 100 ms and 64 MiB; no header is accepted that the "
     "library refuses or reads otherwise",
@@ -32,7 +32,7 @@ def test_f47_changed_files():
     assert report["failures"] == 0
     assert report["growth_mib"] < 64
     assert report["cases"] == CASES
-    for kind in ("header", "config", "tokenizer", "gguf"):
+    for kind in ("header", "config", "tokenizer", "gguf", "ggjt"):
         assert report["verdicts"][f"{kind} accepted"] > report["cases"] // 1000, (
             "too few cases reach the end of the parser"
         )
