@@ -2,7 +2,8 @@
 
 A case is a file of the corpus, changed by mutators that know its structure: most bytes of a random change would only
 break the JSON. Five kinds take turns: safetensors headers, which the library judges too, config.json, tokenizer.json,
-GGUF and ggjt headers. A case is a function of the seed and its number: ``--seed 1 --first 4711 --cases 1`` runs one again.
+GGUF and ggjt headers. A case is a function of the seed and its number: ``--seed 1 --first 4711 --cases 1`` runs one
+again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -210,12 +212,16 @@ class Fuzzer:
         directory: For the files of the case.
         failures: One sentence each, with the command that runs the case again.
         verdicts: Number of cases by kind and class of the error.
+        growth_bytes: Most memory that a check took; what building its file took is freed or counted before.
     """
 
     directory: Path
     seed: int
     failures: list[str] = field(default_factory=list)
     verdicts: Counter[str] = field(default_factory=Counter)
+    growth_bytes: int = 0
+    _growth_bytes: int = 0
+    """Of the last check."""
     _kinds: list[tuple[str, Callable[[random.Random], Callable[[], None]]]] = field(default_factory=list)
     _headers: list[bytes] = field(default_factory=list)
     _configs: list[Any] = field(default_factory=list)
@@ -266,6 +272,9 @@ class Fuzzer:
             verdict, seconds = self._verdict(number, make)
             if seconds > MAX_CPU_S:
                 self.fail(number, f"{kind}: {seconds:.2f} s")
+        if self._growth_bytes > MAX_GROWTH_BYTES:
+            self.fail(number, f"{kind}: {self._growth_bytes >> 20} MiB of memory")
+        self.growth_bytes = max(self.growth_bytes, self._growth_bytes)
         if "\n" in verdict:
             self.fail(number, f"{kind}: {verdict}")
             verdict = "failed"
@@ -274,7 +283,8 @@ class Fuzzer:
     def _verdict(self, number: int, make: Callable[[random.Random], Callable[[], None]]) -> tuple[str, float]:
         """What came of a case, on several lines if it must not happen, and its processor seconds."""
         check = make(random.Random(self.seed << 40 | number))
-        verdict, began = "accepted", time.thread_time()
+        reset_peak()
+        before, verdict, began = peak_bytes(), "accepted", time.thread_time()
         try:
             check()
         except (KeyboardInterrupt, SystemExit):
@@ -285,7 +295,9 @@ class Fuzzer:
                 verdict = f"a message of {len(error.message)} characters:\n{error.message[:300]}"
         except BaseException:
             verdict = traceback.format_exc()
-        return verdict, time.thread_time() - began
+        seconds = time.thread_time() - began
+        self._growth_bytes = peak_bytes() - before
+        return verdict, seconds
 
     def fail(self, number: int, what: str) -> None:
         self.failures.append(
@@ -412,8 +424,14 @@ def _small(value: Any) -> Any:
     return [_small(item) for item in value[:MAX_ITEMS]] if isinstance(value, list) else value
 
 
+def reset_peak() -> None:
+    """Let ``peak_bytes`` begin anew with the memory of now; without /proc it goes on from the start of the process."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_bytes() -> int:
-    """Most resident memory of this process so far."""
+    """Most resident memory of this process since ``reset_peak``."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
@@ -437,12 +455,9 @@ def main() -> int:
             fuzzer.run(number)
         fuzzer.failures.clear()
         fuzzer.verdicts.clear()
-        baseline, done = peak_bytes(), 0
+        fuzzer.growth_bytes, done = 0, 0
         while done < given.cases and time.monotonic() - began < given.seconds and len(fuzzer.failures) < 10:
-            before = peak_bytes()
             fuzzer.run(given.first + done)
-            if peak_bytes() - before > MAX_GROWTH_BYTES:
-                fuzzer.fail(given.first + done, f"{(peak_bytes() - before) >> 20} MiB of memory")
             done += 1
             if done % REPORT_EVERY == 0 and sys.stderr.isatty():
                 rate = done / (time.monotonic() - began)
@@ -453,7 +468,7 @@ def main() -> int:
         "cases": done,
         "failures": len(fuzzer.failures),
         "seconds": round(time.monotonic() - began, 1),
-        "growth_mib": (peak_bytes() - baseline) >> 20,
+        "growth_mib": fuzzer.growth_bytes >> 20,
         "verdicts": dict(fuzzer.verdicts.most_common()),
     }
     sys.stdout.write(json.dumps(report) + "\n")

@@ -30,7 +30,8 @@ from tests.faults.artefacts.templates import BOMBS, ESCAPES, MARK
 from tests.faults.artefacts.tokenizers import PROBE, ROWS, tokenizer_cases
 
 ALL_CASES = (
-    headers.CASES, gguf_files.CASES, ggjt_files.CASES, configs.CASES, quantised.CASES, tokenizers.CASES, pickles.CASES, archives.CASES,
+    headers.CASES, gguf_files.CASES, ggjt_files.CASES, configs.CASES, quantised.CASES, tokenizers.CASES, pickles.CASES,
+    archives.CASES,
 )  # fmt: skip
 MAX_BYTES = 64 << 20
 MAX_MESSAGE_CHARS = 1000
@@ -98,9 +99,10 @@ def check(cases: Iterable[Case], intake: Intake, directory: Callable[[], Path], 
 
 @pytest.mark.fault(
     "F46",
-    provoked="113 safetensors, 36 GGUF and 49 ggjt headers: every length, offset, shape, dtype, name and member that breaks "
-    "the format",
-    holds="each is refused by a message that names the file, within 1 s (ggjt: 100 ms) and 64 MiB; harmless oddities are accepted",
+    provoked="113 safetensors, 36 GGUF and 49 ggjt headers: every length, offset, shape, dtype, name and member "
+    "that breaks the format",
+    holds="each is refused by a message that names the file, within 1 s (ggjt: 100 ms) and 64 MiB; harmless "
+    "oddities are accepted",
 )
 def test_f46_headers(db, intake, directory):
     check([*headers.CASES, *gguf_files.CASES], intake, directory, max_cpu_s=1.0)

@@ -18,8 +18,8 @@ CASES = 100_000
 
 @pytest.mark.fault(
     "F47",
-    provoked="100,000 changed headers (safetensors, GGUF, ggjt), config.json and tokenizer.json files; `make fuzz` runs "
-    "10,000,000",
+    provoked="100,000 changed headers (safetensors, GGUF, ggjt), config.json and tokenizer.json files; `make fuzz` "
+    "runs 10,000,000",
     holds="each is read or refused by an error that names it, within 100 ms and 64 MiB; no header is accepted that the "
     "library refuses or reads otherwise",
 )
@@ -72,6 +72,26 @@ def test_a_slow_case_is_reported(fuzzer, monkeypatch):
     monkeypatch.setattr(fuzz, "deserialize", lambda content: [])
     fuzzer.run(0)
     assert [failure.split("\n")[0].endswith(" s") for failure in fuzzer.failures] == [True]
+
+
+@pytest.mark.parametrize(("place", "fails"), [("mutator", False), ("check", True)])
+def test_memory_of_the_check_counts_and_that_of_the_mutator_does_not(fuzzer, monkeypatch, place, fails):
+    monkeypatch.setattr(fuzz, "MAX_CPU_S", 10)
+    fuzzer.run(0)
+    fuzzer.failures.clear()
+    targets = [(fuzz.Mutator, "bytes_changed"), (fuzz.Mutator, "changed")]
+
+    def wasteful(unchanged):
+        def run(*given):
+            bytearray(b"x") * (200 << 20)  # written, and freed at once
+            return unchanged(*given)
+
+        return run
+
+    for target, name in targets if place == "mutator" else [(fuzz, "read_header")]:
+        monkeypatch.setattr(target, name, wasteful(getattr(target, name)))
+    fuzzer.run(0)
+    assert ["MiB of memory" in failure for failure in fuzzer.failures] == [True] * fails
 
 
 def test_a_header_that_the_library_refuses_must_not_be_accepted(fuzzer, monkeypatch):
