@@ -41,6 +41,7 @@ _KEY_PATTERN = re.compile(
 CACHE_S = 0.8
 """How long a row is cached. With the time of the query, a revoked key stops working within a second everywhere."""
 MAX_CACHED_KEYS = 10_000
+_NO_DIGEST = "0" * 64
 MAX_MODEL_CHARS = 128
 NO_OWN_LIMITS = KeyLimits()
 
@@ -197,7 +198,9 @@ async def principal_of_key(authorization: str) -> Principal | None:
         if len(_cache) >= MAX_CACHED_KEYS:
             key_cache_clear()
         _cache[prefix] = (now, cached)
-    if cached is None or not hmac.compare_digest(cached.digest, _digest(key)):
+    # Computed for unknown keys too, so that the time of a refusal doesn't tell which ids exist.
+    is_right = hmac.compare_digest(_NO_DIGEST if cached is None else cached.digest, _digest(key))
+    if cached is None or not is_right:
         return None
     if cached.expires_at is not None and cached.expires_at <= timezone.now():
         return None
