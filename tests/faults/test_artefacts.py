@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -241,13 +243,35 @@ def test_f52_exchanged_files(transactional_db, directory):
         row.delete()
 
 
+@pytest.fixture
+def neighbour() -> Iterator[list[float]]:
+    """Seconds of another model's renderings, one each 10 ms, as long as the test runs."""
+    times: list[float] = []
+    ended, sandbox = threading.Event(), Sandbox("template", memory_bytes=RENDER_MEMORY_BYTES)
+    sandbox.call({"source": "{{ messages[0].content }}"}, cpu_s=RENDER_CPU_S)
+
+    def render() -> None:
+        while not ended.wait(0.01):
+            began = time.perf_counter()
+            call = {"variables": {"messages": [{"role": "user", "content": "hi"}]}, "max_chars": 4096}
+            assert sandbox.call(call, cpu_s=RENDER_CPU_S)["text"] == "hi"
+            times.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    yield times
+    ended.set()
+    thread.join()
+    sandbox.close()
+
+
 @pytest.mark.fault(
     "F53",
     provoked="144 templates that reach for objects of the interpreter, 28 that use up time, memory or the output",
     holds="nothing of the interpreter is printed, no program runs; each bomb ends at a limit, and the next call is "
-    "served",
+    "served; meanwhile the templates of another model take less than 50 ms (95 of 100)",
 )
-def test_f53_chat_templates():
+def test_f53_chat_templates(neighbour):
     sandbox = Sandbox("template", memory_bytes=RENDER_MEMORY_BYTES)
 
     def render(source: str) -> str:
@@ -277,6 +301,7 @@ def test_f53_chat_templates():
             problems.append(f"{name}: {peak[0]}")
     sandbox.close()
     assert problems == []
+    assert len(neighbour) > 100 and statistics.quantiles(neighbour, n=20)[-1] < 0.05
 
 
 def test_the_corpus_is_large_and_each_name_occurs_once():
