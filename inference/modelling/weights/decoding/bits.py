@@ -24,7 +24,8 @@ def unpack_words(words: torch.Tensor, bits: int, count: int, *, loose: bool = Fa
     mask = (1 << bits) - 1
     if 8 % bits == 0:  # no code crosses bytes
         fields = torch.arange(0, 8, bits, dtype=torch.uint8)
-        octets = words.reshape(-1).view(torch.uint8).view(*words.shape[:-1], 4 * words.shape[-1], 1)
+        # A copy has strides that a view in bytes takes; contiguous() keeps odd ones of axes of one entry.
+        octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8).unsqueeze(-1)
         return (octets >> fields).bitwise_and_(mask).flatten(-2)[..., :count]
     if loose:
         per_word = 32 // bits
