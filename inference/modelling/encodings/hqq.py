@@ -80,9 +80,7 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
         )
     names = {"packed": name, "scale": stem + "scale", "zero": stem + "zero"}
     kept = kept_scales(scale, has_zeros=True) if axis == 1 else ""
-    parts.add(
-        EncodedTensor(stem + "weight", shape, "hqq", names, bits=bits, group_size=group, axis=axis, scales=kept)
-    )
+    parts.add(EncodedTensor(stem + "weight", shape, "hqq", names, bits=bits, group_size=group, axis=axis, scales=kept))
     parts.ignore(*(stem + setting for setting in _SETTINGS))
 
 

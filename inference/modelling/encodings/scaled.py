@@ -7,6 +7,7 @@ Sources: DeepSeek-V3's checkpoints (``weight_scale_inv``, which multiplies), FBG
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
@@ -55,8 +56,9 @@ def _take_rows_of_127(parts: Parts, name: str, stem: str) -> None:
         )
     names = {"codes": name, "scale": stem + "SCB"}
     block = (1, info.shape[1])
-    kept = "float16" if info.dtype == "I8" else ""
-    parts.add(EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, divisor=127.0, scales=kept))
+    # The division by 127 leaves more bits than bfloat16 has.
+    item = EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, divisor=127.0)
+    parts.add(replace(item, scales="float16") if info.dtype == "I8" else item)
     parts.ignore(stem + "weight_format")
 
 

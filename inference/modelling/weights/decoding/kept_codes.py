@@ -42,7 +42,7 @@ def kept_codes(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: 
     """Rows of a weight in its codes.
 
     Scales are rounded to the form's dtype. So are offsets, (zero of the form - zero point) · scale, which costs a
-    weight at most 2^-12 of the offset.
+    weight at most 2^-11 of the offset.
 
     Args:
         item: The weight.
