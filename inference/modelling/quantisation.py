@@ -35,7 +35,7 @@ INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 more weights do; the ends differ, so that a scale's sign can give the farther one to the greatest magnitude."""
 INT2_LEVELS = (-127, -38, 15, 83)
 INT3_LEVELS = (-127, -70, -38, -15, 5, 27, 54, 95)
-REVISION = 3
+REVISION = 4
 """Of the arithmetic of quantised products: kept states of another one are not used again."""
 BLOCK_ROWS = 32
 """Outputs that lie together in the native layouts."""
