@@ -48,6 +48,9 @@ class EncodedTensor:
         nested_size: Values of absmax that share a nested_absmax (``bnb4``).
         form: What the codes stand for (``blazr``): a name of ``inference.modelling.quantisation.OWN_FORMS``.
         type: GGML's name of the blocks (``gguf``).
+        scales: dtype that scales and offsets have where the codes are kept; empty: the values are computed. Not for
+            ``blazr`` and ``gguf``, whose forms say it.
+        levels: ``quant_map`` in bytes (``bnb4``), see ``encodings.byte_levels``; empty: it has none.
     """
 
     name: str
@@ -66,3 +69,5 @@ class EncodedTensor:
     nested_size: int = 0
     form: str = ""
     type: str = ""
+    scales: Literal["", "float16", "bfloat16"] = ""
+    levels: tuple[int, ...] = ()

@@ -35,7 +35,7 @@ INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 more weights do; the ends differ, so that a scale's sign can give the farther one to the greatest magnitude."""
 INT2_LEVELS = (-127, -38, 15, 83)
 INT3_LEVELS = (-127, -70, -38, -15, 5, 27, 54, 95)
-REVISION = 3
+REVISION = 4
 """Of the arithmetic of quantised products: kept states of another one are not used again."""
 BLOCK_ROWS = 32
 """Outputs that lie together in the native layouts."""
@@ -51,6 +51,8 @@ PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1),
 """Bits of a code to the widths of the fields that it lies in, its lowest bits first: no field crosses a byte."""
 CHUNK_INPUTS: Mapping[int, int] = {2: 16, 3: 32, 4: 8, 5: 32, 6: 16, 8: 4}
 """Bits of a code to the inputs whose fields fill whole words of the native layout."""
+ROW_GROUP = 32
+"""A group that holds a whole row is a multiple of it."""
 MAX_TABLE_BITS = 4
 """Codes of more bits stand for ``code - zero``."""
 
@@ -191,7 +193,24 @@ def stored_form(item: EncodedTensor) -> Form | None:
     """The form that holds the codes of a stored weight; None: there is none, or ``kept_kinds`` has it."""
     if item.coding == "blazr":
         return None if item.form in GROUP_SIZES else OWN_FORMS[cast("FormName", item.form)]
-    return GGUF_FORMS.get(item.type)
+    return GGUF_FORMS.get(item.type) if item.coding == "gguf" else _safetensors_form(item)
+
+
+def _safetensors_form(item: EncodedTensor) -> Form | None:
+    """The form of a matrix of other programs' safetensors, if its groups are those of a form."""
+    bits, inputs, group = item.bits, item.shape[-1], item.group_size or item.block[1]
+    if not item.scales or len(item.shape) != 2 or bits not in PLANES:
+        return None
+    if item.coding in ("bnb4", "hqq") and inputs % group:
+        return None  # groups run on from row to row
+    if group >= inputs:  # a scale per row
+        group = -(-inputs // ROW_GROUP) * ROW_GROUP
+    if group % 16 or group % CHUNK_INPUTS[bits]:
+        return None
+    levels = FP4_CODES if item.coding == "fp4" else item.levels
+    has_offset = item.coding in ("gptq", "awq", "hqq") or "zero_point" in item.parts
+    zero = 0 if levels else 1 << (bits - 1)
+    return Form(bits, group, zero=zero, levels=levels, has_offset=has_offset, scales=item.scales)
 
 
 def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, EncodedTensor]) -> tuple[CodedRows, ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.encodings.blazr import METHOD
 from inference.modelling.encodings.quantisation_config import (
     SIDE_FILES,
     QuantisationConfig,
@@ -12,6 +15,7 @@ from inference.modelling.encodings.quantisation_config import (
 )
 from inference.modelling.encodings.table import DecodedTable, decode_table
 from inference.modelling.families.config import CheckpointConfig, Facts, TensorInfo
+from inference.modelling.quantisation import stored_form
 from models_registry.detection.directory import CheckpointDirectory
 from models_registry.detection.json_file import read_object
 from models_registry.detection.stored_values import read_small
@@ -27,7 +31,22 @@ def decode_quantised(
     """
     if resolved.is_gguf:  # its reader gives the values of its codes
         return DecodedTable(dict(tensors))
-    return decode_table(tensors, _stated(resolved, config), partial(read_small, resolved.directory), facts)
+    table = decode_table(tensors, _stated(resolved, config), partial(read_small, resolved.directory), facts)
+    _warn_of_expanded(table.encoded, facts)
+    return table
+
+
+def _warn_of_expanded(encoded: Sequence[EncodedTensor], facts: Facts) -> None:
+    """Say what takes more memory than the files."""
+    expanded = [item for item in encoded if item.coding != METHOD and stored_form(item) is None]
+    if expanded:
+        weights = sum(math.prod(item.shape) for item in expanded)
+        facts.warn(
+            f"{len(expanded)} of {len(encoded)} weights in codes are expanded while they are loaded, as no product "
+            f"takes them as they are ({expanded[0].name[:80]}): in bfloat16 they take "
+            f"{weights * 2 / (1 << 20):,.0f} MiB. quant int8 or int4 makes them small again, at the cost of another "
+            "rounding (blazr quality measures it)."
+        )
 
 
 def _stated(resolved: CheckpointDirectory, config: CheckpointConfig) -> QuantisationConfig | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.parts import FLOATS, Parts, num_values
+from inference.modelling.encodings.byte_levels import byte_levels
+from inference.modelling.encodings.parts import FLOATS, Parts, num_values, read_floats
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
 from inference.modelling.families.config import MAX_SIZE
 
@@ -78,9 +79,11 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
                     param=f"{name}.{part}",
                 )
             names[part] = f"{name}.{part}"
+    found = byte_levels(read_floats(parts, quant_map))
     parts.add(
         EncodedTensor(
-            name, shape, "bnb4", names, bits=4, group_size=block, offset=offset, nested_size=nested_size
+            name, shape, "bnb4", names, bits=4, group_size=block, offset=offset, nested_size=nested_size,
+            scales="float16" if found else "", levels=found[0] if found else (),
         )
     )  # fmt: skip
     parts.ignore(state_name)

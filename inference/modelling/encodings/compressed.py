@@ -13,7 +13,14 @@ from typing import Any
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.parts import FLOATS, Parts, expect_matrix, expect_shape
+from inference.modelling.encodings.parts import (
+    FLOATS,
+    Parts,
+    are_groups_in_order,
+    expect_matrix,
+    expect_shape,
+    kept_scales,
+)
 from inference.modelling.encodings.quantisation_config import QuantisationConfig, whole_number
 from inference.modelling.families.config import MAX_SIZE
 
@@ -128,8 +135,13 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
     if stem + "g_idx" in parts.tensors:
         expect_shape(stem + "g_idx", parts.need(stem + "g_idx", name, ("I32", "I64")), (inputs,), name)
         names["g_idx"] = stem + "g_idx"
-    logical = name.removesuffix("_packed")
-    parts.add(EncodedTensor(logical, (outputs, inputs), "packed_int", names, bits=scheme.bits, group_size=size))
+    in_order = "g_idx" not in names or are_groups_in_order(parts, names["g_idx"], size)
+    parts.add(
+        EncodedTensor(
+            name.removesuffix("_packed"), (outputs, inputs), "packed_int", names, bits=scheme.bits, group_size=size,
+            scales=kept_scales(scale, has_zeros="zero_point" in names) if in_order else "",
+        )
+    )  # fmt: skip
     parts.ignore(stem + "shape")
 
 

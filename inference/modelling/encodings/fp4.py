@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.parts import EXPONENTS, FLOATS, Parts, expect_matrix, expect_shape, num_values
+from inference.modelling.encodings.parts import (
+    EXPONENTS,
+    FLOATS,
+    Parts,
+    expect_matrix,
+    expect_shape,
+    kept_scales,
+    num_values,
+)
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
 
 NVFP4_GROUP = 16
@@ -60,7 +68,8 @@ def _take_matrix(parts: Parts, name: str, logical: str, global_name: str, *, div
             )
         names["global_scale"] = global_name
     shape = (outputs, pairs * 2)
-    parts.add(EncodedTensor(logical, shape, "fp4", names, bits=4, group_size=group, divides=divides))
+    kept = kept_scales(scale, has_zeros=False)
+    parts.add(EncodedTensor(logical, shape, "fp4", names, bits=4, group_size=group, divides=divides, scales=kept))
 
 
 def _take_experts(parts: Parts, name: str) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 from inference.errors import TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.parts import FLOATS, Parts, expect_matrix, expect_shape
+from inference.modelling.encodings.parts import (
+    FLOATS,
+    Parts,
+    are_groups_in_order,
+    expect_matrix,
+    expect_shape,
+    kept_scales,
+)
 from inference.modelling.encodings.quantisation_config import QuantisationConfig, whole_number
 
 GPTQ_BITS = (2, 3, 4, 8)
@@ -63,7 +70,8 @@ def _take(parts: Parts, stem: str, config: QuantisationConfig | None) -> None:
             raise UnsupportedFormat(f"{config and config.file}: AWQ with {stated} bits; 4 are read.", param="bits")
         group_size = _group_size(qweight, rows, num_groups, config)
         shape = (outputs, rows)
-        parts.add(EncodedTensor(stem + "weight", shape, "awq", names, bits=4, group_size=group_size))
+        kept = kept_scales(scales, has_zeros=True)
+        parts.add(EncodedTensor(stem + "weight", shape, "awq", names, bits=4, group_size=group_size, scales=kept))
 
 
 def _take_gptq(parts: Parts, names: Mapping[str, str], config: QuantisationConfig | None) -> None:
@@ -95,10 +103,13 @@ def _take_gptq(parts: Parts, names: Mapping[str, str], config: QuantisationConfi
             param="bits",
         )
     second = config is not None and "gptq_v2" in (config.values.get("checkpoint_format"), config.values.get("format"))
+    group_size = _group_size(qweight, inputs, num_groups, config)
+    in_order = "g_idx" not in names or are_groups_in_order(parts, names["g_idx"], group_size)
+    kept = kept_scales(parts.tensors[names["scales"]], has_zeros=True) if in_order else ""
     parts.add(
         EncodedTensor(
             qweight.removesuffix("qweight") + "weight", (outputs, inputs), "gptq", names, bits=bits,
-            group_size=_group_size(qweight, inputs, num_groups, config), zero_offset=0 if second else 1,
+            group_size=group_size, zero_offset=0 if second else 1, scales=kept,
         )
     )  # fmt: skip
 

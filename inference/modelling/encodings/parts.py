@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
@@ -15,6 +18,8 @@ ReadBytes = Callable[[TensorInfo], bytes]
 FLOATS = ("F32", "F16", "BF16", "F64")
 EXPONENTS = ("U8", "F8_E8M0")
 """dtypes of scales that are powers of two: 2^(byte - 127)."""
+_MAX_INDEX_BYTES = 1 << 18
+"""Of a ``g_idx`` that is read."""
 
 
 class Parts:
@@ -102,3 +107,40 @@ def expect_matrix(name: str, info: TensorInfo) -> tuple[int, int]:
 def num_values(info: TensorInfo) -> int:
     """Number of values of a tensor."""
     return math.prod(info.shape)
+
+
+def kept_scales(scale: TensorInfo, *, has_zeros: bool) -> Literal["float16", "bfloat16"]:
+    """dtype of scales, and of offsets for zero points, beside codes that are kept.
+
+    bfloat16 where that is exact. float16 keeps three bits more, which offsets need: they are many times a scale.
+    """
+    return "bfloat16" if scale.dtype in ("BF16", *EXPONENTS) and not has_zeros else "float16"
+
+
+def are_groups_in_order(parts: Parts, name: str, group_size: int) -> bool:
+    """Whether a ``g_idx`` gives neighbours the same group, or holds zeros only, as some programs write it.
+
+    Args:
+        parts: The checkpoint.
+        name: Of the tensor, int32 or int64; one of more than ``_MAX_INDEX_BYTES`` isn't looked at and counts as no.
+        group_size: Inputs of a group.
+    """
+    info = parts.tensors[name]
+    if info.end - info.begin > _MAX_INDEX_BYTES:
+        return False
+    content = parts.read(info)
+    return not any(content) or content == _indices_in_order(num_values(info), group_size, info.dtype)
+
+
+@lru_cache(maxsize=16)
+def _indices_in_order(count: int, group_size: int, dtype: str) -> bytes:
+    return struct.pack(f"<{count}{'q' if dtype == 'I64' else 'i'}", *(number // group_size for number in range(count)))
+
+
+def read_floats(parts: Parts, info: TensorInfo) -> tuple[float, ...]:
+    """Values of a small tensor of one of ``FLOATS``."""
+    content = parts.read(info)
+    if info.dtype == "BF16":  # the upper halves of float32
+        content = b"".join(b"\0\0" + content[at : at + 2] for at in range(0, len(content), 2))
+    letter = {"F64": "d", "F16": "e"}.get(info.dtype, "f")
+    return struct.unpack(f"<{num_values(info)}{letter}", content)

@@ -7,11 +7,12 @@ Sources: DeepSeek-V3's checkpoints (``weight_scale_inv``, which multiplies), FBG
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.compressed import WeightScheme, schemes_of
-from inference.modelling.encodings.parts import EXPONENTS, FLOATS, Parts, expect_shape, num_values
+from inference.modelling.encodings.parts import EXPONENTS, FLOATS, Parts, expect_shape, kept_scales, num_values
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
 from inference.modelling.families.config import TensorInfo
 
@@ -54,7 +55,10 @@ def _take_rows_of_127(parts: Parts, name: str, stem: str) -> None:
             f"{stem}weight_format says that {name} is tiled for a GPU's kernels; only rows (0) are read.", param=name
         )
     names = {"codes": name, "scale": stem + "SCB"}
-    parts.add(EncodedTensor(name, info.shape, "scaled", names, bits=8, block=(1, info.shape[1]), divisor=127.0))
+    block = (1, info.shape[1])
+    # The division by 127 leaves more bits than bfloat16 has.
+    item = EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, divisor=127.0)
+    parts.add(replace(item, scales="float16") if info.dtype == "I8" else item)
     parts.ignore(stem + "weight_format")
 
 
@@ -73,7 +77,8 @@ def _take(parts: Parts, name: str, info: TensorInfo, config: QuantisationConfig 
         zero = parts.need(zero_name, name, ("I8", *_CODES, *FLOATS))
         expect_shape(zero_name, zero, scale.shape, scale_name)
         names["zero_point"] = zero_name
-    parts.add(EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block))
+    kept = kept_scales(scale, has_zeros=zero_name in parts.tensors) if info.dtype == "I8" else ""
+    parts.add(EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, scales=kept))
 
 
 def _block(

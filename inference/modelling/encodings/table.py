@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -169,12 +168,6 @@ def _record(
                 "they are. If the text is nonsense, add quantize_config.json with checkpoint_format gptq_v2."
             )
     facts.add("quantisation", value, evidence, confidence)
-    weights = sum(math.prod(item.shape) for item in encoded)
-    facts.warn(
-        f"the codes are decoded while they are loaded: in bfloat16 these {len(encoded)} weights take "
-        f"{weights * 2 / (1 << 20):,.0f} MiB. quant int8 or int4 makes them small again, at the cost of another "
-        "rounding (blazr quality measures it)."
-    )
 
 
 def _described(item: EncodedTensor) -> str:

@@ -13,6 +13,7 @@ from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.layers.coded import Codes, PlainCoded
 from inference.modelling.quantisation import stored_form
 from inference.modelling.weights.decoding.decode import decode
+from inference.modelling.weights.decoding.kept_codes import kept_codes
 from inference.modelling.weights.stored_tensor import StoredTensor
 
 MAX_ROW_BYTES = 1 << 20
@@ -69,13 +70,16 @@ class EncodedReader:
         """Rows in codes, the matrices of a stack one below the other; for forms that ``stored_form`` has.
 
         Raises:
-            CorruptCheckpoint: A file ends too early.
+            CorruptCheckpoint: A file ends too early, or as ``kept_codes``.
         """
         form = stored_form(self._item)
         assert form is not None, self._item.form
         parts = self._loaded()
-        planes, scales = (parts[role].flatten(0, -2)[first : first + count] for role in ("codes", "scales"))
-        rows = PlainCoded(planes, scales, None, form, self.shape[-1]).codes()
+        if self._item.coding == "blazr":
+            planes, scales = (parts[role].flatten(0, -2)[first : first + count] for role in ("codes", "scales"))
+            rows = PlainCoded(planes, scales, None, form, self.shape[-1]).codes()
+        else:
+            rows = kept_codes(self._item, form, parts, first, first + count)
         self._hand_out(count * self.shape[-1] * self._dtype.itemsize)
         return rows
 

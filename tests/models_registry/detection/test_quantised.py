@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from models_registry.detection.describe import describe
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.faults.artefacts.quantised import GPTQ, QUERY, gptq_parts, write_quantised
+from tests.inference.modelling.encodings.checkpoints import write_pair
+from tests.inference.modelling.encodings.formats import FORMATS
 from tests.models_registry.detection.builders import LLAMA_CONFIG, fact, write_json
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def test_a_quantised_checkpoint_is_read_as_the_one_before(tmp_path: Path) -> None:
@@ -21,6 +29,13 @@ def test_a_quantised_checkpoint_is_read_as_the_one_before(tmp_path: Path) -> Non
     assert fact(found, "quantisation").value == "gptq, gptq, 4 bits, groups of 8"
     assert "14 of 21 weights" in fact(found, "quantisation").evidence
     assert describe(found)["num_parameters"] == found.spec.num_parameters()
+    (warning,) = [warning for warning in found.warnings if "weights in codes" in warning]
+    assert "14 of 14 weights in codes are expanded" in warning, "no product takes groups of 8"
+
+
+def test_codes_that_are_kept_cost_nothing(tmp_path: Path) -> None:
+    write_pair(LlamaConfig(**SIZES), tmp_path, FORMATS["gptq-4"])
+    assert not any("weights in codes" in warning for warning in inspect_checkpoint(tmp_path / "quantised").warnings)
 
 
 @pytest.mark.parametrize("name", ["quantize_config.json"])

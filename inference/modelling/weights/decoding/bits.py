@@ -22,7 +22,12 @@ def unpack_words(words: torch.Tensor, bits: int, count: int, *, loose: bool = Fa
         (…, count) uint8.
     """
     mask = (1 << bits) - 1
-    if loose or 32 % bits == 0:
+    if 8 % bits == 0:  # no code crosses bytes
+        fields = torch.arange(0, 8, bits, dtype=torch.uint8)
+        # A copy has strides that a view in bytes takes; contiguous() keeps odd ones of axes of one entry.
+        octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8).unsqueeze(-1)
+        return (octets >> fields).bitwise_and_(mask).flatten(-2)[..., :count]
+    if loose:
         per_word = 32 // bits
         shifts = torch.arange(0, per_word * bits, bits, dtype=torch.int32)
         # The shift of a negative word brings in copies of its sign, which the mask takes away.
@@ -73,6 +78,26 @@ def unpack_planes(words: torch.Tensor, bits: int) -> torch.Tensor:
     Returns:
         (p·r, c) uint8, p codes in a word: 32 // 3 for 3 bits, else 8 // bits.
     """
-    planes = 10 if bits == 3 else 8 // bits
-    mask = (1 << bits) - 1
+    planes, mask = _num_planes(bits), (1 << bits) - 1
     return torch.cat([((words >> (bits * place)) & mask).to(torch.uint8) for place in reversed(range(planes))])
+
+
+def unpack_plane_rows(words: torch.Tensor, bits: int, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of ``unpack_planes`` alone.
+
+    Args:
+        words: (r, c) uint8, or int32 for 3 bits.
+        bits: Of a code.
+        rows: (n,) int64, each below p·r.
+
+    Returns:
+        (n, c) uint8.
+    """
+    places, within = rows // words.shape[0], rows % words.shape[0]
+    shifts = ((_num_planes(bits) - 1 - places) * bits).to(words.dtype).unsqueeze(-1)
+    return ((words[within] >> shifts) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def _num_planes(bits: int) -> int:
+    """Codes in a word: three bits lie in int32."""
+    return 10 if bits == 3 else 8 // bits

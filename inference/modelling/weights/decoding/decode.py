@@ -11,7 +11,12 @@ from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.layers.coded import packed_rows
 from inference.modelling.quantisation import FormName
 from inference.modelling.weights.decoding.floats import decode_bnb4, decode_fp4, decode_scaled
-from inference.modelling.weights.decoding.integers import decode_awq, decode_gptq, decode_hqq, decode_packed_int
+from inference.modelling.weights.decoding.integers import (
+    decode_hqq,
+    unpack_awq_rows,
+    unpack_gptq,
+    unpack_packed_int,
+)
 
 
 def _decode_own(item: EncodedTensor, parts: Mapping[str, torch.Tensor], begin: int, stop: int) -> torch.Tensor:
@@ -21,9 +26,9 @@ def _decode_own(item: EncodedTensor, parts: Mapping[str, torch.Tensor], begin: i
 
 
 _DECODERS: Mapping[str, Callable[[EncodedTensor, Mapping[str, torch.Tensor], int, int], torch.Tensor]] = {
-    "gptq": decode_gptq,
-    "awq": decode_awq,
-    "packed_int": decode_packed_int,
+    "gptq": lambda *rows: unpack_gptq(*rows).dense(),
+    "awq": lambda *rows: unpack_awq_rows(*rows).dense(),
+    "packed_int": lambda *rows: unpack_packed_int(*rows).dense(),
     "scaled": decode_scaled,
     "fp4": decode_fp4,
     "bnb4": decode_bnb4,

@@ -1,10 +1,11 @@
 """Decode weights of float codes, and of bytes with scales: FP8, int8, NVFP4, MXFP4, bitsandbytes' NF4 and FP4.
 
-All functions return entries ``begin`` to ``stop`` of the weight's first axis in float32.
+Functions that decode return entries ``begin`` to ``stop`` of the weight's first axis in float32.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -29,15 +30,29 @@ def decode_scaled(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> t
 
 def decode_fp4(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
     """W = table[nibble] · scale, and times or by a global scale; the low nibble of a byte comes first."""
-    scale = scales_of(parts["scale"][begin:stop])
-    blocks = parts["blocks"][begin:stop]
-    codes = unpack_nibbles(blocks.flatten(-2) if blocks.dim() > scale.dim() else blocks)
+    codes = fp4_codes(parts, begin, stop)
     values = torch.tensor(FP4_VALUES)[codes.to(torch.int32)]
-    values *= scale.repeat_interleave(item.group_size, -1)[..., : values.shape[-1]]
-    if "global_scale" in parts:
-        whole = parts["global_scale"].float().reshape(())
-        values = values / whole if item.divides else values * whole
+    values *= scales_of(parts["scale"][begin:stop]).repeat_interleave(item.group_size, -1)[..., : values.shape[-1]]
+    values = _scaled_as_a_whole(item, parts, values)
     return values.transpose(-1, -2) if item.is_transposed else values
+
+
+def fp4_codes(parts: Parts, begin: int, stop: int) -> torch.Tensor:
+    """(n, …, i) uint8 codes."""
+    blocks = parts["blocks"][begin:stop]
+    return unpack_nibbles(blocks.flatten(-2) if blocks.dim() > parts["scale"].dim() else blocks)
+
+
+def fp4_scales(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+    """(n, …, g) float32 scales, the global one included."""
+    return _scaled_as_a_whole(item, parts, scales_of(parts["scale"][begin:stop]))
+
+
+def _scaled_as_a_whole(item: EncodedTensor, parts: Parts, values: torch.Tensor) -> torch.Tensor:
+    if "global_scale" not in parts:
+        return values
+    whole = parts["global_scale"].float().reshape(())
+    return values / whole if item.divides else values * whole
 
 
 def decode_bnb4(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
@@ -46,19 +61,27 @@ def decode_bnb4(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> tor
     Source: Dettmers et al. 2023, https://arxiv.org/abs/2305.14314, sections 3 (NF4, double quantisation). absmax in
     codes is nested_map[code] · nested_absmax + offset.
     """
-    width = 1
-    for size in item.shape[1:]:
-        width *= size
-    first, last = begin * width, stop * width
+    first, last = (entry * math.prod(item.shape[1:]) for entry in (begin, stop))
+    values = parts["quant_map"].float().flatten()[bnb4_codes(parts, first, last).to(torch.int32)]
+    first_block = first // item.group_size
+    absmax = bnb4_absmax(item, parts, first_block, -(-last // item.group_size))
+    blocks = torch.arange(first, last) // item.group_size - first_block
+    return (values * absmax[blocks]).view(stop - begin, *item.shape[1:])
+
+
+def bnb4_codes(parts: Parts, first: int, last: int) -> torch.Tensor:
+    """Codes ``first`` to ``last`` of the row-major weights, uint8."""
     packed = parts["packed"].contiguous().flatten().view(torch.uint8)
-    codes = unpack_nibbles(packed[first // 2 : -(-last // 2)], high_first=True)[first % 2 :][: last - first]
-    absmax = parts["absmax"].flatten()
-    if item.nested_size:
-        nested = parts["nested_absmax"].float().flatten().repeat_interleave(item.nested_size)[: absmax.numel()]
-        absmax = parts["nested_quant_map"].float().flatten()[absmax.to(torch.int64)] * nested + item.offset
-    values = parts["quant_map"].float().flatten()[codes.to(torch.int32)]
-    blocks = torch.arange(first, last) // item.group_size
-    return (values * absmax.float()[blocks]).view(stop - begin, *item.shape[1:])
+    return unpack_nibbles(packed[first // 2 : -(-last // 2)], high_first=True)[first % 2 :][: last - first]
+
+
+def bnb4_absmax(item: EncodedTensor, parts: Parts, first: int, last: int) -> torch.Tensor:
+    """Largest magnitudes of blocks ``first`` to ``last``, float32."""
+    absmax = parts["absmax"].flatten()[first:last]
+    if not item.nested_size:
+        return absmax.float()
+    nested = parts["nested_absmax"].float().flatten()[torch.arange(first, last) // item.nested_size]
+    return parts["nested_quant_map"].float().flatten()[absmax.to(torch.int64)] * nested + item.offset
 
 
 def scales_of(stored: torch.Tensor) -> torch.Tensor:
@@ -71,11 +94,18 @@ def _expand_scale(item: EncodedTensor, scale: torch.Tensor, begin: int, stop: in
     rows, columns = item.shape[-2:]
     high, wide = item.block
     num_high, num_wide = -(-rows // high), -(-columns // wide)
-    scale = scale.reshape(-1, num_high, num_wide)
     if len(item.shape) == 2:
-        places = torch.arange(begin, stop) // high
-        scale = scale[0, places] if num_high > 1 else scale[0]
+        scale = row_scales(item, scale, begin, stop)
     else:
+        scale = scale.reshape(-1, num_high, num_wide)
         scale = scale[begin:stop] if scale.shape[0] > 1 else scale
         scale = scale.repeat_interleave(high, -2)[..., :rows, :] if num_high > 1 else scale
     return scale.repeat_interleave(wide, -1)[..., :columns] if num_wide > 1 else scale
+
+
+def row_scales(item: EncodedTensor, scale: torch.Tensor, begin: int, stop: int) -> torch.Tensor:
+    """(n, g) scales of a matrix' rows, or (1, g) where all rows share them."""
+    high, wide = item.block
+    num_high = -(-item.shape[0] // high)
+    scale = scale.reshape(num_high, -(-item.shape[1] // wide))
+    return scale[torch.arange(begin, stop) // high] if num_high > 1 else scale

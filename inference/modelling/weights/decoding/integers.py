@@ -1,22 +1,46 @@
-"""Decode weights of integer codes with scales and zero points: GPTQ, AWQ, compressed-tensors' packed form, HQQ.
+"""Unpack weights of integer codes with scales and zero points: GPTQ, AWQ, compressed-tensors' packed form, HQQ.
 
-Letters: o outputs, i inputs, g groups, b bits. All functions return rows ``begin`` to ``stop`` in float32.
+Letters: o outputs, i inputs, g groups, b bits. All functions return rows ``begin`` to ``stop``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.weights.decoding.bits import unpack_awq, unpack_planes, unpack_words
+from inference.modelling.weights.decoding.bits import unpack_awq, unpack_plane_rows, unpack_planes, unpack_words
 
 Parts = Mapping[str, torch.Tensor]
 
 
-def decode_gptq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class IntegerCodes:
+    """Rows of a matrix: W = (codes - zeros) · scales.
+
+    Attributes:
+        codes: (n, i) uint8.
+        zeros, scales: (n, g) float32.
+        groups: (i,) int64, the group of each input.
+    """
+
+    codes: torch.Tensor
+    zeros: torch.Tensor
+    scales: torch.Tensor
+    groups: torch.Tensor
+
+    def dense(self) -> torch.Tensor:
+        """Return the (n, i) float32 values."""
+        values = self.codes.float()
+        values -= self.zeros[:, self.groups]
+        values *= self.scales[:, self.groups]
+        return values
+
+
+def unpack_gptq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> IntegerCodes:
     """W[o, i] = (q[i, o] - z[group(i), o]) · s[group(i), o].
 
     Source: AutoGPTQ's QuantLinear. ``g_idx`` gives each input's group; the zero points of the first version are stored
@@ -27,21 +51,20 @@ def decode_gptq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> tor
     zeros = _packed_columns(parts["qzeros"], item.bits, outputs, begin, stop)
     zeros = (zeros.to(torch.int32) + item.zero_offset) & ((1 << item.bits) - 1)
     scales = parts["scales"][:, begin:stop].T.float()
-    groups = _groups(item, parts.get("g_idx"), scales.shape[1])
-    return _affine(codes, zeros.T.float(), scales, groups)
+    return IntegerCodes(codes, zeros.T.float(), scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
 
 
-def decode_awq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+def unpack_awq_rows(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> IntegerCodes:
     """W[o, i] = (q[i, o] - z[group(i), o]) · s[group(i), o]. Source: AutoAWQ's WQLinear_GEMM."""
     first, last = begin // 8, -(-stop // 8)
     cut = slice(begin - 8 * first, stop - 8 * first)
     codes = unpack_awq(parts["qweight"][:, first:last])[:, cut].T
     zeros = unpack_awq(parts["qzeros"][:, first:last])[:, cut].T
     scales = parts["scales"][:, begin:stop].T.float()
-    return _affine(codes, zeros.float(), scales, _groups(item, None, scales.shape[1]))
+    return IntegerCodes(codes, zeros.float(), scales, _groups(item, None, scales.shape[1]))
 
 
-def decode_packed_int(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+def unpack_packed_int(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> IntegerCodes:
     """W = (q - 2^(b-1) - z) · s, where z is stored with the same offset.
 
     Source: compressed-tensors' pack_quantized. Codes that don't fill a word are packed densely by newer versions and
@@ -58,11 +81,23 @@ def decode_packed_int(item: EncodedTensor, parts: Parts, begin: int, stop: int) 
         words = parts["zero_point"]
         loose = _is_loose(words.shape[0], outputs, item.bits)
         zeros = unpack_words(words.T, item.bits, outputs, loose=loose)[:, begin:stop].T.float()
-    return _affine(codes, zeros, scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
+    return IntegerCodes(codes, zeros, scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
+
+
+def unpack_hqq_rows(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> IntegerCodes:
+    """W = (q - zero) · scale, for ``axis`` 1 and rows of whole groups, of which only the words needed are read."""
+    columns = item.shape[1]
+    per_row = columns // item.group_size
+    numbers = torch.arange(begin * per_row, stop * per_row)
+    codes = unpack_plane_rows(parts["packed"], item.bits, numbers).view(-1, columns)
+    scale, zero = parts["scale"].float().flatten(), parts["zero"].float().flatten()
+    zeros = zero[numbers] if zero.numel() > 1 else zero.expand(len(numbers))
+    groups = torch.arange(columns) // item.group_size
+    return IntegerCodes(codes, zeros.view(-1, per_row), scale[numbers].view(-1, per_row), groups)
 
 
 def decode_hqq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
-    """W = (q - zero) · scale over groups of the row-major weights: rows of a (g, n) matrix, or columns of (n, g).
+    """W = (q - zero) · scale in float32 over groups of the row-major weights: rows of (g, n), or columns of (n, g).
 
     Source: HQQ's Quantizer.dequantize; ``axis`` 1 is the rows. All codes are unpacked, one byte each.
     """
@@ -85,14 +120,6 @@ def _packed_columns(words: torch.Tensor, bits: int, count: int, begin: int, stop
     first, last = begin // per_word, -(-stop // per_word)
     codes = unpack_words(words[:, first:last], bits, (last - first) * per_word)
     return codes[:, begin - first * per_word : stop - first * per_word]
-
-
-def _affine(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """(codes - zeros) · scales; zeros and scales are (n, g), and ``groups`` says which of them each input has."""
-    values = codes.float()
-    values -= zeros[:, groups]
-    values *= scales[:, groups]
-    return values
 
 
 def _groups(item: EncodedTensor, g_idx: torch.Tensor | None, num_groups: int) -> torch.Tensor:

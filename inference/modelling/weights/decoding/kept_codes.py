@@ -1,0 +1,116 @@
+"""Take the codes, scales and offsets of quantised safetensors as they are, for products in codes.
+
+Letters: n rows, i inputs, g groups. All functions return rows ``begin`` to ``stop``: (n, i) uint8 codes, (n, g) float32
+scales and offsets. W = scale · level(code) + offset; see ``inference.modelling.quantisation.Form``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from inference.errors import CorruptCheckpoint
+from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.encodings.byte_levels import byte_levels
+from inference.modelling.layers.code_search import scales_dtype
+from inference.modelling.layers.coded import Codes
+from inference.modelling.quantisation import Form
+from inference.modelling.weights.decoding.floats import (
+    bnb4_absmax,
+    bnb4_codes,
+    fp4_codes,
+    fp4_scales,
+    row_scales,
+    scales_of,
+)
+from inference.modelling.weights.decoding.integers import (
+    IntegerCodes,
+    unpack_awq_rows,
+    unpack_gptq,
+    unpack_hqq_rows,
+    unpack_packed_int,
+)
+
+Parts = Mapping[str, torch.Tensor]
+
+_FP4_STEP = 0.5
+"""Levels of four-bit floats are twice their values."""
+
+
+def kept_codes(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+    """Rows of a weight in its codes.
+
+    Scales are rounded to the form's dtype. So are offsets, (zero of the form - zero point) · scale, which costs a
+    weight at most 2^-11 of the offset.
+
+    Args:
+        item: The weight.
+        form: What ``stored_form`` says of it.
+        parts: The tensors of the files by their roles.
+        begin, stop: Rows.
+
+    Raises:
+        CorruptCheckpoint: A scale or offset is too large for the form's dtype or not finite, or the file isn't the one
+            that was inspected.
+    """
+    codes = _EXTRACTIONS[item.coding](item, form, parts, begin, stop)
+    dtype = scales_dtype(form)
+    for values in (codes.scales, codes.offsets):
+        if values is not None and not bool(torch.isfinite(values.to(dtype)).all()):
+            raise CorruptCheckpoint(
+                f"{item.name}: a scale is {float(values.abs().max()):g}, with its zero point; up to "
+                f"{torch.finfo(dtype).max:g} is kept in codes. Load it with quant none.",
+                param=item.name,
+            )
+    return codes
+
+
+def _integers(unpack: Callable[[EncodedTensor, Parts, int, int], IntegerCodes]) -> _Extraction:
+    def extract(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+        found = unpack(item, parts, begin, stop)
+        inputs = item.shape[1]
+        if not torch.equal(found.groups, torch.arange(inputs) // form.group):
+            raise CorruptCheckpoint(f"{item.name}: its groups were in order when it was inspected.", param=item.name)
+        offsets = (form.zero - found.zeros) * found.scales if form.has_offset else None
+        return Codes(found.codes, found.scales, offsets, form)
+
+    return extract
+
+
+def _scaled(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+    """int8: bytes with the highest bit turned are codes from 0 on."""
+    codes = parts["codes"][begin:stop].view(torch.uint8) ^ form.zero
+    scales = row_scales(item, scales_of(parts["scale"]), begin, stop).expand(stop - begin, -1) / item.divisor
+    offsets = None
+    if "zero_point" in parts:
+        offsets = -row_scales(item, parts["zero_point"].float(), begin, stop) * scales
+    return Codes(codes, scales, offsets, form)
+
+
+def _fp4(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+    return Codes(fp4_codes(parts, begin, stop), fp4_scales(item, parts, begin, stop) * _FP4_STEP, None, form)
+
+
+def _bnb4(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+    found = byte_levels(tuple(parts["quant_map"].double().flatten().tolist()))
+    if found is None or found[0] != form.levels:
+        raise CorruptCheckpoint(f"{item.name}: its quant_map was another when it was inspected.", param=item.name)
+    inputs = item.shape[1]
+    codes = bnb4_codes(parts, begin * inputs, stop * inputs).view(-1, inputs)
+    per_row = inputs // item.group_size
+    absmax = bnb4_absmax(item, parts, begin * per_row, stop * per_row).view(-1, per_row)
+    return Codes(codes, absmax * found[1], None, form)
+
+
+_Extraction = Callable[[EncodedTensor, Form, Parts, int, int], Codes]
+
+_EXTRACTIONS: Mapping[str, _Extraction] = {
+    "gptq": _integers(unpack_gptq),
+    "awq": _integers(unpack_awq_rows),
+    "packed_int": _integers(unpack_packed_int),
+    "hqq": _integers(unpack_hqq_rows),
+    "scaled": _scaled,
+    "fp4": _fp4,
+    "bnb4": _bnb4,
+}
