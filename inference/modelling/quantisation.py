@@ -3,8 +3,8 @@
 ``quant`` names what the matrices of the layers become. ``auto``: they stay in the codes that the files have, if they
 have any. ``none``: they become floats. ``int8`` and ``int4`` quantise them; embedding and head then become int8
 whatever it says, since a step reads the head once for all layers' sake, and its rounding goes straight into the
-logits. Everything that is small or that a recurrence or a choice multiplies stays as it is: routers, norms,
-convolutions, A, D, dt, gates of few rows.
+logits. So does that of the last layer's down projection, which int4 leaves in int8. Everything that is small or that a
+recurrence or a choice multiplies stays as it is: routers, norms, convolutions, A, D, dt, gates of few rows.
 
 int8: 255 symmetric steps, a bfloat16 scale for each output and 128 inputs: 8.125 bits per weight. int4: 16 levels, a
 scale for each output and 32 inputs: 4.5 bits. ``blazr quantise`` writes further forms (``OWN_FORMS``), which stay
@@ -138,6 +138,20 @@ def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None
     return quant if leaf == "weight" and module.endswith("_proj") and module not in _KEPT else None
 
 
+def quantised_kinds(spec: ModelSpec, quant: Quant) -> Mapping[str, Kind | None]:
+    """What the parameters of a model become, by name; None: they stay.
+
+    Under int4 the last layer's down projections stay in int8: nothing behind them but the norm softens their rounding.
+    """
+    shapes = spec.parameter_shapes()
+    kinds = {name: quantised_kind(name, shape, quant) for name, shape in shapes.items()}
+    last = f"layers.{len(spec.layers) - 1}."
+    for name, kind in kinds.items():
+        if kind == "int4" and name.startswith(last) and name.endswith(".down_proj.weight"):
+            kinds[name] = "int8"
+    return kinds
+
+
 def kept_kinds(spec: ModelSpec) -> Mapping[str, Kind]:
     """The parameters whose codes lie in the files as a network keeps them (``blazr quantise``), and their kinds."""
     forms = {item.name: item.form for item in spec.encoded if item.coding == "blazr"}
@@ -235,11 +249,12 @@ def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, Enc
 
 def weights_bytes(spec: ModelSpec, dtype: str, quant: Quant) -> int:
     """Bytes of all weights of a network in memory."""
-    kept, coded, shapes = kept_kinds(spec), coded_parameters(spec, quant), spec.parameter_shapes()
+    kinds = {**quantised_kinds(spec, quant), **kept_kinds(spec)}
+    coded, shapes = coded_parameters(spec, quant), spec.parameter_shapes()
     return sum(
         sum(coded_bytes((part.rows, shape[-1]), part.form) for part in coded[name])
         if name in coded
-        else _bytes(shape, dtype, kept.get(name) or quantised_kind(name, shape, quant))
+        else _bytes(shape, dtype, kinds[name])
         for name, shape in shapes.items()
     )
 

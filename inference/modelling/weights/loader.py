@@ -31,7 +31,7 @@ from inference.modelling.quantisation import (
     code_bytes,
     coded_parameters,
     kept_kinds,
-    quantised_kind,
+    quantised_kinds,
 )
 from inference.modelling.sources import joined_names, stored_names
 from inference.modelling.spec import ModelSpec, Piece, Source
@@ -175,7 +175,7 @@ def _empty_network(spec: ModelSpec) -> HybridForCausalLM:
 
 def _parameters(spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: Quant) -> list[_Parameter]:
     """All parameters in the order of the files: what lies together is read as fast as a file from end to end."""
-    kept, coded = kept_kinds(spec), coded_parameters(spec, quant)
+    kept, coded, kinds = kept_kinds(spec), coded_parameters(spec, quant), quantised_kinds(spec, quant)
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, stored_names(item[1]))))
     return [
@@ -184,7 +184,7 @@ def _parameters(spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: 
             *_owner(network, name),
             source,
             shapes[name],
-            kept.get(name) or quantised_kind(name, shapes[name], quant),
+            kept.get(name) or kinds[name],
             is_kept=name in kept,
             coded=coded.get(name, ()),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import NativeBackend, pack_weights
 from inference.modelling.backends.native import packing
 from inference.modelling.families.registry import family_builder
-from inference.modelling.layers.linear import network_bytes
+from inference.modelling.layers.linear import Linear, network_bytes
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.quantisation import Quant, quantised_kind, weights_bytes
+from inference.modelling.quantisation import Quant, quantised_bytes, quantised_kind, quantised_kinds, weights_bytes
 from inference.modelling.weights.loader import load_network
 from inference.values.sampling_params import SamplingParams
 from models_registry.detection.inspection import inspect_checkpoint
@@ -103,6 +104,19 @@ def test_matrices_shrink_as_planned(checkpoint: Path, quant: Quant) -> None:
     planned = weights_bytes(spec, "float32", quant)
     # Blocks of 32 outputs are filled up: much for matrices as small as these, nothing for real ones.
     assert planned <= network_bytes(network) < 2 * planned
+
+
+def test_int4_keeps_the_last_down_projection_in_int8(checkpoint: Path) -> None:
+    network = load(checkpoint, "int4")
+    kinds, spec = quantised_kinds(network.spec, "int4"), network.spec
+    in_int8 = {name for name, kind in kinds.items() if kind == "int8" and name.startswith("layers.")}
+    assert in_int8 == {
+        name for name, shape in spec.parameter_shapes().items()
+        if name.startswith(f"layers.{len(spec.layers) - 1}.") and ".down_proj" in name and len(shape) == 2
+    }  # fmt: skip
+    for name in in_int8:
+        held = cast("Linear", network.get_submodule(name.removesuffix(".weight"))).packed_bytes
+        assert held >= quantised_bytes(spec.parameter_shapes()[name], "int8")
 
 
 def test_the_same_logits_alone_and_in_a_batch(checkpoint: Path) -> None:
