@@ -65,8 +65,12 @@ BLAZR_LLM_OPTIONS: dict[str, Any] = {
     "max_num_seqs": read.required_integer(
         "BLAZR_MAX_NUM_SEQS", 64, low=1, high=4096, help="Most requests of one model that are computed together."
     ),
-    "max_num_batched_tokens": read.required_integer(
-        "BLAZR_MAX_NUM_BATCHED_TOKENS", 512, low=16, high=1 << 20, help="Most tokens that are computed in one step."
+    "max_num_batched_tokens": read.integer(
+        "BLAZR_MAX_NUM_BATCHED_TOKENS",
+        None,
+        low=16,
+        high=1 << 20,
+        help="Most tokens that are computed in one step. Default: 256 on a CPU, 512 on CUDA.",
     ),
     "cache_bytes": read.size_bytes(
         "BLAZR_CACHE_BYTES",

@@ -13,6 +13,10 @@ from inference.modelling.quantisation import QUANTS, Quant
 from inference.text.grammars.checker import GrammarLimits
 from inference.values.speculative_options import SpeculativeOptions
 
+STEP_TOKENS = {"cpu": 256, "cuda": 512}
+"""Most tokens in one step by the kind of device. Others wait for their next token while a step lasts; on a CPU, 256
+tokens fill the products as well as 512 do (``python -m bench.step_tokens``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class LLMOptions:
@@ -24,7 +28,7 @@ class LLMOptions:
         max_model_len: Most tokens of prompt and output; None: the model's own, or as many as the states'
             memory holds, if that is less.
         max_num_seqs: Most sequences that are computed together.
-        max_num_batched_tokens: Most tokens in one step.
+        max_num_batched_tokens: Most tokens in one step; None: ``STEP_TOKENS``. ``max_num_seqs``, if that is more.
         cache_bytes: Memory for states; None: what ``max_num_seqs`` full sequences need, within ``CACHE_SHARE``.
         memory_bytes: On CUDA, memory for weights and states; None: ``CUDA_SHARE`` of what is free now. What is free
             while other models are loaded says nothing about what is there once they have left.
@@ -44,7 +48,7 @@ class LLMOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     cache_bytes: int | None = None
     memory_bytes: int | None = None
     block_size: int = 16
@@ -69,7 +73,7 @@ class LLMOptions:
             raise InvalidRequest(f"quant is {self.quant!r}; it must be {', '.join(QUANTS)}.", param="quant")
         if self.pooling not in POOLINGS:
             raise InvalidRequest(f"pooling is {self.pooling!r}; it must be {', '.join(POOLINGS)}.", param="pooling")
-        for name in ("max_model_len", "cache_bytes", "memory_bytes", "num_threads"):
+        for name in ("max_model_len", "max_num_batched_tokens", "cache_bytes", "memory_bytes", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}, it must be at least 1.", param=name)
@@ -82,3 +86,8 @@ class LLMOptions:
     def device_kind(self) -> str:
         """``cpu`` or ``cuda``."""
         return self.device.partition(":")[0]
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens in one step."""
+        return max(self.max_num_batched_tokens or STEP_TOKENS[self.device_kind], self.max_num_seqs)
