@@ -106,8 +106,8 @@ def quantisation_create(
         raise Conflict(f"{checkpoint.served_model_name} is {checkpoint.state}: {checkpoint.state_reason}")
     if not is_quantisable(checkpoint_inspection(checkpoint)):
         raise UnsupportedFormat(
-            f"{checkpoint.served_model_name} holds codes or is a GGUF file; quantise a safetensors checkpoint with the "
-            "weights as they were before they were quantised.",
+            f"{checkpoint.served_model_name} holds codes or is a GGUF or ggjt file; quantise a safetensors checkpoint "
+            "with the weights as they were before they were quantised.",
             param="checkpoint",
         )
     quantisations_sweep()

@@ -123,7 +123,7 @@ def test_missing_files_and_codes_are_refused(source: Checkpoint) -> None:
     source.state = "available"
     files = json.dumps(source.inspection["files"])
     source.inspection["files"] = json.loads(files.replace(".safetensors", ".gguf"))
-    with pytest.raises(UnsupportedFormat, match="tiny holds codes or is a GGUF file"):
+    with pytest.raises(UnsupportedFormat, match="tiny holds codes or is a GGUF or ggjt file"):
         started(source)
     assert not Quantisation.objects.exists()
 
