@@ -6,12 +6,14 @@ The C interface, not the ``Llama`` class, because that class computes one sequen
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy
 
 from bench.child import decode_rate, random_prompts
 
@@ -115,3 +117,17 @@ class LlamaCppPeer:
             tokens = [self._sample(number) for number in range(batch)]
             times.append(time.perf_counter())
         return decode_rate([[(at, 1) for at in times]] * batch)
+
+    def perplexity(self, token_ids: list[int], window: int) -> dict[str, float]:
+        """exp of the mean negative log-likelihood of each window's own next tokens."""
+        total, count = 0.0, 0
+        for begin in range(0, len(token_ids), window):
+            tokens = token_ids[begin : begin + window]
+            self._clear()
+            self._decode([(token, number, 0, True) for number, token in enumerate(tokens)])
+            for row, actual in enumerate(tokens[1:]):
+                values = llama_cpp.llama_get_logits_ith(self._context, row)
+                logits = numpy.ctypeslib.as_array(values, (self._vocab_size,)).astype(numpy.float64)
+                total += float(numpy.logaddexp.reduce(logits) - logits[actual])
+                count += 1
+        return {"perplexity": math.exp(total / count)}
