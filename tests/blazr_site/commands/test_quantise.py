@@ -34,10 +34,13 @@ def test_what_is_no_size(value: str) -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "out"
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
     options = ["quantise", "--model", "demo", "--cpu", "--tokens", "60", "--window", "30", "-o", str(target)]
-    assert main([*options, "--bytes", "1.3MB", "--json"]) == 0
+    assert main([*options, "--bytes", "1.3MB", "--json", "--chat-template", str(template)]) == 0
     written = capsys.readouterr()
     assert "s left" in written.err
+    assert "facts set by hand are no part of the result" in " ".join(written.err.split())
     found = json.loads(written.out)
     assert found["size_bytes"] == (target / "model.safetensors").stat().st_size <= 1_300_000
     assert main(["quality", "--model", str(target), "--against", "demo", "--quant", "none", "--tokens", "60",
