@@ -14,7 +14,7 @@ from inference.modelling.backends.backend import choose_backend
 from inference.modelling.layer_specs import AttentionSpec, Dtype, Mamba2Spec, MLPSpec, NormSpec, RopeSpec
 from inference.modelling.layers.packed import Packable
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.quantisation import Quant, quantised_kind
+from inference.modelling.quantisation import Quant, quantised_kinds
 from inference.modelling.spec import LayerSpec, ModelSpec
 
 NORM = NormSpec("rms", 1e-5)
@@ -81,9 +81,10 @@ def empty_network(spec: ModelSpec, device: torch.device | str, dtype: torch.dtyp
 @torch.inference_mode()
 def quantise_network(network: HybridForCausalLM, quant: Quant) -> HybridForCausalLM:
     """Quantise in place what the loader quantises, one matrix after the other, so that one is there twice at most."""
+    kinds = quantised_kinds(network.spec, quant)
     for path, owner in network.named_modules():
         for leaf, parameter in list(owner.named_parameters(recurse=False)):
-            kind = quantised_kind(f"{path}.{leaf}", parameter.shape, quant)
+            kind = kinds.get(f"{path}.{leaf}")
             if kind is not None:
                 backend = choose_backend(parameter.device, parameter.dtype)
                 packed = backend.quantise(parameter.detach(), kind)

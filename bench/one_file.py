@@ -1,4 +1,4 @@
-"""The same GGUF file here and in llama.cpp: ``python -m bench.one_file FILE``.
+"""Compare one GGUF file here and in llama.cpp: ``python -m bench.one_file FILE``.
 
 Both compute the file's own codes. They take turns within each round, as the speed of a shared machine changes within
 minutes. Prints tokens per second with the ratios of the rounds, the memory of the weights beside the file's size, and
@@ -31,7 +31,7 @@ NUM_TOKENS, WINDOW = 2048, 512
 
 
 def take_turns(ours: Child, other: Child, rounds: int) -> None:
-    """Print a line for each task."""
+    """Measure each task in alternating order and print one line per task."""
 
     def own() -> list[int]:
         return [pid for child in (ours, other) for pid in family(child.process.pid)]

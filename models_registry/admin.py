@@ -29,12 +29,14 @@ else:
 
 
 class ReadableChangeList(ChangeList):
-    """A page of rows, without damaged ones."""
+    """A change list that leaves damaged rows out."""
 
     def get_results(self, request: HttpRequest) -> None:
-        """Read the page."""
+        """Read one page of rows, without the damaged ones."""
         super().get_results(request)
-        self.result_list = readable_rows(self.result_list)
+        # The page is a slice, which can't be filtered row by row.
+        keys = list(self.result_list.values_list("pk", flat=True))
+        self.result_list = readable_rows(self.queryset.filter(pk__in=keys))
 
 
 class ReadOnlyRows:

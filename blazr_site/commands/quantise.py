@@ -21,8 +21,8 @@ from inference.host.units import format_bytes
 from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
 from inference.llm.quantising.writing import SourceFiles
 
-_UNWRITTEN = (
-    "facts set by hand are no part of the result; give --override, --vocab and --chat-template again where it is used."
+_OVERRIDES_NOT_WRITTEN = (
+    "--override, --vocab and --chat-template aren't written to the output; give them again when you load it."
 )
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(found, arguments.output, text)
     if arguments.override or arguments.vocab or arguments.chat_template:
-        stderr.print(f"[yellow]note:[/] {_UNWRITTEN}", highlight=False)
+        stderr.print(f"[yellow]note:[/] {_OVERRIDES_NOT_WRITTEN}", highlight=False)
     return 0
 
 

@@ -33,7 +33,8 @@ class PrefillOrder:
         """Yield requests by priority, then in turns of callers, which ``record`` changes meanwhile.
 
         Args:
-            prefilling, waiting: Requests, the latter by caller in order of arrival; so are a caller's yielded.
+            prefilling: Running requests whose prompts aren't computed yet.
+            waiting: Requests by caller, in order of arrival. A caller's requests are yielded in that order.
         """
         queues = {caller: queue.copy() for caller, queue in waiting.items()}
         for request in prefilling:

@@ -82,7 +82,7 @@ class Scheduler:
         cache: The prefix cache.
 
     Attributes:
-        waiting, running: Requests, sorted by rank; the waiting ones by caller, as a step can't look at each of many.
+        waiting, running: Requests by rank; ``waiting`` by caller, so that a step needn't read the whole queue.
         num_preemptions: Number of preemptions so far.
         token_budget: Maximum tokens of the next step; lowered when memory runs out.
     """
@@ -105,10 +105,10 @@ class Scheduler:
         if request.is_running:
             self._release(request)
         elif request in self.waiting.get(caller_of(request), ()):  # otherwise its prefix is still read from disk
-            self._leave(request)
+            self._remove_waiting(request)
         request.has_ended = True
 
-    def _leave(self, request: Request) -> None:
+    def _remove_waiting(self, request: Request) -> None:
         queue = self.waiting[caller_of(request)]
         queue.remove(request)
         if not queue:
@@ -177,12 +177,12 @@ class Scheduler:
         """
         prefilling = [request for request in self.running if not request.is_decoding]
         preempted: list[Request] = []
-        unseen, is_open = set(prefilling), True
+        not_visited, is_open = set(prefilling), True
         left = self._budget_left(scheduled)
         for request in self._prefill_order.iterate(prefilling, self.waiting):
-            if left == 0 or not (is_open or unseen):
+            if left == 0 or not (is_open or not_visited):
                 break
-            unseen.discard(request)
+            not_visited.discard(request)
             if is_open and not request.is_running:
                 # No request overtakes the first one that waits, or a long prompt would wait for ever.
                 is_open = self._admit(request, scheduled, preempted)
@@ -224,7 +224,7 @@ class Scheduler:
             scheduled[:] = [item for item in scheduled if item.request is not victim]
             # The victim's state has entered the prefix cache and may have evicted other state.
             match = self._find(request)
-        self._leave(request)
+        self._remove_waiting(request)
         self._start(request, match)
         return True
 

@@ -158,7 +158,7 @@ def jobs_claim(
 
 
 def _give_up_damaged(claimed: QuerySet[GenerationJob]) -> None:
-    """Let the sweep fail rows that were claimed and can't be read: they would be claimed again for ever."""
+    """Use up the attempts of claimed rows that can't be read, so that the next sweep fails them."""
     claimed.update(attempts=MAX_ATTEMPTS, lease_until=seconds_from_now(-1))
 
 

@@ -57,7 +57,7 @@ def jobs_sweep() -> SweepReport:
     leases_shorten(GenerationJob.objects.filter(state=JobState.RUNNING))
     lapsed = Q(state=JobState.RUNNING, lease_until__lt=Now())
     crash = GenerationFailed(
-        f"The worker died {MAX_ATTEMPTS} times while it ran this job; the job was given up. "
+        f"The job was given up after {MAX_ATTEMPTS} attempts: its worker died each time, or its stored row is damaged. "
         "If it fails again when submitted anew, its prompt or model breaks the engine."
     )
     cancelled = _end(Q(lapsed | Q(state=JobState.QUEUED), cancel_requested=True), JobState.CANCELLED)

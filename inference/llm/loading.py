@@ -107,7 +107,7 @@ def engine_config(plan: StatePlan, options: LLMOptions, dtype: Dtype, invalid_to
         num_state_slots=plan.num_state_slots,
         block_size=plan.block_size,
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.step_tokens,
+        max_num_batched_tokens=options.effective_max_num_batched_tokens,
         device=options.device,
         dtype=dtype,
         invalid_token_ids=tuple(invalid_token_ids),

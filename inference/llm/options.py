@@ -13,9 +13,9 @@ from inference.modelling.quantisation import QUANTS, Quant
 from inference.text.grammars.checker import GrammarLimits
 from inference.values.speculative_options import SpeculativeOptions
 
-STEP_TOKENS = {"cpu": 256, "cuda": 512}
-"""Most tokens in one step by the kind of device. Others wait for their next token while a step lasts; on a CPU, 256
-tokens fill the products as well as 512 do (``python -m bench.step_tokens``)."""
+DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 512}
+"""By kind of device. A longer step delays the next token of every other request; on a CPU, 512 tokens per step aren't
+faster than 256 (``python -m bench.step_tokens``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class LLMOptions:
         max_model_len: Most tokens of prompt and output; None: the model's own, or as many as the states'
             memory holds, if that is less.
         max_num_seqs: Most sequences that are computed together.
-        max_num_batched_tokens: Most tokens in one step; None: ``STEP_TOKENS``. ``max_num_seqs``, if that is more.
+        max_num_batched_tokens: Most tokens in one step, raised to ``max_num_seqs`` if lower; None:
+            ``DEFAULT_MAX_NUM_BATCHED_TOKENS`` of the device.
         cache_bytes: Memory for states; None: what ``max_num_seqs`` full sequences need, within ``CACHE_SHARE``.
         memory_bytes: On CUDA, memory for weights and states; None: ``CUDA_SHARE`` of what is free now. What is free
             while other models are loaded says nothing about what is there once they have left.
@@ -88,6 +89,7 @@ class LLMOptions:
         return self.device.partition(":")[0]
 
     @property
-    def step_tokens(self) -> int:
-        """Most tokens in one step."""
-        return max(self.max_num_batched_tokens or STEP_TOKENS[self.device_kind], self.max_num_seqs)
+    def effective_max_num_batched_tokens(self) -> int:
+        """``max_num_batched_tokens``, or the device's default; at least ``max_num_seqs``."""
+        default = DEFAULT_MAX_NUM_BATCHED_TOKENS[self.device_kind]
+        return max(self.max_num_batched_tokens or default, self.max_num_seqs)

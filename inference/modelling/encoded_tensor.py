@@ -1,7 +1,7 @@
 """EncodedTensor: how one weight is computed from the tensors that a quantised checkpoint holds in its place.
 
-A quantised checkpoint is read as the checkpoint that it was made from. Families and specs name the weight
-(``….q_proj.weight``); the files hold codes, scales and zero points. Standard library only, like the specs.
+Families and specs name the weight (``….q_proj.weight``), as in the checkpoint before quantisation; the files hold
+codes, scales and zero points. Standard library only, like the specs.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class EncodedTensor:
         nested_size: Values of absmax that share a nested_absmax (``bnb4``).
         form: What the codes stand for (``blazr``): a name of ``inference.modelling.quantisation.OWN_FORMS``.
         type: GGML's name of the blocks (``gguf``).
-        scales: dtype that scales and offsets have where the codes are kept; empty: the values are computed. Not for
-            ``blazr`` and ``gguf``, whose forms say it.
-        levels: ``quant_map`` in bytes (``bnb4``), see ``encodings.byte_levels``; empty: it has none.
+        scales: dtype of scales and offsets if the codes stay in memory; empty: the weight is expanded to floats. Unused
+            for ``blazr`` and ``gguf``, whose forms state it.
+        levels: The values of ``quant_map`` rounded to bytes (``bnb4``), see ``encodings.byte_levels``; else empty.
     """
 
     name: str

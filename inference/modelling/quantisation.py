@@ -3,8 +3,9 @@
 ``quant`` names what the matrices of the layers become. ``auto``: they stay in the codes that the files have, if they
 have any. ``none``: they become floats. ``int8`` and ``int4`` quantise them; embedding and head then become int8
 whatever it says, since a step reads the head once for all layers' sake, and its rounding goes straight into the
-logits. So does that of the last layer's down projection, which int4 leaves in int8. Everything that is small or that a
-recurrence or a choice multiplies stays as it is: routers, norms, convolutions, A, D, dt, gates of few rows.
+logits. The same holds for the down projection of the last layer, which int4 therefore quantises to int8. Everything
+that is small or that a recurrence or a choice multiplies stays as it is: routers, norms, convolutions, A, D, dt, gates
+of few rows.
 
 int8: 255 symmetric steps, a bfloat16 scale for each output and 128 inputs: 8.125 bits per weight. int4: 16 levels, a
 scale for each output and 32 inputs: 4.5 bits. ``blazr quantise`` writes further forms (``OWN_FORMS``), which stay
@@ -52,7 +53,7 @@ PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1),
 CHUNK_INPUTS: Mapping[int, int] = {2: 16, 3: 32, 4: 8, 5: 32, 6: 16, 8: 4}
 """Bits of a code to the inputs whose fields fill whole words of the native layout."""
 ROW_GROUP = 32
-"""A group that holds a whole row is a multiple of it."""
+"""If a row has one scale, its group size is the row's length rounded up to a multiple of this."""
 MAX_TABLE_BITS = 4
 """Codes of more bits stand for ``code - zero``."""
 
@@ -120,14 +121,12 @@ OWN_FORMS: Mapping[FormName, Form] = {
 """The forms that ``blazr quantise`` writes, those of the fewest bits first."""
 
 
-def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None:
-    """What a parameter becomes; None: it stays.
+def is_quantisable(name: str, shape: Sequence[int]) -> bool:
+    """Whether int8 and int4 quantise the parameter of this name and shape."""
+    return _kind_by_name(name, shape, "int8") is not None
 
-    Args:
-        name: Full parameter name.
-        shape: Its shape.
-        quant: What was asked for.
-    """
+
+def _kind_by_name(name: str, shape: Sequence[int], quant: Quant) -> Kind | None:
     if quant == "auto" or quant == "none" or len(shape) not in (2, 3) or min(shape[-2:]) < SMALLEST_SIDE:
         return None
     if name in _HEADS:
@@ -139,12 +138,13 @@ def quantised_kind(name: str, shape: Sequence[int], quant: Quant) -> Kind | None
 
 
 def quantised_kinds(spec: ModelSpec, quant: Quant) -> Mapping[str, Kind | None]:
-    """What the parameters of a model become, by name; None: they stay.
+    """Map each parameter of a model to the kind that it is quantised to; None: it isn't quantised.
 
-    Under int4 the last layer's down projections stay in int8: nothing behind them but the norm softens their rounding.
+    Under int4, a ``down_proj`` of the last layer becomes int8: its error reaches the logits through no further layer.
+    Stacked experts aren't excepted.
     """
     shapes = spec.parameter_shapes()
-    kinds = {name: quantised_kind(name, shape, quant) for name, shape in shapes.items()}
+    kinds = {name: _kind_by_name(name, shape, quant) for name, shape in shapes.items()}
     last = f"layers.{len(spec.layers) - 1}."
     for name, kind in kinds.items():
         if kind == "int4" and name.startswith(last) and name.endswith(".down_proj.weight"):
@@ -228,7 +228,7 @@ def _safetensors_form(item: EncodedTensor) -> Form | None:
 
 
 def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, EncodedTensor]) -> tuple[CodedRows, ...]:
-    if quantised_kind(name, shape, "int8") is None or any(item not in items for item in source.tensor_names()):
+    if not is_quantisable(name, shape) or any(item not in items for item in source.tensor_names()):
         return ()
     names = joined_names(source, shape, lambda stored: items[stored].shape)
     rows: list[CodedRows] = []

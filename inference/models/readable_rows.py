@@ -15,10 +15,15 @@ MAX_NAMED = 20
 
 
 def readable_rows(rows: QuerySet[Row], limit: int | None = None) -> list[Row]:
-    """Return up to ``limit`` rows, without damaged ones; those are named in one line of the log.
+    """Return up to ``limit`` readable rows; one log line names the damaged rows by primary key.
 
-    SQLite stores whatever it is given. One such value would otherwise break every list that has its row.
+    SQLite stores any value in any column, and Django fails the whole list for one value that it can't convert.
+
+    Args:
+        rows: A queryset without a slice: rows are fetched one by one after a failure.
+        limit: Most rows; None: all.
     """
+    assert not rows.query.is_sliced
     try:
         return list(rows[:limit])
     except (TypeError, ValueError):

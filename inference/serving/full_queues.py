@@ -33,7 +33,7 @@ class FullQueues:
 
     def __init__(self) -> None:
         self._refusals: dict[str, dict[str, _Refusal]] = {}
-        self._names: dict[str, set[str]] = {}  # of refused requests, by the model's own name
+        self._requested_names: dict[str, set[str]] = {}  # served name to names and aliases
 
     def record(self, model: str, principal: Principal, error: NoPlace, *, served_name: str) -> None:
         """Remember that a request of ``principal`` was refused.
@@ -46,8 +46,8 @@ class FullQueues:
         """
         if len(self._refusals) >= MAX_MODELS:
             self._refusals.clear()
-            self._names.clear()
-        self._names.setdefault(served_name, set()).add(model)
+            self._requested_names.clear()
+        self._requested_names.setdefault(served_name, set()).add(model)
         callers = self._refusals.setdefault(model, {})
         if len(callers) >= MAX_CALLERS:
             callers.clear()
@@ -79,7 +79,7 @@ class FullQueues:
         Args:
             served_name: The model's own name, not an alias: requests under all its names share the queue.
         """
-        for model in self._names.pop(served_name, ()):
+        for model in self._requested_names.pop(served_name, ()):
             self._refusals.pop(model, None)
 
 

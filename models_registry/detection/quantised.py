@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.blazr import METHOD
 from inference.modelling.encodings.quantisation_config import (
     SIDE_FILES,
     QuantisationConfig,
@@ -37,13 +36,13 @@ def decode_quantised(
 
 
 def _warn_of_expanded(encoded: Sequence[EncodedTensor], facts: Facts) -> None:
-    """Say what takes more memory than the files."""
-    expanded = [item for item in encoded if item.coding != METHOD and stored_form(item) is None]
+    """Warn of weights that are expanded to floats, and state their size."""
+    expanded = [item for item in encoded if item.coding != "blazr" and stored_form(item) is None]
     if expanded:
         weights = sum(math.prod(item.shape) for item in expanded)
         facts.warn(
-            f"{len(expanded)} of {len(encoded)} weights in codes are expanded while they are loaded, as no product "
-            f"takes them as they are ({expanded[0].name[:80]}): in bfloat16 they take "
+            f"{len(expanded)} of {len(encoded)} quantised weights, such as {expanded[0].name[:80]}, are expanded while "
+            f"they are loaded, because no kernel multiplies their codes: in bfloat16 they take "
             f"{weights * 2 / (1 << 20):,.0f} MiB. quant int8 or int4 makes them small again, at the cost of another "
             "rounding (blazr quality measures it)."
         )

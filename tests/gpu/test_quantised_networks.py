@@ -18,7 +18,7 @@ from inference.modelling.layer_specs import MLPSpec, MoESpec
 from inference.modelling.layers.coded import packed_rows, quantised_rows
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.layers.packed import PlainQuantised
-from inference.modelling.quantisation import OWN_FORMS, quantised_kind, weights_bytes
+from inference.modelling.quantisation import OWN_FORMS, is_quantisable, weights_bytes
 from inference.modelling.spec import LayerSpec, ModelSpec, tensor
 from inference.modelling.weights.loader import load_network
 from tests.gpu.test_cuda_graphs import assert_padding_changes_nothing
@@ -101,7 +101,7 @@ def test_a_load_gives_the_device_form(name, quant, device, tmp_path, monkeypatch
     count = 0
     for key, shape in spec.parameter_shapes().items():
         path, _, leaf = key.rpartition(".")
-        if quantised_kind(key, shape, quant) is None:
+        if not is_quantisable(key, shape):
             continue
         found, wanted = (packed_of(part.get_submodule(path), leaf) for part in (network, plain))
         assert isinstance(found, DeviceQuantised), key
@@ -121,7 +121,7 @@ def test_codes_of_a_file_are_kept(name, device, tmp_path):
     tensors = {key: value.cpu() for key, value in random_network(spec, device, torch.float32, 5).state_dict().items()}
     encoded, wanted = [], {}
     for key, value in list(tensors.items()):
-        if value.dim() == 2 and quantised_kind(key, value.shape, "int8") is not None:
+        if value.dim() == 2 and is_quantisable(key, value.shape):
             form, parts = next(forms), {"codes": f"{key}.codes", "scales": f"{key}.scales"}
             codes, scales = quantised_rows(tensors.pop(key), form)
             tensors |= {parts["codes"]: codes, parts["scales"]: scales}

@@ -7,6 +7,7 @@ import uuid
 from datetime import timedelta
 
 import pytest
+from django.contrib import admin
 from django.contrib.messages import get_messages
 from django.test import Client
 from django.utils import timezone
@@ -97,15 +98,17 @@ def test_a_jobs_prompt_and_result_stay_out(admin_client: Client):
     assert admin_client.post(f"/admin/inference/generationjob/{job.pk}/delete/", {"post": "yes"}).status_code == 403
 
 
-def test_a_damaged_job_is_left_out_of_the_list(admin_client: Client):
+@pytest.mark.parametrize("per_page", [2, 100])
+def test_a_damaged_job_is_left_out_of_the_list(admin_client: Client, monkeypatch: pytest.MonkeyPatch, per_page: int):
+    monkeypatch.setattr(type(admin.site._registry[GenerationJob]), "list_per_page", per_page)
     jobs = [
         GenerationJob.objects.create(
             tenant="key:1", endpoint="completion", model="tiny", checkpoint_id=uuid.uuid4(), digest="d",
             plan="{}", state=JobState.QUEUED, created_at=timezone.now(),
         )
-        for _ in range(2)
+        for _ in range(3)
     ]  # fmt: skip
-    damage(jobs[0], "job_id")
+    damage(jobs[2], "job_id")  # the newest one is on the first page
     page = admin_client.get("/admin/inference/generationjob/")
     assert page.status_code == 200
     assert str(jobs[1].job_id) in page.content.decode()

@@ -17,7 +17,7 @@ from inference.modelling.encodings.blazr import CODES, SCALES, STORED_DTYPES
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.gguf.ggjt import has_ggml_suffix
 from inference.modelling.layer_specs import Shape
-from inference.modelling.quantisation import BLOCK_ROWS, OWN_FORMS, FormName, coded_bytes, quantised_kind
+from inference.modelling.quantisation import BLOCK_ROWS, OWN_FORMS, FormName, coded_bytes, is_quantisable
 from inference.modelling.spec import ModelSpec, Piece
 
 KINDS: tuple[FormName, ...] = tuple(OWN_FORMS)
@@ -72,7 +72,7 @@ def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]
     uses = Counter(name for source in spec.parameters.values() for name in source.tensor_names())
     grouped: dict[str, dict[str, Shape]] = {}
     for name, shape in shapes.items():
-        if quantised_kind(name, shape, "int4") is None or shape[-1] % NUM_COLUMNS:
+        if not is_quantisable(name, shape) or shape[-1] % NUM_COLUMNS:
             continue
         source = spec.parameters[name]
         is_plain = all(piece == Piece(piece.name) for piece in source.pieces)

@@ -93,7 +93,7 @@ def _partial_directory(target: Path) -> Iterator[Path]:
     partial = target / f".partial-{os.getpid()}"
     created: list[Path] = []
     try:
-        _remove_left_partial_directories(target)
+        _remove_stale_partial_directories(target)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise InvalidRequest(
                 f"{str(target)[:200]} exists and isn't an empty directory; name another one with -o.", param="output"
@@ -116,8 +116,8 @@ def _partial_directory(target: Path) -> Iterator[Path]:
                 directory.rmdir()
 
 
-def _remove_left_partial_directories(target: Path) -> None:
-    """Remove the unfinished files of killed processes, which would refuse the target as not empty."""
+def _remove_stale_partial_directories(target: Path) -> None:
+    """Remove directories of killed processes: the target would count as not empty. Pids are those of this machine."""
     for left in target.glob(".partial-*"):
         try:
             os.kill(int(left.name.removeprefix(".partial-")), 0)

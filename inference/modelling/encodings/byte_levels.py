@@ -11,16 +11,16 @@ from functools import lru_cache
 
 _MAX_LEVEL = 127
 _MIN_LARGEST = 64
-"""Below it the rounding only grows."""
+"""Smallest magnitude of the largest level that is tried: smaller ones only round more."""
 _STEPS = 16
-"""Factors that are tried from one number to the next."""
+"""Magnitudes tried per unit."""
 
 
 @lru_cache(maxsize=16)
 def byte_levels(table: tuple[float, ...]) -> tuple[tuple[int, ...], float] | None:
-    """Return levels, -127 to 127, and the step by which they become the values, as nearly as they can.
+    """Return levels from -127 to 127 and a step, so that level · step approximates the values of ``table``.
 
-    None: the table holds only zeros, or what isn't finite.
+    None: ``table`` has a value that isn't finite, or no value but 0.
     """
     largest = max(map(abs, table), default=0.0)
     if not all(map(math.isfinite, table)) or not largest:

@@ -17,9 +17,9 @@ from inference.modelling.encodings.parts import (
     FLOATS,
     Parts,
     are_groups_in_order,
+    choose_scale_dtype,
     expect_matrix,
     expect_shape,
-    kept_scales,
 )
 from inference.modelling.encodings.quantisation_config import QuantisationConfig, whole_number
 from inference.modelling.families.config import MAX_SIZE
@@ -139,7 +139,7 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
     parts.add(
         EncodedTensor(
             name.removesuffix("_packed"), (outputs, inputs), "packed_int", names, bits=scheme.bits, group_size=size,
-            scales=kept_scales(scale, has_zeros="zero_point" in names) if in_order else "",
+            scales=choose_scale_dtype(scale, has_zeros="zero_point" in names) if in_order else "",
         )
     )  # fmt: skip
     parts.ignore(stem + "shape")

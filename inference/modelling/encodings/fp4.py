@@ -12,9 +12,9 @@ from inference.modelling.encodings.parts import (
     EXPONENTS,
     FLOATS,
     Parts,
+    choose_scale_dtype,
     expect_matrix,
     expect_shape,
-    kept_scales,
     num_values,
 )
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
@@ -68,7 +68,7 @@ def _take_matrix(parts: Parts, name: str, logical: str, global_name: str, *, div
             )
         names["global_scale"] = global_name
     shape = (outputs, pairs * 2)
-    kept = kept_scales(scale, has_zeros=False)
+    kept = choose_scale_dtype(scale, has_zeros=False)
     parts.add(EncodedTensor(logical, shape, "fp4", names, bits=4, group_size=group, divides=divides, scales=kept))
 
 

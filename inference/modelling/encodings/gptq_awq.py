@@ -15,9 +15,9 @@ from inference.modelling.encodings.parts import (
     FLOATS,
     Parts,
     are_groups_in_order,
+    choose_scale_dtype,
     expect_matrix,
     expect_shape,
-    kept_scales,
 )
 from inference.modelling.encodings.quantisation_config import QuantisationConfig, whole_number
 
@@ -70,7 +70,7 @@ def _take(parts: Parts, stem: str, config: QuantisationConfig | None) -> None:
             raise UnsupportedFormat(f"{config and config.file}: AWQ with {stated} bits; 4 are read.", param="bits")
         group_size = _group_size(qweight, rows, num_groups, config)
         shape = (outputs, rows)
-        kept = kept_scales(scales, has_zeros=True)
+        kept = choose_scale_dtype(scales, has_zeros=True)
         parts.add(EncodedTensor(stem + "weight", shape, "awq", names, bits=4, group_size=group_size, scales=kept))
 
 
@@ -105,7 +105,7 @@ def _take_gptq(parts: Parts, names: Mapping[str, str], config: QuantisationConfi
     second = config is not None and "gptq_v2" in (config.values.get("checkpoint_format"), config.values.get("format"))
     group_size = _group_size(qweight, inputs, num_groups, config)
     in_order = "g_idx" not in names or are_groups_in_order(parts, names["g_idx"], group_size)
-    kept = kept_scales(parts.tensors[names["scales"]], has_zeros=True) if in_order else ""
+    kept = choose_scale_dtype(parts.tensors[names["scales"]], has_zeros=True) if in_order else ""
     parts.add(
         EncodedTensor(
             qweight.removesuffix("qweight") + "weight", (outputs, inputs), "gptq", names, bits=bits,

@@ -9,7 +9,7 @@ import math
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.parts import FLOATS, Parts, kept_scales, num_values
+from inference.modelling.encodings.parts import FLOATS, Parts, choose_scale_dtype, num_values
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
 from inference.modelling.families.config import MAX_SIZE
 
@@ -79,7 +79,7 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
             param=name,
         )
     names = {"packed": name, "scale": stem + "scale", "zero": stem + "zero"}
-    kept = kept_scales(scale, has_zeros=True) if axis == 1 else ""
+    kept = choose_scale_dtype(scale, has_zeros=True) if axis == 1 else ""
     parts.add(EncodedTensor(stem + "weight", shape, "hqq", names, bits=bits, group_size=group, axis=axis, scales=kept))
     parts.ignore(*(stem + setting for setting in _SETTINGS))
 

@@ -19,7 +19,7 @@ FLOATS = ("F32", "F16", "BF16", "F64")
 EXPONENTS = ("U8", "F8_E8M0")
 """dtypes of scales that are powers of two: 2^(byte - 127)."""
 _MAX_INDEX_BYTES = 1 << 18
-"""Of a ``g_idx`` that is read."""
+"""A larger ``g_idx`` isn't read, and its weight is expanded."""
 
 
 class Parts:
@@ -109,10 +109,10 @@ def num_values(info: TensorInfo) -> int:
     return math.prod(info.shape)
 
 
-def kept_scales(scale: TensorInfo, *, has_zeros: bool) -> Literal["float16", "bfloat16"]:
-    """dtype of scales, and of offsets for zero points, beside codes that are kept.
+def choose_scale_dtype(scale: TensorInfo, *, has_zeros: bool) -> Literal["float16", "bfloat16"]:
+    """Choose the dtype of the scales and offsets that are kept beside codes.
 
-    bfloat16 where that is exact. float16 keeps three bits more, which offsets need: they are many times a scale.
+    bfloat16 where it is exact. Otherwise float16, whose three more bits offsets need: they are many times a scale.
     """
     return "bfloat16" if scale.dtype in ("BF16", *EXPONENTS) and not has_zeros else "float16"
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.compressed import WeightScheme, schemes_of
-from inference.modelling.encodings.parts import EXPONENTS, FLOATS, Parts, expect_shape, kept_scales, num_values
+from inference.modelling.encodings.parts import EXPONENTS, FLOATS, Parts, choose_scale_dtype, expect_shape, num_values
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
 from inference.modelling.families.config import TensorInfo
 
@@ -77,7 +77,7 @@ def _take(parts: Parts, name: str, info: TensorInfo, config: QuantisationConfig 
         zero = parts.need(zero_name, name, ("I8", *_CODES, *FLOATS))
         expect_shape(zero_name, zero, scale.shape, scale_name)
         names["zero_point"] = zero_name
-    kept = kept_scales(scale, has_zeros=zero_name in parts.tensors) if info.dtype == "I8" else ""
+    kept = choose_scale_dtype(scale, has_zeros=zero_name in parts.tensors) if info.dtype == "I8" else ""
     parts.add(EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, scales=kept))
 
 

@@ -70,10 +70,10 @@ class EncodedReader:
         """Rows in codes, the matrices of a stack one below the other; for forms that ``stored_form`` has.
 
         Raises:
-            CorruptCheckpoint: A file ends too early, or as ``kept_codes``.
+            CorruptCheckpoint: A file ends too early, or ``kept_codes`` refuses it.
         """
         form = stored_form(self._item)
-        assert form is not None, self._item.form
+        assert form is not None, self._item.name
         parts = self._loaded()
         if self._item.coding == "blazr":
             planes, scales = (parts[role].flatten(0, -2)[first : first + count] for role in ("codes", "scales"))

@@ -40,7 +40,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert main([*options, "--bytes", "1.3MB", "--json", "--chat-template", str(template)]) == 0
     written = capsys.readouterr()
     assert "s left" in written.err
-    assert "facts set by hand are no part of the result" in " ".join(written.err.split())
+    assert "aren't written to the output; give them again" in " ".join(written.err.split())
     found = json.loads(written.out)
     assert found["size_bytes"] == (target / "model.safetensors").stat().st_size <= 1_300_000
     assert main(["quality", "--model", str(target), "--against", "demo", "--quant", "none", "--tokens", "60",

@@ -48,7 +48,7 @@ def test_three_crashes_without_progress_fail_the_job_with_a_reason():
     assert jobs_sweep().failed == 1
     row.refresh_from_db()
     assert row.state == JobState.FAILED
-    assert "died 3 times" in job_error(row).message
+    assert "after 3 attempts" in job_error(row).message
     with pytest.raises(GenerationFailed):
         job_result(row)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+PartTensors = Mapping[str, torch.Tensor]
+"""The tensors of one weight by role, see ``EncodedTensor``."""
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The nibble that holds each of eight neighbouring outputs."""
 

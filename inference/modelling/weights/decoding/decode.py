@@ -14,8 +14,8 @@ from inference.modelling.weights.decoding.floats import decode_bnb4, decode_fp4,
 from inference.modelling.weights.decoding.integers import (
     decode_hqq,
     unpack_awq_rows,
-    unpack_gptq,
-    unpack_packed_int,
+    unpack_gptq_rows,
+    unpack_packed_int_rows,
 )
 
 
@@ -26,9 +26,9 @@ def _decode_own(item: EncodedTensor, parts: Mapping[str, torch.Tensor], begin: i
 
 
 _DECODERS: Mapping[str, Callable[[EncodedTensor, Mapping[str, torch.Tensor], int, int], torch.Tensor]] = {
-    "gptq": lambda *rows: unpack_gptq(*rows).dense(),
-    "awq": lambda *rows: unpack_awq_rows(*rows).dense(),
-    "packed_int": lambda *rows: unpack_packed_int(*rows).dense(),
+    "gptq": lambda *args: unpack_gptq_rows(*args).dense(),
+    "awq": lambda *args: unpack_awq_rows(*args).dense(),
+    "packed_int": lambda *args: unpack_packed_int_rows(*args).dense(),
     "scaled": decode_scaled,
     "fp4": decode_fp4,
     "bnb4": decode_bnb4,

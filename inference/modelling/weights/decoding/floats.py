@@ -6,20 +6,17 @@ Functions that decode return entries ``begin`` to ``stop`` of the weight's first
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.weights.decoding.bits import unpack_nibbles
-
-Parts = Mapping[str, torch.Tensor]
+from inference.modelling.weights.decoding.bits import PartTensors, unpack_nibbles
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """E2M1: a sign, two bits of exponent, one of mantissa. Source: OCP Microscaling Formats 1.0, section 5.3.3."""
 
 
-def decode_scaled(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+def decode_scaled(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
     """W = (q - zero) · scale / divisor, a scale for each block of outputs and inputs, the last ones perhaps cut."""
     values = parts["codes"][begin:stop].float()
     if "zero_point" in parts:
@@ -28,34 +25,35 @@ def decode_scaled(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> t
     return values if item.divisor == 1.0 else values.div_(item.divisor)
 
 
-def decode_fp4(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+def decode_fp4(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
     """W = table[nibble] · scale, and times or by a global scale; the low nibble of a byte comes first."""
     codes = fp4_codes(parts, begin, stop)
     values = torch.tensor(FP4_VALUES)[codes.to(torch.int32)]
     values *= scales_of(parts["scale"][begin:stop]).repeat_interleave(item.group_size, -1)[..., : values.shape[-1]]
-    values = _scaled_as_a_whole(item, parts, values)
+    values = _apply_global_scale(item, parts, values)
     return values.transpose(-1, -2) if item.is_transposed else values
 
 
-def fp4_codes(parts: Parts, begin: int, stop: int) -> torch.Tensor:
+def fp4_codes(parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
     """(n, …, i) uint8 codes."""
     blocks = parts["blocks"][begin:stop]
     return unpack_nibbles(blocks.flatten(-2) if blocks.dim() > parts["scale"].dim() else blocks)
 
 
-def fp4_scales(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+def fp4_scales(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
     """(n, …, g) float32 scales, the global one included."""
-    return _scaled_as_a_whole(item, parts, scales_of(parts["scale"][begin:stop]))
+    return _apply_global_scale(item, parts, scales_of(parts["scale"][begin:stop]))
 
 
-def _scaled_as_a_whole(item: EncodedTensor, parts: Parts, values: torch.Tensor) -> torch.Tensor:
+def _apply_global_scale(item: EncodedTensor, parts: PartTensors, values: torch.Tensor) -> torch.Tensor:
+    """Multiply or divide by ``global_scale``, if the weight has one."""
     if "global_scale" not in parts:
         return values
     whole = parts["global_scale"].float().reshape(())
     return values / whole if item.divides else values * whole
 
 
-def decode_bnb4(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+def decode_bnb4(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
     """W = map[code] · absmax over the row-major weights; the high nibble of a byte comes first.
 
     Source: Dettmers et al. 2023, https://arxiv.org/abs/2305.14314, sections 3 (NF4, double quantisation). absmax in
@@ -69,13 +67,13 @@ def decode_bnb4(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> tor
     return (values * absmax[blocks]).view(stop - begin, *item.shape[1:])
 
 
-def bnb4_codes(parts: Parts, first: int, last: int) -> torch.Tensor:
+def bnb4_codes(parts: PartTensors, first: int, last: int) -> torch.Tensor:
     """Codes ``first`` to ``last`` of the row-major weights, uint8."""
     packed = parts["packed"].contiguous().flatten().view(torch.uint8)
     return unpack_nibbles(packed[first // 2 : -(-last // 2)], high_first=True)[first % 2 :][: last - first]
 
 
-def bnb4_absmax(item: EncodedTensor, parts: Parts, first: int, last: int) -> torch.Tensor:
+def bnb4_absmax(item: EncodedTensor, parts: PartTensors, first: int, last: int) -> torch.Tensor:
     """Largest magnitudes of blocks ``first`` to ``last``, float32."""
     absmax = parts["absmax"].flatten()[first:last]
     if not item.nested_size:

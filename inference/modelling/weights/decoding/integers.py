@@ -5,16 +5,19 @@ Letters: o outputs, i inputs, g groups, b bits. All functions return rows ``begi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.weights.decoding.bits import unpack_awq, unpack_plane_rows, unpack_planes, unpack_words
-
-Parts = Mapping[str, torch.Tensor]
+from inference.modelling.weights.decoding.bits import (
+    PartTensors,
+    unpack_awq,
+    unpack_plane_rows,
+    unpack_planes,
+    unpack_words,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class IntegerCodes:
         return values
 
 
-def unpack_gptq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> IntegerCodes:
+def unpack_gptq_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> IntegerCodes:
     """W[o, i] = (q[i, o] - z[group(i), o]) · s[group(i), o].
 
     Source: AutoGPTQ's QuantLinear. ``g_idx`` gives each input's group; the zero points of the first version are stored
@@ -54,7 +57,7 @@ def unpack_gptq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> Int
     return IntegerCodes(codes, zeros.T.float(), scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
 
 
-def unpack_awq_rows(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> IntegerCodes:
+def unpack_awq_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> IntegerCodes:
     """W[o, i] = (q[i, o] - z[group(i), o]) · s[group(i), o]. Source: AutoAWQ's WQLinear_GEMM."""
     first, last = begin // 8, -(-stop // 8)
     cut = slice(begin - 8 * first, stop - 8 * first)
@@ -64,7 +67,7 @@ def unpack_awq_rows(item: EncodedTensor, parts: Parts, begin: int, stop: int) ->
     return IntegerCodes(codes, zeros.float(), scales, _groups(item, None, scales.shape[1]))
 
 
-def unpack_packed_int(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> IntegerCodes:
+def unpack_packed_int_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> IntegerCodes:
     """W = (q - 2^(b-1) - z) · s, where z is stored with the same offset.
 
     Source: compressed-tensors' pack_quantized. Codes that don't fill a word are packed densely by newer versions and
@@ -84,7 +87,7 @@ def unpack_packed_int(item: EncodedTensor, parts: Parts, begin: int, stop: int) 
     return IntegerCodes(codes, zeros, scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
 
 
-def unpack_hqq_rows(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> IntegerCodes:
+def unpack_hqq_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> IntegerCodes:
     """W = (q - zero) · scale, for ``axis`` 1 and rows of whole groups, of which only the words needed are read."""
     columns = item.shape[1]
     per_row = columns // item.group_size
@@ -96,7 +99,7 @@ def unpack_hqq_rows(item: EncodedTensor, parts: Parts, begin: int, stop: int) ->
     return IntegerCodes(codes, zeros.view(-1, per_row), scale[numbers].view(-1, per_row), groups)
 
 
-def decode_hqq(item: EncodedTensor, parts: Parts, begin: int, stop: int) -> torch.Tensor:
+def decode_hqq(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
     """W = (q - zero) · scale in float32 over groups of the row-major weights: rows of (g, n), or columns of (n, g).
 
     Source: HQQ's Quantizer.dequantize; ``axis`` 1 is the rows. All codes are unpacked, one byte each.

@@ -16,6 +16,7 @@ from inference.modelling.encodings.byte_levels import byte_levels
 from inference.modelling.layers.code_search import scales_dtype
 from inference.modelling.layers.coded import Codes
 from inference.modelling.quantisation import Form
+from inference.modelling.weights.decoding.bits import PartTensors
 from inference.modelling.weights.decoding.floats import (
     bnb4_absmax,
     bnb4_codes,
@@ -27,22 +28,20 @@ from inference.modelling.weights.decoding.floats import (
 from inference.modelling.weights.decoding.integers import (
     IntegerCodes,
     unpack_awq_rows,
-    unpack_gptq,
+    unpack_gptq_rows,
     unpack_hqq_rows,
-    unpack_packed_int,
+    unpack_packed_int_rows,
 )
-
-Parts = Mapping[str, torch.Tensor]
 
 _FP4_STEP = 0.5
 """Levels of four-bit floats are twice their values."""
 
 
-def kept_codes(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
-    """Rows of a weight in its codes.
+def kept_codes(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
+    """Return rows of a weight as codes, with float32 scales and offsets.
 
-    Scales are rounded to the form's dtype. So are offsets, (zero of the form - zero point) · scale, which costs a
-    weight at most 2^-11 of the offset.
+    Offsets are (form.zero - zero point) · scale. ``CodeStore.put`` rounds scales and offsets to the form's dtype: for
+    float16 by at most 2^-11 of each normal value.
 
     Args:
         item: The weight.
@@ -59,26 +58,28 @@ def kept_codes(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: 
     for values in (codes.scales, codes.offsets):
         if values is not None and not bool(torch.isfinite(values.to(dtype)).all()):
             raise CorruptCheckpoint(
-                f"{item.name}: a scale is {float(values.abs().max()):g}, with its zero point; up to "
-                f"{torch.finfo(dtype).max:g} is kept in codes. Load it with quant none.",
+                f"{item.name}: the largest scale or offset is {float(values.abs().max()):g}, the limit of "
+                f"{form.scales} is {torch.finfo(dtype).max:g}. Load the model with quant none.",
                 param=item.name,
             )
     return codes
 
 
-def _integers(unpack: Callable[[EncodedTensor, Parts, int, int], IntegerCodes]) -> _Extraction:
-    def extract(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+def _integers(unpack: Callable[[EncodedTensor, PartTensors, int, int], IntegerCodes]) -> _Extraction:
+    def extract(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
         found = unpack(item, parts, begin, stop)
         inputs = item.shape[1]
         if not torch.equal(found.groups, torch.arange(inputs) // form.group):
-            raise CorruptCheckpoint(f"{item.name}: its groups were in order when it was inspected.", param=item.name)
+            raise CorruptCheckpoint(
+                f"{item.name}: g_idx has changed since the checkpoint was inspected. Inspect it again.", param=item.name
+            )
         offsets = (form.zero - found.zeros) * found.scales if form.has_offset else None
         return Codes(found.codes, found.scales, offsets, form)
 
     return extract
 
 
-def _scaled(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+def _scaled(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
     """int8: bytes with the highest bit turned are codes from 0 on."""
     codes = parts["codes"][begin:stop].view(torch.uint8) ^ form.zero
     scales = row_scales(item, scales_of(parts["scale"]), begin, stop).expand(stop - begin, -1) / item.divisor
@@ -88,14 +89,16 @@ def _scaled(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int
     return Codes(codes, scales, offsets, form)
 
 
-def _fp4(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+def _fp4(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
     return Codes(fp4_codes(parts, begin, stop), fp4_scales(item, parts, begin, stop) * _FP4_STEP, None, form)
 
 
-def _bnb4(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) -> Codes:
+def _bnb4(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
     found = byte_levels(tuple(parts["quant_map"].double().flatten().tolist()))
     if found is None or found[0] != form.levels:
-        raise CorruptCheckpoint(f"{item.name}: its quant_map was another when it was inspected.", param=item.name)
+        raise CorruptCheckpoint(
+            f"{item.name}: quant_map has changed since the checkpoint was inspected. Inspect it again.", param=item.name
+        )
     inputs = item.shape[1]
     codes = bnb4_codes(parts, begin * inputs, stop * inputs).view(-1, inputs)
     per_row = inputs // item.group_size
@@ -103,12 +106,12 @@ def _bnb4(item: EncodedTensor, form: Form, parts: Parts, begin: int, stop: int) 
     return Codes(codes, absmax * found[1], None, form)
 
 
-_Extraction = Callable[[EncodedTensor, Form, Parts, int, int], Codes]
+_Extraction = Callable[[EncodedTensor, Form, PartTensors, int, int], Codes]
 
 _EXTRACTIONS: Mapping[str, _Extraction] = {
-    "gptq": _integers(unpack_gptq),
+    "gptq": _integers(unpack_gptq_rows),
     "awq": _integers(unpack_awq_rows),
-    "packed_int": _integers(unpack_packed_int),
+    "packed_int": _integers(unpack_packed_int_rows),
     "hqq": _integers(unpack_hqq_rows),
     "scaled": _scaled,
     "fp4": _fp4,
