@@ -26,8 +26,9 @@ def test_bytes_and_operations(device):
     assert step_bytes(network, spec, 1, 9) == 4 * (matrices + others + 128 + 10 * 2 * 64)
     assert prefill_operations(spec, 8) == 2 * matrices * 8 + 2 * 128 * 64
     quantise_network(network, "int4")
-    head, row = 50 * (128 + 2), 128 + 2
-    assert step_bytes(network, spec, 1, 9) == matrices * 9 // 16 + head + row + 4 * (3 * 128 + 10 * 2 * 64)
+    head, row, down = 50 * (128 + 2), 128 + 2, 128 * (128 + 2)
+    in_int4 = (matrices - 128 * 128) * 9 // 16
+    assert step_bytes(network, spec, 1, 9) == in_int4 + down + head + row + 4 * (3 * 128 + 10 * 2 * 64)
     assert network_bytes(network) == weights_bytes(spec, "float32", "int4")
 
 

@@ -1,4 +1,4 @@
-"""Round the values that four-bit codes stand for to bytes, which products look up.
+"""Round the values that bitsandbytes' four-bit codes stand for to bytes, which products look up.
 
 The values of NF4 aren't multiples of any number. Of all factors between 64 and 127 the one is taken whose rounding
 changes the table least: NF4 by 0.33 %, FP4 of bitsandbytes by 0.23 % (root mean square, against that of the values).
@@ -6,9 +6,19 @@ changes the table least: NF4 by 0.33 %, FP4 of bitsandbytes by 0.23 % (root mean
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Source: Dettmers et al. 2023, https://arxiv.org/abs/2305.14314, appendix E."""
+_FP4_MAGNITUDES = (0.0, 1 / 192, 8 / 12, 1.0, 4 / 12, 0.5, 2 / 12, 0.25)
+FP4 = (*_FP4_MAGNITUDES, *(-value for value in _FP4_MAGNITUDES))
+"""As bitsandbytes' kernels have it."""
+_TOLERANCE = 2e-3
+"""bfloat16, in which some files store the tables, rounds a value near 1 by as much."""
 _MAX_LEVEL = 127
 _MIN_LARGEST = 64
 """Smallest magnitude of the largest level that is tried: smaller ones only round more."""
@@ -16,15 +26,21 @@ _STEPS = 16
 """Magnitudes tried per unit."""
 
 
-@lru_cache(maxsize=16)
 def byte_levels(table: tuple[float, ...]) -> tuple[tuple[int, ...], float] | None:
     """Return levels from -127 to 127 and a step, so that level · step approximates the values of ``table``.
 
-    None: ``table`` has a value that isn't finite, or no value but 0.
+    None: it is neither NF4's table nor FP4's. Files may hold any table: one whose values bytes can't tell apart, or
+    another one for each weight, each of which would be a form of its own in the kernels.
     """
-    largest = max(map(abs, table), default=0.0)
-    if not all(map(math.isfinite, table)) or not largest:
-        return None
+    for known in (NF4, FP4):
+        if len(table) == 16 and all(abs(a - b) <= _TOLERANCE for a, b in zip(table, known, strict=True)):
+            return _rounded(known)
+    return None
+
+
+@lru_cache
+def _rounded(table: tuple[float, ...]) -> tuple[tuple[int, ...], float]:
+    largest = max(map(abs, table))
     total = sum(value * value for value in table)
     found: tuple[float, tuple[int, ...], float] | None = None
     for factor in range(_MIN_LARGEST * _STEPS, _MAX_LEVEL * _STEPS + 1):

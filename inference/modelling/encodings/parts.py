@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Literal
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
@@ -20,6 +19,8 @@ EXPONENTS = ("U8", "F8_E8M0")
 """dtypes of scales that are powers of two: 2^(byte - 127)."""
 _MAX_INDEX_BYTES = 1 << 18
 """A larger ``g_idx`` isn't read, and its weight is expanded."""
+_LEAST_GROUP = 16
+"""Products take no smaller groups, so their order doesn't matter."""
 
 
 class Parts:
@@ -126,15 +127,13 @@ def are_groups_in_order(parts: Parts, name: str, group_size: int) -> bool:
         group_size: Inputs of a group.
     """
     info = parts.tensors[name]
-    if info.end - info.begin > _MAX_INDEX_BYTES:
+    if info.end - info.begin > _MAX_INDEX_BYTES or group_size < _LEAST_GROUP:
         return False
-    content = parts.read(info)
-    return not any(content) or content == _indices_in_order(num_values(info), group_size, info.dtype)
-
-
-@lru_cache(maxsize=16)
-def _indices_in_order(count: int, group_size: int, dtype: str) -> bytes:
-    return struct.pack(f"<{count}{'q' if dtype == 'I64' else 'i'}", *(number // group_size for number in range(count)))
+    content, size = parts.read(info), 8 if info.dtype == "I64" else 4
+    in_order = b"".join(
+        number.to_bytes(size, "little") * group_size for number in range(-(-num_values(info) // group_size))
+    )
+    return content.count(0) == len(content) or content == in_order[: len(content)]
 
 
 def read_floats(parts: Parts, info: TensorInfo) -> tuple[float, ...]:

@@ -29,13 +29,13 @@ def test_a_quantised_checkpoint_is_read_as_the_one_before(tmp_path: Path) -> Non
     assert fact(found, "quantisation").value == "gptq, gptq, 4 bits, groups of 8"
     assert "14 of 21 weights" in fact(found, "quantisation").evidence
     assert describe(found)["num_parameters"] == found.spec.num_parameters()
-    (warning,) = [warning for warning in found.warnings if "weights in codes" in warning]
-    assert "14 of 14 weights in codes are expanded" in warning, "no product takes groups of 8"
+    (warning,) = [warning for warning in found.warnings if "quantised weights" in warning]
+    assert "14 of 14 quantised weights" in warning, "no product takes groups of 8"
 
 
 def test_codes_that_are_kept_cost_nothing(tmp_path: Path) -> None:
     write_pair(LlamaConfig(**SIZES), tmp_path, FORMATS["gptq-4"])
-    assert not any("weights in codes" in warning for warning in inspect_checkpoint(tmp_path / "quantised").warnings)
+    assert not any("quantised weights" in warning for warning in inspect_checkpoint(tmp_path / "quantised").warnings)
 
 
 @pytest.mark.parametrize("name", ["quantize_config.json"])

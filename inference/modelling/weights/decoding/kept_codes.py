@@ -33,6 +33,8 @@ from inference.modelling.weights.decoding.integers import (
     unpack_packed_int_rows,
 )
 
+_MAX_ROUNDING = 1 / 64
+"""Most that scales of some rows may change, as a share of their norm. float16 has fewer digits below 6e-5."""
 _FP4_STEP = 0.5
 """Levels of four-bit floats are twice their values."""
 
@@ -50,16 +52,25 @@ def kept_codes(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, 
         begin, stop: Rows.
 
     Raises:
-        CorruptCheckpoint: A scale or offset is too large for the form's dtype or not finite, or the file isn't the one
-            that was inspected.
+        CorruptCheckpoint: Scales or offsets are too large or too small for the form's dtype or not finite, or the file
+            isn't the one that was inspected.
     """
     codes = _EXTRACTIONS[item.coding](item, form, parts, begin, stop)
     dtype = scales_dtype(form)
     for values in (codes.scales, codes.offsets):
-        if values is not None and not bool(torch.isfinite(values.to(dtype)).all()):
+        if values is None:
+            continue
+        rounded = values.to(dtype).float()
+        if not bool(torch.isfinite(rounded).all()):
             raise CorruptCheckpoint(
                 f"{item.name}: the largest scale or offset is {float(values.abs().max()):g}, the limit of "
                 f"{form.scales} is {torch.finfo(dtype).max:g}. Load the model with quant none.",
+                param=item.name,
+            )
+        if float((rounded - values).norm()) > _MAX_ROUNDING * float(values.norm()):
+            raise CorruptCheckpoint(
+                f"{item.name}: scales or offsets of {float(values.abs().max()):g} and less lose more than "
+                f"{_MAX_ROUNDING:.1%} in {form.scales}. Load the model with quant none.",
                 param=item.name,
             )
     return codes

@@ -25,6 +25,8 @@ NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """Source: Dettmers et al. 2023, https://arxiv.org/abs/2305.14314, appendix E."""
+FP4 = tuple(sign * value / 12 for sign in (1, -1) for value in (0, 1 / 16, 8, 12, 4, 6, 2, 3))
+"""bitsandbytes' own."""
 
 
 def bit_words(codes: np.ndarray, bits: int) -> torch.Tensor:
@@ -238,7 +240,7 @@ def bnb4(
     """bitsandbytes' NF4 or FP4: blocks of the row-major weights share absmax, itself in codes if nested."""
     count = outputs * inputs
     codes = rng.integers(0, 16, count + count % 2)
-    table = np.array(NF4 if kind == "nf4" else e2m1(np.arange(16)) / 6, np.float32)
+    table = np.array(NF4 if kind == "nf4" else FP4, np.float32)
     num_blocks = -(-count // block)
     state: dict[str, Any] = {
         "quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [outputs, inputs],

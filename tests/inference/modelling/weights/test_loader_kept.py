@@ -105,4 +105,4 @@ def test_what_no_product_takes_becomes_floats_and_is_said(
     with caplog.at_level(logging.INFO):
         assert torch.equal(logits(found, "auto"), logits(found, "none"))
     assert "become floats, as no product takes their codes" in caplog.text
-    assert any("14 of 14 weights in codes are expanded" in warning for warning in found.warnings)
+    assert any("14 of 14 quantised weights" in warning for warning in found.warnings)

@@ -169,8 +169,19 @@ def test_scales_that_float16_can_not_hold_are_refused() -> None:
     form = stored_form(item)
     assert form is not None
     kept_codes(item, form, parts, 0, 3)
-    with pytest.raises(CorruptCheckpoint, match=r"x.weight: a scale is 70000, .* up to 65504 .* quant none"):
+    with pytest.raises(CorruptCheckpoint, match=r"x.weight: the largest .* is 70000, .* is 65504. .* quant none"):
         kept_codes(item, form, parts, 2, 5)
+
+
+@pytest.mark.parametrize("factor", [1e-5, 1e-9])
+def test_scales_that_float16_rounds_away_are_refused(factor: float) -> None:
+    made, values = formats.int8(np.random.default_rng(1), 32, 64)
+    made["weight_scale"] *= factor
+    item, parts = read((made, values), FORMATS["compressed-w8a8"].config)
+    form = stored_form(item)
+    assert form is not None
+    with pytest.raises(CorruptCheckpoint, match=r"x.weight: scales .* lose more than 1.6% in float16. .* quant none"):
+        kept_codes(item, form, parts, 0, 32)
 
 
 def test_what_changed_since_the_inspection_is_refused() -> None:
@@ -179,11 +190,11 @@ def test_what_changed_since_the_inspection_is_refused() -> None:
     form = stored_form(item)
     assert form is not None
     parts["g_idx"][5] = 1
-    with pytest.raises(CorruptCheckpoint, match="its groups were in order"):
+    with pytest.raises(CorruptCheckpoint, match="g_idx has changed"):
         kept_codes(item, form, parts, 0, 32)
     item, parts = read(formats.bnb4(np.random.default_rng(1), 32, 64), None)
     form = stored_form(item)
     assert form is not None
     parts["quant_map"][5] = 0.9
-    with pytest.raises(CorruptCheckpoint, match="its quant_map was another"):
+    with pytest.raises(CorruptCheckpoint, match="quant_map has changed"):
         kept_codes(item, form, parts, 0, 32)
