@@ -26,7 +26,7 @@ GIL_HOLDER = [31, 37, 31, 37]
 """Likewise: the step holds the GIL for ever, once."""
 STUCK_AFTER_S = 3.0
 """Seconds after which the worker ends then; 30 usually."""
-DRAIN_GRACE_S = 1
+DRAIN_GRACE_S = 0.3
 """Seconds from SIGTERM to the return of unfinished requests."""
 
 _forward = Engine._step
