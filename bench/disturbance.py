@@ -6,9 +6,11 @@ one that was preempted, so a ratio taken on a busy machine can be wrong by a fac
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,17 @@ def undisturbed(
         if cpus <= TOLERATED_CPUS:
             return value, cpus
     raise Disturbed(f"{words} in the last of {attempts} attempts; stop other work and measure again")
+
+
+def undisturbed_rounds(
+    own: Callable[[], Sequence[int]], measure: Callable[[int], dict[str, Any]], seeds: Iterable[int]
+) -> list[dict[str, Any]]:
+    """What was measured with each seed, without the rounds that other work disturbed."""
+    found = []
+    for seed in seeds:
+        with contextlib.suppress(Disturbed):
+            found.append(undisturbed(own, functools.partial(measure, seed))[0])
+    return found
 
 
 def foreign_work(before: _Moment, after: _Moment, own: set[int]) -> tuple[float, str]:

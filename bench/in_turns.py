@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.__main__ import names, positive
 from bench.bounds import read_sizes
-from bench.disturbance import Disturbed, family, undisturbed
+from bench.disturbance import family, undisturbed_rounds
 from bench.environments import Environments
 from bench.figures import interval_of
 from bench.implementations import IMPLEMENTATIONS, PEERS, Implementation, Job
@@ -57,12 +57,8 @@ def measure(job: Job, peer: str, bits: int, rounds: int, new: int) -> list[tuple
         def own() -> list[int]:
             return [pid for child in (reader, ours, other) for pid in family(child.process.pid)]
 
-        found = []
-        for number in range(rounds):
-            with contextlib.suppress(Disturbed):
-                values, _ = undisturbed(own, lambda number=number: take_turns(100 + number))  # type: ignore[misc]
-                found.append((values["ours"], values["other"], values["read"]))
-        return found
+        found = undisturbed_rounds(own, take_turns, range(100, 100 + rounds))
+        return [(values["ours"], values["other"], values["read"]) for values in found]
 
 
 def main() -> None:

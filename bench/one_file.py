@@ -12,7 +12,7 @@ import contextlib
 from pathlib import Path
 
 from bench.__main__ import positive
-from bench.disturbance import Disturbed, family, undisturbed
+from bench.disturbance import family, undisturbed_rounds
 from bench.environments import Environments
 from bench.figures import interval_of
 from bench.processes import Child
@@ -44,17 +44,14 @@ def take_turns(ours: Child, other: Child, rounds: int) -> None:
             return {"ours": rates[ours], "other": rates[other]}
 
         both(0)  # warms up
-        found = []
-        for number in range(1, rounds + 1):
-            with contextlib.suppress(Disturbed):
-                value, _ = undisturbed(own, lambda number=number: both(number))  # type: ignore[misc]
-                found.append((value["ours"], value["other"]))
+        found = undisturbed_rounds(own, both, range(1, rounds + 1))
         if not found:
             print(f"{label}: other work disturbed every round")
             continue
+        rates, others = ([measured[side] for measured in found] for side in ("ours", "other"))
         print(
-            f"{label}, {len(found)} rounds: {interval_of([a for a, _ in found], 1)} tokens/s, llama.cpp "
-            f"{interval_of([b for _, b in found], 1)}, ratio {interval_of([a / b for a, b in found])}"
+            f"{label}, {len(found)} rounds: {interval_of(rates, 1)} tokens/s, llama.cpp {interval_of(others, 1)}, "
+            f"ratio {interval_of([a / b for a, b in zip(rates, others, strict=True)])}"
         )
 
 

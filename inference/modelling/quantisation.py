@@ -138,7 +138,7 @@ def _kind_by_name(name: str, shape: Sequence[int], quant: Quant) -> Kind | None:
 
 
 def quantised_kinds(spec: ModelSpec, quant: Quant) -> Mapping[str, Kind | None]:
-    """Map each parameter of a model to the kind that it is quantised to; None: it isn't quantised.
+    """Map each parameter of a model to the kind that it has in memory, quantised or kept; None: neither.
 
     Under int4, a ``down_proj`` of the last layer becomes int8: its error reaches the logits through no further layer.
     Stacked experts aren't excepted.
@@ -149,10 +149,10 @@ def quantised_kinds(spec: ModelSpec, quant: Quant) -> Mapping[str, Kind | None]:
     for name, kind in kinds.items():
         if kind == "int4" and name.startswith(last) and name.endswith(".down_proj.weight"):
             kinds[name] = "int8"
-    return kinds
+    return kinds | kept_kinds(spec)
 
 
-def kept_kinds(spec: ModelSpec) -> Mapping[str, Kind]:
+def kept_kinds(spec: ModelSpec) -> dict[str, Kind]:
     """The parameters whose codes lie in the files as a network keeps them (``blazr quantise``), and their kinds."""
     forms = {item.name: item.form for item in spec.encoded if item.coding == "blazr"}
     if not forms:
@@ -249,8 +249,7 @@ def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, Enc
 
 def weights_bytes(spec: ModelSpec, dtype: str, quant: Quant) -> int:
     """Bytes of all weights of a network in memory."""
-    kinds = {**quantised_kinds(spec, quant), **kept_kinds(spec)}
-    coded, shapes = coded_parameters(spec, quant), spec.parameter_shapes()
+    kinds, coded, shapes = quantised_kinds(spec, quant), coded_parameters(spec, quant), spec.parameter_shapes()
     return sum(
         sum(coded_bytes((part.rows, shape[-1]), part.form) for part in coded[name])
         if name in coded

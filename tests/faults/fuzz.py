@@ -333,20 +333,25 @@ class Fuzzer:
 
         return check
 
-    def _gguf(self, draw: random.Random) -> Callable[[], None]:
-        mutator, value = Mutator(draw), draw.choice((gguf_files.SMALL, gguf_files.SMALL, gguf_files.EMPTY))
-        if draw.random() < 0.3:
-            content = mutator.bytes_changed(gguf_files.encoded(value))
-        else:
-            content = gguf_files.encoded(mutator.changed(value))
-        path = self.directory / "fuzzed.gguf"
+    def _changed_file(
+        self, name: str, draw: random.Random, value: Any, encoded: Callable[[Any], bytes]
+    ) -> tuple[Path, int]:
+        """Write a binary file with changes of its bytes or its values; its path and size."""
+        mutator = Mutator(draw)
+        content = mutator.bytes_changed(encoded(value)) if draw.random() < 0.3 else encoded(mutator.changed(value))
+        path = self.directory / name
         path.write_bytes(content)
+        return path, len(content)
+
+    def _gguf(self, draw: random.Random) -> Callable[[], None]:
+        value = draw.choice((gguf_files.SMALL, gguf_files.SMALL, gguf_files.EMPTY))
+        path, size = self._changed_file("fuzzed.gguf", draw, value, gguf_files.encoded)
 
         def check() -> None:
             found, end = read_gguf(path), 0
             for place in sorted(found.tensors.values(), key=lambda place: place.begin):
-                if place.begin < max(end, found.data_start) or place.end > len(content):
-                    raise AssertionError(f"a tensor is said to be at {place}, with {len(content)} bytes in the file")
+                if place.begin < max(end, found.data_start) or place.end > size:
+                    raise AssertionError(f"a tensor is said to be at {place}, with {size} bytes in the file")
                 end = place.end
             for key, item in found.keys.items():
                 if isinstance(item, GgufArray):
@@ -357,19 +362,13 @@ class Fuzzer:
         return check
 
     def _ggjt(self, draw: random.Random) -> Callable[[], None]:
-        mutator, value = Mutator(draw), ggjt_files.SMALL
-        if draw.random() < 0.3:
-            content = mutator.bytes_changed(ggjt_files.encoded(value))
-        else:
-            content = ggjt_files.encoded(mutator.changed(value))
-        path = self.directory / "fuzzed.bin"
-        path.write_bytes(content)
+        path, size = self._changed_file("fuzzed.bin", draw, ggjt_files.SMALL, ggjt_files.encoded)
 
         def check() -> None:
             found, end = read_ggjt(path), 0
             for place in found.tensors.values():  # in the order of the file
-                if place.begin < end or place.end > len(content):
-                    raise AssertionError(f"a tensor is read from {place.begin} to {place.end} of {len(content)}")
+                if place.begin < end or place.end > size:
+                    raise AssertionError(f"a tensor is read from {place.begin} to {place.end} of {size}")
                 end = place.end
             tokens, stated = read_ggjt_tokens(path), found.keys["llama.vocab_size"]
             if len(tokens) != stated:

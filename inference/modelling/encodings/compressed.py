@@ -135,7 +135,7 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
     if stem + "g_idx" in parts.tensors:
         expect_shape(stem + "g_idx", parts.need(stem + "g_idx", name, ("I32", "I64")), (inputs,), name)
         names["g_idx"] = stem + "g_idx"
-    in_order = "g_idx" not in names or are_groups_in_order(parts, names["g_idx"], size)
+    in_order = are_groups_in_order(parts, names.get("g_idx"), size)
     parts.add(
         EncodedTensor(
             name.removesuffix("_packed"), (outputs, inputs), "packed_int", names, bits=scheme.bits, group_size=size,

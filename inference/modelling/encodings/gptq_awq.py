@@ -104,7 +104,7 @@ def _take_gptq(parts: Parts, names: Mapping[str, str], config: QuantisationConfi
         )
     second = config is not None and "gptq_v2" in (config.values.get("checkpoint_format"), config.values.get("format"))
     group_size = _group_size(qweight, inputs, num_groups, config)
-    in_order = "g_idx" not in names or are_groups_in_order(parts, names["g_idx"], group_size)
+    in_order = are_groups_in_order(parts, names.get("g_idx"), group_size)
     kept = choose_scale_dtype(parts.tensors[names["scales"]], has_zeros=True) if in_order else ""
     parts.add(
         EncodedTensor(

@@ -118,14 +118,17 @@ def choose_scale_dtype(scale: TensorInfo, *, has_zeros: bool) -> Literal["float1
     return "bfloat16" if scale.dtype in ("BF16", *EXPONENTS) and not has_zeros else "float16"
 
 
-def are_groups_in_order(parts: Parts, name: str, group_size: int) -> bool:
-    """Whether a ``g_idx`` gives neighbours the same group, or holds zeros only, as some programs write it.
+def are_groups_in_order(parts: Parts, name: str | None, group_size: int) -> bool:
+    """Whether neighbours share a group: without a ``g_idx``, or if it says so or holds zeros only, as some write it.
 
     Args:
         parts: The checkpoint.
-        name: Of the tensor, int32 or int64; one of more than ``_MAX_INDEX_BYTES`` isn't looked at and counts as no.
+        name: Of the tensor, int32 or int64; None: there is none. One of more than ``_MAX_INDEX_BYTES`` isn't looked at
+            and counts as no.
         group_size: Inputs of a group.
     """
+    if name is None:
+        return True
     info = parts.tensors[name]
     if info.end - info.begin > _MAX_INDEX_BYTES or group_size < _LEAST_GROUP:
         return False

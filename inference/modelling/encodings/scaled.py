@@ -7,7 +7,6 @@ Sources: DeepSeek-V3's checkpoints (``weight_scale_inv``, which multiplies), FBG
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
@@ -55,10 +54,13 @@ def _take_rows_of_127(parts: Parts, name: str, stem: str) -> None:
             f"{stem}weight_format says that {name} is tiled for a GPU's kernels; only rows (0) are read.", param=name
         )
     names = {"codes": name, "scale": stem + "SCB"}
-    block = (1, info.shape[1])
-    # The division by 127 leaves more bits than bfloat16 has.
-    item = EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, divisor=127.0)
-    parts.add(replace(item, scales="float16") if info.dtype == "I8" else item)
+    parts.add(
+        EncodedTensor(
+            name, info.shape, "scaled", names, bits=8, block=(1, info.shape[1]), divisor=127.0,
+            # The division by 127 leaves more bits than bfloat16 has.
+            scales="float16" if info.dtype == "I8" else "",
+        )
+    )  # fmt: skip
     parts.ignore(stem + "weight_format")
 
 

@@ -184,7 +184,7 @@ def _parameters(spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: 
             *_owner(network, name),
             source,
             shapes[name],
-            kept.get(name) or kinds[name],
+            kinds[name],
             is_kept=name in kept,
             coded=coded.get(name, ()),
         )

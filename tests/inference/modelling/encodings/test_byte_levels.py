@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -25,6 +26,15 @@ def loss(table: tuple[float, ...]) -> float:
 def test_rounding_costs_what_is_stated() -> None:
     assert loss(NF4) == pytest.approx(0.0033, abs=5e-5)
     assert loss(FP4) == pytest.approx(0.0023, abs=5e-5)
+
+
+@pytest.mark.parametrize("table", [NF4, FP4])
+def test_no_other_factor_rounds_less(table: tuple[float, ...]) -> None:
+    values = np.array(table)
+    levels = np.round(values * np.arange(64, 127 + 1 / 16, 1 / 16)[:, None])
+    steps = (levels @ values) / (levels * levels).sum(-1)
+    losses = np.linalg.norm(values - levels * steps[:, None], axis=-1) / np.linalg.norm(values)
+    assert loss(table) <= losses.min() + 1e-9
 
 
 @pytest.mark.parametrize("table", [NF4, FP4])
