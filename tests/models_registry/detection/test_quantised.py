@@ -31,6 +31,7 @@ def test_a_quantised_checkpoint_is_read_as_the_one_before(tmp_path: Path) -> Non
     assert describe(found)["num_parameters"] == found.spec.num_parameters()
     (warning,) = [warning for warning in found.warnings if "quantised weights" in warning]
     assert "14 of 14 quantised weights" in warning, "no product takes groups of 8"
+    assert "quant int8 or int4" in warning, "what makes them small again is stated"
 
 
 def test_codes_that_are_kept_cost_nothing(tmp_path: Path) -> None:
