@@ -116,7 +116,10 @@ def test_a_load_gives_the_device_form(name, quant, device, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", STACKS)
 def test_codes_of_a_file_are_kept(name, device, tmp_path):
-    """int4 and int8 in the layout of the kernels, the others to be expanded for each product."""
+    """int4 and int8 in the layout of their kernels, the others in the rows of the files."""
+    from inference.modelling.backends.triton.coded import DeviceCoded
+    from inference.modelling.backends.triton.quantised import DeviceQuantised
+
     spec, forms = make_spec(name, tied=False), itertools.cycle(OWN_FORMS)
     tensors = {key: value.cpu() for key, value in random_network(spec, device, torch.float32, 5).state_dict().items()}
     encoded, wanted = [], {}
@@ -135,6 +138,7 @@ def test_codes_of_a_file_are_kept(name, device, tmp_path):
     for key, values in wanted.items():
         path, _, leaf = key.rpartition(".")
         found = packed_of(network.get_submodule(path), leaf)
+        assert isinstance(found, DeviceQuantised | DeviceCoded), key
         assert torch.equal(found.dense(torch.float32).cpu(), values), key
     assert len(wanted) > 5
     assert kernels.can_capture(network), "a layer waits for the device"

@@ -241,9 +241,9 @@ class TritonBackend(Backend):
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)
         # Not at the head: triton isn't installed everywhere, and takes a second to import.
-        from inference.modelling.backends.triton import forms, quantised
+        from inference.modelling.backends.triton import coded, forms, quantised
 
-        self._forms, self._quantised = forms.FORMS, quantised
+        self._forms, self._quantised, self._coded = forms.FORMS, quantised, coded
         self.warm_up_rows = quantised.PRODUCT_ROWS
 
     def forms(self) -> Forms:
@@ -261,6 +261,10 @@ class TritonBackend(Backend):
     def keep_codes(self, quantised: PlainQuantised) -> PackedTable | PackedStack:
         """Put codes and scales into the layout that the kernels read."""
         return self._quantised.arrange_for_device(quantised.to(self.device))
+
+    def code_store(self, shape: Sequence[int], form: Form) -> CodeStore:
+        """Memory for a matrix or stack in codes, which the kernels read."""
+        return self._coded.DeviceStore(PlainStore(shape, form, self.device))
 
     def capture_decodes(
         self, network: nn.Module, spec: ModelSpec, states: Sequence[LayerState], *, max_rows: int, max_blocks: int,

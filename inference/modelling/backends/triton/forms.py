@@ -20,10 +20,9 @@ from torch import nn
 from inference.modelling.backends.triton.activations import gated_activation
 from inference.modelling.backends.triton.attention import decode_attention, decode_latent_attention
 from inference.modelling.backends.triton.mamba2 import chunk_scan, conv_chunk, conv_step, state_step
-from inference.modelling.backends.triton.moe import run_experts
+from inference.modelling.backends.triton.moe import Stack, run_experts
 from inference.modelling.backends.triton.norm import add_norm, gated_norm
 from inference.modelling.backends.triton.prefill import chunk_attention
-from inference.modelling.backends.triton.quantised import DeviceQuantised
 from inference.modelling.backends.triton.rotary import latent_rope_and_write, rope_and_write
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
@@ -237,7 +236,7 @@ def _scan_chunk(
 
 def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     first, second = (layer.packed.get(leaf, getattr(layer, leaf)) for leaf in layer.stacks)
-    if not isinstance(first, torch.Tensor | DeviceQuantised) or not isinstance(second, torch.Tensor | DeviceQuantised):
+    if not isinstance(first, Stack) or not isinstance(second, Stack):
         return Experts.mix(layer, hidden, weights, chosen)
     spec = layer.spec
     return run_experts(hidden, weights, chosen, first, second, gated=spec.gated, activation=spec.activation)

@@ -14,6 +14,7 @@ Reference: ``layers.moe.Experts``, ``MixtureOfExperts.reference``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,20 +22,25 @@ import triton
 import triton.language as tl
 
 from inference.modelling.backends.triton.activations import activate
+from inference.modelling.backends.triton.coded import DeviceCoded, code_sums, code_tile_options
 from inference.modelling.backends.triton.quantised import DeviceQuantised, tile_options, tile_sums
+
+Stack = torch.Tensor | DeviceQuantised | DeviceCoded
+"""Matrices of experts, one below the other."""
 
 
 @triton.jit
 def _grouped_product(
-    rows_ptr, weight_ptr, scales_ptr, out_ptr, order_ptr, tile_expert_ptr, tile_start_ptr, tile_stop_ptr, rows_row,
+    rows_ptr, weight_ptr, scales_ptr, offsets_ptr, levels_ptr, out_ptr, order_ptr, tile_expert_ptr, tile_start_ptr,
+    tile_stop_ptr, rows_row,
     DIVISOR: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
-    SCATTER: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ROW_TILE: tl.constexpr,
-    COLUMN_TILE: tl.constexpr, INNER_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    SCATTER: tl.constexpr, CODED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    ROW_TILE: tl.constexpr, COLUMN_TILE: tl.constexpr, INNER_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of pairs times some columns of their expert's matrix (columns, inner).
 
-    Pairs are gathered from ``order[pair] // DIVISOR`` (the hidden rows) or, with DIVISOR 0, lie in order. With BITS
-    the weight is a ``DeviceQuantised`` one, and INNER_TILE counts its words.
+    Pairs are gathered from ``order[pair] // DIVISOR`` (the hidden rows) or, with DIVISOR 0, lie in order. With CODED
+    the weight is a ``DeviceCoded`` one; else, with BITS, a ``DeviceQuantised`` one, and INNER_TILE counts its words.
     """
     tile = tl.program_id(1)
     start, stop = tl.load(tile_start_ptr + tile), tl.load(tile_stop_ptr + tile)
@@ -52,7 +58,19 @@ def _grouped_product(
         first = expert * (COLUMNS * (2 if GATED else 1))
         total = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
         total_up = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-        if BITS > 0:
+        if CODED:
+            outputs = (first + columns)[:, None]
+            places = rows_ptr + sources[None, :] * rows_row
+            total = tl.trans(code_sums(
+                places, real[None, :], weight_ptr, scales_ptr, offsets_ptr, levels_ptr, outputs, within[:, None],
+                INNER, BITS, GROUP, HAS_OFFSET, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+            ))  # fmt: skip
+            if GATED:
+                total_up = tl.trans(code_sums(
+                    places, real[None, :], weight_ptr, scales_ptr, offsets_ptr, levels_ptr, outputs + COLUMNS,
+                    within[:, None], INNER, BITS, GROUP, HAS_OFFSET, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+                ))  # fmt: skip
+        elif BITS > 0:
             words: tl.constexpr = (INNER * BITS + 127) // 128 * 4
             groups: tl.constexpr = (INNER + GROUP - 1) // GROUP
             outputs = (first + columns)[:, None]
@@ -140,18 +158,21 @@ def group_pairs(
     return order, expert, start, torch.maximum(start, stop)
 
 
-def _operands(
-    stack: torch.Tensor | DeviceQuantised, dtype: torch.dtype, row_tile: int
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """What ``_grouped_product`` reads of a stack (the second is only there for quantised ones), and its options."""
+def _operands(stack: Stack, dtype: torch.dtype, row_tile: int) -> tuple[Sequence[torch.Tensor], dict[str, Any]]:
+    """What ``_grouped_product`` reads of a stack (one tensor four times, if it isn't quantised), and its options."""
+    if isinstance(stack, DeviceCoded):
+        options = code_tile_options(row_tile, dtype) | stack.constants() | {"CODED": True}
+        del options["INPUTS"]
+        options["COLUMN_TILE"], options["INNER_TILE"] = options.pop("OUTPUT_TILE"), options.pop("INPUT_TILE")
+        return stack.operands(), options
     if isinstance(stack, DeviceQuantised):
-        options = tile_options(row_tile, dtype)
+        options = tile_options(row_tile, dtype) | {"CODED": False, "HAS_OFFSET": False}
         options["COLUMN_TILE"], options["INNER_TILE"] = options.pop("OUTPUT_TILE"), options.pop("WORD_TILE")
-        return stack.words, stack.scales, options | {"BITS": stack.bits, "GROUP": stack.group}
+        return (stack.words, *[stack.scales] * 3), options | {"BITS": stack.bits, "GROUP": stack.group}
     exact = dtype == torch.float32
-    return stack, stack, {
-        "BITS": 0, "GROUP": 1, "ROW_TILE": row_tile, "COLUMN_TILE": 64, "INNER_TILE": 32 if exact else 64,
-        "PRECISION": "ieee" if exact else "tf32", "num_warps": 4, "num_stages": 3,
+    return [stack] * 4, {
+        "CODED": False, "BITS": 0, "GROUP": 1, "HAS_OFFSET": False, "ROW_TILE": row_tile, "COLUMN_TILE": 64,
+        "INNER_TILE": 32 if exact else 64, "PRECISION": "ieee" if exact else "tf32", "num_warps": 4, "num_stages": 3,
     }  # fmt: skip
 
 
@@ -159,8 +180,8 @@ def run_experts(
     hidden: torch.Tensor,
     weights: torch.Tensor,
     chosen: torch.Tensor,
-    first: torch.Tensor | DeviceQuantised,
-    down: torch.Tensor | DeviceQuantised,
+    first: Stack,
+    down: Stack,
     *,
     gated: bool,
     activation: str,
@@ -171,7 +192,7 @@ def run_experts(
         hidden: (T, h), unit stride in the last axis.
         weights: (T, k) float32, contiguous.
         chosen: (T, k) int64.
-        first: (E, 2f, h) gate then up, or (E, f, h) without gate; plain or quantised.
+        first: (E, 2f, h) gate then up, or (E, f, h) without gate.
         down: (E, h, f); likewise.
         gated: Which of both.
         activation: By name.
@@ -184,16 +205,16 @@ def run_experts(
     pairs = rows * top_k
     row_tile = 64 if pairs >= 32 * experts else 16
     order, expert, start, stop = group_pairs(chosen, experts, row_tile)
-    weight, scales, options = _operands(first, hidden.dtype, row_tile)
+    operands, options = _operands(first, hidden.dtype, row_tile)
     activated = torch.empty(pairs, inner, dtype=hidden.dtype, device=hidden.device)
     _grouped_product[(triton.cdiv(inner, options["COLUMN_TILE"]), expert.shape[0])](
-        hidden, weight, scales, activated, order, expert, start, stop, hidden.stride(0),
+        hidden, *operands, activated, order, expert, start, stop, hidden.stride(0),
         DIVISOR=top_k, INNER=width, COLUMNS=inner, GATED=gated, KIND=activation, SCATTER=False, **options,
     )  # fmt: skip
-    weight, scales, options = _operands(down, hidden.dtype, row_tile)
+    operands, options = _operands(down, hidden.dtype, row_tile)
     parts = torch.empty(pairs, width, dtype=hidden.dtype, device=hidden.device)
     _grouped_product[(triton.cdiv(width, options["COLUMN_TILE"]), expert.shape[0])](
-        activated, weight, scales, parts, order, expert, start, stop, inner,
+        activated, *operands, parts, order, expert, start, stop, inner,
         DIVISOR=0, INNER=inner, COLUMNS=width, GATED=False, KIND="none", SCATTER=True, **options,
     )  # fmt: skip
     out = torch.empty(rows, width, dtype=hidden.dtype, device=hidden.device)

@@ -13,6 +13,8 @@ import torch
 from inference.modelling.backends import backend as kernels
 from inference.modelling.forward_batch import AttentionMetadata
 from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layers.coded import PlainStore
+from inference.modelling.quantisation import GGUF_FORMS
 
 pytestmark = [
     pytest.mark.slow,
@@ -190,3 +192,23 @@ def test_quantised_product(kind, dtype, compiled):
     packed.wide_linear(torch.zeros(1, 1024, dtype=dtype), None)
     packed.dense(dtype)
     packed.rows(torch.zeros(1, dtype=torch.int64), dtype)
+
+
+@on_targets
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "IQ4_NL"])
+def test_coded_product(name, dtype, compiled):
+    from inference.modelling.backends.triton.coded import DeviceStore
+    from inference.modelling.backends.triton.moe import run_experts
+
+    form = GGUF_FORMS[name]
+    packed = DeviceStore(PlainStore((4096, 1024), form)).packed
+    for rows in (16, 64):
+        packed.linear(torch.zeros(rows, 1024, dtype=dtype), torch.zeros(4096, dtype=dtype))
+    packed.wide_linear(torch.zeros(1, 1024, dtype=dtype), None)
+    packed.dense(dtype)
+    packed.rows(torch.zeros(1, dtype=torch.int64), dtype)
+    first, down = (DeviceStore(PlainStore(shape, form)).packed for shape in ((4, 1024, 1024), (4, 1024, 512)))
+    chosen = torch.zeros(64, 2, dtype=torch.int64)
+    run_experts(
+        torch.zeros(64, 1024, dtype=dtype), torch.zeros(64, 2), chosen, first, down, gated=True, activation="silu"
+    )

@@ -43,7 +43,7 @@ sys.exit(pytest.main(sys.argv[1:]))
         ("test_attention", "test_prefill", "test_norm", "test_rotary", "test_activations"),
         ("test_mamba2", "test_moe"),
         ("test_networks", "test_cuda_graphs", "test_bench"),
-        ("test_quantised",),
+        ("test_quantised", "test_coded"),
         ("test_quantised_networks",),
     ],
     ids=" ".join,

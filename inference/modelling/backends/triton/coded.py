@@ -1,0 +1,249 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
+"""Weights in the codes of files, expanded inside the product, so that a decode reads the codes' bytes alone.
+
+Codes lie in rows, in the planes of ``layers.coded.pack_planes``: a thread reads the bytes of each of its values, which
+its neighbours read too, so that memory gives them once. A value is scale · level + offset in float32, rounded to the
+rows' type as ``dense`` rounds it. Up to ``MAX_ROWS`` rows are multiplied in tiles; above that the weight is expanded
+once and the library's product used, as arithmetic bounds it then.
+
+Shape letters: M rows, N outputs, K inputs, E experts.
+
+Reference: ``layers.coded.PlainCoded``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional
+
+from inference.modelling.backends.triton.quantised import FEW_ROWS, MAX_ROWS
+from inference.modelling.layers.coded import PlainCoded, PlainStore
+from inference.modelling.quantisation import Form
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCoded:
+    """A matrix (N, K), or a stack (E, N, K), that Triton kernels read.
+
+    Attributes:
+        plain: The codes in rows, on the device.
+        levels: (2^bits,) float32: what each code stands for.
+    """
+
+    plain: PlainCoded
+    levels: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, K) or (E, N, K)."""
+        return *self.plain.planes.shape[:-1], self.plain.inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of codes, scales and offsets."""
+        return self.plain.nbytes
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values have fewer bits than a float."""
+        return True
+
+    def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """(…, K) to (…, N), in the same dtype."""
+        if math.prod(hidden.shape[:-1]) > MAX_ROWS:
+            return functional.linear(hidden, self.dense(hidden.dtype), bias)
+        return _product(hidden, self, bias, hidden.dtype)
+
+    def wide_linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The same in float32: the sums as they are, whatever the number of rows."""
+        return _product(hidden, self, bias, torch.float32)
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """(n,) int64 to (n, K)."""
+        return _expanded(self, ids, ids.shape[0], dtype)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """(…, N, K)."""
+        return _expanded(self, None, math.prod(self.shape[:-1]), dtype).view(self.shape)
+
+    def matrix(self, number: int) -> DeviceCoded:
+        """Return one matrix of a stack."""
+        return DeviceCoded(self.plain.matrix(number), self.levels)
+
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """What kernels read: codes, scales, offsets (the scales again, if there are none) and levels."""
+        plain = self.plain
+        return plain.planes, plain.scales, plain.scales if plain.offsets is None else plain.offsets, self.levels
+
+    def constants(self) -> dict[str, Any]:
+        """What kernels are compiled for."""
+        form = self.plain.form
+        return {"INPUTS": self.plain.inputs, "BITS": form.bits, "GROUP": form.group, "HAS_OFFSET": form.has_offset}
+
+
+class DeviceStore:
+    """Rows of codes for the kernels.
+
+    Args:
+        plain: Memory on the device.
+    """
+
+    def __init__(self, plain: PlainStore) -> None:
+        self.put = plain.put
+        form, planes = plain.packed.form, plain.packed.planes
+        levels = torch.tensor(level_values(form), dtype=torch.float32, device=planes.device)
+        self.packed = DeviceCoded(plain.packed, levels)
+
+
+def level_values(form: Form) -> list[float]:
+    """What each code of a form stands for."""
+    return [float(level) for level in form.levels or range(-form.zero, (1 << form.bits) - form.zero)]
+
+
+@triton.jit
+def code_values(
+    planes, scales, offsets, levels_ptr, column, mask, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Expand values to float32, for kernels.
+
+    Args:
+        planes, scales, offsets: Where the rows begin.
+        levels_ptr: Where the levels are.
+        column: Inputs, of a shape that goes with the rows'.
+        mask: Which of them are there.
+        INPUTS, BITS, GROUP, HAS_OFFSET: Of the weight.
+    """
+    WIDTH: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
+    HIGH: tl.constexpr = BITS - WIDTH
+    code = tl.load(planes + column * WIDTH // 8, mask=mask, other=0).to(tl.int32)
+    code = (code >> (column * WIDTH % 8)) & ((1 << WIDTH) - 1)
+    if HIGH > 0:
+        LOW_BYTES: tl.constexpr = (INPUTS * WIDTH + 7) // 8
+        high = tl.load(planes + LOW_BYTES + column * HIGH // 8, mask=mask, other=0).to(tl.int32)
+        code |= ((high >> (column * HIGH % 8)) & ((1 << HIGH) - 1)) << WIDTH
+    group = column // GROUP
+    value = tl.load(levels_ptr + code) * tl.load(scales + group, mask=mask, other=0.0).to(tl.float32)
+    if HAS_OFFSET:
+        value += tl.load(offsets + group, mask=mask, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def code_sums(
+    rows, real, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, output, within,
+    INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, ROW_TILE: tl.constexpr,
+    OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of some rows, (OUTPUT_TILE, ROW_TILE) float32, for kernels.
+
+    Args:
+        rows: (1, ROW_TILE) where rows begin.
+        real: (1, ROW_TILE) which of them are there.
+        output: (OUTPUT_TILE, 1) numbers of the outputs, int64.
+        within: (OUTPUT_TILE, 1) which of them are there.
+        ROW_TILE, OUTPUT_TILE, INPUT_TILE: At least 16.
+        PRECISION: Of float32 products.
+    """
+    WIDTH: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
+    ROW_BYTES: tl.constexpr = (INPUTS * WIDTH + 7) // 8 + (INPUTS * (BITS - WIDTH) + 7) // 8
+    GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
+    planes = planes_ptr + output * ROW_BYTES
+    scales, offsets = scales_ptr + output * GROUPS, offsets_ptr + output * GROUPS
+    total = tl.zeros((OUTPUT_TILE, ROW_TILE), tl.float32)
+    for step in range(0, INPUTS, INPUT_TILE):
+        column = step + tl.arange(0, INPUT_TILE)[None, :]
+        mask = (column < INPUTS) & within
+        weight = code_values(planes, scales, offsets, levels_ptr, column, mask, INPUTS, BITS, GROUP, HAS_OFFSET)
+        across = step + tl.arange(0, INPUT_TILE)[:, None]
+        values = tl.load(rows + across, mask=real & (across < INPUTS), other=0.0)
+        total = tl.dot(weight.to(values.dtype), values, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _code_product(
+    rows_ptr, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, bias_ptr, out_ptr, rows, rows_row,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    output = (tl.program_id(0) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)[:, None]).to(tl.int64)
+    within = output < OUTPUTS
+    number = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)[None, :]
+    real = number < rows
+    total = code_sums(
+        rows_ptr + number.to(tl.int64) * rows_row, real, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, output,
+        within, INPUTS, BITS, GROUP, HAS_OFFSET, ROW_TILE, OUTPUT_TILE, INPUT_TILE, PRECISION,
+    )  # fmt: skip
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + output, mask=within, other=0.0).to(tl.float32)
+    target = out_ptr + number.to(tl.int64) * OUTPUTS + output
+    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=real & within)
+
+
+@triton.jit
+def _expand_codes(
+    ids_ptr, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, out_ptr, ROW_BYTES: tl.constexpr, INPUTS: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_IDS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one row, written as they lie in a matrix."""
+    row = tl.program_id(0).to(tl.int64)
+    source = row
+    if HAS_IDS:
+        source = tl.load(ids_ptr + row)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    known = column < INPUTS
+    groups = source * ((INPUTS + GROUP - 1) // GROUP)
+    values = code_values(
+        planes_ptr + source * ROW_BYTES, scales_ptr + groups, offsets_ptr + groups, levels_ptr, column, known,
+        INPUTS, BITS, GROUP, HAS_OFFSET,
+    )  # fmt: skip
+    tl.store(out_ptr + row * INPUTS + column, values.to(out_ptr.dtype.element_ty), mask=known)
+
+
+def code_tile_options(rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    """How kernels around ``code_sums`` are compiled for this many rows of a tile."""
+    exact, few = dtype == torch.float32, rows <= FEW_ROWS
+    return {
+        "ROW_TILE": rows, "OUTPUT_TILE": 32 if few else 64, "INPUT_TILE": 32 if exact else 64,
+        "PRECISION": "ieee" if exact else "tf32", "num_warps": 4, "num_stages": 3,
+    }  # fmt: skip
+
+
+def _product(hidden: torch.Tensor, weight: DeviceCoded, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """x Wᵀ + b, (…, K) to (…, N) of ``dtype``."""
+    outputs, inputs = weight.shape
+    rows = hidden.reshape(-1, inputs)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    count = rows.shape[0]
+    out = torch.empty(count, outputs, dtype=dtype, device=hidden.device)
+    if count:
+        tile = FEW_ROWS if count <= FEW_ROWS else MAX_ROWS
+        options = code_tile_options(tile, hidden.dtype)
+        grid = (triton.cdiv(outputs, options["OUTPUT_TILE"]), triton.cdiv(count, tile))
+        _code_product[grid](
+            rows, *weight.operands(), rows if bias is None else bias, out, count, rows.stride(0),
+            OUTPUTS=outputs, HAS_BIAS=bias is not None, **weight.constants(), **options,
+        )  # fmt: skip
+    return out.view(*hidden.shape[:-1], outputs)
+
+
+def _expanded(weight: DeviceCoded, ids: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """(count, K): the rows of these numbers, or all of a matrix or stack."""
+    inputs, operands = weight.plain.inputs, weight.operands()
+    out = torch.empty(count, inputs, dtype=dtype, device=weight.levels.device)
+    tile = min(1024, triton.next_power_of_2(inputs))
+    if count:
+        _expand_codes[(count, triton.cdiv(inputs, tile))](
+            operands[0] if ids is None else ids.contiguous(), *operands, out,
+            ROW_BYTES=operands[0].shape[-1], **weight.constants(), HAS_IDS=ids is not None, TILE=tile, num_warps=4,
+        )  # fmt: skip
+    return out
