@@ -27,7 +27,7 @@ TASKS = {
     "decode, 8 sequences": ("decode", {"batch": 8, "prompt": 128, "new": 32}),
     "prefill of 512": ("prefill", {"tokens": 512}),
 }
-NUM_TOKENS, WINDOW = 2048, 512
+WINDOW = 512
 
 
 def take_turns(ours: Child, other: Child, rounds: int) -> None:
@@ -60,11 +60,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--tokens", type=positive, default=16384, help="of the text; 2,048 leave errors above 1 %%")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "blazr-bench")
     given = parser.parse_args()
     file = given.file.resolve()
     inspection = inspect_checkpoint(file)
-    tokens, text = text_tokens(inspection, None, NUM_TOKENS)
+    tokens, text = text_tokens(inspection, None, given.tokens)
     python = Environments(given.cache, print).python("llama-cpp")
     with contextlib.ExitStack() as stack:
         other = Child("llama-cpp", python=python, file=str(file))

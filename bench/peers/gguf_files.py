@@ -1,7 +1,7 @@
 """GGUF files by llama.cpp's own tools.
 
 python -m bench.peers.gguf_files convert SOURCES CHECKPOINT FILE     (an environment with torch and transformers)
-python -m bench.peers.gguf_files quantise FILE OUTPUT q8_0|q4_k_m    (llama-cpp-python's environment)
+python -m bench.peers.gguf_files quantise FILE OUTPUT q4_k_m         (llama-cpp-python's environment)
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def quantise(file: Path, output: Path, form: str) -> None:
     """Run ``llama_model_quantize``."""
     import llama_cpp
 
-    forms = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M}
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = forms[form]
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{form.upper()}")
     status = llama_cpp.llama_model_quantize(str(file).encode(), str(output).encode(), params)
     if status:
         raise RuntimeError(f"llama_model_quantize returned {status}")
