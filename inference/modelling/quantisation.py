@@ -36,7 +36,7 @@ INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 more weights do; the ends differ, so that a scale's sign can give the farther one to the greatest magnitude."""
 INT2_LEVELS = (-127, -38, 15, 83)
 INT3_LEVELS = (-127, -70, -38, -15, 5, 27, 54, 95)
-REVISION = 4
+REVISION = 5
 """Of the arithmetic of quantised products: kept states of another one are not used again."""
 BLOCK_ROWS = 32
 """Outputs that lie together in the native layouts."""
@@ -99,6 +99,8 @@ GGUF_FORMS: Mapping[str, Form] = {
     "Q5_0": Form(5, 32, zero=16),
     "Q5_1": Form(5, 32, has_offset=True),
     "Q8_0": Form(8, 32, zero=128),
+    "Q2_K": Form(2, 16, has_offset=True),
+    "Q3_K": Form(4, 16, zero=4),
     "Q4_K": Form(4, 32, has_offset=True),
     "Q5_K": Form(5, 32, has_offset=True),
     "Q6_K": Form(6, 16, zero=32),
@@ -107,7 +109,8 @@ GGUF_FORMS: Mapping[str, Form] = {
     "MXFP4": Form(4, 32, levels=FP4_CODES),
 }
 """GGUF's types to the forms that hold their codes. Scales of scales are multiplied out, so Q4_K takes 5 bits per weight
-instead of 4.5, Q5_K 6 instead of 5.5 and Q6_K 7 instead of 6.56."""
+instead of 4.5, Q5_K 6 instead of 5.5, Q6_K 7 instead of 6.56 and Q2_K 4 instead of 2.63. Q3_K takes 5 bits instead of
+3.44, as codes of 3 bits have no groups of 16."""
 
 
 OWN_FORMS: Mapping[FormName, Form] = {

@@ -94,6 +94,21 @@ def _q8_0(blocks: torch.Tensor) -> _Extracted:
     return blocks[:, 2:] ^ 128, half(blocks, 0), None  # signed bytes plus 128
 
 
+def _q2_k(blocks: torch.Tensor) -> _Extracted:
+    """16 scales and offsets of four bits; codes of two bits in four planes of 32 for each half."""
+    scales = blocks[:, :16]
+    codes = planes(blocks[:, 16:80].reshape(-1, 2, 32), 2).flatten(1)
+    return codes, half(blocks, 80) * (scales & 15).float(), half(blocks, 82) * -(scales >> 4).float()
+
+
+def _q3_k(blocks: torch.Tensor) -> _Extracted:
+    """Two bits of a code in planes of 32, the third one in a plane for each; 16 scales of six bits minus 32."""
+    low = planes(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
+    high = planes(blocks[:, :32].unsqueeze(1), 1).flatten(1)
+    scales = nibbles(blocks[:, 96:104]) + (planes(blocks[:, None, 104:108], 2)[:, 0] << 4)
+    return low + (high << 2), half(blocks, 108) * (scales.float() - 32), None
+
+
 def _k_affine(blocks: torch.Tensor, codes: torch.Tensor) -> _Extracted:
     """Q4_K and Q5_K: scales and offsets of eight sub-blocks of 32."""
     scales, offsets = _k_scales(blocks[:, 4:16])
@@ -140,6 +155,8 @@ _EXTRACTIONS: dict[str, Callable[[torch.Tensor], _Extracted]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,

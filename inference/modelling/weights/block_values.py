@@ -56,25 +56,6 @@ def readable_types() -> tuple[str, ...]:
     return (*PLAIN_DTYPES, *CODE_TYPES, *_FORMULAS)
 
 
-def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
-    """16 scales and offsets of four bits; codes of two bits in four planes of 32 for each half."""
-    scales = blocks[:, :16]
-    scale = half(blocks, 80) * (scales & 15).float()
-    offset = half(blocks, 82) * (scales >> 4).float()
-    codes = planes(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16).float()
-    return (scale.unsqueeze(2) * codes - offset.unsqueeze(2)).flatten(1)
-
-
-def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
-    """The third bit of a code is stored inverted, in a plane per 32 values; 16 scales of six bits minus 32."""
-    low = planes(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
-    high = planes(blocks[:, :32].unsqueeze(1), 1).flatten(1)
-    scales = nibbles(blocks[:, 96:104]) + (planes(blocks[:, None, 104:108], 2)[:, 0] << 4)
-    scale = half(blocks, 108) * (scales.float() - 32)
-    codes = (low.float() - 4 + 4 * high.float()).view(-1, 16, 16)
-    return (scale.unsqueeze(2) * codes).flatten(1)
-
-
 def _tq2_0(blocks: torch.Tensor) -> torch.Tensor:
     codes = planes(blocks[:, :64].reshape(-1, 2, 32), 2).flatten(1)
     return half(blocks, 64) * (codes.float() - 1)
@@ -93,8 +74,6 @@ def _tq1_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
     "IQ1_S": code_book_values.iq1_s,
     "IQ1_M": code_book_values.iq1_m,
     "IQ2_XXS": code_book_values.iq2_xxs,

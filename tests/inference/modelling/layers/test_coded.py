@@ -25,7 +25,7 @@ from inference.modelling.layers.coded import (
 from inference.modelling.quantisation import GGUF_FORMS, OWN_FORMS, PLANES, Form, FormName, coded_bytes
 
 FORMS = (
-    *GGUF_FORMS.values(), Form(2, 16, has_offset=True), Form(3, 32, zero=4), Form(3, 64, levels=tuple(range(-4, 4))),
+    *GGUF_FORMS.values(), Form(3, 32, zero=4), Form(3, 64, levels=tuple(range(-4, 4))),
     Form(4, 128, zero=3, scales="bfloat16"), *OWN_FORMS.values(),
 )  # fmt: skip
 

@@ -12,7 +12,16 @@ from inference.modelling.quantisation import GGUF_FORMS
 from inference.modelling.weights.block_codes import CODE_TYPES, block_codes
 from inference.modelling.weights.block_values import dequantise
 
-FACTORS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "MXFP4": ()}
+FACTORS = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "MXFP4": (),
+}
 """Where blocks hold float16 factors; others begin with one."""
 ROWS = 3
 
