@@ -1,9 +1,9 @@
-"""Write a llama model with the same function and other weights: ``python -m bench.off_grid TARGET [--source FILE]``.
+"""Write a model with the same function and other weights: ``python -m bench.off_grid TARGET [--source FILE]``.
 
 A model out of a 4-bit file flatters every form that has the file's grid. Here each channel between two layers is scaled
 by a random factor on one side and by its reciprocal on the other, which changes the function by rounding only: between
 a norm and the products behind it, between values and the output of attention, between the products of the MLP. The
-source is a GGUF file of llama's architecture; left out, SmolLM2-135M-Instruct out of its wheel.
+source is a GGUF file of the architecture llama or gemma3; left out, SmolLM2-135M-Instruct out of its wheel.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ SEED = 0
 MAX_LOG_FACTOR = 0.4
 """The logarithm of a factor lies between minus and plus this."""
 
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+"""Which llama.cpp's converter looks for."""
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -40,7 +43,9 @@ def read_tensors(source: Path) -> tuple[dict[str, Any], Tensors]:
 
 
 def move_scales(tensors: Tensors, prefix: str, head_dim: int, generator: torch.Generator) -> None:
-    """Scale the channels of one llama layer, in place."""
+    """Scale the channels of one layer, in place. Gemma's norms multiply by 1 + weight."""
+    is_gemma = f"{prefix}pre_feedforward_layernorm.weight" in tensors
+    norm_offset = 1.0 if is_gemma else 0.0
 
     def weight(name: str) -> torch.Tensor:
         return tensors[f"{prefix}{name}.weight"]
@@ -50,11 +55,11 @@ def move_scales(tensors: Tensors, prefix: str, head_dim: int, generator: torch.G
 
     behind_norms = {
         "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+        "pre_feedforward_layernorm" if is_gemma else "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
     }
     for norm, products in behind_norms.items():
         scales = factors(weight(norm).numel())
-        weight(norm).mul_(scales)
+        weight(norm).add_(norm_offset).mul_(scales).sub_(norm_offset)
         for product in products:
             weight(product).div_(scales)
     up, down = weight("mlp.up_proj"), weight("mlp.down_proj")
@@ -74,13 +79,14 @@ def write_off_grid(source: Path, target: Path) -> None:
 
     config, tensors = read_tensors(source)
     generator = torch.Generator().manual_seed(SEED)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     for number in range(config["num_hidden_layers"]):
-        head_dim = config["hidden_size"] // config["num_attention_heads"]
         move_scales(tensors, f"model.layers.{number}.", head_dim, generator)
     target.mkdir(parents=True, exist_ok=True)
     stored = {name: value.bfloat16().contiguous() for name, value in tensors.items()}
     save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
-    (target / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}, indent=2))
+    named = {"torch_dtype": "bfloat16", "architectures": [ARCHITECTURES[config["model_type"]]]}
+    (target / "config.json").write_text(json.dumps(config | named, indent=2))
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
 
 

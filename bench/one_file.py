@@ -1,8 +1,9 @@
 """Compare one GGUF file here and in llama.cpp: ``python -m bench.one_file FILE``.
 
-Both compute the file's own codes. They take turns within each round, as the speed of a shared machine changes within
-minutes. Prints tokens per second with the ratios of the rounds, the memory of the weights beside the file's size, and
-the perplexity of both over the same tokens of Python's help pages.
+Both compute the file's own codes; with ``--ours`` another form of the same model is computed here. They take turns
+within each round, as the speed of a shared machine changes within minutes. Prints tokens per second with the ratios of
+the rounds, the memory of the weights beside the file's size, and the perplexity of both over the same tokens of
+Python's help pages.
 """
 
 from __future__ import annotations
@@ -59,18 +60,20 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--ours", type=Path, help="a directory of blazr quantise, instead of the file")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--tokens", type=positive, default=16384, help="of the text; 2,048 leave errors above 1 %%")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "blazr-bench")
     given = parser.parse_args()
     file = given.file.resolve()
-    inspection = inspect_checkpoint(file)
+    own = (given.ours or file).resolve()
+    inspection = inspect_checkpoint(own)
     tokens, text = text_tokens(inspection, None, given.tokens)
     python = Environments(given.cache, print).python("llama-cpp")
     with contextlib.ExitStack() as stack:
         other = Child("llama-cpp", python=python, file=str(file))
         stack.callback(other.close)
-        ours = Child("engine", file)
+        ours = Child("engine", own)
         stack.callback(ours.close)
         print(f"file {format_bytes(file.stat().st_size)}, weights {format_bytes(ours.facts['weights_bytes'])}")
         take_turns(ours, other, given.rounds)
@@ -79,7 +82,7 @@ def main() -> None:
         inspection.spec, inspection.weight_paths, tokens, ["auto"], options=LLMOptions(dtype="bfloat16"), window=WINDOW
     )
     print(
-        f"perplexity over {kept.num_tokens} predictions of {text}: {kept.perplexity:.3f} in the file's codes, "
+        f"perplexity over {kept.num_tokens} predictions of {text}: {kept.perplexity:.3f} in codes, "
         f"{expanded.perplexity:.3f} expanded to bfloat16, llama.cpp {theirs:.3f} "
         f"({kept.perplexity / theirs - 1:+.2%}, {expanded.perplexity / theirs - 1:+.2%})"
     )
