@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from inference.modelling.layer_specs import DTYPE_BYTES, MoESpec
+from inference.modelling.layer_parts import DTYPE_BYTES
+from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
 from models_registry.detection.inspection import inspect_checkpoint
 

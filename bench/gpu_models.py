@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from inference.modelling.backends.backend import choose_backend
-from inference.modelling.layer_specs import AttentionSpec, Dtype, Mamba2Spec, MLPSpec, NormSpec, RopeSpec
+from inference.modelling.layer_parts import Dtype, NormSpec, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
 from inference.modelling.layers.packed import Packable
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant, quantised_kinds

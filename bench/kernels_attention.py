@@ -26,7 +26,8 @@ import torch
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layer_specs import AttentionSpec, MLASpec, NormSpec, RopeSpec
+from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, MLASpec
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.mapped import mapped_zeros

@@ -29,7 +29,7 @@ from inference.llm.quantising.measuring import measuring_bytes
 from inference.llm.quantising.quantise import Limit, Progress, quantise_checkpoint
 from inference.llm.quantising.writing import SourceFiles
 from inference.llm.sizes import free_memory_bytes
-from inference.modelling.layer_specs import Dtype
+from inference.modelling.layer_parts import Dtype
 from inference.modelling.spec import ModelSpec
 from models_registry.detection.child import inspect_in_child
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from inference.errors import InvalidRequest, OutOfCacheBlocks
 from inference.host.units import format_bytes
-from inference.modelling.layer_specs import DTYPE_BYTES, Dtype
+from inference.modelling.layer_parts import DTYPE_BYTES, Dtype
 from inference.modelling.spec import ModelSpec
 
 MAX_BLOCK_SIZE = 1024

@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest
 from inference.llm.loading import choose_dtype, engine_config
 from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
-from inference.modelling.layer_specs import Dtype
+from inference.modelling.layer_parts import Dtype
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.norm import Norm, add_scaled
@@ -22,6 +22,8 @@ MIXERS: dict[str, str] = {
     "mamba1": "mamba1:Mamba1Mixer",
     "mamba2": "mamba2:Mamba2Mixer",
     "mamba3": "mamba3:Mamba3Mixer",
+    "gated_delta": "gated_delta:GatedDelta",
+    "short_conv": "short_conv:ShortConv",
     "mlp": "mlp:MLP",
     "moe": "moe:MixtureOfExperts",
 }

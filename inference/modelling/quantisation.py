@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.layer_specs import DTYPE_BYTES, Shape
+from inference.modelling.layer_parts import DTYPE_BYTES, Shape
 from inference.modelling.sources import joined_names
 from inference.modelling.spec import ModelSpec, Piece, Source
 
@@ -45,7 +45,7 @@ SMALLEST_SIDE = 32
 
 _HEADS = ("embed_tokens.weight", "lm_head.weight")
 _EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
-_KEPT = ("router", "conv1d", "dt_proj", "lambda_proj", "shared_expert_gate", "k_b_proj", "v_b_proj")
+_KEPT = ("router", "conv1d", "dt_proj", "ba_proj", "lambda_proj", "shared_expert_gate", "k_b_proj", "v_b_proj")
 """Modules whose matrices stay: choices, time scales, and MLA's expansions, which are used from both sides."""
 
 PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference.modelling.layer_specs import Shape
+from inference.modelling.layer_parts import Shape
 from inference.modelling.spec import Piece, Source
 
 

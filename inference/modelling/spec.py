@@ -28,24 +28,19 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.layer_parts import Dtype, NormSpec, RopeScaling, RopeSpec, Shape, StateTensor, prefixed
 from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
-    Dtype,
     Mamba1Spec,
     Mamba2Spec,
     Mamba3Spec,
     MLASpec,
     MLPSpec,
     MoESpec,
-    NormSpec,
-    RopeScaling,
-    RopeSpec,
-    Shape,
-    StateTensor,
     TokenMixerSpec,
-    prefixed,
 )
+from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
 
 # --- the whole ---------------------------------------------------------------------------------
 
@@ -224,8 +219,8 @@ class ModelSpec:
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec,
-        MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
+        NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
+        ShortConvSpec, MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
     )
 }  # fmt: skip
 

@@ -38,6 +38,11 @@ ARCHITECTURE_NAMES: Mapping[str, str] = {
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",
     "NemotronHForCausalLM": "nemotron_h",
     "JambaForCausalLM": "jamba",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
 }
 """``architectures[0]`` of config.json to ``model_type``."""
 
@@ -48,6 +53,11 @@ _OXIDIZR_NAMES = re.compile(r"layers\.\d+\.(mamba2\.|mamba3\.|moe\.|mamba\.a_log
 """Names that only the oxidizr trainer writes. Its plain attention layers are named like those of a base model."""
 
 _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("qwen3_next", (r"\.linear_attn\.in_proj_qkvz\.",), ()),
+    ("qwen3_5_moe_text", (r"\.linear_attn\.in_proj_qkv\.", r"\.mlp\.experts\."), ()),
+    ("qwen3_5_text", (r"\.linear_attn\.in_proj_qkv\.", r"\.mlp\.gate_proj\."), ()),
+    ("lfm2_moe", (r"\.operator_norm\.", r"\.feed_forward\.gate\."), ()),
+    ("lfm2", (r"\.operator_norm\.", r"\.feed_forward\.w1\."), ()),
     ("nemotron_h", (r"backbone\..*\.mixer\.dt_bias$", r"backbone\..*\.mixer\.(q_proj|up_proj)\."), ()),
     ("mamba", (r"backbone\..*\.mixer\.x_proj\.",), (r"\.mixer\.q_proj\.",)),
     ("mamba2", (r"backbone\..*\.mixer\.dt_bias$",), (r"\.mixer\.(q_proj|up_proj)\.",)),

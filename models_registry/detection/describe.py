@@ -16,6 +16,7 @@ from inference.modelling.layer_specs import (
     MoESpec,
     TokenMixerSpec,
 )
+from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
 from inference.modelling.spec import LayerSpec
 from models_registry.detection.facts import FACTS, facts_to_set
 from models_registry.detection.inspection import Inspection
@@ -95,6 +96,8 @@ def _token_mixer_sizes(mixer: TokenMixerSpec) -> dict[str, Any]:
         sizes = {"heads": mixer.num_heads, "kv heads": mixer.num_kv_heads, "head dim": mixer.head_dim}
         if mixer.sliding_window is not None:
             sizes["window"] = mixer.sliding_window
+        if mixer.output_gate:
+            sizes["gate"] = "of the output"
     elif isinstance(mixer, MLASpec):
         sizes = {"heads": mixer.num_heads, "kv latent": mixer.kv_lora_rank}
         if mixer.q_lora_rank is not None:
@@ -103,6 +106,11 @@ def _token_mixer_sizes(mixer: TokenMixerSpec) -> dict[str, Any]:
     elif isinstance(mixer, Mamba1Spec):
         sizes = {"inner": mixer.intermediate_size, "state": mixer.state_size, "dt rank": mixer.dt_rank}
         sizes["kernel"] = mixer.conv_kernel
+    elif isinstance(mixer, GatedDeltaSpec):
+        sizes = {"heads": mixer.num_value_heads, "key heads": mixer.num_key_heads, "head dim": mixer.value_head_dim}
+        sizes |= {"key dim": mixer.key_head_dim, "kernel": mixer.conv_kernel}
+    elif isinstance(mixer, ShortConvSpec):
+        sizes = {"width": mixer.width, "kernel": mixer.conv_kernel}
     else:
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "state": mixer.state_size}
         if mixer.num_groups != 1:

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from inference.modelling.layer_specs import (
-    AttentionSpec,
-    Mamba1Spec,
-    Mamba2Spec,
-    Mamba3Spec,
-    MLASpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-    RopeScaling,
-    RopeSpec,
-)
+from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, MLASpec, MLPSpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 
 HIDDEN, VOCAB = 64, 320

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.mlp import activate
 from inference.modelling.layers.norm import Norm
 

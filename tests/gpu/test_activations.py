@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layer_specs import ACTIVATIONS
+from inference.modelling.layer_parts import ACTIVATIONS
 from inference.modelling.layers.mlp import activate
 from tests.gpu.compare import assert_close
 

@@ -10,16 +10,8 @@ from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.modelling.backends import backend as kernels
-from inference.modelling.layer_specs import (
-    AttentionSpec,
-    Mamba1Spec,
-    Mamba2Spec,
-    MLASpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-    RopeSpec,
-)
+from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLASpec, MLPSpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.values.sampling_params import SamplingParams
 

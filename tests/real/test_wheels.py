@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers
 from inference.errors import NotFound, Unavailable
 from inference.modelling.families.config import CheckpointConfig, Facts
 from inference.modelling.gguf.container import read_gguf
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.tokenizer_spec import TokenizerSpec

@@ -16,7 +16,7 @@ from inference.errors import UnsupportedFormat
 from inference.modelling.encodings.blazr import CODES, SCALES, STORED_DTYPES
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.gguf.ggjt import has_ggml_suffix
-from inference.modelling.layer_specs import Shape
+from inference.modelling.layer_parts import Shape
 from inference.modelling.quantisation import BLOCK_ROWS, OWN_FORMS, FormName, coded_bytes, is_quantisable
 from inference.modelling.spec import ModelSpec, Piece
 

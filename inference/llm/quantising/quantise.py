@@ -23,7 +23,7 @@ from inference.llm.quantising.planning import STORED, Choice, Plan, Planner
 from inference.llm.quantising.writing import SourceFiles, check_target, write_checkpoint
 from inference.llm.sizes import free_memory_bytes
 from inference.modelling.backends.backend import choose_backend
-from inference.modelling.layer_specs import Dtype
+from inference.modelling.layer_parts import Dtype
 from inference.modelling.quantisation import OWN_FORMS, FormName
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.head_sizes import HeadSizes
-from inference.modelling.layer_specs import AttentionSpec, NormSpec, RopeSpec
+from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.spec import Source, concatenated, tensor
 
 

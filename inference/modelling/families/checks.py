@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.config import CheckpointView, TensorTable
 from inference.modelling.families.headers import STORED_DTYPES, sample_of
-from inference.modelling.layer_specs import Shape
+from inference.modelling.layer_parts import Shape
 from inference.modelling.spec import ModelSpec, Piece, Source
 
 TIED_HEAD = re.compile(r"((model|backbone)\.)?lm_head\.weight")

@@ -133,6 +133,46 @@ DEEPSEEK: Table = {
     "mlp_bias": MLP_BIAS,
 }  # fmt: skip
 
+LFM2: Table = {
+    **COMMON,
+    **HEADS,
+    **ROPE,
+    **_used("norm_eps", "conv_L_cache", "layer_types", "full_attn_idxs", "tie_embedding"),
+    **_harmless(
+        "the shapes say it",
+        "intermediate_size", "block_dim", "block_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of",
+        "block_auto_adjust_ff_dim", "conv_dim", "conv_dim_out",
+    ),
+    **_harmless(
+        "start values of a training",
+        "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init",
+    ),
+    **_harmless("an early name beside norm_eps, rope_theta", "block_norm_eps", "theta"),
+    "block_use_swiglu": Only((True,), "the MLP is gated"),
+    "use_pos_enc": Only((True,), "attention rotates its positions"),
+    "conv_bias": Biases(r"conv\.(?:conv|in_proj|out_proj)"),
+}  # fmt: skip
+QWEN3_NEXT: Table = {
+    **WITH_ROPE,
+    **_used(
+        "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+        "linear_num_value_heads", "layer_types", "full_attention_interval",
+    ),
+    "attention_bias": Only((False,), "the projections of attention have no biases"),
+    "rope_parameters": Members({
+        **ROPE_MEMBERS,
+        **_harmless("three equal positions for text are one", "mrope_section", "mrope_interleaved"),
+    }),
+    **_harmless("layers for drafting, which are left out", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    "attn_output_gate": Only((True,), "the output of attention is gated"),
+    "use_sliding_window": Only((False,), "the family has no windows"),
+    "mamba_ssm_dtype": Harmless("states are float32"),
+}  # fmt: skip
+QWEN3_NEXT_EXPERTS: Table = {
+    **_used("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    **_harmless("the layers have experts; the shapes say it", "intermediate_size"),
+}
+
 MAMBA_COMMON: Table = {
     **COMMON,
     **_used("state_size", "conv_kernel", "hidden_act", "layer_norm_epsilon", "intermediate_size"),
@@ -331,5 +371,21 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "n_ctx": Harmless("an early name beside max_position_embeddings"),
         "sliding_window": NO_WINDOW,
     },
+    "lfm2": LFM2,
+    "lfm2_moe": {
+        **LFM2,
+        **_used(
+            "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "use_expert_bias",
+            "routed_scaling_factor",
+        ),
+        "num_dense_layers": Harmless("the tensors say it"),
+    },
+    "qwen3_next": {
+        **QWEN3_NEXT,
+        **QWEN3_NEXT_EXPERTS,
+        **_used("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "intermediate_size"),
+    },
+    "qwen3_5_text": QWEN3_NEXT,
+    "qwen3_5_moe_text": {**QWEN3_NEXT, **QWEN3_NEXT_EXPERTS},
 }  # fmt: skip
 """``model_type`` to the rules of its keys; a key that isn't in it is refused."""

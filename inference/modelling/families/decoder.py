@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from inference.modelling.families.checks import MASK_BUFFERS, IgnoredTensors, finish
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder_layout import DecoderLayout
-from inference.modelling.layer_specs import ChannelMixerSpec, NormSpec, TokenMixerSpec, prefixed
+from inference.modelling.layer_parts import NormSpec, prefixed
+from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 

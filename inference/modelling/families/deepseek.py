@@ -32,7 +32,8 @@ from inference.modelling.families.moe_config import (
     shared_width,
 )
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
-from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec, NormSpec
+from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
 LATENT_NORM = NormSpec("rms", 1e-6)

@@ -19,7 +19,8 @@ from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
-from inference.modelling.layer_specs import AttentionSpec, NormSpec, prefixed
+from inference.modelling.layer_parts import NormSpec, prefixed
+from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 # transformers' defaults, which differ from those of the other families.

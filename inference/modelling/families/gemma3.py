@@ -22,7 +22,7 @@ from inference.modelling.families.gemma2 import gemma_layers, read_softcap, refu
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
-from inference.modelling.layer_specs import RopeSpec
+from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
 
 # transformers' defaults.

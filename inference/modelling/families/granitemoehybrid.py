@@ -33,7 +33,8 @@ from inference.modelling.families.state_space import (
     time_step_limits,
     unknown_layer,
 )
-from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MLPSpec, MoESpec, TokenMixerSpec, prefixed
+from inference.modelling.layer_parts import prefixed
+from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MLPSpec, MoESpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 EXPERT_NAMES = (

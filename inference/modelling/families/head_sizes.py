@@ -32,6 +32,7 @@ def read_heads(
     *,
     attention: str = "self_attn.",
     default_head_dim: int | None = None,
+    has_gate: bool = False,
 ) -> HeadSizes:
     """Head counts and width, from config.json and from the projections of one attention layer.
 
@@ -43,6 +44,7 @@ def read_heads(
         hidden_size: h.
         attention: The attention's part of the names, with the dot.
         default_head_dim: The family's width when config.json has none (h / heads otherwise).
+        has_gate: Whether ``q_proj`` has a gate of the output beside each head's query.
 
     Raises:
         TensorShapeMismatch: The projections don't have the heads, or the width, that config.json states.
@@ -52,7 +54,7 @@ def read_heads(
     fused = base + "qkv_proj.weight"
     if fused in view.tensors:
         return _fused_heads(view, fused, base, default_head_dim)
-    q_rows = matrix_shape(view.tensors, base + "q_proj.weight")[0]
+    q_rows = matrix_shape(view.tensors, base + "q_proj.weight")[0] // (2 if has_gate else 1)
     k_rows = matrix_shape(view.tensors, base + "k_proj.weight")[0]
     head_dim = _head_dim(view, base, q_rows, hidden_size, k_rows, default_head_dim)
     if q_rows % head_dim or k_rows % head_dim:

@@ -13,7 +13,7 @@ from inference.modelling.families.config_values import activation, number_with_e
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS, mamba1_sources, mamba1_spec
-from inference.modelling.layer_specs import NormSpec, prefixed
+from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 

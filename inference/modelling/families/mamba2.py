@@ -16,7 +16,7 @@ from inference.modelling.families.state_space import (
     mamba2_spec,
     time_step_limits,
 )
-from inference.modelling.layer_specs import prefixed
+from inference.modelling.layer_parts import prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 KEYS = Mamba2Keys(("num_heads",), ("head_dim",), ("state_size",), ("n_groups",), ("conv_kernel",), 8)

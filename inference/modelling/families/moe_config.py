@@ -12,7 +12,8 @@ from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources
-from inference.modelling.layer_specs import MLPSpec, MoESpec, prefixed
+from inference.modelling.layer_parts import prefixed
+from inference.modelling.layer_specs import MLPSpec, MoESpec
 from inference.modelling.spec import Piece, Source, tensor
 
 

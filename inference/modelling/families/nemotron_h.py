@@ -40,7 +40,8 @@ from inference.modelling.families.state_space import (
     stated_layer_types,
     unknown_layer,
 )
-from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, NormSpec, TokenMixerSpec, prefixed
+from inference.modelling.layer_parts import NormSpec, prefixed
+from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 KEYS = Mamba2Keys(

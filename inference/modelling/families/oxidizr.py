@@ -18,7 +18,7 @@ from inference.modelling.families.config_values import number_with_evidence
 from inference.modelling.families.decoder_layout import layer_numbers
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
 from inference.modelling.families.oxidizr_layers import LayerReader
-from inference.modelling.layer_specs import Dtype, NormSpec, prefixed
+from inference.modelling.layer_parts import Dtype, NormSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
 DEFAULT_EPS = 1e-5

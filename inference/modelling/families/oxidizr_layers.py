@@ -18,6 +18,7 @@ from inference.errors import InvalidRequest, MissingTensor, TensorShapeMismatch,
 from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.rope_config import read_rope
+from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
@@ -27,9 +28,7 @@ from inference.modelling.layer_specs import (
     MLASpec,
     MLPSpec,
     MoESpec,
-    NormSpec,
     TokenMixerSpec,
-    prefixed,
 )
 from inference.modelling.spec import LayerSpec, Piece, Source, concatenated, tensor
 

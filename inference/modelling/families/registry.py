@@ -42,6 +42,11 @@ FAMILIES: dict[str, str] = {
     "granitemoehybrid": "granitemoehybrid",
     "nemotron_h": "nemotron_h",
     "jamba": "jamba",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2",
+    "qwen3_next": "qwen3_next",
+    "qwen3_5_text": "qwen3_next",
+    "qwen3_5_moe_text": "qwen3_next",
 }
 """``model_type`` to the module's name in ``inference.modelling.families``."""
 

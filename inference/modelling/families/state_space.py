@@ -14,7 +14,8 @@ from inference.errors import CorruptCheckpoint, TensorShapeMismatch, Unsupported
 from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape, vector_length
-from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec, NormSpec
+from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec
 from inference.modelling.spec import LayerSpec, Source, tensor
 
 UNBOUNDED_POSITIONS = 1 << 20
@@ -25,6 +26,7 @@ _MAX_INTEGER = 10**300
 
 LAYER_TYPE_NAMES = {
     "mamba": "mamba",
+    "conv": "short_conv",
     "linear_attention": "mamba",
     "attention": "attention",
     "full_attention": "attention",
@@ -107,7 +109,7 @@ def mamba1_spec(
         TensorShapeMismatch: The shapes differ from config.json's sizes.
     """
     inner, size = matrix_shape(view.tensors, f"{base}A_log")
-    kernel = _conv_shape(view, base)[1]
+    kernel = conv_shape(view, f"{base}conv1d.weight")[1]
     rank = matrix_shape(view.tensors, f"{base}dt_proj.weight")[1]
     _record(view, "mamba.intermediate_size", inner, "rows of A_log", intermediate_size)
     _record(view, "mamba.state_size", size, "columns of A_log", state_size)
@@ -154,7 +156,7 @@ def mamba2_spec(
     tensors = view.tensors
     heads = vector_length(tensors, f"{base}A_log")
     inner = matrix_shape(tensors, f"{base}out_proj.weight")[1]
-    conv_width, kernel = _conv_shape(view, base)
+    conv_width, kernel = conv_shape(view, f"{base}conv1d.weight")
     if inner % heads:
         raise TensorShapeMismatch(
             f"{base}out_proj.weight has {inner} columns, which {heads} heads (length of A_log) don't divide.",
@@ -272,9 +274,8 @@ def _groups(view: CheckpointView, name: str, bc_width: int, keys: Mamba2Keys) ->
     return groups, bc_width // (2 * groups)
 
 
-def _conv_shape(view: CheckpointView, base: str) -> tuple[int, int]:
-    """(channels, kernel) of the depthwise convolution."""
-    name = f"{base}conv1d.weight"
+def conv_shape(view: CheckpointView, name: str) -> tuple[int, int]:
+    """(channels, kernel) of the depthwise convolution whose weight is ``name``."""
     shape = view.tensors.shape(name)
     if len(shape) != 3 or shape[1] != 1 or not 1 <= shape[2] <= 64:
         raise TensorShapeMismatch(

@@ -35,6 +35,7 @@ class Attention(Layer):
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.qkv_proj = Linear(hidden_size, q_width + 2 * kv_width, spec.qkv_bias)
         self.o_proj = Linear(q_width, hidden_size, spec.o_bias)
+        self.gate_proj = Linear(hidden_size, q_width) if spec.output_gate else None
         self.q_norm = self.k_norm = None
         if spec.qk_norm is not None:
             self.q_norm = Norm(spec.qk_norm, spec.head_dim if spec.qk_norm_per_head else q_width)
@@ -43,7 +44,10 @@ class Attention(Layer):
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
-        out: torch.Tensor = self.o_proj(self.mix(self.qkv_proj(hidden), batch, state))
+        mixed = self.mix(self.qkv_proj(hidden), batch, state)
+        if self.gate_proj is not None:
+            mixed = mixed * self.gate_proj(hidden).sigmoid()
+        out: torch.Tensor = self.o_proj(mixed)
         return out
 
     def mix(self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.layer import Layer
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.layer import Layer
 
 Decode = Callable[[slice, torch.Tensor], torch.Tensor]
@@ -92,16 +92,27 @@ class GatedNorm(Layer):
         width: I.
         group_size: Values that share their mean square; divides I.
         norm_before_gate: The second form.
+        num_heads: How often the weight repeats itself: the values have ``num_heads`` · ``width``.
     """
 
     float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight"})
 
-    def __init__(self, spec: NormSpec | None, width: int, group_size: int, *, norm_before_gate: bool = False) -> None:
+    def __init__(
+        self,
+        spec: NormSpec | None,
+        width: int,
+        group_size: int,
+        *,
+        norm_before_gate: bool = False,
+        num_heads: int = 1,
+    ) -> None:
         super().__init__()
         assert spec is None or spec.kind == "rms", "a gated norm is an RMS norm"
         self.spec = spec
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate
+        self._num_heads = num_heads
+        self._repeated: tuple[nn.Parameter, torch.Tensor] | None = None
         has_weight = spec is not None and not spec.weightless
         self.weight = nn.Parameter(torch.empty(width), requires_grad=False) if has_weight else None
 
@@ -126,5 +137,14 @@ class GatedNorm(Layer):
         normed = (grouped * scale).view_as(values)
         if self.weight is None:
             return normed
-        weight = self.weight.float()
+        weight = self.repeated_weight()
         return normed * (weight + spec.offset if spec.offset else weight)
+
+    def repeated_weight(self) -> torch.Tensor:
+        """(num_heads · I,) float32, computed at the first call: the weight doesn't change after the load."""
+        assert self.weight is not None
+        if self._num_heads == 1:
+            return self.weight.float()
+        if self._repeated is None or self._repeated[0] is not self.weight:
+            self._repeated = (self.weight, self.weight.float().repeat(self._num_heads))
+        return self._repeated[1]

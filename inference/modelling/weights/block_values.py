@@ -13,7 +13,7 @@ import torch
 from inference.errors import UnsupportedFormat
 from inference.modelling.gguf.block_types import BlockType
 from inference.modelling.weights import code_book_values
-from inference.modelling.weights.block_codes import CODE_TYPES, block_codes, half, nibbles, planes
+from inference.modelling.weights.block_codes import CODE_TYPES, block_codes, half, planes
 
 PLAIN_DTYPES: dict[str, torch.dtype] = {
     "F32": torch.float32,

@@ -16,6 +16,8 @@ const WORDS = {
   mamba1: "Mamba-1",
   mamba2: "Mamba-2",
   mamba3: "Mamba-3",
+  gated_delta: "gated delta rule",
+  short_conv: "short convolution",
   mlp: "MLP",
   moe: "mixture of experts",
 };

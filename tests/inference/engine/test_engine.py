@@ -244,7 +244,8 @@ class TestDoor:
 
 
 def test_length_dependent_rotary_embeddings_see_the_prompts_length():
-    from inference.modelling.layer_specs import AttentionSpec, NormSpec, RopeScaling, RopeSpec
+    from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
+    from inference.modelling.layer_specs import AttentionSpec
     from inference.modelling.spec import LayerSpec, ModelSpec
 
     rope = RopeSpec(10_000.0, 1, scaling=RopeScaling("dynamic", factor=2.0))

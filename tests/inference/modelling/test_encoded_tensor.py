@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
 
 PLAIN = ModelSpec("huggingface", "llama", 8, 16, 64, (), NormSpec())

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from inference.modelling.layer_specs import (
-    AttentionSpec,
-    Mamba2Spec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-    RopeScaling,
-    RopeSpec,
-    prefixed,
-)
+from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec, prefixed
+from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec, MoESpec
 
 
 def test_attention_stacks_its_projections_and_keeps_keys_and_values_per_token():
@@ -34,12 +26,6 @@ def test_a_recurrent_layer_keeps_its_states_per_sequence():
     assert spec.conv_width == 32 + 2 * 2 * 16
     assert {part.per for part in spec.state()} == {"sequence"}
     assert (4, 8, 16) in [part.shape for part in spec.state()]
-
-
-def test_norms_without_weight_have_no_parameters_and_layer_norms_a_bias():
-    assert NormSpec(weightless=True).parameter_shapes(8) == {}
-    assert NormSpec().parameter_shapes(8) == {"weight": (8,)}
-    assert NormSpec("layer").parameter_shapes(8) == {"weight": (8,), "bias": (8,)}
 
 
 def test_a_gated_mlp_has_two_matrices_before_the_activation():

@@ -122,7 +122,7 @@ def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
     """A transformers model with every parameter and buffer of weight drawn from a fixed seed."""
     torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**values)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("A_log"):

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec, NormSpec, RopeSpec
+from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, concatenated, tensor
 from tests.device.networks import STACKS, make_spec
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.directory import resolve

@@ -27,7 +27,7 @@ from inference.modelling.layers.moe import Experts, Router
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
 
-_ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4}
+_ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4, "none": 5}
 """The numbers that ``src/activation.h`` gives the activations."""
 _NORM_PER_HEAD, _NORM_OVER_ALL = 1, 2
 """How ``gqa_attention`` norms queries and keys; 0: not."""
@@ -230,7 +230,7 @@ def _gated_norm_arguments(layer: GatedNorm) -> tuple[torch.Tensor | None, float,
     """Weight, eps, offset, group size and order (0: no norm, 1: after the gate, 2: before it)."""
     if layer.spec is None:
         return None, 0.0, 0.0, layer.group_size, 0
-    weight = None if layer.weight is None else layer.weight.float()
+    weight = None if layer.weight is None else layer.repeated_weight()
     return weight, layer.spec.eps, layer.spec.offset, layer.group_size, 2 if layer.norm_before_gate else 1
 
 

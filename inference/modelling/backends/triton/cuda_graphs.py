@@ -25,6 +25,7 @@ import torch
 
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
 from inference.modelling.layer_specs import Mamba1Spec, Mamba3Spec
+from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
 from inference.modelling.spec import ModelSpec
 
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
@@ -142,7 +143,7 @@ class DecodeGraphs:
         self._advanced_in_torch = [
             tensor
             for layer, tensors in zip(spec.layers, states, strict=True)
-            if isinstance(layer.token_mixer, Mamba1Spec | Mamba3Spec)
+            if isinstance(layer.token_mixer, Mamba1Spec | Mamba3Spec | GatedDeltaSpec | ShortConvSpec)
             for tensor in tensors.values()
         ]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}

@@ -11,7 +11,8 @@ from inference.modelling.backends import backend as module
 from inference.modelling.backends.backend import Backend, NativeBackend, bind_backend, choose_backend, pack_weights
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.forms import FORMS
-from inference.modelling.layer_specs import MLPSpec, NormSpec
+from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.mlp import MLP
 from inference.modelling.layers.norm import Norm

@@ -37,6 +37,15 @@ _HYBRID = {
     "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 128, "mamba_expand": 2,
     "mamba_proj_bias": False,
 }  # fmt: skip
+_LFM2 = {key: value for key, value in _USUAL.items() if key not in ("rms_norm_eps", "hidden_act")} | {
+    "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "conv_L_cache": 3, "conv_bias": False,
+    "norm_eps": 1e-05, "block_norm_eps": 1e-05, "rope_theta": 1000000.0, "use_pos_enc": True, "pad_token_id": 0,
+}  # fmt: skip
+_DELTA = _USUAL | {
+    "attention_bias": False, "attention_dropout": 0.0, "full_attention_interval": 4, "head_dim": 256,
+    "layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+}  # fmt: skip
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "meta-llama/Llama-2-7b-hf": ("llama", _USUAL | {
@@ -124,5 +133,26 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba_proj_bias": False, "n_ctx": 262144, "num_experts": 16, "num_experts_per_tok": 2,
         "output_router_logits": False, "pad_token_id": 0, "router_aux_loss_coef": 0.001, "sliding_window": None,
         "use_mamba_kernels": True}),
+    "LiquidAI/LFM2-1.2B": ("lfm2", _LFM2 | {
+        "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "full_attn_idxs": [2, 5], "num_heads": 32,
+        "block_dim": 2048, "block_mlp_init_scale": 1.0, "block_out_init_scale": 1.0, "block_use_swiglu": True,
+        "block_use_xavier_init": True, "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": True}),
+    "LiquidAI/LFM2-8B-A1B": ("lfm2_moe", _LFM2 | {
+        "moe_intermediate_size": 1792, "norm_topk_prob": True, "num_dense_layers": 2, "num_experts": 32,
+        "num_experts_per_tok": 4, "routed_scaling_factor": 1.0, "use_expert_bias": True,
+        "layer_types": ["conv", "full_attention"]}),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": ("qwen3_next", _DELTA | {
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 512, "norm_topk_prob": True,
+        "num_experts": 512, "num_experts_per_tok": 10, "output_router_logits": False, "partial_rotary_factor": 0.25,
+        "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 512, "use_sliding_window": False}),
+    "Qwen/Qwen3.5-0.8B, its text_config": ("qwen3_5_text", _DELTA | {
+        "attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default",
+                            "rope_theta": 10000000, "partial_rotary_factor": 0.25}}),
+    "Qwen/Qwen3.5-35B-A3B, its text_config": ("qwen3_5_moe_text", _DELTA | {
+        "moe_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8, "output_router_logits": False,
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

@@ -31,6 +31,7 @@ from tests.inference.modelling.families.published_configs import PUBLISHED
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import read_config
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION_CASES
+from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
 from tests.models_registry.detection.builders import EXAMPLES
 
@@ -42,7 +43,8 @@ TYPES = {
     "deepseek_v2": "deepseek_v2-q-lora-groups-yarn", "deepseek_v3": "deepseek_v3-bias-yarn",
     "mamba": "mamba-biases-untied-kernel3", "falcon_mamba": "falcon_mamba",
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
-    "nemotron_h": "nemotron_h-moe", "jamba": "jamba",
+    "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
+    "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -83,6 +85,7 @@ PREPARED: dict[str, dict[str, Any]] = {
     "rms_norm_eps": {"layer_norm_epsilon": None},
     "hybrid_override_pattern": {"layers_block_type": None},
     "layer_types": {"layers_block_type": None},
+    "full_attention_interval": {"layer_types": None},
     "layers_block_type": {"layer_types": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""
@@ -107,7 +110,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
             if case in ATTENTION_CASES:
                 config = copy.deepcopy(ATTENTION_CASES[case])
             else:
-                family, values = RECURRENT_CASES[case]
+                family, values = (RECURRENT_CASES | LINEAR_CASES)[case]
                 config = getattr(transformers, f"{family}Config")(**values)
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
@@ -182,8 +185,8 @@ def test_changing_any_key_has_the_effect_that_the_table_says(model_type: str, ti
             if not isinstance(error, TensorShapeMismatch) or error.param != key:
                 wrong.append(f"{key}: {value} has biases {present}, and {not present} is not refused")
         elif isinstance(rule, Members):
-            error = refusal(model_type, found.config | {key: {"mrope_section": [1]}}, found.tensors)
-            if not isinstance(error, UnsupportedArchitecture) or error.param != f"{key}.mrope_section":
+            error = refusal(model_type, found.config | {key: {"no_such_member": [1]}}, found.tensors)
+            if not isinstance(error, UnsupportedArchitecture) or error.param != f"{key}.no_such_member":
                 wrong.append(f"{key}: an unknown member is not refused")
     assert not wrong
 
@@ -231,7 +234,8 @@ def _other(value: float) -> float:
 
 NOT_FREE = {
     "expand", "mamba_expand", "d_model", "head_dim", "num_key_value_heads", "n_shared_experts", "is_encoder_decoder",
-    "is_decoder", "return_dict",
+    "is_decoder", "return_dict", "intermediate_size", "block_ffn_dim_multiplier", "block_multiple_of",
+    "block_auto_adjust_ff_dim", "num_dense_layers",
 }  # fmt: skip
 """Keys that transformers computes shapes from, where blazr has the shapes, and its form of a result."""
 

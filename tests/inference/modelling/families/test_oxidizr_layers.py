@@ -14,16 +14,8 @@ from inference.errors import (
 from inference.modelling.families.config import (
     Confidence,
 )
-from inference.modelling.layer_specs import (
-    AttentionSpec,
-    Mamba1Spec,
-    Mamba2Spec,
-    Mamba3Spec,
-    MLASpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-)
+from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, MLASpec, MLPSpec, MoESpec
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.test_oxidizr import fact, read
 from tests.models_registry.detection.builders import (

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layer_specs import AttentionSpec, NormSpec, RopeSpec
+from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.attention import Attention, attend
 from tests.inference.modelling.contexts import contexts_of
 

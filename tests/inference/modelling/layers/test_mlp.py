@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from inference.modelling.layer_specs import ACTIVATIONS, MLPSpec
+from inference.modelling.layer_parts import ACTIVATIONS
+from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS, MLP, activate
 
 FORMULAS = {

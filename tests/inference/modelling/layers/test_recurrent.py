@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.recurrent import GatedNorm
 from inference.modelling.weights.loader import load_network
 from tests.inference.modelling import reference_oxidizr as reference

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layer_specs import RopeScaling, RopeSpec
+from inference.modelling.layer_parts import RopeScaling, RopeSpec
 from inference.modelling.layers.rotary import (
     attention_factor,
     inverse_frequencies,

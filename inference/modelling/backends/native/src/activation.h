@@ -5,7 +5,7 @@
 
 namespace blazr {
 
-enum Activation { kSilu, kGeluTanh, kRelu, kRelu2, kGelu };
+enum Activation { kSilu, kGeluTanh, kRelu, kRelu2, kGelu, kNone };
 
 inline vf activation(vf x, int64_t kind) {
   switch (kind) {
@@ -19,6 +19,8 @@ inline vf activation(vf x, int64_t kind) {
       vf positive = vmax(x, splat(0));
       return positive * positive;
     }
+    case kNone:
+      return x;
     default: {
       float lanes[kLanes];
       store(lanes, x);

@@ -13,7 +13,8 @@ import torch
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layer_specs import AttentionSpec, MLASpec, NormSpec, RopeScaling, RopeSpec
+from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, MLASpec
 from inference.modelling.layers.attention import Attention
 from tests.inference.modelling.contexts import contexts_of
 

@@ -14,7 +14,8 @@ import torch
 from inference.modelling.backends.backend import Backend, NativeBackend
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec, Mamba3Spec, NormSpec
+from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec, Mamba3Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection

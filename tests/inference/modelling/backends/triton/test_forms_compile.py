@@ -12,7 +12,7 @@ import torch
 
 from inference.modelling.backends import backend as kernels
 from inference.modelling.forward_batch import AttentionMetadata
-from inference.modelling.layer_specs import NormSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.coded import PlainStore
 from inference.modelling.quantisation import GGUF_FORMS
 

@@ -1,0 +1,121 @@
+"""LFM2 and LFM2-MoE: gated short convolutions with some attention layers, an MLP or experts after each.
+
+Source: https://arxiv.org/abs/2511.23404, and transformers' ``lfm2`` and ``lfm2_moe`` for names and defaults.
+"""
+
+from __future__ import annotations
+
+from inference.modelling.families.checks import ROTARY_BUFFERS
+from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config_values import check_size, integer_with_evidence, number_with_evidence, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer
+from inference.modelling.families.decoder_layout import read_layout
+from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.moe_config import (
+    ExpertNames,
+    check_experts,
+    check_routing,
+    count_experts,
+    moe_sources,
+)
+from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
+from inference.modelling.layer_parts import NormSpec, prefixed
+from inference.modelling.layer_specs import AttentionSpec, MLPSpec, MoESpec
+from inference.modelling.linear_specs import ShortConvSpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+
+CONTEXT = 128_000
+THETA = 1_000_000.0
+NORMALISE_EPS = 1e-6
+"""Added to the sum of the chosen experts' scores."""
+EXPERT_NAMES = ExpertNames("w1", "w3", "w2")
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    if "tie_embedding" in view.config:  # the older name
+        values = {**view.config.values, "tie_word_embeddings": view.config.get("tie_embedding")}
+        view = CheckpointView(CheckpointConfig(values), view.tensors, view.facts)
+    layout = read_layout(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
+    norm = rms_norm(view, "norm_eps", default=1e-5)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(layout.num_layers):
+        layer, name = layout.layer(number), f"layers.{number}"
+        token, token_sources = _token_mixer(view, layer, layout.hidden_size, layout.max_position_embeddings, norm)
+        channel, channel_sources = _channel_mixer(view, layer)
+        layers.append(llama_layer(token, channel, norm))
+        sources |= {
+            f"{name}.token_norm.weight": tensor(f"{layer}operator_norm.weight"),
+            f"{name}.channel_norm.weight": tensor(f"{layer}ffn_norm.weight"),
+            **prefixed(f"{name}.token_mixer", token_sources),
+            **prefixed(f"{name}.channel_mixer", channel_sources),
+        }
+    check_layer_kinds("layer_types", stated_layer_types(view, "layer_types"), layers)
+    if "full_attn_idxs" in view.config:
+        attention = set(view.config.integers("full_attn_idxs"))
+        kinds = ["attention" if number in attention else "short_conv" for number in range(layout.num_layers)]
+        check_layer_kinds("full_attn_idxs", kinds, layers)
+    model_type = view.config.string("model_type", default="lfm2")
+    return decoder_spec(
+        view, layout, model_type, layers, sources, norm, ignored=(ROTARY_BUFFERS,), final_norm_name="embedding_norm"
+    )
+
+
+def _token_mixer(
+    view: CheckpointView, layer: str, hidden_size: int, max_positions: int, norm: NormSpec
+) -> tuple[ShortConvSpec | AttentionSpec, dict[str, Source]]:
+    """The layer's convolution, or its attention."""
+    if f"{layer}conv.in_proj.weight" in view.tensors:
+        base = f"{layer}conv."
+        width, kernel = conv_shape(view, f"{base}conv.weight")
+        check_size(view, kernel, f"shape of {base}conv.weight", "conv_L_cache")
+        spec = ShortConvSpec(width, kernel, bias=f"{base}conv.bias" in view.tensors)
+        names = spec.parameter_shapes(hidden_size)
+        return spec, {name: tensor(base + name.replace("conv1d.", "conv.")) for name in names}
+    base = f"{layer}self_attn."
+    if f"{base}q_proj.weight" not in view.tensors:
+        raise unknown_layer(layer, "conv.in_proj.weight, self_attn.q_proj.weight")
+    heads = read_heads(view, layer, hidden_size)
+    rope = read_rope(view, heads.head_dim, max_position_embeddings=max_positions, default_theta=THETA)
+    attention = AttentionSpec(
+        heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.head_dim**-0.5, rope=rope, qk_norm=norm
+    )
+    return attention, {
+        "qkv_proj.weight": concatenated(*(f"{base}{name}_proj.weight" for name in "qkv")),
+        "o_proj.weight": tensor(f"{base}out_proj.weight"),
+        "q_norm.weight": tensor(f"{base}q_layernorm.weight"),
+        "k_norm.weight": tensor(f"{base}k_layernorm.weight"),
+    }
+
+
+def _channel_mixer(view: CheckpointView, layer: str) -> tuple[MLPSpec | MoESpec, dict[str, Source]]:
+    """The layer's MLP, whose width config.json may state before it was adjusted; or its experts."""
+    base, config = f"{layer}feed_forward.", view.config
+    if f"{base}gate.weight" not in view.tensors:
+        width = matrix_shape(view.tensors, f"{base}w2.weight")[1]
+        return MLPSpec(width), {
+            "gate_up_proj.weight": concatenated(f"{base}w1.weight", f"{base}w3.weight"),
+            "down_proj.weight": tensor(f"{base}w2.weight"),
+        }
+    count, width = count_experts(view, f"{base}experts.", down=EXPERT_NAMES.down)
+    check_experts(view, f"{base}experts.", count, width, ("num_experts",), "moe_intermediate_size")
+    spec = check_routing(
+        MoESpec(
+            num_experts=count,
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 4),
+            intermediate_size=width,
+            scoring="sigmoid",
+            normalise_top_k=config.boolean("norm_topk_prob", default=True),
+            normalise_eps=NORMALISE_EPS,
+            routed_scaling_factor=number_with_evidence(
+                view, "moe.routed_scaling_factor", ("routed_scaling_factor",), 1.0, low=0.0, high=1e6
+            ),
+            correction_bias=config.boolean("use_expert_bias", default=True),
+        )
+    )
+    sources = moe_sources(view, spec, base, names=EXPERT_NAMES)
+    if spec.correction_bias:
+        sources["router.correction_bias"] = tensor(f"{base}expert_bias")
+    return spec, sources

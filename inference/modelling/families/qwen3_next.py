@@ -1,0 +1,186 @@
+"""Qwen3-Next and the text models of Qwen 3.5: layers of the gated delta rule, every fourth one gated attention.
+
+Both have the same arithmetic. Qwen3-Next's files hold the projections of a linear layer head by head and its layers
+have experts; Qwen 3.5's hold them one below the other.
+
+Source: transformers' ``qwen3_next``, ``qwen3_5`` and ``qwen3_5_moe``; Yang et al. 2024 for the rule.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from inference.errors import TensorShapeMismatch
+from inference.modelling.families.attention_config import attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
+from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
+from inference.modelling.families.head_sizes import HeadSizes, read_heads
+from inference.modelling.families.headers import vector_length
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.moe_config import (
+    check_dense_layers,
+    check_experts,
+    check_routing,
+    count_experts,
+    has_router,
+    moe_sources,
+    shared_width,
+)
+from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
+from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MoESpec, TokenMixerSpec
+from inference.modelling.linear_specs import GatedDeltaSpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+
+ROTATED_SHARE = 0.25
+HEAD_DIM = 256
+CONTEXT = 32768
+INTERVAL = 4
+"""Every so many layers, one is attention."""
+DEFAULT_TOP_K = {"qwen3_next": 10}
+PREDICTION = IgnoredTensors(re.compile(r"^(model\.)?mtp\."), "a module that only drafts tokens; it is left out")
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    model_type = view.config.string("model_type", default="qwen3_next")
+    layout = read_layout(view, default_max_position_embeddings=CONTEXT)
+    norm, act = rms_norm(view, offset=1.0), activation(view)
+    if model_type == "qwen3_next":
+        dense, step = (
+            set(view.config.integers("mlp_only_layers")),
+            view.config.integer("decoder_sparse_step", default=1),
+        )
+        key = "mlp_only_layers, decoder_sparse_step"
+        check_dense_layers(view, layout, key, lambda number: number not in dense and (number + 1) % step == 0)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(layout.num_layers):
+        layer = layout.layer(number)
+        token, token_sources = _token_mixer(view, layout, layer, norm)
+        channel: ChannelMixerSpec
+        if has_router(view, layer):
+            channel = _experts(view, model_type, layer, act)
+            channel_sources = moe_sources(view, channel, f"{layer}mlp.")
+        else:
+            channel = mlp_spec(view, layer, act)
+            channel_sources = mlp_sources(view, channel, layer)
+        layers.append(llama_layer(token, channel, norm))
+        sources |= llama_layer_sources(number, layer, token_sources, channel_sources)
+    _check_kinds(view, layers)
+    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=(ROTARY_BUFFERS, PREDICTION))
+
+
+def _check_kinds(view: CheckpointView, layers: list[LayerSpec]) -> None:
+    stated = stated_layer_types(view, "layer_types")
+    if stated is not None:
+        kinds = ["gated_delta" if kind == "mamba" else kind for kind in stated]
+        check_layer_kinds("layer_types", kinds, layers)
+    elif "full_attention_interval" in view.config:
+        interval = view.config.integer("full_attention_interval", default=INTERVAL)
+        kinds = ["gated_delta" if (number + 1) % interval else "attention" for number in range(len(layers))]
+        check_layer_kinds("full_attention_interval", kinds, layers)
+
+
+def _token_mixer(
+    view: CheckpointView, layout: DecoderLayout, layer: str, norm: NormSpec
+) -> tuple[TokenMixerSpec, dict[str, Source]]:
+    """The layer's delta rule, or its attention."""
+    if f"{layer}linear_attn.A_log" in view.tensors:
+        return delta_mixer(view, f"{layer}linear_attn.", norm.eps)
+    if f"{layer}self_attn.q_proj.weight" not in view.tensors:
+        raise unknown_layer(layer, "linear_attn.A_log, self_attn.q_proj.weight")
+    heads = read_heads(view, layer, layout.hidden_size, default_head_dim=HEAD_DIM, has_gate=True)
+    rope = read_rope(
+        view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_partial=ROTATED_SHARE
+    )
+    return _gated_attention(view, layer, heads, rope, norm)
+
+
+def _gated_attention(
+    view: CheckpointView, layer: str, heads: HeadSizes, rope: RopeSpec, norm: NormSpec
+) -> tuple[AttentionSpec, dict[str, Source]]:
+    """Attention whose ``q_proj`` has, for each head, the query and the gate of its output."""
+    base, width = f"{layer}self_attn.", heads.head_dim
+    plain = attention_spec(view, layer, heads, rope, qk_norm=norm)
+    spec = AttentionSpec(
+        plain.num_heads, plain.num_kv_heads, width, plain.scale, rope=rope, qk_norm=norm, output_gate=True
+    )
+    query = f"{base}q_proj.weight"
+    keys_and_values = (Piece(f"{base}k_proj.weight"), Piece(f"{base}v_proj.weight"))
+    return spec, {
+        "qkv_proj.weight": Source((Piece(query, per_group=(2 * width, 0, width)), *keys_and_values)),
+        "gate_proj.weight": Source((Piece(query, per_group=(2 * width, width, 2 * width)),)),
+        **{name: tensor(base + name) for name in ("o_proj.weight", "q_norm.weight", "k_norm.weight")},
+    }
+
+
+def delta_mixer(view: CheckpointView, base: str, norm_eps: float) -> tuple[GatedDeltaSpec, dict[str, Source]]:
+    """The linear layer under ``base``, its sizes from the shapes.
+
+    Raises:
+        TensorShapeMismatch: The tensors don't fit each other, or the sizes of config.json.
+    """
+    tensors = view.tensors
+    heads, value_dim = vector_length(tensors, f"{base}A_log"), vector_length(tensors, f"{base}norm.weight")
+    conv_width, kernel = conv_shape(view, f"{base}conv1d.weight")
+    key_heads = view.config.integer("linear_num_key_heads", default=heads, high=1 << 16)
+    key_width = (conv_width - heads * value_dim) // 2
+    if key_width < 1 or key_width % key_heads or heads % key_heads:
+        raise TensorShapeMismatch(
+            f"{base}conv1d.weight has {conv_width} channels, which {key_heads} key heads (linear_num_key_heads) and "
+            f"{heads} value heads of {value_dim} don't give.",
+            param=f"{base}conv1d.weight",
+        )
+    key_dim = key_width // key_heads
+    check_size(view, heads, f"length of {base}A_log", "linear_num_value_heads")
+    check_size(view, value_dim, f"length of {base}norm.weight", "linear_value_head_dim")
+    check_size(view, key_dim, f"channels of {base}conv1d.weight", "linear_key_head_dim")
+    check_size(view, kernel, f"shape of {base}conv1d.weight", "linear_conv_kernel_dim")
+    spec = GatedDeltaSpec(key_heads, heads, key_dim, value_dim, kernel, NormSpec("rms", norm_eps))
+    sources = _by_head(spec, base) if f"{base}in_proj_qkvz.weight" in tensors else _stacked(base)
+    same = ("conv1d.weight", "dt_bias", "A_log", "norm.weight", "out_proj.weight")
+    return spec, sources | {name: tensor(base + name) for name in same}
+
+
+def _by_head(spec: GatedDeltaSpec, base: str) -> dict[str, Source]:
+    """Qwen3-Next's: for each key head its query, its key, the values and the gates of its value heads."""
+    key, repeats = spec.key_head_dim, spec.num_value_heads // spec.num_key_heads
+    values = repeats * spec.value_head_dim
+    ends = (0, key, 2 * key, 2 * key + values, 2 * key + 2 * values)
+    parts = [Piece(f"{base}in_proj_qkvz.weight", per_group=(ends[-1], *part)) for part in pairwise(ends)]
+    gates = [Piece(f"{base}in_proj_ba.weight", per_group=(2 * repeats, at, at + repeats)) for at in (0, repeats)]
+    return {"in_proj.weight": Source(tuple(parts)), "ba_proj.weight": Source(tuple(gates))}
+
+
+def _stacked(base: str) -> dict[str, Source]:
+    """Qwen 3.5's."""
+    return {
+        "in_proj.weight": concatenated(f"{base}in_proj_qkv.weight", f"{base}in_proj_z.weight"),
+        "ba_proj.weight": concatenated(f"{base}in_proj_b.weight", f"{base}in_proj_a.weight"),
+    }
+
+
+def _experts(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
+    base = f"{layer}mlp."
+    count, width = count_experts(view, f"{base}experts.")
+    check_experts(view, f"{base}experts.", count, width, ("num_experts",), "moe_intermediate_size")
+    shared = shared_width(view, f"{base}shared_expert.")
+    check_size(view, shared, f"width of {base}shared_expert", "shared_expert_intermediate_size")
+    # Qwen 3.5 always divides by the sum.
+    normalise = model_type != "qwen3_next" or view.config.boolean("norm_topk_prob", default=True)
+    return check_routing(
+        MoESpec(
+            num_experts=count,
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), DEFAULT_TOP_K.get(model_type, 8)),
+            intermediate_size=width,
+            activation=act,
+            normalise_top_k=normalise,
+            shared_intermediate_size=shared,
+            shared_gate=shared > 0,
+        )
+    )

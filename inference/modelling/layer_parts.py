@@ -1,0 +1,105 @@
+"""Parts of layer specs: norms, rotary embeddings, state tensors; types and names that all specs share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+_T = TypeVar("_T")
+Shape = tuple[int, ...]
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """A normalisation over the last axis.
+
+    ``rms``: x / sqrt(mean(x²) + eps) · (w + offset), statistics in float32.
+    ``layer``: subtracts the mean first, biased variance, weight and bias.
+    ``weightless`` drops the weight.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-5
+    offset: float = 0.0
+    weightless: bool = False
+
+    def parameter_shapes(self, width: int) -> dict[str, Shape]:
+        """Shapes of this norm's own parameters over ``width`` values."""
+        if self.weightless:
+            return {}
+        if self.kind == "layer":
+            return {"weight": (width,), "bias": (width,)}
+        return {"weight": (width,)}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context.
+
+    Attributes:
+        kind: ``linear`` (frequencies / factor), ``llama3`` (by wavelength bands), ``yarn``
+            (Peng et al. 2023, https://arxiv.org/abs/2309.00071), ``longrope`` (per-frequency factors),
+            ``dynamic`` (NTK; base grows with the length).
+        attention_factor: Multiplies cos and sin; None: the kind's own rule.
+    """
+
+    kind: Literal["linear", "llama3", "yarn", "longrope", "dynamic"]
+    factor: float = 1.0
+    original_max_position_embeddings: int = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding over the first ``rotary_dim`` values of a head.
+
+    ``interleaved`` rotates adjacent pairs (2i, 2i+1); otherwise pairs are (i, i + rotary_dim/2).
+    """
+
+    theta: float
+    rotary_dim: int
+    interleaved: bool = False
+    scaling: RopeScaling | None = None
+    max_position_embeddings: int = 4096
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on how long the sequence is (``ForwardBatch.rope_lengths``)."""
+        return self.scaling is not None and self.scaling.kind in ("longrope", "dynamic")
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a layer's generation state.
+
+    ``per='token'`` lives in paged blocks, one entry of ``shape`` for each token; ``per='sequence'``
+    lives in a state slot, one entry for each running request. dtype ``model`` follows the weights.
+    """
+
+    name: str
+    per: Literal["token", "sequence"]
+    shape: Shape
+    dtype: Literal["model", "float32"] = "model"
+
+    def size_bytes(self, model_dtype: str) -> int:
+        """Bytes of one entry."""
+        return math.prod(self.shape) * DTYPE_BYTES["float32" if self.dtype == "float32" else model_dtype]
+
+
+def prefixed(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
+    """The same values under longer parameter names."""
+    return {f"{prefix}.{name}": value for name, value in named.items()}

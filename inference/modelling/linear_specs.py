@@ -1,0 +1,102 @@
+"""Specs of layers between attention and state space models: the gated delta rule, and short convolutions.
+
+Shape letters: h hidden, G key heads, H value heads, P width of a key head, V width of a value head, K convolution
+kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from inference.modelling.layer_parts import NormSpec, Shape, StateTensor, prefixed
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaSpec:
+    """Linear attention by the gated delta rule of Yang et al. 2024, https://arxiv.org/abs/2412.06464.
+
+    Attributes:
+        num_key_heads: G; each serves H / G value heads that follow each other.
+        num_value_heads: H.
+        key_head_dim: P.
+        value_head_dim: V.
+        gated_norm: Norm of a value head, with one weight (V,) for all heads, before the gate.
+        beta_scale: Multiplies sigmoid(b): 2 lets the state's eigenvalues be negative (OLMo Hybrid).
+    """
+
+    kind: ClassVar[str] = "gated_delta"
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+    gated_norm: NormSpec
+    beta_scale: float = 1.0
+
+    @property
+    def key_width(self) -> int:
+        """G · P."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """H · V."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Width of queries, keys and values together."""
+        return 2 * self.key_width + self.value_width
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is queries, keys, values, gate; ``ba_proj`` is b, then a."""
+        heads = self.num_value_heads
+        return {
+            "in_proj.weight": (self.conv_width + self.value_width, hidden_size),
+            "ba_proj.weight": (2 * heads, hidden_size),
+            "conv1d.weight": (self.conv_width, 1, self.conv_kernel),
+            "dt_bias": (heads,),
+            "A_log": (heads,),
+            **prefixed("norm", self.gated_norm.parameter_shapes(self.value_head_dim)),
+            "out_proj.weight": (hidden_size, self.value_width),
+        }
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The last K-1 raw rows of queries, keys and values, and the recurrent state."""
+        return (
+            StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"),
+            StateTensor(
+                "delta_state", "sequence", (self.num_value_heads, self.key_head_dim, self.value_head_dim), "float32"
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """LFM2's convolution between two gates: out(C · conv(B · x)), https://arxiv.org/abs/2511.23404.
+
+    Attributes:
+        width: Channels, the hidden size.
+        bias: Of the convolution and of both projections.
+    """
+
+    kind: ClassVar[str] = "short_conv"
+    width: int
+    conv_kernel: int
+    bias: bool = False
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is B, C, x."""
+        shapes: dict[str, Shape] = {
+            "in_proj.weight": (3 * self.width, hidden_size),
+            "conv1d.weight": (self.width, 1, self.conv_kernel),
+            "out_proj.weight": (hidden_size, self.width),
+        }
+        if self.bias:
+            shapes |= {"in_proj.bias": (3 * self.width,), "conv1d.bias": (self.width,), "out_proj.bias": (hidden_size,)}
+        return shapes
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The last K-1 rows of B · x."""
+        return (StateTensor("conv_state", "sequence", (self.width, self.conv_kernel - 1), "float32"),)

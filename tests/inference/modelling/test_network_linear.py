@@ -1,0 +1,87 @@
+"""Families with layers of the gated delta rule or short convolutions, against transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.inference.modelling.harness import assert_matches_oracle, load_directory
+from tests.inference.modelling.test_network_recurrent import ATTENTION, SIZES, make_model, oracle_of, rewrite_config
+
+LFM2 = {
+    **SIZES, **ATTENTION, "intermediate_size": 48, "block_multiple_of": 8,
+    "layer_types": ["conv", "full_attention", "conv"],
+}  # fmt: skip
+DELTA = {
+    **SIZES, **ATTENTION, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 48,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
+    "rms_norm_eps": 1e-2,
+}  # fmt: skip
+"""The first outputs of random states are nearly 0; a norm with the usual eps would magnify float32's rounding of them a
+thousand times, in transformers as here."""
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
+}  # fmt: skip
+
+CASES = {
+    "lfm2": ("Lfm2", LFM2),
+    "lfm2-biases-kernel-untied": (
+        "Lfm2",
+        {**LFM2, "conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False, "block_auto_adjust_ff_dim": False},
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **LFM2, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "num_dense_layers": 1,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "lfm2_moe-scores-as-they-are": (
+        "Lfm2Moe",
+        {
+            **LFM2, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 20, "num_dense_layers": 0,
+            "norm_topk_prob": False, "use_expert_bias": False,
+        },
+    ),
+    "qwen3_next": ("Qwen3Next", {**DELTA, **EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3_next-every-second": (
+        "Qwen3Next",
+        {
+            **DELTA, **EXPERTS, "norm_topk_prob": False, "decoder_sparse_step": 2, "linear_num_value_heads": 2,
+            "layer_types": ["full_attention", "linear_attention"] * 2, "linear_conv_kernel_dim": 2,
+        },
+    ),
+    "qwen3_5": ("Qwen3_5Text", {**DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_moe": ("Qwen3_5MoeText", {**DELTA, **EXPERTS}),
+}  # fmt: skip
+
+
+def make(name: str):
+    family, values = CASES[name]
+    return make_model(family, values)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_transformers(name, tmp_path):
+    model = make(name)
+    model.save_pretrained(tmp_path)
+    assert_matches_oracle(load_directory(tmp_path), oracle_of(model))
+
+
+def test_lfm2_in_the_hubs_naming(tmp_path):
+    model = make("lfm2")
+    model.save_pretrained(tmp_path)
+    config = rewrite_config(
+        tmp_path, layer_types=None, full_attn_idxs=[1], intermediate_size=None, block_ff_dim=48, rope_parameters=None,
+        rope_theta=1_000_000.0, tie_word_embeddings=None,
+    )  # fmt: skip
+    assert_matches_oracle(load_directory(tmp_path, config), oracle_of(model))
+
+
+def test_qwen3_next_by_its_interval(tmp_path):
+    model = make("qwen3_next")
+    model.save_pretrained(tmp_path)
+    config = rewrite_config(
+        tmp_path, layer_types=None, full_attention_interval=4, rope_parameters=None, rope_theta=10000.0,
+        partial_rotary_factor=0.25,
+    )  # fmt: skip
+    assert_matches_oracle(load_directory(tmp_path, config), oracle_of(model))
