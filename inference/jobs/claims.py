@@ -151,7 +151,7 @@ def jobs_claim(
             started_at=Now(),
         )
         rows = GenerationJob.objects.filter(pk__in=keys, state=JobState.RUNNING, owner=owner).order_by("priority", "id")
-        readable = readable_rows(rows.prefetch_related("chunks"))
+        readable = readable_rows(rows.defer("result", "error").prefetch_related("chunks"))
         if len(readable) < len(keys):
             _give_up_damaged(rows.exclude(pk__in=[row.pk for row in readable]))
         return [_claimed(row, is_last=suspects) for row in readable]

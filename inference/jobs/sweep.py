@@ -83,7 +83,7 @@ def _end(ended: Q, state: JobState, error: BlazrError | None = None) -> int:
         with transaction.atomic():
             keys = list(rows[:END_BATCH])
             # Damaged rows end with the others, but nobody can be charged for them.
-            found = readable_rows(GenerationJob.objects.filter(pk__in=keys).defer("plan", "result"))
+            found = readable_rows(GenerationJob.objects.filter(pk__in=keys).defer("plan", "result", "error"))
             GenerationJob.objects.filter(pk__in=keys).update(
                 state=state, lease_until=None, owner="", finished_at=Now(), **reason
             )

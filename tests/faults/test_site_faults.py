@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import httpx
 import pytest
@@ -214,21 +213,19 @@ def test_f67_checks_are_clean_errors_are_silent_and_no_other_port_is_open(site):
     assert "no issues" in done.stdout or confinement().gaps, done.stderr
     assert "security.W" not in done.stderr
     with httpx.Client(base_url=site.urls[0], timeout=10) as client:
-        body = {"endpoint": "completion", "body": {"model": "demo", "prompt": prompt(1), "max_tokens": 4}}
-        job_id = client.post("/api/jobs", json=body).json()["data"][0]["id"]
-        wait_until(lambda: client.get(f"/api/jobs/{job_id}").json()["state"] == "succeeded", 20, "the job's end")
+        body = {"model": "demo", "input": "Hi", "max_output_tokens": 4, "store": True}
+        response_id = client.post("/v1/responses", json=body).json()["id"]
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', client.get("/login/").text)[1]
         form = {"csrfmiddlewaretoken": token, "username": "ada", "password": "canary-7"}
         with sqlite3.connect(site.directory / "db.sqlite3", timeout=20, isolation_level=None) as database:
-            database.execute(
-                "update inference_generationjob set result = 'canary-8' where job_id = ?", (UUID(job_id).hex,)
-            )
+            # JSON without the members that every response has.
+            database.execute("update inference_storedresponse set body = '{\"canary-8\": 1}'")
             database.execute("alter table auth_user rename to auth_user_away")
             try:
-                failed = [client.get(f"/api/jobs/{job_id}/result"), client.post("/login/", data=form)]
+                failed = [client.get(f"/v1/responses/{response_id}"), client.post("/login/", data=form)]
             finally:
                 database.execute("alter table auth_user_away rename to auth_user")
-                database.execute("delete from inference_generationjob where job_id = ?", (UUID(job_id).hex,))
+                database.execute("delete from inference_storedresponse")
     for response in failed:
         assert not re.search(r"Traceback|\.py\b|line \d|canary|auth_user|SECRET|settings", response.text), response.text
     assert [response.status_code for response in failed] == [500, 500]
