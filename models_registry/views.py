@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.contrib.auth.views import LoginView, LogoutView, redirect_to_login
 from django.core.exceptions import PermissionDenied
-from django.db.models.fields.json import KT
+from django.db.models import F
 from django.http import Http404
 from django.shortcuts import render
 from django.utils.decorators import method_decorator
@@ -121,7 +121,7 @@ def with_tokenizer_sources(rules: list[dict[str, Any]], besides: Checkpoint | No
 def _with_tokenizers() -> list[Any]:
     """Return all checkpoints with what the database reads out of their inspections, which are long."""
     names = {"tokenizer_kind": "kind", "chat_template_origin": "chat_template_origin"}
-    parts = {name: KT(f"inspection__tokenizer__{part}") for name, part in names.items()}
+    parts = {name: F(f"inspection__tokenizer__{part}") for name, part in names.items()}
     return readable_rows(selectors.checkpoint_list().annotate(**parts))
 
 
