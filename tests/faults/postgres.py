@@ -79,3 +79,15 @@ class PostgresServer:
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGQUIT)
         self._process.wait(20)
+
+    def freeze(self) -> None:
+        """Stop all processes of the server with SIGSTOP: connections stay, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.killpg(self._process.pid, number)

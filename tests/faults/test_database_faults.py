@@ -17,6 +17,7 @@ from tests.faults.clock import has_compiler
 from tests.faults.disturbed import await_consumers, run_steps
 from tests.faults.proxy import Faults
 from tests.faults.site import Site, wait_until
+from tests.faults.test_site_faults import Load
 from tests.faults.upload import Upload
 
 pytestmark = pytest.mark.live
@@ -121,6 +122,39 @@ def test_f19_a_stopped_database_loses_nothing(database_site, postgres):
 
     run_steps(site, 12, stop)
     assert set(submitter.statuses) == {503}
+
+
+@pytest.mark.fault(
+    "F68",
+    provoked="PostgreSQL stops, then it hangs (SIGSTOP), each until the probes say so, while completions are sent",
+    holds="/readyz is 503 within 10 s, and 200 within 10 s of its return; /livez stays 200",
+)
+@pytest.mark.parametrize("kind", ["stops", "hangs"])
+def test_f68_probes_tell_that_the_database_is_away(database_site, postgres, kind):
+    site = database_site
+
+    def readiness() -> set[int]:
+        assert {httpx.get(f"{url}/livez", timeout=2).status_code for url in site.urls} == {200}
+        return {httpx.get(f"{url}/readyz", timeout=10).status_code for url in site.urls}
+
+    def until(status: int, what: str) -> None:
+        wait_until(lambda: readiness() == {status}, 10, what)
+
+    away, back = (postgres.stop, postgres.start) if kind == "stops" else (postgres.freeze, postgres.thaw)
+    with Load(site) as load:
+        load.wait_for_more()
+        assert readiness() == {200}
+        away()
+        try:
+            until(503, f"the end of readiness when PostgreSQL {kind}")
+            assert httpx.get(f"{site.urls[0]}/readyz", timeout=10).json()["reasons"]
+            assert readiness() == {503}  # still
+        finally:
+            back()
+        until(200, "readiness with PostgreSQL")
+        load.wait_for_more()
+    assert load.seen.keys() <= {"200", "503 with Retry-After"}, load.seen
+    await_consumers(site)
 
 
 @pytest.mark.fault(
