@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import TypeVar
@@ -15,6 +16,7 @@ import pytest
 from tests.faults.load.disconnects import FREED_WITHIN_S, Leavers
 from tests.faults.load.limits import LIMIT, NUM_AT_ONCE, run_concurrent, run_minute, run_quota
 from tests.faults.load.overload import run_overload, run_tenants
+from tests.faults.load.prefixes import P_VALUE, probability_of_one_distribution, run_prefixes
 from tests.faults.load.queued import run_queued
 from tests.faults.load.readers import Neighbours
 from tests.faults.load.site import LoadSite
@@ -186,3 +188,32 @@ def test_f45_a_quota_is_charged_to_the_token(site):
     assert found.num_cancelled == 8
     assert len(site.deaths) >= 1
     assert abs(found.spent - found.recorded) < 0.5  # Lua writes times with 14 digits: 0.1 ms, in which 0.1 tokens come
+
+
+@pytest.mark.fault(
+    "F66",
+    provoked="15 prompts of 900 tokens that another key has just sent, and as many that nobody has sent, in turns; 200 "
+    "by command",
+    holds="the times of their first tokens are of one distribution (Mann and Whitney: p is 0.01 or more in one of "
+    "three tries); a prompt of the own key is faster",
+)
+def test_f66_the_time_of_a_first_token_tells_nothing_of_other_keys(site):
+    seeds = iter(range(NUM_TRIES))
+    found = measured(
+        lambda: asyncio.run(run_prefixes(site, 15, seed=next(seeds))), lambda found: found.same() >= P_VALUE
+    )
+    # If prompts of other keys were found, p would be 3e-6 in each try, as it is for the own ones, which take a tenth of
+    # the time. Without a difference three tries fail once in a million runs.
+    assert found.same() >= P_VALUE, found
+    assert found.saved() > 0.5
+    assert probability_of_one_distribution(found.own, found.fresh) < P_VALUE
+
+
+def test_times_of_two_distributions_are_told_from_times_of_one():
+    dice = random.Random(1)
+    first, second = ([dice.gauss(1, 0.1) for _ in range(30)] for _ in range(2))
+    assert probability_of_one_distribution(first, second) > 0.05
+    assert probability_of_one_distribution(first, [value + 0.1 for value in second]) < 0.001
+    # https://en.wikipedia.org/wiki/Mann-Whitney_U_test: six tortoises and six hares, U = 11
+    tortoises, hares = (1, 7, 8, 9, 10, 11), (2, 3, 4, 5, 6, 12)
+    assert probability_of_one_distribution(tortoises, hares) == pytest.approx(0.2623, abs=1e-4)
