@@ -6,11 +6,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
+import selectors
+import socket
+import time
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import TypeVar
 
+import httpx
 import pytest
 
 from tests.faults.load.disconnects import FREED_WITHIN_S, Leavers
@@ -27,6 +33,9 @@ pytestmark = pytest.mark.live
 
 MIB = 1 << 20
 STALL_S = 3
+SLOW_S = 8
+"""Seconds for the headers of a request, and for a body that hardly comes; 20 usually."""
+NUM_SLOW = 500
 NUM_TRIES = 3
 Found = TypeVar("Found")
 
@@ -44,7 +53,11 @@ def measured(measure: Callable[[], Found], is_quick: Callable[[Found], bool]) ->
 def running_site(tmp_path_factory) -> Iterator[LoadSite]:
     """Two web processes and a worker whose engine computes 16 requests together."""
     made = LoadSite(
-        tmp_path_factory.mktemp("load"), BLAZR_MAX_NUM_SEQS=16, BLAZR_MAX_IN_FLIGHT=280, FAULTS_STALL_S=STALL_S
+        tmp_path_factory.mktemp("load"),
+        BLAZR_MAX_NUM_SEQS=16,
+        BLAZR_MAX_IN_FLIGHT=280,
+        FAULTS_STALL_S=STALL_S,
+        FAULTS_SLOW_S=SLOW_S,
     )
     try:
         made.start(num_webs=2, num_workers=1)
@@ -96,6 +109,54 @@ def test_f38_slow_readers_are_ended_and_harm_nobody(site):
     assert found.problems == []
     assert found.memory_bytes <= 2 * MIB
     assert found.beside_s <= 2 * found.alone_s
+
+
+@pytest.mark.fault(
+    "F39",
+    provoked="500 connections that send headers or bodies at a byte a second",
+    holds="requests of others take at most twice as long, and 50 ms, at the 95th percentile; each slow connection is "
+    "closed within 30 s (18 s in the test), those in a body with 408",
+)
+def test_f39_slow_clients_delay_nobody_and_are_cut(site):
+    url = site.urls[1]
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    usual_s = max(percentile_95_s(url) for _ in range(3))
+    begun = {
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-A: ": b"",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 10000\r\n\r\n": b"HTTP/1.1 408 ",
+    }
+    with selectors.DefaultSelector() as open_ones, contextlib.ExitStack() as opened:
+        for start, expected in itertools.islice(itertools.cycle(begun.items()), NUM_SLOW):
+            connection = opened.enter_context(socket.create_connection(address, timeout=10))
+            connection.sendall(start)
+            open_ones.register(connection, selectors.EVENT_READ, expected)
+        started = time.monotonic()
+        slow_s = min(percentile_95_s(url) for _ in range(3))  # other programs of this machine delay some of them
+        assert slow_s < 2 * usual_s + 0.05, (slow_s, usual_s)
+        while open_ones.get_map():
+            assert time.monotonic() - started < SLOW_S + 10, f"{len(open_ones.get_map())} connections are still open"
+            for key, _ in open_ones.select(1):
+                try:
+                    told = key.fileobj.recv(1 << 12)
+                except ConnectionResetError:  # it sent a byte after the end
+                    told = b""
+                assert told.startswith(key.data), told
+                open_ones.unregister(key.fileobj)
+            for key in open_ones.get_map().values():
+                with contextlib.suppress(OSError):  # closed just now
+                    key.fileobj.sendall(b" ")
+
+
+def percentile_95_s(url: str) -> float:
+    """Seconds that 19 of 20 short requests take at most."""
+    took_s = []
+    with httpx.Client(base_url=url, timeout=30) as client:
+        for _ in range(40):
+            started = time.monotonic()
+            assert client.get("/v1/models").status_code == 200
+            took_s.append(time.monotonic() - started)
+    return sorted(took_s)[37]
 
 
 @pytest.mark.fault(
