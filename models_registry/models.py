@@ -38,6 +38,8 @@ class Checkpoint(models.Model):
         MISSING = "missing", "files are missing"
         REFUSED = "refused", "refused"
 
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"inspection": dict, "file_stamps": list, "settings": dict}
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     served_model_name = models.CharField(
         max_length=MAX_NAME_CHARS, unique=True, help_text="What the API calls model: a label, never a path."
@@ -181,6 +183,7 @@ class Upload(models.Model):
 
     OPEN: ClassVar[tuple[str, ...]] = (State.RECEIVING, State.CHECKING)
     """States that still change."""
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"overrides": dict}
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     owner = models.ForeignKey(

@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import UnknownModel
+from inference.models.readable_rows import readable_rows
 from models_registry.aliases import alias_checkpoint_id
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint, CheckpointOverride
@@ -18,40 +19,40 @@ def checkpoint_get_by_name(name: str) -> Checkpoint:
     """Return the checkpoint that is served under ``name`` (its own, or an alias), inspection included.
 
     Raises:
-        UnknownModel: No checkpoint has this name.
+        UnknownModel: No checkpoint has this name, or its row is damaged.
     """
     # PostgreSQL raises an error for NUL in place of finding no row.
-    row = None if "\0" in name else Checkpoint.objects.filter(served_model_name=name).first()
-    if row is None:
+    rows = [] if "\0" in name else readable_rows(Checkpoint.objects.filter(served_model_name=name), 1)
+    if not rows:
         key = alias_checkpoint_id(name)
-        row = None if key is None else Checkpoint.objects.filter(pk=key).first()
-    if row is None:
+        rows = [] if key is None else readable_rows(Checkpoint.objects.filter(pk=key), 1)
+    if not rows:
         raise UnknownModel(
             f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
         )
-    return row
+    return rows[0]
 
 
 def checkpoint_get(checkpoint_id: uuid.UUID | str) -> Checkpoint:
     """Return the checkpoint with this id, inspection included.
 
     Raises:
-        UnknownModel: No checkpoint has this id, or the id is not a UUID.
+        UnknownModel: No checkpoint has this id, the id is not a UUID, or the row is damaged.
     """
     try:
         key = checkpoint_id if isinstance(checkpoint_id, uuid.UUID) else uuid.UUID(checkpoint_id)
     except ValueError:
         key = None
-    row = None if key is None else Checkpoint.objects.filter(pk=key).first()
-    if row is None:
+    rows = [] if key is None else readable_rows(Checkpoint.objects.filter(pk=key), 1)
+    if not rows:
         raise UnknownModel(f"There is no checkpoint with the id {str(checkpoint_id)[:60]!r}.", param="checkpoint")
-    return row
+    return rows[0]
 
 
 def checkpoint_list() -> QuerySet[Checkpoint]:
     """Return all checkpoints by name, **without** the large columns (``inspection``, ``file_stamps``).
 
-    Each access to a deferred column costs a query per row.
+    Each access to a deferred column costs a query per row. Rows are read with ``readable_rows``.
     """
     return Checkpoint.objects.defer("inspection", "file_stamps")
 

@@ -171,7 +171,7 @@ def checkpoint_files_verify(checkpoint: Checkpoint) -> None:
 def checkpoint_states_refresh() -> int:
     """Record which checkpoints' files are missing or exist again; returns the number of changed rows."""
     changed = 0
-    for row in Checkpoint.objects.defer("inspection"):
+    for row in Checkpoint.objects.defer("inspection", "file_stamps", "settings"):
         gone = not Path(row.path).exists()
         if gone and row.state == Checkpoint.State.AVAILABLE:
             state, reason = Checkpoint.State.MISSING, f"{row.path} does not exist any more."

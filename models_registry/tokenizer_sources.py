@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import Conflict, InvalidRequest, UnknownModel
+from inference.models.readable_rows import readable_rows
 from models_registry.detection.facts import TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint
@@ -29,13 +30,14 @@ def source_find(name: str) -> Checkpoint:
     try:
         return checkpoint_get_by_name(name)
     except UnknownModel:
-        row = None if "\0" in name else Checkpoint.objects.filter(path=str(Path(name).expanduser().absolute())).first()
-    if row is None:
+        path = str(Path(name).expanduser().absolute())
+        rows = [] if "\0" in name else readable_rows(Checkpoint.objects.filter(path=path), 1)
+    if not rows:
         raise InvalidRequest(
             f"{TOKENIZER_FROM} is {name[:120]!r}, which is not registered; name a registered model.",
             param=TOKENIZER_FROM,
         )
-    return row
+    return rows[0]
 
 
 def with_source_path(overrides: Mapping[str, Any]) -> dict[str, Any]:

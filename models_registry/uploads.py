@@ -36,6 +36,7 @@ from inference.errors import (
     StorageFull,
 )
 from inference.modelling.gguf.ggjt import MAGIC
+from inference.models.readable_rows import readable_rows
 from models_registry import storage
 from models_registry.chat_templates import check_before_inspection
 from models_registry.detection.child import inspect_in_child
@@ -189,12 +190,12 @@ def upload_get(upload_id: uuid.UUID) -> Upload:
     """Return an upload.
 
     Raises:
-        NotFound: There is no such upload.
+        NotFound: There is no such upload, or its row is damaged.
     """
-    upload = Upload.objects.filter(pk=upload_id).first()
-    if upload is None:
+    rows = readable_rows(Upload.objects.filter(pk=upload_id), 1)
+    if not rows:
         raise NotFound(f"there is no upload {upload_id}.", param="upload")
-    return upload
+    return rows[0]
 
 
 def uploads_sweep() -> int:
@@ -204,9 +205,11 @@ def uploads_sweep() -> int:
     ``IDLE_LIMIT``.
     """
     now, ended = timezone.now(), 0
-    for upload in Upload.objects.filter(state=Upload.State.RECEIVING, active_at__lt=now - IDLE_LIMIT):
+    # Without the column that nobody needs here: a damaged upload ends with the others.
+    uploads = Upload.objects.defer("overrides")
+    for upload in uploads.filter(state=Upload.State.RECEIVING, active_at__lt=now - IDLE_LIMIT):
         ended += _end(upload, Upload.State.REFUSED, f"nothing was received for {IDLE_LIMIT}; upload it again")
-    for upload in Upload.objects.filter(state=Upload.State.CHECKING):
+    for upload in uploads.filter(state=Upload.State.CHECKING):
         with storage.upload_lock(upload.pk) as held:
             if held:
                 reason = "the server stopped while it checked the files; upload them again"

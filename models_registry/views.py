@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.contrib.auth.views import LoginView, LogoutView, redirect_to_login
 from django.core.exceptions import PermissionDenied
+from django.db.models import F
 from django.http import Http404
 from django.shortcuts import render
 from django.utils.decorators import method_decorator
@@ -20,6 +21,7 @@ from django.views import View
 from django.views.decorators.csrf import ensure_csrf_cookie
 
 from inference.errors import UnknownModel
+from inference.models.readable_rows import readable_rows
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry import selectors, upload_rules
 from models_registry.api.quantisation_views import quantisation_list
@@ -109,13 +111,18 @@ def with_tokenizer_sources(rules: list[dict[str, Any]], besides: Checkpoint | No
     Args:
         besides: Leave out this checkpoint.
     """
-    rows = selectors.checkpoint_list().exclude(inspection__tokenizer__kind="none")
-    if besides is not None:
-        rows = rows.exclude(pk=besides.pk)
+    rows = [row for row in _with_tokenizers() if row.tokenizer_kind != "none" and row != besides]
     for rule in rules:
         if rule["name"] == TOKENIZER_FROM:
-            rule["choices"] = list(rows.values_list("served_model_name", flat=True))
+            rule["choices"] = [row.served_model_name for row in rows]
     return rules
+
+
+def _with_tokenizers() -> list[Any]:
+    """Return all checkpoints with what the database reads out of their inspections, which are long."""
+    names = {"tokenizer_kind": "kind", "chat_template_origin": "chat_template_origin"}
+    parts = {name: F(f"inspection__tokenizer__{part}") for name, part in names.items()}
+    return readable_rows(selectors.checkpoint_list().annotate(**parts))
 
 
 class UploadPage(StaffPage):
@@ -173,7 +180,8 @@ class ModelPage(StaffPage):
     def _template(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return the chat template in force, the model's own, and who set another one."""
         tokenizer = checkpoint_inspection(checkpoint).tokenizer
-        set_by = checkpoint.overrides.filter(fact=CHAT_TEMPLATE, cleared_at__isnull=True).first()
+        in_force = checkpoint.overrides.filter(fact=CHAT_TEMPLATE, cleared_at__isnull=True)
+        set_by = next(iter(readable_rows(in_force, 1)), None)
         return {
             "source": tokenizer.chat_template,
             "origin": tokenizer.chat_template_origin,
@@ -190,14 +198,15 @@ class PlaygroundPage(StaffPage):
     permission_required = "inference.scope_generate"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the models and their abilities; the database reads them out of the JSON column."""
-        rows = selectors.checkpoint_list().values_list(
-            "served_model_name", "inspection__tokenizer__kind", "inspection__tokenizer__chat_template_origin"
-        )
+        """Return the models and their abilities."""
         return {
             "models": [
-                {"name": name, "has_text": kind != "none", "has_chat": template is not None}
-                for name, kind, template in rows
+                {
+                    "name": row.served_model_name,
+                    "has_text": row.tokenizer_kind != "none",
+                    "has_chat": row.chat_template_origin is not None,
+                }
+                for row in _with_tokenizers()
             ],
             "key_required": settings.BLAZR_API_KEY_REQUIRED,
         }

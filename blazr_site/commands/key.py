@@ -14,6 +14,7 @@ from blazr_site.commands.tables import output_console, table
 from inference.access.api_keys import api_key_create, api_key_revoke
 from inference.errors import InvalidRequest
 from inference.models import ApiKey
+from inference.models.readable_rows import readable_rows
 from inference.values.limits import KeyLimits
 from inference.values.principal import DEFAULT_SCOPES, KEY_MARK
 
@@ -75,7 +76,7 @@ def _rules(row: ApiKey) -> str:
 
 
 def _list() -> int:
-    rows = list(ApiKey.objects.all())
+    rows = readable_rows(ApiKey.objects.all())
     console = output_console()
     if not rows:
         console.print("No API keys yet. Try: blazr key create NAME")

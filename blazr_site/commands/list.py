@@ -8,12 +8,13 @@ from rich.text import Text
 
 from blazr_site.commands.tables import output_console, table
 from inference.host.units import format_bytes, format_count
+from inference.models.readable_rows import readable_rows
 from models_registry.selectors import checkpoint_list
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one row per checkpoint."""
-    rows = list(checkpoint_list())
+    rows = readable_rows(checkpoint_list())
     console = output_console()
     if not rows:
         console.print("No checkpoints yet. Try: blazr serve --model PATH, or blazr pull OWNER/NAME")

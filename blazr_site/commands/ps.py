@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     except Unavailable:
         console.print("No server is running on this data directory. Try: blazr serve")
         return 1
-    names = {str(row.id): row.served_model_name for row in checkpoint_list()}
+    names = {str(key): name for key, name in checkpoint_list().values_list("pk", "served_model_name")}
     resident = table("name", "state", "memory", "running", "waiting", "tokens/s", "prefix cache", "worker", "device")
     for worker in workers.values():
         for model in worker.models:

@@ -26,6 +26,7 @@ from django.utils import timezone
 from inference.access.accounts import principal_of_user
 from inference.errors import InvalidRequest, NotAuthenticated, NotFound
 from inference.models import ApiKey
+from inference.models.readable_rows import readable_rows
 from inference.values.limits import MAX_LIMIT, KeyLimits
 from inference.values.principal import DEFAULT_SCOPES, KEY_MARK, LOCAL, SCOPES, UNAUTHENTICATED, Principal
 
@@ -162,11 +163,12 @@ def api_key_revoke(*, prefix: str) -> ApiKey:
     """Revoke a key for ever; revoking it twice changes nothing.
 
     Raises:
-        NotFound: No key has this prefix.
+        NotFound: No key has this prefix, or its row is damaged, so that it lets nobody in.
     """
-    row = None if "\0" in prefix else ApiKey.objects.filter(prefix=prefix).first()
-    if row is None:
+    rows = [] if "\0" in prefix else readable_rows(ApiKey.objects.filter(prefix=prefix), 1)
+    if not rows:
         raise NotFound(f"There is no API key with the prefix {prefix[:40]!r}.", param="prefix")
+    (row,) = rows
     if row.revoked_at is None:
         row.revoked_at = timezone.now()
         row.save(update_fields=["revoked_at"])
@@ -208,9 +210,10 @@ async def principal_of_key(authorization: str) -> Principal | None:
 
 
 def _read_key(prefix: str) -> _CachedKey | None:
-    row = ApiKey.objects.filter(prefix=prefix, revoked_at=None).first()
-    if row is None:
+    rows = readable_rows(ApiKey.objects.filter(prefix=prefix, revoked_at=None), 1)
+    if not rows:
         return None
+    (row,) = rows
     return _CachedKey(row.digest, _principal_of_row(row), row.expires_at)
 
 
@@ -240,7 +243,8 @@ def principal_of_tenant(tenant: str) -> Principal:
         if found is None:
             raise NotAuthenticated("The account that submitted this is inactive, or no staff account any more.")
         return found
-    row = ApiKey.objects.filter(pk=int(number), revoked_at=None).first() if number.isdigit() else None
+    rows = readable_rows(ApiKey.objects.filter(pk=int(number), revoked_at=None), 1) if number.isdigit() else []
+    row = next(iter(rows), None)
     if row is None or (row.expires_at is not None and row.expires_at <= timezone.now()):
         raise NotAuthenticated("The API key that asked for this was revoked or has expired.")
     return _principal_of_row(row)

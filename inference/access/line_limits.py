@@ -37,7 +37,7 @@ def lines_reserved(*, principal: Principal, lines: int, count: Callable[[], int]
         return
     with transaction.atomic():
         # SQLite has no row locks; its transactions lock the database from their start (settings.database).
-        ApiKey.objects.select_for_update().filter(pk__in=[principal.key_id]).first()
+        ApiKey.objects.select_for_update().filter(pk__in=[principal.key_id]).values_list("pk").first()
         lines_check(principal=principal, lines=lines, count=count)
         yield
 

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-import orjson
 from django.db.models import Count
 from django.utils import timezone
 
@@ -148,7 +147,7 @@ class LineClaimer:
             key=row.pk,
             tenant=row.tenant,
             priority=row.priority,
-            checkpoint_ids=frozenset(orjson.loads(row.checkpoints or "{}")),
+            checkpoint_ids=frozenset(row.checkpoint_names),
             seconds_left=(row.expires_at - timezone.now()).total_seconds(),
             seconds_needed=row.num_open / rate if rate else 0.0,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from django.db import transaction
 from django.db.models import Count, Sum
 from django.db.models.functions import Now
@@ -95,7 +94,7 @@ def batch_end(claim: BatchClaim, state: BatchState, **values: Any) -> None:
 
 def _charge(batch: Batch) -> None:
     """Store one usage record per model, named after the batch, so that no usage is charged twice."""
-    names = orjson.loads(batch.checkpoints) if batch.checkpoints else {}
+    names = batch.checkpoint_names
     sums = (
         BatchResult.objects.filter(batch=batch)
         .order_by()

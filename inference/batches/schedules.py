@@ -25,6 +25,7 @@ from inference.errors import BlazrError, InvalidRequest, NotFound, QueueFull
 from inference.files.services import expiry_seconds, file_get
 from inference.jobs.row_watch import RowWatch
 from inference.models import BatchSchedule
+from inference.models.readable_rows import DamagedRow, json_value, readable_rows
 from inference.values.principal import Principal
 
 if TYPE_CHECKING:
@@ -106,12 +107,13 @@ def schedule_get(*, schedule_id: str, principal: Principal) -> BatchSchedule:
     """Return one schedule.
 
     Raises:
-        NotFound: There is no such schedule, or it belongs to another tenant.
+        NotFound: There is no such schedule, it belongs to another tenant, or its row is damaged.
     """
-    row = None if "\0" in schedule_id else schedules_of(principal).filter(schedule_id=schedule_id[:40]).first()
-    if row is None:
+    found = schedules_of(principal).filter(schedule_id=schedule_id[:40])
+    rows = [] if "\0" in schedule_id else readable_rows(found, 1)
+    if not rows:
         raise NotFound(f"There is no schedule with the id {schedule_id[:60]!r}.", param="schedule_id")
-    return row
+    return rows[0]
 
 
 def schedule_delete(*, schedule_id: str, principal: Principal) -> str:
@@ -141,12 +143,17 @@ def schedules_run() -> list[Batch]:
         batch_id, problem = "", ""
         try:
             batch = batch_create(
-                values=orjson.loads(row.request), principal=principal_of_tenant(row.tenant), schedule_id=row.schedule_id
+                values=json_value(row, "request"),
+                principal=principal_of_tenant(row.tenant),
+                schedule_id=row.schedule_id,
             )
             batch_id = batch.batch_id
             made.append(batch)
         except BlazrError as error:
             problem = error.message
+        except DamagedRow:
+            problem = "Its stored request is damaged; delete it and make it again."
+        if problem:
             logger.warning("schedule %s made no batch: %s", row.schedule_id, problem)
         same = BatchSchedule.objects.filter(pk=row.pk)
         same.update(last_error=problem, **({"last_batch_id": batch_id} if batch_id else {}))

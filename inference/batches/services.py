@@ -177,12 +177,12 @@ def batch_get(*, batch_id: str, principal: Principal, param: str = "batch_id") -
     """Return one batch.
 
     Raises:
-        NotFound: There is no such batch, or it belongs to another tenant.
+        NotFound: There is no such batch, it belongs to another tenant, or its row is damaged.
     """
-    row = None if "\0" in batch_id else batches_of(principal).filter(batch_id=batch_id[:40]).first()
-    if row is None:
+    rows = [] if "\0" in batch_id else readable_rows(batches_of(principal).filter(batch_id=batch_id[:40]), 1)
+    if not rows:
         raise NotFound(f"There is no batch with the id {batch_id[:60]!r}.", param=param)
-    return row
+    return rows[0]
 
 
 def batch_list(*, principal: Principal, after: str | None, limit: int) -> list[Batch]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-import orjson
 from django.db import transaction
 from django.db.models import QuerySet
 
@@ -13,6 +12,7 @@ from inference.batches.line_requests import line_id, refusal_line, unrun_line
 from inference.batches.results import ID_BATCH, result_without_response, results_write, rows_locked
 from inference.errors import BlazrError, InvalidRequest, PermissionRefused, UnknownModel
 from inference.models import Batch, BatchLine, BatchState, LineState
+from inference.models.readable_rows import DamagedRow, json_value
 
 NO_CHECKPOINT, NOT_ALLOWED = UUID(int=0), UUID(int=1)
 """Ids of models that don't exist, or that the key may not use; such lines end after the validation."""
@@ -37,7 +37,10 @@ def fail_unservable(batch: Batch) -> int:
     )
 
     def payload(row: BatchLine) -> str:
-        model = orjson.loads(row.body).get("model")
+        try:
+            model = json_value(row, "body").get("model")
+        except DamagedRow:
+            model = None
         name = line_id(batch.batch_id, row.number)
         error: BlazrError
         if row.checkpoint_id == NOT_ALLOWED:

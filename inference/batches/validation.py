@@ -141,7 +141,8 @@ def _checkpoint_id(model: str, allowed: frozenset[str] | None) -> UUID:
 
 
 def _checkpoint_names(keys: Sequence[UUID]) -> dict[str, str]:
-    return {str(row.pk): row.served_model_name for row in Checkpoint.objects.filter(pk__in=keys)}
+    rows = Checkpoint.objects.filter(pk__in=keys)
+    return {str(key): name for key, name in rows.values_list("pk", "served_model_name")}
 
 
 def _fail(claim: BatchClaim, errors: Sequence[LineError]) -> None:

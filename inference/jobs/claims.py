@@ -151,7 +151,7 @@ def jobs_claim(
             started_at=Now(),
         )
         rows = GenerationJob.objects.filter(pk__in=keys, state=JobState.RUNNING, owner=owner).order_by("priority", "id")
-        readable = readable_rows(rows.prefetch_related("chunks"))
+        readable = readable_rows(rows.defer("result", "error").prefetch_related("chunks"))
         if len(readable) < len(keys):
             _give_up_damaged(rows.exclude(pk__in=[row.pk for row in readable]))
         return [_claimed(row, is_last=suspects) for row in readable]
@@ -167,13 +167,15 @@ def _shared_keys(candidates: QuerySet[GenerationJob], limit: int, capacities: Ma
     if connection.features.has_select_for_update_skip_locked:
         candidates = candidates.select_for_update(skip_locked=True)
     candidates = candidates.order_by("priority", "id")
-    # Counted here: a database that groups by tenant reads all jobs in the order of an index of tenants.
-    running = GenerationJob.objects.filter(state=JobState.RUNNING, lease_until__isnull=False).order_by()
     waiting = {
         tenant: list(candidates.filter(tenant=tenant).values_list("priority", "pk")[: min(limit, capacity)])
         for tenant, capacity in capacities.items()
         if capacity > 0
     }
+    if not any(waiting.values()):
+        return []
+    # Counted here: a database that groups by tenant reads all jobs in the order of an index of tenants.
+    running = GenerationJob.objects.filter(state=JobState.RUNNING, lease_until__isnull=False).order_by()
     return share_places(waiting, Counter(running.values_list("tenant", flat=True)), limit)
 
 

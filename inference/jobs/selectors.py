@@ -29,7 +29,7 @@ def jobs_of(principal: Principal) -> JobQuerySet:
 
 
 def job_get(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
-    """Return one job.
+    """Return one job, without its request.
 
     Raises:
         UnknownRequest: There is none, it belongs to another tenant, or its row is damaged.
@@ -38,7 +38,7 @@ def job_get(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
         key = job_id if isinstance(job_id, uuid.UUID) else uuid.UUID(job_id)
     except ValueError:
         key = None
-    rows = [] if key is None else readable_rows(jobs_of(principal).filter(job_id=key), 1)
+    rows = [] if key is None else readable_rows(jobs_of(principal).filter(job_id=key).defer("plan"), 1)
     if not rows:
         raise UnknownRequest(f"There is no job with the id {str(job_id)[:60]!r}.", param="job_id")
     return rows[0]

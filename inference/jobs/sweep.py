@@ -82,8 +82,10 @@ def _end(ended: Q, state: JobState, error: BlazrError | None = None) -> int:
     while True:
         with transaction.atomic():
             keys = list(rows[:END_BATCH])
+            if not keys:
+                return done
             # Damaged rows end with the others, but nobody can be charged for them.
-            found = readable_rows(GenerationJob.objects.filter(pk__in=keys).defer("plan", "result"))
+            found = readable_rows(GenerationJob.objects.filter(pk__in=keys).defer("plan", "result", "error"))
             GenerationJob.objects.filter(pk__in=keys).update(
                 state=state, lease_until=None, owner="", finished_at=Now(), **reason
             )

@@ -6,10 +6,12 @@ models generate is kept as text, as in ``inference.models``.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from django.db import models
 from django.db.models import Q
+
+from inference.models.readable_rows import DamagedRow, json_value
 
 
 class BatchState(models.TextChoices):
@@ -34,6 +36,8 @@ class Batch(models.Model):
     ``fence`` guards the work on the batch as a whole (validating, writing the files) as a line's guards the line.
     The counts are kept by the transactions that finish lines.
     """
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"metadata": dict, "errors": list, "checkpoints": dict}
 
     batch_id = models.CharField(max_length=40, unique=True)
     tenant = models.CharField(max_length=64)
@@ -106,6 +110,14 @@ class Batch(models.Model):
         return self.state in TERMINAL_BATCH_STATES
 
     @property
+    def checkpoint_names(self) -> dict[str, str]:
+        """Served model names by checkpoint id; empty if damaged: then they are missing in the usage."""
+        try:
+            return cast("dict[str, str]", json_value(self, "checkpoints"))
+        except DamagedRow:
+            return {}
+
+    @property
     def num_open(self) -> int:
         """Lines without a result."""
         return max(0, self.num_total - self.num_completed - self.num_failed)
@@ -125,6 +137,8 @@ class BatchLine(models.Model):
 
     ``attempts`` counts claims, without those that were handed back in good order.
     """
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"body": dict}
 
     batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="lines")
     number = models.PositiveIntegerField(help_text="Line of the input file, from 1.")
@@ -180,6 +194,8 @@ class BatchResult(models.Model):
 
 class BatchSchedule(models.Model):
     """Makes a batch of the same file again and again."""
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"request": dict}
 
     schedule_id = models.CharField(max_length=40, unique=True)
     tenant = models.CharField(max_length=64)

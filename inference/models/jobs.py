@@ -40,6 +40,8 @@ class GenerationJob(models.Model):
     The primary key is the order of arrival.
     """
 
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"plan": dict, "result": dict, "error": dict}
+
     job_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False, help_text="The public id.")
     tenant = models.CharField(max_length=64)
     batch_label = models.CharField(max_length=100, blank=True, default="")
@@ -117,6 +119,8 @@ class JobChunk(models.Model):
     Numbers are dense from 0 across attempts. Deleted when the job ends (the result holds all of it), unless its
     events are kept.
     """
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"events": list}
 
     job = models.ForeignKey(GenerationJob, on_delete=models.CASCADE, related_name="chunks")
     number = models.PositiveIntegerField()

@@ -25,6 +25,8 @@ def default_scopes() -> list[str]:
 class ApiKey(models.Model):
     """A key for programs; see ``inference.access.api_keys`` for its form. The key itself is not stored."""
 
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"scopes": list, "allowed_models": list}
+
     name = models.CharField(max_length=100)
     prefix = models.CharField(max_length=16, unique=True, help_text="The key's public part.")
     digest = models.CharField(max_length=64, help_text="HMAC-SHA-256 of the key under the site's secret.")

@@ -1,11 +1,13 @@
-"""Read rows of which some may be damaged: a value that its field can't hold, as an id that is no UUID."""
+"""Read rows of which some may be damaged: a value that its field can't hold, as an id that is no UUID, or cut JSON."""
 
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from django.db.models import Model, QuerySet
+import orjson
+from django.db import OperationalError
+from django.db.models import Model, QuerySet, TextField
 
 logger = logging.getLogger(__name__)
 
@@ -14,10 +16,34 @@ MAX_NAMED = 20
 """Most damaged rows that the log line names."""
 
 
+class DamagedRow(ValueError):
+    """A column of JSON has no JSON, or JSON of another type than its model names."""
+
+
+def json_value(row: Model, column: str) -> Any:
+    """Return the value of one of the ``JSON_COLUMNS`` of a row; an empty text is an empty value.
+
+    Raises:
+        DamagedRow: The text is no JSON, or the value has another type.
+    """
+    kind: type = row.JSON_COLUMNS[column]  # type: ignore[attr-defined]
+    value = getattr(row, column)
+    if isinstance(row._meta.get_field(column), TextField):
+        try:
+            value = orjson.loads(value) if value else kind()
+        except orjson.JSONDecodeError as error:
+            raise DamagedRow(f"{column}: {error}") from None
+    if not isinstance(value, kind):
+        raise DamagedRow(f"{column} has the type {type(value).__name__}")
+    return value
+
+
 def readable_rows(rows: QuerySet[Row], limit: int | None = None) -> list[Row]:
     """Return up to ``limit`` readable rows; one log line names the damaged rows by primary key.
 
-    SQLite stores any value in any column, and Django fails the whole list for one value that it can't convert.
+    SQLite stores any value in any column, and Django fails the whole list for one value that it can't convert. What
+    a model names in ``JSON_COLUMNS`` (column → type of its value) is checked too, where it was read, and so are
+    prefetched rows.
 
     Args:
         rows: A queryset without a slice: rows are fetched one by one after a failure.
@@ -25,8 +51,10 @@ def readable_rows(rows: QuerySet[Row], limit: int | None = None) -> list[Row]:
     """
     assert not rows.query.is_sliced
     try:
-        return list(rows[:limit])
-    except (TypeError, ValueError):
+        return [_checked(row) for row in rows[:limit]]
+    except (TypeError, ValueError, OperationalError) as error:
+        if not _is_damage(error):
+            raise
         logger.debug("a row of %s is damaged; reading them one by one", rows.model._meta.db_table)
     found: list[Row] = []
     damaged: list[int] = []
@@ -34,8 +62,10 @@ def readable_rows(rows: QuerySet[Row], limit: int | None = None) -> list[Row]:
         if len(found) == limit:
             break
         try:
-            found.extend(rows.filter(pk=key))
-        except (TypeError, ValueError):
+            found.extend(_checked(row) for row in rows.filter(pk=key))
+        except (TypeError, ValueError, OperationalError) as error:
+            if not _is_damage(error):
+                raise
             damaged.append(key)
     if damaged:
         logger.warning(
@@ -46,3 +76,23 @@ def readable_rows(rows: QuerySet[Row], limit: int | None = None) -> list[Row]:
             ", ".join(str(key) for key in damaged[:MAX_NAMED]),
         )
     return found
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether a row is to blame. SQLite's JSON functions fail with the class of errors that outages have."""
+    return not isinstance(error, OperationalError) or "malformed JSON" in str(error)
+
+
+def _checked(row: Row) -> Row:
+    """Return the row.
+
+    Raises:
+        DamagedRow: Its JSON, or that of a prefetched row, is damaged.
+    """
+    for column in getattr(row, "JSON_COLUMNS", {}):
+        if column in row.__dict__:  # not deferred
+            json_value(row, column)
+    for related in getattr(row, "_prefetched_objects_cache", {}).values():
+        for item in related:
+            _checked(item)
+    return row

@@ -16,6 +16,8 @@ class StoredResponse(models.Model):
     the background has a job, whose events say how far it is; its ``body`` is written again when it has ended.
     """
 
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"body": dict, "input_items": list}
+
     response_id = models.CharField(max_length=64, unique=True)
     tenant = models.CharField(max_length=64)
     previous_id = models.CharField(max_length=64, blank=True, default="")

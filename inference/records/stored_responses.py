@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from inference.errors import NotFound, StorageFull
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
+from inference.models.readable_rows import readable_rows
 from inference.records.job_usage import jobs_charge
 from inference.values.principal import Principal
 
@@ -102,15 +103,15 @@ def response_get(*, response_id: str, principal: Principal) -> StoredResponse:
     """Return one response.
 
     Raises:
-        NotFound: No response has this id, or another caller owns it.
+        NotFound: No response has this id, another caller owns it, or its row is damaged.
     """
-    row = None if "\0" in response_id else responses_of(principal).filter(response_id=response_id).first()
-    if row is None:
+    rows = [] if "\0" in response_id else readable_rows(responses_of(principal).filter(response_id=response_id), 1)
+    if not rows:
         raise NotFound(
             f"There is no response with the id {response_id[:80]!r}; it was not stored, was deleted, or is too old.",
             param="response_id",
         )
-    return row
+    return rows[0]
 
 
 def response_finish(row: StoredResponse, body: Mapping[str, Any]) -> None:

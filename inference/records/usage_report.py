@@ -87,8 +87,8 @@ def _day(name: str, text: str) -> date:
 
 def tenant_of_key(text: str) -> str:
     """Return the tenant of a key's public part; other texts (``local``, ``user:N``) are tenants already."""
-    row = None if "\0" in text else ApiKey.objects.filter(prefix=text).first()
-    return text if row is None else f"key:{row.pk}"
+    key = None if "\0" in text else ApiKey.objects.filter(prefix=text).values_list("pk", flat=True).first()
+    return text if key is None else f"key:{key}"
 
 
 def usage_rows(query: UsageQuery) -> QuerySet[Any, Any]:

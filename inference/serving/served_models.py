@@ -15,6 +15,7 @@ from django.dispatch import receiver
 
 from inference.errors import InvalidRequest, UnknownModel
 from inference.host.coroutines import PerLoop
+from inference.models.readable_rows import readable_rows
 from inference.text.tool_calls.resolution import conversation, resolve
 from inference.values.chat_options import ChatOptions
 from inference.values.messages import PromptMessage
@@ -79,7 +80,8 @@ async def served_model_or_only(*, name: str | None) -> ServedModel:
         UnknownModel, PermissionRefused: As in ``served_model_get``.
     """
     if name is None:
-        names = await database_sync_to_async(lambda: [row.served_model_name for row in available_checkpoints()])()
+        rows = available_checkpoints().values_list("served_model_name", flat=True)
+        names = await database_sync_to_async(lambda: list(rows))()
         if len(names) != 1:
             raise InvalidRequest(
                 f"model is required, as {len(names)} models are served; GET /v1/models lists them.", param="model"
@@ -110,7 +112,7 @@ def _read(name: str, known: ServedModel | None) -> ServedModel | None:
         return None
     if known is not None:
         # The inspection of a large model is megabytes of JSON: read it again only if the row has changed.
-        row = checkpoint_list().filter(pk=known.checkpoint_id).first()
+        row = next(iter(readable_rows(checkpoint_list().filter(pk=known.checkpoint_id), 1)), None)
         is_same = row is not None and row.updated_at.isoformat() == known.version
         if row is not None and is_same and (row.served_model_name == name or alias_checkpoint_id(name) == row.pk):
             return known

@@ -24,6 +24,7 @@ from rest_framework.views import APIView
 
 from inference.errors import InvalidRequest, NotAuthenticated
 from inference.models import GenerationJob
+from inference.models.readable_rows import readable_rows
 from models_registry import live, selectors, services, uploads
 from models_registry.api import serializers as shapes
 from models_registry.detection.describe import describe
@@ -97,7 +98,9 @@ def checkpoint_detail(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the full description of a checkpoint, for its page and for the API."""
     detail = _with_live(checkpoint)
     detail["description"] = describe(checkpoint_inspection(checkpoint))
-    detail["overrides"] = shapes.OverrideSerializer(selectors.override_history(checkpoint), many=True).data
+    detail["overrides"] = shapes.OverrideSerializer(
+        readable_rows(selectors.override_history(checkpoint)), many=True
+    ).data
     return detail
 
 
@@ -115,7 +118,7 @@ class OverviewView(StaffView):
 def overview() -> dict[str, Any]:
     """Return the values of the dashboard."""
     seen = live.look()
-    rows = live.with_live(selectors.checkpoint_list(), seen)
+    rows = live.with_live(readable_rows(selectors.checkpoint_list()), seen)
     return {
         "checkpoints": shapes.CheckpointSerializer(rows, many=True).data,
         "workers": seen.worker_rows(rows),
@@ -132,7 +135,7 @@ class CheckpointListView(StaffView):
     @_registry_schema(operation_id="checkpoint_list", responses=shapes.CheckpointSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all checkpoints by name, with their live state."""
-        rows = live.with_live(selectors.checkpoint_list(), live.look())
+        rows = live.with_live(readable_rows(selectors.checkpoint_list()), live.look())
         return Response(shapes.CheckpointSerializer(rows, many=True).data)
 
 

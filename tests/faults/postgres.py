@@ -79,3 +79,16 @@ class PostgresServer:
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGQUIT)
         self._process.wait(20)
+
+    def freeze(self) -> None:
+        """Stop the server's first process with SIGSTOP: connections stay, and nobody answers new ones.
+
+        ``runuser`` stops itself then, and goes on with it; a signal to both would stop it twice.
+        """
+        first = int((self._root / "cluster" / "postmaster.pid").read_text().split()[0])
+        os.kill(first, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGCONT)

@@ -25,8 +25,8 @@ processes: Redis, two web processes, two workers and beat, which are started aga
 Rows F25, F31, F32, F34 and F35 run engines in the test's own process; their long forms are
 `python -m tests.faults.engine_schedules --schedules 10000` and
 `python -m tests.faults.engine_loads --cycles 250`.
-`python -m tests.faults.load SCENARIO` runs the whole forms of rows F37 to F45, and a soak with a fault every
-30 s (`soak --minutes 60`).
+`python -m tests.faults.load SCENARIO` runs the whole forms of rows F37 to F45 and F66, and a soak with a
+fault every 30 s (`soak --minutes 60`).
 
 | | Provoked | Must hold | Test |
 |---|---|---|---|
@@ -114,7 +114,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row with a test.
+    """What a test proves of a row; a row may have several.
 
     Attributes:
         test: Path and name of the test.
@@ -158,18 +158,27 @@ def node_ids(numbers: Iterable[str], root: Path = ROOT) -> list[str]:
     Raises:
         ValueError: A row has no test.
     """
-    found = {row.number: row.test for row in rows_with_test(root)}
+    found = _by_number(root)
     if missing := [number for number in numbers if number not in found]:
         raise ValueError(f"{', '.join(missing)}: no such row has a test; there are {', '.join(found)}")
-    return [found[number] for number in numbers]
+    return [row.test for number in numbers for row in found[number]]
+
+
+def _by_number(root: Path) -> dict[str, list[Row]]:
+    rows = rows_with_test(root)
+    return {row.number: [other for other in rows if other.number == row.number] for row in rows}
 
 
 def page(root: Path = ROOT) -> str:
     """Return the page."""
-    rows = rows_with_test(root)
-    tested = "".join(f"| {row.number} | {row.provoked} | {row.holds} | `{row.test}` |\n" for row in rows)
-    numbers = {row.number for row in rows}
-    others = "".join(f"| {number} | {title} |\n" for number, title in TITLES.items() if number not in numbers)
+    found = _by_number(root)
+    tested = ""
+    for number, rows in found.items():
+        provoked, holds = (
+            "; ".join(dict.fromkeys(texts)) for texts in ([row.provoked for row in rows], [row.holds for row in rows])
+        )
+        tested += f"| {number} | {provoked} | {holds} | {', '.join(f'`{row.test}`' for row in rows)} |\n"
+    others = "".join(f"| {number} | {title} |\n" for number, title in TITLES.items() if number not in found)
     not_yet = f"{NOT_YET_HEAD}{others}" if others else ""
     return f"{HEAD}{tested}{not_yet}{campaigns.table(campaigns.runs())}"
 

@@ -10,7 +10,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -20,17 +20,23 @@ from asgiref.testing import ApplicationCommunicator
 from django.apps import apps
 from django.test import Client
 from django.urls import get_resolver
+from django.utils import timezone
 
 from blazr_site.asgi import application
 from blazr_site.log_lines import JsonFormatter
 from inference.access import api_keys, key_watch
 from inference.access.api_keys import api_key_create
-from inference.models import ApiKey, Batch, BatchSchedule, GenerationJob, StoredFile
+from inference.batches import webhooks
+from inference.jobs import hints
+from inference.models import ApiKey, Batch, BatchSchedule, GenerationJob, StoredFile, WebhookDelivery
 from inference.values.principal import LOCAL, principal_set
 from tests.accounts import account
 from tests.blazr_site.test_asgi_bodies import in_settings, post  # noqa: F401 - a fixture for all
 from tests.inference.api.test_urls_access import address, objects, routes  # noqa: F401 - a fixture
+from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, work
+from tests.inference.batches.test_webhooks import Receiver
 from tests.inference.rows import make_checkpoint
+from tests.inference.worker.fakes import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -267,9 +273,9 @@ def test_what_is_logged_is_one_printable_line_a_record(settings, log):
     logging.getLogger("inference.x").error("failed with %s", CONTROLS)
     lines = log.getvalue().splitlines()
     assert lines and log.getvalue().count("\n") == len(lines)
-    for line in lines:
-        assert line.isascii() and line.isprintable()
-        assert orjson.loads(line)["message"]
+    for text in lines:
+        assert text.isascii() and text.isprintable()
+        assert orjson.loads(text)["message"]
     assert CANARY not in log.getvalue()
 
 
@@ -277,11 +283,11 @@ def test_what_is_logged_is_one_printable_line_a_record(settings, log):
 
 
 class Trap:
-    """A listener on loopback that counts connections."""
+    """A listener on an address of this machine that counts connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.num_connections = 0
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server((host, port))
         self.port = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -334,3 +340,69 @@ def test_no_request_makes_the_server_call_another_host():
     asyncio.run(drive())
     trap.close()
     assert trap.num_connections == 0
+
+
+ALLOWED = "127.0.0.2"
+"""An address of this machine that stands for a public one, so that a connection to it can be counted."""
+
+
+@pytest.fixture
+def webhook_to(settings, monkeypatch, tmp_path) -> Callable[[str, str], WebhookDelivery]:
+    """Ends a batch whose message goes to a URL, under a setting of ``BLAZR_WEBHOOKS``, and has it sent."""
+    settings.BLAZR_FILES_DIR = tmp_path / "files"
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
+    model = make_checkpoint("tiny")
+
+    def send(url: str, setting: str) -> WebhookDelivery:
+        settings.BLAZR_WEBHOOKS = setting
+        work(make_batch([line("a")], webhook={"url": url}), make_runner(EchoManager(str(model.pk))))
+        assert webhooks.deliver_due() == 1
+        return WebhookDelivery.objects.latest("pk")
+
+    return send
+
+
+@pytest.mark.fault(
+    "F65",
+    provoked="receivers of webhooks that the operator has allowed redirect to this machine, by each status",
+    holds="refused; not one connection at a listener of this machine",
+)
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_of_a_webhook_is_followed(webhook_to, status):
+    trap, receiver = Trap(), Receiver()
+    receiver.status, receiver.headers = status, {"Location": f"http://127.0.0.1:{trap.port}/"}
+    delivery = webhook_to(receiver.url, "any")
+    receiver.close()
+    trap.close()
+    assert (len(receiver.received), trap.num_connections) == (1, 0)
+    assert delivery.last_error == f"answered {status}"
+
+
+@pytest.mark.fault(
+    "F65",
+    provoked="the name of a webhook's receiver leads to a public address first, and to this machine then, or to both",
+    holds="refused; not one connection at a listener of this machine",
+)
+def test_a_name_that_is_bound_again_leads_a_webhook_nowhere(webhook_to, monkeypatch):
+    allowed = Trap(ALLOWED)
+    trap = Trap("127.0.0.1", allowed.port)
+    is_public, asked = webhooks.is_public, iter(((ALLOWED,), ("127.0.0.1",), (ALLOWED, "127.0.0.1"), ("127.0.0.1",)))
+    real = socket.getaddrinfo
+
+    def resolve(host: str, *arguments: Any, **options: Any) -> list[Any]:
+        names = next(asked, ("127.0.0.1",)) if host == "rebound.example" else (host,)
+        return [found for name in names for found in real(name, *arguments, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(webhooks, "is_public", lambda address: address == ALLOWED or is_public(address))
+    delivery = webhook_to(f"https://rebound.example:{allowed.port}/", "public")
+    wait_until(lambda: allowed.num_connections == 1)  # it hangs up, so there will be other tries
+    for num_tries in (2, 3, 4):
+        WebhookDelivery.objects.update(next_attempt_at=timezone.now())
+        assert webhooks.deliver_due() == 1
+        delivery.refresh_from_db()
+        assert delivery.attempts == num_tries
+        assert "127.0.0.1, which is not a public address" in delivery.last_error
+    trap.close()
+    allowed.close()
+    assert (allowed.num_connections, trap.num_connections) == (1, 0)

@@ -243,6 +243,11 @@ def test_f52_exchanged_files(transactional_db, directory):
         row.delete()
 
 
+NUM_BEFORE = 200
+"""Renderings of the neighbour before the first hostile one."""
+SLACK_S = 2e-4
+
+
 @pytest.fixture
 def neighbour() -> Iterator[list[float]]:
     """Seconds of another model's renderings, one each 10 ms, as long as the test runs."""
@@ -269,9 +274,13 @@ def neighbour() -> Iterator[list[float]]:
     "F53",
     provoked="144 templates that reach for objects of the interpreter, 28 that use up time, memory or the output",
     holds="nothing of the interpreter is printed, no program runs; each bomb ends at a limit, and the next call is "
-    "served; meanwhile the templates of another model take less than 50 ms (95 of 100)",
+    "served; meanwhile the templates of another model take at most 10 %, and 0.2 ms, longer than before (the medians) "
+    "and less than 50 ms (95 of 100)",
 )
 def test_f53_chat_templates(neighbour):
+    while len(neighbour) < NUM_BEFORE:
+        time.sleep(0.05)
+    num_before = len(neighbour)
     sandbox = Sandbox("template", memory_bytes=RENDER_MEMORY_BYTES)
 
     def render(source: str) -> str:
@@ -301,7 +310,11 @@ def test_f53_chat_templates(neighbour):
             problems.append(f"{name}: {peak[0]}")
     sandbox.close()
     assert problems == []
-    assert len(neighbour) > 100 and statistics.quantiles(neighbour, n=20)[-1] < 0.05
+    usual, beside = neighbour[:num_before], neighbour[num_before:]
+    assert len(beside) > 100 and statistics.quantiles(beside, n=20)[-1] < 0.05
+    # The medians stay within 5 % of each other, also beside two programs that take both processors. The 95th
+    # percentile without any hostile template is 2 to 4 ms, ten medians, by what else the machine does.
+    assert statistics.median(beside) < 1.1 * statistics.median(usual) + SLACK_S, (usual, beside)
 
 
 def test_the_corpus_is_large_and_each_name_occurs_once():

@@ -17,6 +17,7 @@ from tests.faults.clock import has_compiler
 from tests.faults.disturbed import await_consumers, run_steps
 from tests.faults.proxy import Faults
 from tests.faults.site import Site, wait_until
+from tests.faults.test_site_faults import Load
 from tests.faults.upload import Upload
 
 pytestmark = pytest.mark.live
@@ -124,6 +125,43 @@ def test_f19_a_stopped_database_loses_nothing(database_site, postgres):
 
 
 @pytest.mark.fault(
+    "F68",
+    provoked="PostgreSQL stops, then it hangs (SIGSTOP), each until the probes say so, while completions are sent",
+    holds="/readyz is 503 within 10 s, and 200 within 10 s of its return; /livez stays 200",
+)
+@pytest.mark.parametrize("kind", ["stops", "hangs"])
+def test_f68_probes_tell_that_the_database_is_away(database_site, postgres, kind):
+    site = database_site
+
+    def statuses(path: str, timeout_s: float) -> set[int]:
+        with ThreadPoolExecutor() as pool:  # each waits for the database as long as it may
+            return set(pool.map(lambda url: httpx.get(f"{url}{path}", timeout=timeout_s).status_code, site.urls))
+
+    def readiness() -> set[int]:
+        assert statuses("/livez", 2) == {200}
+        return statuses("/readyz", 10)
+
+    def until(status: int, what: str) -> None:
+        wait_until(lambda: readiness() == {status}, 10, what)
+
+    away, back = (postgres.stop, postgres.start) if kind == "stops" else (postgres.freeze, postgres.thaw)
+    with Load(site) as load:
+        load.wait_for_more()
+        assert readiness() == {200}
+        away()
+        try:
+            until(503, f"the end of readiness when PostgreSQL {kind}")
+            assert httpx.get(f"{site.urls[0]}/readyz", timeout=10).json()["reasons"]
+            assert readiness() == {503}  # still
+        finally:
+            back()
+        until(200, "readiness with PostgreSQL")
+        load.wait_for_more()
+    assert load.seen.keys() <= {"200", "503 with Retry-After"}, load.seen
+    await_consumers(site)
+
+
+@pytest.mark.fault(
     "F20",
     provoked="another session locks the tables of jobs and of usage for longer than the limit of a lock; transactions "
     "of another session take rows of jobs in the opposite order, so that pairs deadlock, while jobs, a batch and "
@@ -145,7 +183,11 @@ def test_f20_locks_and_deadlocks_are_waited_for(database_site):
             submitter.submit(2)
             site.rows_in_reverse()
 
-    run_steps(site, 12, lock, deadlock, accepted=submitter.accepted)
+    def lapse() -> None:
+        """The lease of a batch whose validation or end met a lock lapses at once, not after 30 s."""
+        site.rows("update inference_batch set lease_until = now() where lease_until > now()")
+
+    run_steps(site, 12, lock, deadlock, lapse, accepted=submitter.accepted)
     assert submitter.statuses[503] > 0
     assert submitter.statuses[202] > 0
 

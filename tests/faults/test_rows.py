@@ -39,5 +39,6 @@ def test_rows_are_run_by_their_numbers():
     assert node_ids(["F09", "F01"])[0].endswith(
         "test_site_faults.py::test_f09_a_worker_that_is_asked_to_stop_loses_nothing"
     )
+    assert len(node_ids(["F65"])) == 3
     with pytest.raises(ValueError, match="F99: no such row has a test; there are F01, "):
         node_ids(["F01", "F99"])

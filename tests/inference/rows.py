@@ -37,8 +37,17 @@ def make_checkpoint(name: str = "tiny", *, kind: str = "builtin", template: str 
 
 
 def damage(row: Model, column: str, value: str = "damaged") -> None:
-    """Store a value that the column's type can't hold, as SQLite lets anybody; the test is skipped elsewhere."""
+    """Store a value that the column's type can't hold, as SQLite lets anybody; the test is skipped elsewhere.
+
+    SQLite checks that JSON columns hold JSON, which a damaged page of the file doesn't ask for.
+    """
     if connection.vendor != "sqlite":
         pytest.skip("only SQLite takes values that its columns can't hold")
+    key = row._meta.pk
     with connection.cursor() as cursor:
-        cursor.execute(f'UPDATE "{row._meta.db_table}" SET {column} = %s WHERE id = %s', [value, row.pk])
+        cursor.execute("PRAGMA ignore_check_constraints = ON")
+        cursor.execute(
+            f'UPDATE "{row._meta.db_table}" SET {column} = %s WHERE {key.column} = %s',
+            [value, key.get_db_prep_value(row.pk, connection)],
+        )
+        cursor.execute("PRAGMA ignore_check_constraints = OFF")

@@ -93,8 +93,8 @@ def _pulled_name(name: str) -> str | None:
         origin = hub_id(name)
     except InvalidRequest:
         return None
-    row = checkpoint_list().filter(source="hub", origin=origin).order_by("-created_at").first()
-    return None if row is None else row.served_model_name
+    rows = checkpoint_list().filter(source="hub", origin=origin).order_by("-created_at")
+    return rows.values_list("served_model_name", flat=True).first()
 
 
 def line(payload: Any) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from inference.models.readable_rows import readable_rows
 from inference.serving.served_models import max_model_len
 from inference.values.principal import principal_current
 from inference.values.states import WorkerState
@@ -96,7 +97,7 @@ def shown(checkpoint_id: str) -> dict[str, Any]:
 def _rows() -> list[Checkpoint]:
     found = Checkpoint.objects.defer("inspection").filter(state=Checkpoint.State.AVAILABLE)
     allowed = principal_current().models
-    return list(found if allowed is None else found.filter(served_model_name__in=sorted(allowed)))
+    return readable_rows(found if allowed is None else found.filter(served_model_name__in=sorted(allowed)))
 
 
 def _entry(row: Checkpoint) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from inference.batches.schedules import (
     schedules_of,
 )
 from inference.batches.services import batch_cancel, batch_create, batch_get, batch_list, batch_object
+from inference.models.readable_rows import readable_rows
 
 MAX_PAGE = 100
 
@@ -166,7 +167,7 @@ class SchedulesView(ApiView):
         check_parameters(request)
 
         def read() -> dict[str, Any]:
-            return page_of([schedule_object(row) for row in schedules_of(self.principal)[:1000]], 1000)
+            return page_of([schedule_object(row) for row in readable_rows(schedules_of(self.principal), 1000)], 1000)
 
         return json_response(await sync_to_async(read)())
 

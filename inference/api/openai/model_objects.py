@@ -7,6 +7,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from inference.errors import UnknownModel
+from inference.models.readable_rows import readable_rows
 from inference.serving.served_models import available_checkpoints, max_model_len
 from inference.values.principal import principal_current
 from models_registry.aliases import aliases_of
@@ -16,7 +17,9 @@ from models_registry.selectors import checkpoint_list
 
 async def model_objects() -> list[dict[str, Any]]:
     """Return OpenAI's model objects of all checkpoints that can be served, by name."""
-    return await sync_to_async(lambda: [*(_model_object(row) for row in available_checkpoints()), *_alias_objects()])()
+    return await sync_to_async(
+        lambda: [*(_model_object(row) for row in readable_rows(available_checkpoints())), *_alias_objects()]
+    )()
 
 
 async def model_object(*, name: str) -> dict[str, Any]:
@@ -27,7 +30,8 @@ async def model_object(*, name: str) -> dict[str, Any]:
     """
 
     def read() -> dict[str, Any]:
-        row = next(iter(available_checkpoints().filter(served_model_name=name)), None) if "\0" not in name else None
+        rows = [] if "\0" in name else readable_rows(available_checkpoints().filter(served_model_name=name), 1)
+        row = next(iter(rows), None)
         alias = next((item for item in _alias_objects() if item["id"] == name), None) if row is None else None
         if alias is not None:
             return alias
@@ -43,7 +47,7 @@ async def model_object(*, name: str) -> dict[str, Any]:
 def _alias_objects() -> list[dict[str, Any]]:
     """Return a model object per alias, with the alias's checkpoint and revision."""
     allowed = principal_current().models
-    rows = {row.pk: row for row in checkpoint_list().filter(state=Checkpoint.State.AVAILABLE)}
+    rows = {row.pk: row for row in readable_rows(checkpoint_list().filter(state=Checkpoint.State.AVAILABLE))}
     found = []
     for alias in aliases_of():
         if alias.current is None or alias.current.checkpoint_id is None:

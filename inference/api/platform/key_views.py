@@ -18,6 +18,7 @@ from inference.dialects.fields import StrictCharField, StrictIntegerField, Stric
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest
 from inference.models import ApiKey
+from inference.models.readable_rows import readable_rows
 from inference.values.limits import MAX_LIMIT, KeyLimits
 from inference.values.principal import DEFAULT_SCOPES, SCOPES
 
@@ -159,11 +160,14 @@ class KeysView(ApiView):
         limit = number_parameter(request, "limit", 100, 1, MAX_PAGE)
         offset = number_parameter(request, "offset", 0, 0, 10**9)
 
-        def read() -> list[dict[str, Any]]:
-            return [key_object(row) for row in ApiKey.objects.order_by("-pk")[offset : offset + limit + 1]]
+        def read() -> dict[str, Any]:
+            rows = ApiKey.objects.order_by("-pk")
+            # The page is a slice, of which damaged rows can't be left out.
+            keys = list(rows.values_list("pk", flat=True)[offset : offset + limit + 1])
+            data = [key_object(row) for row in readable_rows(rows.filter(pk__in=keys[:limit]))]
+            return {"object": "list", "data": data, "has_more": len(keys) > limit}
 
-        rows = await sync_to_async(read)()
-        return json_response({"object": "list", "data": rows[:limit], "has_more": len(rows) > limit})
+        return json_response(await sync_to_async(read)())
 
 
 class KeyView(ApiView):

@@ -242,4 +242,5 @@ async def _requests(view: ApiView) -> dict[str, dict[str, Any]]:
 
 
 def _names(checkpoint_ids: list[str]) -> dict[str, str]:
-    return {str(row.pk): row.served_model_name for row in checkpoint_list().filter(pk__in=set(checkpoint_ids))}
+    rows = checkpoint_list().filter(pk__in=set(checkpoint_ids))
+    return {str(key): name for key, name in rows.values_list("pk", "served_model_name")}

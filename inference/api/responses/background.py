@@ -7,6 +7,7 @@ synchronous and use the database.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from inference.errors import GenerationFailed, InvalidRequest, NotFound
 from inference.jobs.selectors import job_error, num_open
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
+from inference.models.readable_rows import readable_rows
 from inference.records.stored_responses import response_bytes_check, response_finish, response_get, response_store
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
@@ -35,6 +37,8 @@ from inference.values.plan import GenerationPlan
 if TYPE_CHECKING:
     from inference.values.principal import Principal
     from inference.values.request_key import RequestKey
+
+logger = logging.getLogger(__name__)
 
 MAX_CONVERSATION_ITEMS = 4096
 OPEN_STATES = ("queued", "in_progress")
@@ -135,11 +139,17 @@ class BackgroundResponse:
             self._is_queued = True
             events += self._events.queued()
         # The state is read first: once it is final, all chunks are stored.
-        job = GenerationJob.objects.filter(pk=self.row.job_id or 0).defer("result").first()
-        if job is None:
-            return events + self._events.failed(GenerationFailed("The job of this response was deleted."))
+        jobs = readable_rows(GenerationJob.objects.filter(pk=self.row.job_id or 0).defer("result"), 1)
+        if not jobs:
+            gone = GenerationFailed("The job of this response was deleted, or its stored row is damaged.")
+            return events + self._events.failed(gone)
+        (job,) = jobs
         chunks = JobChunk.objects.filter(job=job, number__gte=self._next_chunk).order_by("number")
-        background = [event for chunk in chunks for event in orjson.loads(chunk.events)]
+        try:
+            background = [event for chunk in chunks for event in orjson.loads(chunk.events)]
+        except (TypeError, ValueError):
+            logger.warning("the stored events of the job %s are damaged: delete the response", job.pk)
+            return events + self._events.failed(GenerationFailed("The stored events of this response are damaged."))
         self._next_chunk += len(chunks)
         if not self._is_started and (background or job.state not in (JobState.QUEUED, JobState.CANCELLED)):
             self._is_started = True

@@ -11,6 +11,7 @@ from django.utils import timezone
 from inference.access.api_keys import api_key_create, api_key_revoke
 from inference.errors import BlazrError
 from inference.models import ApiKey
+from inference.models.readable_rows import readable_rows
 
 
 class Command(BaseCommand):
@@ -45,7 +46,7 @@ class Command(BaseCommand):
         self.stdout.write(key)
 
     def _list(self, options: dict[str, Any]) -> None:
-        for row in ApiKey.objects.all():
+        for row in readable_rows(ApiKey.objects.all()):
             state = "revoked" if row.revoked_at else f"until {row.expires_at:%Y-%m-%d}" if row.expires_at else "valid"
             self.stdout.write(f"{row.prefix}  {row.created_at:%Y-%m-%d}  {state:16}  {row.name}")
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.faults.load import disconnects, limits, overload, queued, readers, soak, streams
+from tests.faults.load import disconnects, limits, overload, prefixes, queued, readers, soak, streams
 from tests.faults.load.disconnects import quantile
 from tests.faults.load.site import LoadSite
 
@@ -112,6 +112,17 @@ def run_quotas(site: LoadSite, given: argparse.Namespace) -> Lines:
     yield from _problems(found.problems)
 
 
+def run_prefixes(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """F66."""
+    num = given.num or 200
+    found = asyncio.run(prefixes.run_prefixes(site, num, given.seed))
+    medians = ", ".join(f"{quantile(times, 0.5) * MS:.1f} ms" for times in (found.known, found.fresh, found.own))
+    yield f"first tokens after {medians} (medians of another key's prompts, new ones, own ones; {num} each)", True
+    yield f"a cached prompt saves {found.saved():.0%} of the time", found.saved() >= 0.2
+    p = found.same()
+    yield f"another key's prompts and new ones: p = {p:.3f} that they are of one distribution", p >= prefixes.P_VALUE
+
+
 def _problems(problems: list[str]) -> Lines:
     yield from ((problem, False) for problem in problems[:20])
 
@@ -125,6 +136,7 @@ SCENARIOS: dict[str, tuple[Callable[[LoadSite, argparse.Namespace], Lines], dict
     "tenants": (run_tenants, {}, 1),
     "limits": (run_limits, {}, 1),
     "quotas": (run_quotas, {}, 1),
+    "prefixes": (run_prefixes, {}, 1),
     "soak": (soak.run_soak, {}, 2),
 }
 """Each scenario with its settings and its number of workers."""
@@ -134,10 +146,10 @@ def main(arguments: list[str]) -> int:
     """Return 0 if every figure is good enough."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.load", description=__doc__)
     parser.add_argument("scenario", choices=SCENARIOS)
-    parser.add_argument("--num", type=int, help="disconnects, readers, streams, jobs, rounds or requests")
+    parser.add_argument("--num", type=int, help="disconnects, readers, streams, jobs, rounds, requests or pairs")
     parser.add_argument("--seconds", type=float, help="of an overload or a flood; 60")
     parser.add_argument("--minutes", type=float, default=60, help="of a soak")
-    parser.add_argument("--seed", type=int, default=1, help="of a soak's faults")
+    parser.add_argument("--seed", type=int, default=1, help="of a soak's faults, or of prompts")
     given = parser.parse_args(arguments)
     scenario, variables, num_workers = SCENARIOS[given.scenario]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes end too

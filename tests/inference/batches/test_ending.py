@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from inference.models import UsageRecord
+from inference.batches import upkeep
+from inference.models import BatchLine, UsageRecord
 from inference.values.plan import JOB_PRIORITY
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
+from tests.inference.rows import damage
 
 
 def test_every_line_is_answered_once_in_the_order_of_the_file(manager):
@@ -25,3 +27,13 @@ def test_every_line_is_answered_once_in_the_order_of_the_file(manager):
     (usage,) = UsageRecord.objects.all()
     assert (usage.model, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == ("tiny", 30, 20, 10)
     assert (usage.queue_s, usage.engine_s) == (2.5, 5.0)
+
+
+def test_a_batch_whose_names_of_models_are_damaged_runs_and_ends(manager):
+    batch = make_batch([line("a"), line("b")])
+    upkeep.batches_turn(owner="keeper")
+    damage(batch, "checkpoints", '{"cut')
+    damage(BatchLine.objects.get(custom_id="b"), "body", '{"cut')
+    batch = work(batch, make_runner(manager))
+    assert (batch.state, batch.num_completed, batch.num_failed) == ("completed", 1, 1)
+    assert UsageRecord.objects.get().model == ""

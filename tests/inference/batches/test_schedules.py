@@ -12,6 +12,7 @@ from inference.errors import InvalidRequest, NotFound, QueueFull
 from inference.models import Batch, BatchSchedule
 from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import line, store_file
+from tests.inference.rows import damage
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)  # a Sunday
 
@@ -60,3 +61,14 @@ def test_what_a_batch_would_be_refused_for_is_refused_at_once(model, monkeypatch
     monkeypatch.setattr(schedules, "MAX_SCHEDULES", 0)
     with pytest.raises(QueueFull):
         schedule_create(values=values(), principal=LOCAL)
+
+
+def test_a_damaged_schedule_is_told_and_stops_no_other(model):
+    damaged, sound = (schedule_create(values=values(), principal=LOCAL) for _ in range(2))
+    BatchSchedule.objects.update(next_run_at=datetime(2026, 1, 1, tzinfo=UTC))
+    damage(damaged, "request", '{"cut')
+    (batch,) = schedules_run()
+    assert batch.schedule_id == sound.schedule_id
+    damaged.refresh_from_db()
+    assert "damaged" in damaged.last_error and damaged.next_run_at > datetime.now(UTC)
+    assert schedules_run() == []

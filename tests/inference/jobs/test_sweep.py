@@ -171,9 +171,11 @@ def test_jobs_that_ended_long_ago_are_deleted_with_their_chunks(settings, monkey
     assert finished_jobs_sweep() == 0
 
 
-def test_a_damaged_job_delays_no_other_and_is_given_up():
+@pytest.mark.parametrize("column", ["job_id", "plan", "events"])
+def test_a_damaged_job_delays_no_other_and_is_given_up(column):
     jobs = [submit()[0] for _ in range(3)]
-    damage(jobs[1], "job_id")
+    chunk = JobChunk.objects.create(job=jobs[1], number=0, events="[]")
+    damage(chunk if column == "events" else jobs[1], column, '{"cut')
     assert [job.key for job in jobs_claim(owner="w", limit=9)] == [jobs[0].pk, jobs[2].pk]
     state = GenerationJob.objects.filter(pk=jobs[1].pk).values_list("state", flat=True)
     assert jobs_sweep().failed == 1

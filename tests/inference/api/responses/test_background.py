@@ -20,6 +20,7 @@ from inference.records import stored_responses
 from inference.records.stored_responses import responses_sweep
 from inference.transport import keys as redis_keys
 from inference.values.limits import KeyLimits
+from tests.inference.rows import damage
 from tests.inference.worker.scripted_manager import ScriptedManager
 
 
@@ -212,6 +213,17 @@ def test_a_failure_is_told(client, runner, manager):
     told = events_of(client, response.id)
     assert [event["type"] for event in told][-1] == "response.failed"
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
+
+
+@pytest.mark.parametrize("column", ["plan", "events"])
+def test_a_damaged_job_fails_its_response(client, runner, manager, column):
+    response = submit(client)
+    say_hello(runner, manager, claim(runner, manager))
+    damage((JobChunk if column == "events" else GenerationJob).objects.first(), column, '["cut')
+    failed = client.responses.retrieve(response.id)
+    assert (failed.status, failed.error.code) == ("failed", "server_error")
+    assert "damaged" in failed.error.message
+    assert [event["type"] for event in events_of(client, response.id)][-1] == "response.failed"
 
 
 def test_deleting_stops_it_and_leaves_nothing(client, runner, manager):
