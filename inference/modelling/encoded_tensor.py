@@ -51,6 +51,7 @@ class EncodedTensor:
         scales: dtype of scales and offsets if the codes stay in memory; empty: the weight is expanded to floats. Unused
             for ``blazr`` and ``gguf``, whose forms state it.
         levels: The values of ``quant_map`` rounded to bytes (``bnb4``), see ``encodings.byte_levels``; else empty.
+        is_float: Whether the codes are float8 in E4M3 (``scaled``).
     """
 
     name: str
@@ -71,3 +72,4 @@ class EncodedTensor:
     type: str = ""
     scales: Literal["", "float16", "bfloat16"] = ""
     levels: tuple[int, ...] = ()
+    is_float: bool = False

@@ -69,6 +69,7 @@ class Form:
         levels: What each of the codes stands for, -128 to 127, if they aren't evenly spaced; at most 4 bits.
         has_offset: Whether groups have offsets, of the scales' dtype.
         scales: dtype of the scales.
+        is_float: Whether codes are floats of 8 bits (E4M3): level(code) is ``FLOAT8_STEP`` times the float.
     """
 
     bits: int
@@ -77,12 +78,14 @@ class Form:
     levels: tuple[int, ...] = ()
     has_offset: bool = False
     scales: Literal["float16", "bfloat16"] = "float16"
+    is_float: bool = False
 
     def __post_init__(self) -> None:
         assert self.bits in PLANES, self.bits
         assert self.group % 16 == 0, self.group
         assert self.group % CHUNK_INPUTS[self.bits] == 0, self.group
         assert not self.levels or (len(self.levels) == 1 << self.bits and self.bits <= MAX_TABLE_BITS), self.levels
+        assert not self.is_float or (self.bits == 8 and not self.has_offset), self
 
     @property
     def bits_per_weight(self) -> float:
@@ -90,6 +93,9 @@ class Form:
         return self.bits + (32 if self.has_offset else 16) / self.group
 
 
+FLOAT8_STEP = 2.0**-8
+"""Its bits moved to their places in a float16 are so much of a float8's value. So scales are many times a file's, which
+float16 would often round as subnormal."""
 FP4_CODES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of a four-bit float (E2M1), by its code."""
 
@@ -223,8 +229,10 @@ def _safetensors_form(item: EncodedTensor) -> Form | None:
         return None
     levels = FP4_CODES if item.coding == "fp4" else item.levels
     has_offset = item.coding in ("gptq", "awq", "hqq") or "zero_point" in item.parts
-    zero = 0 if levels else 1 << (bits - 1)
-    return Form(bits, group, zero=zero, levels=levels, has_offset=has_offset, scales=item.scales)
+    zero = 0 if levels or item.is_float else 1 << (bits - 1)
+    return Form(
+        bits, group, zero=zero, levels=levels, has_offset=has_offset, scales=item.scales, is_float=item.is_float
+    )
 
 
 def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, EncodedTensor]) -> tuple[CodedRows, ...]:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from inference.modelling.layers.code_search import find_codes, scales_dtype
 from inference.modelling.layers.packed import Packed, PackedStack, PackedTable, PlainQuantised, quantise_plainly
-from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, PLANES, Form, FormName, code_bytes
+from inference.modelling.quantisation import FLOAT8_STEP, GROUP_SIZES, OWN_FORMS, PLANES, Form, FormName, code_bytes
 
 CHUNK_VALUES = 1 << 17
 """Values that are quantised at once: what the search makes on the way stays in a core's cache."""
@@ -39,7 +39,9 @@ class Codes:
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the (…, N, K) values, computed in float32 and rounded once."""
         form, inputs = self.form, self.codes.shape[-1]
-        if form.levels:
+        if form.is_float:
+            levels = self.codes.view(torch.float8_e4m3fn).float() * FLOAT8_STEP
+        elif form.levels:
             levels = torch.tensor(form.levels, dtype=torch.float32, device=self.codes.device)[self.codes.int()]
         else:
             levels = self.codes.float() - form.zero

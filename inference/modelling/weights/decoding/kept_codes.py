@@ -15,7 +15,7 @@ from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.byte_levels import byte_levels
 from inference.modelling.layers.code_search import scales_dtype
 from inference.modelling.layers.coded import Codes
-from inference.modelling.quantisation import Form
+from inference.modelling.quantisation import FLOAT8_STEP, Form
 from inference.modelling.weights.decoding.bits import PartTensors
 from inference.modelling.weights.decoding.floats import (
     bnb4_absmax,
@@ -35,6 +35,8 @@ from inference.modelling.weights.decoding.integers import (
 
 _MAX_ROUNDING = 1 / 64
 """Most that scales of some rows may change, as a share of their norm. float16 has fewer digits below 6e-5."""
+_NAN = 0x7F
+"""Of float8, but for the sign."""
 _FP4_STEP = 0.5
 """Levels of four-bit floats are twice their values."""
 
@@ -91,9 +93,17 @@ def _integers(unpack: Callable[[EncodedTensor, PartTensors, int, int], IntegerCo
 
 
 def _scaled(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
-    """int8: bytes with the highest bit turned are codes from 0 on."""
+    """int8: bytes with the highest bit turned are codes from 0 on. Float8 is its own code, unless it is NaN."""
     codes = parts["codes"][begin:stop].view(torch.uint8) ^ form.zero
     scales = row_scales(item, scales_of(parts["scale"]), begin, stop).expand(stop - begin, -1) / item.divisor
+    if form.is_float:
+        if bool(((codes & _NAN) == _NAN).any()):
+            raise CorruptCheckpoint(
+                f"{item.name} holds NaN (float8 codes 0x7f and 0xff), of which no product is a number. Get the file "
+                "again, or load the model with quant none.",
+                param=item.name,
+            )
+        scales = scales / FLOAT8_STEP
     offsets = None
     if "zero_point" in parts:
         offsets = -row_scales(item, parts["zero_point"].float(), begin, stop) * scales

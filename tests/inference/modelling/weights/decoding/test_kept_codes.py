@@ -47,9 +47,15 @@ FORMS: dict[str, Form | None] = {
     "bnb-int8": Form(8, 192, zero=128),
     **{f"hqq-{bits}": Form(bits, 64, zero=1 << bits - 1, has_offset=True) for bits in (2, 3, 4, 8)},
     "hqq-columns": None,
+    **dict.fromkeys(("fp8-blocks", "compressed-fp8-blocks"), Form(8, 48, is_float=True)),
+    "fp8-blocks-ue8m0": Form(8, 48, scales="bfloat16", is_float=True),
+    "compressed-mxfp8": Form(8, 32, scales="bfloat16", is_float=True),
+    **dict.fromkeys(
+        ("fbgemm", "compressed-fp8-tensor", "compressed-fp8-rows", "modelopt-fp8"), Form(8, 192, is_float=True)
+    ),
 }
 """Of matrices (96, 192); the levels of bitsandbytes' types are looked at in test_byte_levels.py."""
-EXACT = ("compressed-w4a16", "compressed-w8a16", "compressed-mxfp4")
+EXACT = ("compressed-w4a16", "compressed-w8a16", "compressed-mxfp4", "fp8-blocks-ue8m0", "compressed-mxfp8")
 
 
 def check(made: Made, config: object, cut: int = 0, share: float = ROUNDING) -> None:
@@ -74,7 +80,7 @@ def test_every_format_has_the_form_that_holds_it(name: str) -> None:
         assert found is not None
         assert (found.bits, found.group, len(found.levels)) == (4, 64, 16)
     else:
-        assert found == FORMS.get(name), "FP8 has no form"
+        assert found == FORMS[name]
     if found is not None:
         check(made, form.config, 33, 1e-6 if name in EXACT else TABLE if found.levels else ROUNDING)
 
@@ -132,6 +138,7 @@ def test_packed_integers_of_any_shape(
             *(partial(formats.hqq, bits=bits, group=group) for bits in (2, 3, 4, 8) for group in (32, 64)),
             *(partial(formats.bnb4, kind=kind, nested=nested) for kind in ("nf4", "fp4") for nested in (False, True)),
             formats.mxfp4, formats.nvfp4, formats.int8, formats.bnb8, partial(formats.int8, asymmetric=True),
+            *(partial(formats.fp8, **how) for how in ({}, {"rows": True}, {"block": (128, 128)}, {"block": (1, 32)})),
         ]
     ),
     outputs=st.integers(1, 40), inputs=st.integers(1, 5), seed=st.integers(0, 99), sign=st.sampled_from([1, -1]),
@@ -171,6 +178,33 @@ def test_scales_that_float16_can_not_hold_are_refused() -> None:
     kept_codes(item, form, parts, 0, 3)
     with pytest.raises(CorruptCheckpoint, match=r"x.weight: the largest .* is 70000, .* is 65504. .* quant none"):
         kept_codes(item, form, parts, 2, 5)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_floats_that_are_none_are_refused(code: int) -> None:
+    config = FORMATS["fp8-blocks"].config
+    item, parts = read(FORMATS["fp8-blocks"].make(np.random.default_rng(1), 64, 96), config)
+    parts["codes"].view(torch.uint8)[40, 7] = code
+    form = stored_form(item)
+    assert form is not None
+    kept_codes(item, form, parts, 0, 40)
+    with pytest.raises(CorruptCheckpoint, match=r"x.weight holds NaN .*0x7f and 0xff.* quant none"):
+        kept_codes(item, form, parts, 40, 64)
+
+
+def test_small_scales_of_floats_keep_their_digits() -> None:
+    """Rows of 1e-4 and less, as real files have them: float16 has fewer digits below 6e-5."""
+    made, values = formats.fp8(np.random.default_rng(1), 64, 96, rows=True)
+    made["weight_scale"] *= 3e-4
+    check((made, values * np.float32(3e-4)), FORMATS["fbgemm"].config, share=2.0**-11)
+
+
+def test_float8_with_zero_points_or_of_another_kind_is_expanded() -> None:
+    made, values = formats.fp8(np.random.default_rng(1), 64, 96, rows=True)
+    zeros = {"weight_zero_point": torch.zeros(64, 1)}
+    assert stored_form(read((made | zeros, values), None)[0]) is None
+    made["weight"] = made["weight"].float().to(torch.float8_e5m2)
+    assert stored_form(read((made, values), None)[0]) is None
 
 
 @pytest.mark.parametrize("factor", [1e-5, 1e-9])
