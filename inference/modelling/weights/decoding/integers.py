@@ -83,7 +83,7 @@ def unpack_packed_int_rows(item: EncodedTensor, parts: PartTensors, begin: int, 
     if "zero_point" in parts:
         words = parts["zero_point"]
         loose = _is_loose(words.shape[0], outputs, item.bits)
-        zeros = unpack_words(words.T, item.bits, outputs, loose=loose)[:, begin:stop].T.float()
+        zeros = _packed_columns(words.T, item.bits, outputs, begin, stop, loose=loose).T.float()
     return IntegerCodes(codes, zeros, scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
 
 
@@ -115,14 +115,15 @@ def decode_hqq(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -
     return (values * scale[groups]).view(stop - begin, columns)
 
 
-def _packed_columns(words: torch.Tensor, bits: int, count: int, begin: int, stop: int) -> torch.Tensor:
-    """Codes ``begin`` to ``stop`` of each row of words, of which only those that hold them are unpacked."""
-    if 32 % bits:
-        return unpack_words(words, bits, count)[:, begin:stop]
-    per_word = 32 // bits
-    first, last = begin // per_word, -(-stop // per_word)
-    codes = unpack_words(words[:, first:last], bits, (last - first) * per_word)
-    return codes[:, begin - first * per_word : stop - first * per_word]
+def _packed_columns(
+    words: torch.Tensor, bits: int, count: int, begin: int, stop: int, *, loose: bool = False
+) -> torch.Tensor:
+    """Codes ``begin`` to ``stop`` of the ``count`` in each row of words, of which no others are unpacked."""
+    per, size = (32 // bits, 1) if loose else (32, bits)  # codes that fill whole words
+    first, last = begin // per, -(-stop // per)
+    start = first * per
+    codes = unpack_words(words[:, first * size : last * size], bits, min(count, last * per) - start, loose=loose)
+    return codes[:, begin - start : stop - start]
 
 
 def _groups(item: EncodedTensor, g_idx: torch.Tensor | None, num_groups: int) -> torch.Tensor:
