@@ -20,7 +20,7 @@ class EncodedTensor:
     """One weight in codes. o counts outputs, i inputs, g groups, b bits; shapes of parts are those in the files.
 
     ===========  ==========================================================================================
-    ``gptq``     qweight (i·b/32, o), qzeros (g, o·b/32), scales (g, o), g_idx (i) if there
+    ``gptq``     qweight (i·b/32, o), scales (g, o), qzeros (g, o·b/32) unless all are 2^(b-1), g_idx (i) if there
     ``awq``      qweight (i, o/8), qzeros (g, o/8), scales (g, o), 4 bits
     ``packed_int``  packed (o, words), scale (o, g), zero_point (words, g) and g_idx (i) if there
     ``scaled``   codes in the weight's shape (int8, float8), scale by blocks, zero_point if there

@@ -228,7 +228,7 @@ def _safetensors_form(item: EncodedTensor) -> Form | None:
     if group % 16 or group % CHUNK_INPUTS[bits]:
         return None
     levels = FP4_CODES if item.coding == "fp4" else item.levels
-    has_offset = item.coding in ("gptq", "awq", "hqq") or "zero_point" in item.parts
+    has_offset = not item.parts.keys().isdisjoint(("qzeros", "zero", "zero_point"))
     zero = 0 if levels or item.is_float else 1 << (bits - 1)
     return Form(
         bits, group, zero=zero, levels=levels, has_offset=has_offset, scales=item.scales, is_float=item.is_float

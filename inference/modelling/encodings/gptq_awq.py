@@ -18,6 +18,7 @@ from inference.modelling.encodings.parts import (
     choose_scale_dtype,
     expect_matrix,
     expect_shape,
+    is_repeated,
 )
 from inference.modelling.encodings.quantisation_config import QuantisationConfig, whole_number
 
@@ -104,12 +105,19 @@ def _take_gptq(parts: Parts, names: Mapping[str, str], config: QuantisationConfi
         )
     second = config is not None and "gptq_v2" in (config.values.get("checkpoint_format"), config.values.get("format"))
     group_size = _group_size(qweight, inputs, num_groups, config)
+    zero_offset = 0 if second else 1
+    roles = dict(names)
+    if config is not None and config.values.get("sym") is True:
+        middle = (1 << bits - 1) - zero_offset
+        eight = sum(middle << bits * place for place in range(8)).to_bytes(bits, "little")
+        if is_repeated(parts, zeros, eight):  # then the codes' middle stands for 0, which needs no offset
+            parts.ignore(roles.pop("qzeros"))
     in_order = are_groups_in_order(parts, names.get("g_idx"), group_size)
-    kept = choose_scale_dtype(parts.tensors[names["scales"]], has_zeros=True) if in_order else ""
+    kept = choose_scale_dtype(parts.tensors[names["scales"]], has_zeros="qzeros" in roles) if in_order else ""
     parts.add(
         EncodedTensor(
-            qweight.removesuffix("qweight") + "weight", (outputs, inputs), "gptq", names, bits=bits,
-            group_size=group_size, zero_offset=0 if second else 1, scales=kept,
+            qweight.removesuffix("qweight") + "weight", (outputs, inputs), "gptq", roles, bits=bits,
+            group_size=group_size, zero_offset=zero_offset, scales=kept,
         )
     )  # fmt: skip
 

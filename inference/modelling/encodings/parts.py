@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
@@ -17,8 +18,8 @@ ReadBytes = Callable[[TensorInfo], bytes]
 FLOATS = ("F32", "F16", "BF16", "F64")
 EXPONENTS = ("U8", "F8_E8M0")
 """dtypes of scales that are powers of two: 2^(byte - 127)."""
-_MAX_INDEX_BYTES = 1 << 18
-"""A larger ``g_idx`` isn't read, and its weight is expanded."""
+_MAX_SMALL_BYTES = 1 << 18
+"""Most that is read at once. A larger ``g_idx`` isn't read, and its weight is expanded."""
 _LEAST_GROUP = 16
 """Products take no smaller groups, so their order doesn't matter."""
 
@@ -123,20 +124,30 @@ def are_groups_in_order(parts: Parts, name: str | None, group_size: int) -> bool
 
     Args:
         parts: The checkpoint.
-        name: Of the tensor, int32 or int64; None: there is none. One of more than ``_MAX_INDEX_BYTES`` isn't looked at
+        name: Of the tensor, int32 or int64; None: there is none. One of more than ``_MAX_SMALL_BYTES`` isn't looked at
             and counts as no.
         group_size: Inputs of a group.
     """
     if name is None:
         return True
     info = parts.tensors[name]
-    if info.end - info.begin > _MAX_INDEX_BYTES or group_size < _LEAST_GROUP:
+    if info.end - info.begin > _MAX_SMALL_BYTES or group_size < _LEAST_GROUP:
         return False
     content, size = parts.read(info), 8 if info.dtype == "I64" else 4
     in_order = b"".join(
         number.to_bytes(size, "little") * group_size for number in range(-(-num_values(info) // group_size))
     )
     return content.count(0) == len(content) or content == in_order[: len(content)]
+
+
+def is_repeated(parts: Parts, info: TensorInfo, pattern: bytes) -> bool:
+    """Whether a tensor holds nothing but a pattern that is repeated; it is read piece by piece until it differs."""
+    step = _MAX_SMALL_BYTES // len(pattern) * len(pattern)
+    for begin in range(info.begin, info.end, step):
+        content = parts.read(replace(info, begin=begin, end=min(begin + step, info.end)))
+        if content != (pattern * (step // len(pattern)))[: len(content)]:
+            return False
+    return True
 
 
 def read_floats(parts: Parts, info: TensorInfo) -> tuple[float, ...]:

@@ -51,10 +51,12 @@ def unpack_gptq_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: 
     """
     outputs, inputs = item.shape
     codes = unpack_words(parts["qweight"][:, begin:stop].T, item.bits, inputs)
-    zeros = _packed_columns(parts["qzeros"], item.bits, outputs, begin, stop)
-    zeros = (zeros.to(torch.int32) + item.zero_offset) & ((1 << item.bits) - 1)
     scales = parts["scales"][:, begin:stop].T.float()
-    return IntegerCodes(codes, zeros.T.float(), scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
+    zeros = torch.full_like(scales, 1 << item.bits - 1)
+    if "qzeros" in parts:
+        stored = _packed_columns(parts["qzeros"], item.bits, outputs, begin, stop)
+        zeros = ((stored.to(torch.int32) + item.zero_offset) & ((1 << item.bits) - 1)).T.float()
+    return IntegerCodes(codes, zeros, scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
 
 
 def unpack_awq_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> IntegerCodes:

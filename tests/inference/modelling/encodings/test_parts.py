@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.parts import Parts, expect_matrix, expect_shape
+from inference.modelling.encodings.parts import Parts, expect_matrix, expect_shape, is_repeated
 from inference.modelling.families.config import TensorInfo
 
 INFO = TensorInfo("F16", (2, 4))
@@ -33,6 +33,22 @@ def test_a_weight_is_stored_once() -> None:
     for name in ("w", "x"):
         with pytest.raises(TensorShapeMismatch, match=f"{name} is stored twice"):
             found.add(EncodedTensor(name, (2, 4), "awq", {"qweight": "codes"}))
+
+
+@pytest.mark.parametrize("size", [12, 1 << 18, (1 << 19) + 12])
+def test_repetitions_are_looked_for_piece_by_piece(size: int) -> None:
+    content = bytearray(b"abc" * size)[:size]
+    info, reads = TensorInfo("I32", (size // 4,), begin=5, end=5 + size), []
+
+    def read(piece: TensorInfo) -> bytes:
+        reads.append(piece.end - piece.begin)
+        return bytes(content[piece.begin - 5 : piece.end - 5])
+
+    assert is_repeated(Parts({}, read), info, b"abc")
+    assert sum(reads) == size
+    assert max(reads) <= 1 << 18, "the most that is read of a small tensor"
+    content[-1] ^= 1
+    assert not is_repeated(Parts({}, read), info, b"abc")
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1 << 40, 4)])

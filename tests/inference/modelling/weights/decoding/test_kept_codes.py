@@ -30,6 +30,8 @@ FORMS: dict[str, Form | None] = {
     "gptq-act-order": None,
     "gptq-v2": AFFINE,
     "gptq-no-g_idx": AFFINE,
+    **{f"gptq-symmetric-{bits}": Form(bits, 32, zero=1 << bits - 1) for bits in (3, 4)},
+    "gptq-v2-symmetric": Form(4, 32, zero=8),
     "gptq-g_idx-of-zeros": AFFINE,
     "gptq-rows": Form(4, 192, zero=8, has_offset=True),
     "awq": AFFINE,
