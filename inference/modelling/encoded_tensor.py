@@ -52,6 +52,7 @@ class EncodedTensor:
             for ``blazr`` and ``gguf``, whose forms state it.
         levels: The values of ``quant_map`` rounded to bytes (``bnb4``), see ``encodings.byte_levels``; else empty.
         is_float: Whether the codes are float8 in E4M3 (``scaled``).
+        is_permuted: Whether ``g_idx`` puts ``group_size`` inputs into each group that aren't neighbours.
     """
 
     name: str
@@ -73,3 +74,4 @@ class EncodedTensor:
     scales: Literal["", "float16", "bfloat16"] = ""
     levels: tuple[int, ...] = ()
     is_float: bool = False
+    is_permuted: bool = False

@@ -54,6 +54,8 @@ CHUNK_INPUTS: Mapping[int, int] = {2: 16, 3: 32, 4: 8, 5: 32, 6: 16, 8: 4}
 """Bits of a code to the inputs whose fields fill whole words of the native layout."""
 ROW_GROUP = 32
 """If a row has one scale, its group size is the row's length rounded up to a multiple of this."""
+_INDEX_BYTES = 8
+"""Of the number of an input."""
 MAX_TABLE_BITS = 4
 """Codes of more bits stand for ``code - zero``."""
 
@@ -192,10 +194,17 @@ def code_bytes(inputs: int, bits: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CodedRows:
-    """Rows of a parameter, a stack's matrices one below the other, that are kept in one form."""
+    """Rows of a parameter, a stack's matrices one below the other, that are kept in one form.
+
+    Attributes:
+        rows: Their number.
+        form: Of all of them.
+        is_permuted: Whether their inputs have an order of their own.
+    """
 
     rows: int
     form: Form
+    is_permuted: bool = False
 
 
 def coded_parameters(spec: ModelSpec, quant: Quant) -> dict[str, tuple[CodedRows, ...]]:
@@ -244,13 +253,16 @@ def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, Enc
         form = stored_form(items[stored])
         if form is None:
             return ()
-        count = math.prod(items[stored].shape[:-1])
-        if rows and rows[-1].form == form and rows[-1].rows % BLOCK_ROWS == 0:
-            rows[-1] = CodedRows(rows[-1].rows + count, form)
+        part = CodedRows(math.prod(items[stored].shape[:-1]), form, items[stored].is_permuted)
+        can_join = rows and rows[-1].form == form and not rows[-1].is_permuted and not part.is_permuted
+        if can_join and rows[-1].rows % BLOCK_ROWS == 0:
+            rows[-1] = CodedRows(rows[-1].rows + part.rows, form)
         else:
-            rows.append(CodedRows(count, form))
+            rows.append(part)
     is_stack = len(shape) == 3
     if is_stack and (len(rows) != 1 or shape[1] % BLOCK_ROWS):
+        return ()
+    if (is_stack or name in _HEADS) and any(part.is_permuted for part in rows):
         return ()
     return tuple(rows)
 
@@ -259,11 +271,15 @@ def weights_bytes(spec: ModelSpec, dtype: str, quant: Quant) -> int:
     """Bytes of all weights of a network in memory."""
     kinds, coded, shapes = quantised_kinds(spec, quant), coded_parameters(spec, quant), spec.parameter_shapes()
     return sum(
-        sum(coded_bytes((part.rows, shape[-1]), part.form) for part in coded[name])
+        sum(_part_bytes(part, shape[-1]) for part in coded[name])
         if name in coded
         else _bytes(shape, dtype, kinds[name])
         for name, shape in shapes.items()
     )
+
+
+def _part_bytes(part: CodedRows, inputs: int) -> int:
+    return coded_bytes((part.rows, inputs), part.form) + (inputs * _INDEX_BYTES if part.is_permuted else 0)
 
 
 def _bytes(shape: Shape, dtype: str, kind: Kind | None) -> int:

@@ -12,6 +12,7 @@ from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedForm
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.families.config import MAX_SIZE, TensorInfo
 
+InputOrder = Literal["neighbours", "permuted"]
 ReadBytes = Callable[[TensorInfo], bytes]
 """Reads a small tensor's bytes; raises CorruptCheckpoint if the file is too short or the tensor isn't small."""
 
@@ -119,25 +120,29 @@ def choose_scale_dtype(scale: TensorInfo, *, has_zeros: bool) -> Literal["float1
     return "bfloat16" if scale.dtype in ("BF16", *EXPONENTS) and not has_zeros else "float16"
 
 
-def are_groups_in_order(parts: Parts, name: str | None, group_size: int) -> bool:
-    """Whether neighbours share a group: without a ``g_idx``, or if it says so or holds zeros only, as some write it.
+def find_input_order(parts: Parts, name: str | None, group_size: int) -> InputOrder | None:
+    """How inputs share groups by their ``g_idx``; without one, or if it holds zeros only, as some write it, in order.
 
     Args:
         parts: The checkpoint.
         name: Of the tensor, int32 or int64; None: there is none. One of more than ``_MAX_SMALL_BYTES`` isn't looked at
-            and counts as no.
+            and counts as no order.
         group_size: Inputs of a group.
+
+    Returns:
+        ``neighbours``: those next to each other share one. ``permuted``: as many inputs, from anywhere, share each.
+        None: neither.
     """
     if name is None:
-        return True
+        return "neighbours"
     info = parts.tensors[name]
     if info.end - info.begin > _MAX_SMALL_BYTES or group_size < _LEAST_GROUP:
-        return False
-    content, size = parts.read(info), 8 if info.dtype == "I64" else 4
-    in_order = b"".join(
-        number.to_bytes(size, "little") * group_size for number in range(-(-num_values(info) // group_size))
-    )
-    return content.count(0) == len(content) or content == in_order[: len(content)]
+        return None
+    groups = struct.unpack(f"<{num_values(info)}{'q' if info.dtype == 'I64' else 'i'}", parts.read(info))
+    in_order = tuple(number // group_size for number in range(len(groups)))
+    if groups == in_order or not any(groups):
+        return "neighbours"
+    return "permuted" if tuple(sorted(groups)) == in_order else None
 
 
 def is_repeated(parts: Parts, info: TensorInfo, pattern: bytes) -> bool:

@@ -81,13 +81,15 @@ def kept_codes(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, 
 def _integers(unpack: Callable[[EncodedTensor, PartTensors, int, int], IntegerCodes]) -> _Extraction:
     def extract(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
         found = unpack(item, parts, begin, stop)
-        inputs = item.shape[1]
-        if not torch.equal(found.groups, torch.arange(inputs) // form.group):
+        order = torch.argsort(found.groups, stable=True) if item.is_permuted else None
+        groups = found.groups if order is None else found.groups[order]
+        if not torch.equal(groups, torch.arange(item.shape[1]) // form.group):
             raise CorruptCheckpoint(
                 f"{item.name}: g_idx has changed since the checkpoint was inspected. Inspect it again.", param=item.name
             )
         offsets = (form.zero - found.zeros) * found.scales if form.has_offset else None
-        return Codes(found.codes, found.scales, offsets, form)
+        codes = found.codes if order is None else found.codes[:, order]
+        return Codes(codes, found.scales, offsets, form, order)
 
     return extract
 

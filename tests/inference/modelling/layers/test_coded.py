@@ -13,7 +13,10 @@ from torch.nn import functional
 from inference.modelling.layers import coded
 from inference.modelling.layers.coded import (
     Codes,
+    CodeSink,
     JoinedRows,
+    PermutedInputs,
+    PlainStore,
     code_plainly,
     pack_planes,
     packed_rows,
@@ -121,6 +124,21 @@ def test_floats_of_8_bits_are_a_sign_an_exponent_and_a_mantissa(form):
     values = torch.from_numpy(e4m3(codes.numpy()))
     assert torch.equal(dense, values / 256 * scales[:, :1])
     assert coded_bytes((4, 96), form) == 4 * (96 + 2 * -(-96 // form.group))
+
+
+def test_columns_of_another_order_get_their_inputs():
+    weight = random_codes(40, 96, form=GGUF_FORMS["Q4_1"])
+    order, hidden = torch.randperm(96), torch.randn(2, 3, 96)
+    sink = CodeSink([(64, PlainStore((64, 96), weight.form)), (40, PlainStore((40, 96), weight.form))])
+    sink.take(random_codes(64, 96, form=weight.form, seed=1), 0)
+    sink.take(dataclasses.replace(weight, order=order), 64)
+    plain, permuted = sink.packed.parts
+    assert not isinstance(plain, PermutedInputs)
+    dense = code_plainly(weight).dense(torch.float32)[:, torch.argsort(order)]
+    torch.testing.assert_close(permuted.linear(hidden, None), hidden @ dense.T)
+    assert permuted.wide_linear(hidden.bfloat16(), None).dtype == torch.float32
+    assert permuted.is_quantised
+    assert permuted.nbytes == coded_bytes((40, 96), weight.form) + 96 * 8
 
 
 def test_products_rows_and_stacks_come_from_the_dense_matrix():

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from inference.modelling.backends import backend
 from inference.modelling.backends.backend import Backend
+from inference.modelling.layers.coded import JoinedRows, PermutedInputs
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.quantisation import Quant, coded_bytes, coded_parameters, weights_bytes
 from inference.modelling.weights.loader import load_network
@@ -30,7 +31,7 @@ CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES),
     "experts": transformers.Qwen3MoeConfig(**SIZES | MOE),
 }
-EXPANDED = ("gptq-act-order", "compressed-w4-ordered", "hqq-columns")
+EXPANDED = ("hqq-columns",)
 KEPT = [name for name in FORMATS if name not in EXPANDED]
 
 
@@ -106,3 +107,22 @@ def test_what_no_product_takes_becomes_floats_and_is_said(
         assert torch.equal(logits(found, "auto"), logits(found, "none"))
     assert "become floats, as no product takes their codes" in caplog.text
     assert any("14 of 14 quantised weights" in warning for warning in found.warnings)
+
+
+def test_parts_of_a_joined_matrix_have_their_own_order_of_inputs(tmp_path: Path, kernels: str) -> None:
+    quantised, _ = write_pair(CONFIGS["llama"], tmp_path, FORMATS["gptq-act-order"])
+    network = load(inspect_checkpoint(quantised), "auto")
+    joined = [module.packed for module in network.modules() if isinstance(getattr(module, "packed", None), JoinedRows)]
+    assert len(joined) == 4, "q, k and v, and gate and up, of two layers"
+    for matrix in joined:
+        orders = [part.order.tolist() for part in matrix.parts if isinstance(part, PermutedInputs)]
+        assert len({tuple(order) for order in orders}) == len(matrix.parts)
+
+
+def test_experts_with_an_order_of_inputs_each_become_floats(tmp_path: Path) -> None:
+    quantised, _ = write_pair(CONFIGS["experts"], tmp_path, FORMATS["gptq-act-order"])
+    found = inspect_checkpoint(quantised)
+    kept = coded_parameters(found.spec, "auto")
+    assert kept
+    assert not any("experts" in name for name in kept)
+    assert (logits(found, "auto") - logits(found, "none")).norm() < 5e-2 * logits(found, "none").norm()

@@ -27,7 +27,7 @@ TABLE = 6e-3
 AFFINE = Form(4, 32, zero=8, has_offset=True)
 FORMS: dict[str, Form | None] = {
     **{f"gptq-{bits}": Form(bits, 32, zero=1 << bits - 1, has_offset=True) for bits in (2, 3, 4, 8)},
-    "gptq-act-order": None,
+    "gptq-act-order": AFFINE,
     "gptq-v2": AFFINE,
     "gptq-no-g_idx": AFFINE,
     **{f"gptq-symmetric-{bits}": Form(bits, 32, zero=1 << bits - 1) for bits in (3, 4)},
@@ -37,7 +37,7 @@ FORMS: dict[str, Form | None] = {
     "awq": AFFINE,
     "compressed-w4a16": Form(4, 32, zero=8, scales="bfloat16"),
     "compressed-w4-asymmetric": AFFINE,
-    "compressed-w4-ordered": None,
+    "compressed-w4-ordered": Form(4, 32, zero=8, scales="bfloat16"),
     "compressed-w8a16": Form(8, 192, zero=128, scales="bfloat16"),
     "compressed-w3": Form(3, 32, zero=4, has_offset=True),
     "compressed-w3-old": Form(3, 32, zero=4, has_offset=True),
@@ -66,8 +66,13 @@ def check(made: Made, config: object, cut: int = 0, share: float = ROUNDING) -> 
     form = stored_form(item)
     assert form is not None
     rows = [(begin, end) for begin, end in ((0, cut), (cut, item.shape[0])) if begin < end]
-    packed = [code_plainly(kept_codes(item, form, parts, *pair)) for pair in rows]
-    found = torch.cat([part.dense(torch.float32) for part in packed])
+    pieces = [kept_codes(item, form, parts, *pair) for pair in rows]
+    found = torch.cat([code_plainly(piece).dense(torch.float32) for piece in pieces])
+    orders = [piece.order for piece in pieces if piece.order is not None]
+    assert len(orders) == len(pieces) * item.is_permuted
+    for order in orders[:1]:
+        assert torch.equal(orders[-1], order)
+        found = found[:, torch.argsort(order)]
     largest = float(np.abs(made[1]).max())
     torch.testing.assert_close(found, torch.from_numpy(made[1]), rtol=0, atol=share * largest)
     torch.testing.assert_close(found, decode(item, parts), rtol=0, atol=share * largest)
@@ -226,6 +231,12 @@ def test_what_changed_since_the_inspection_is_refused() -> None:
     form = stored_form(item)
     assert form is not None
     parts["g_idx"][5] = 1
+    with pytest.raises(CorruptCheckpoint, match="g_idx has changed"):
+        kept_codes(item, form, parts, 0, 32)
+    item, parts = read(FORMATS["gptq-act-order"].make(np.random.default_rng(1), 32, 64), config)
+    parts["g_idx"][:] = parts["g_idx"].roll(1)
+    kept_codes(item, form, parts, 0, 32)
+    parts["g_idx"][5] ^= 1
     with pytest.raises(CorruptCheckpoint, match="g_idx has changed"):
         kept_codes(item, form, parts, 0, 32)
     item, parts = read(formats.bnb4(np.random.default_rng(1), 32, 64), None)
