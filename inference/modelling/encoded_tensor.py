@@ -20,7 +20,7 @@ class EncodedTensor:
     """One weight in codes. o counts outputs, i inputs, g groups, b bits; shapes of parts are those in the files.
 
     ===========  ==========================================================================================
-    ``gptq``     qweight (i·b/32, o), qzeros (g, o·b/32), scales (g, o), g_idx (i) if there
+    ``gptq``     qweight (i·b/32, o), scales (g, o), qzeros (g, o·b/32) unless all are 2^(b-1), g_idx (i) if there
     ``awq``      qweight (i, o/8), qzeros (g, o/8), scales (g, o), 4 bits
     ``packed_int``  packed (o, words), scale (o, g), zero_point (words, g) and g_idx (i) if there
     ``scaled``   codes in the weight's shape (int8, float8), scale by blocks, zero_point if there
@@ -51,6 +51,8 @@ class EncodedTensor:
         scales: dtype of scales and offsets if the codes stay in memory; empty: the weight is expanded to floats. Unused
             for ``blazr`` and ``gguf``, whose forms state it.
         levels: The values of ``quant_map`` rounded to bytes (``bnb4``), see ``encodings.byte_levels``; else empty.
+        is_float: Whether the codes are float8 in E4M3 (``scaled``).
+        is_permuted: Whether ``g_idx`` puts ``group_size`` inputs into each group that aren't neighbours.
     """
 
     name: str
@@ -71,3 +73,5 @@ class EncodedTensor:
     type: str = ""
     scales: Literal["", "float16", "bfloat16"] = ""
     levels: tuple[int, ...] = ()
+    is_float: bool = False
+    is_permuted: bool = False

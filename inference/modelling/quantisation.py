@@ -54,6 +54,8 @@ CHUNK_INPUTS: Mapping[int, int] = {2: 16, 3: 32, 4: 8, 5: 32, 6: 16, 8: 4}
 """Bits of a code to the inputs whose fields fill whole words of the native layout."""
 ROW_GROUP = 32
 """If a row has one scale, its group size is the row's length rounded up to a multiple of this."""
+_INDEX_BYTES = 8
+"""Of the number of an input."""
 MAX_TABLE_BITS = 4
 """Codes of more bits stand for ``code - zero``."""
 
@@ -69,6 +71,7 @@ class Form:
         levels: What each of the codes stands for, -128 to 127, if they aren't evenly spaced; at most 4 bits.
         has_offset: Whether groups have offsets, of the scales' dtype.
         scales: dtype of the scales.
+        is_float: Whether codes are floats of 8 bits (E4M3): level(code) is ``FLOAT8_STEP`` times the float.
     """
 
     bits: int
@@ -77,12 +80,14 @@ class Form:
     levels: tuple[int, ...] = ()
     has_offset: bool = False
     scales: Literal["float16", "bfloat16"] = "float16"
+    is_float: bool = False
 
     def __post_init__(self) -> None:
         assert self.bits in PLANES, self.bits
         assert self.group % 16 == 0, self.group
         assert self.group % CHUNK_INPUTS[self.bits] == 0, self.group
         assert not self.levels or (len(self.levels) == 1 << self.bits and self.bits <= MAX_TABLE_BITS), self.levels
+        assert not self.is_float or (self.bits == 8 and not self.has_offset), self
 
     @property
     def bits_per_weight(self) -> float:
@@ -90,6 +95,9 @@ class Form:
         return self.bits + (32 if self.has_offset else 16) / self.group
 
 
+FLOAT8_STEP = 2.0**-8
+"""Its bits moved to their places in a float16 are so much of a float8's value. So scales are many times a file's, which
+float16 would often round as subnormal."""
 FP4_CODES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of a four-bit float (E2M1), by its code."""
 
@@ -189,10 +197,17 @@ def code_bytes(inputs: int, bits: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CodedRows:
-    """Rows of a parameter, a stack's matrices one below the other, that are kept in one form."""
+    """Rows of a parameter, a stack's matrices one below the other, that are kept in one form.
+
+    Attributes:
+        rows: Their number.
+        form: Of all of them.
+        is_permuted: Whether their inputs have an order of their own.
+    """
 
     rows: int
     form: Form
+    is_permuted: bool = False
 
 
 def coded_parameters(spec: ModelSpec, quant: Quant) -> dict[str, tuple[CodedRows, ...]]:
@@ -225,9 +240,11 @@ def _safetensors_form(item: EncodedTensor) -> Form | None:
     if group % 16 or group % CHUNK_INPUTS[bits]:
         return None
     levels = FP4_CODES if item.coding == "fp4" else item.levels
-    has_offset = item.coding in ("gptq", "awq", "hqq") or "zero_point" in item.parts
-    zero = 0 if levels else 1 << (bits - 1)
-    return Form(bits, group, zero=zero, levels=levels, has_offset=has_offset, scales=item.scales)
+    has_offset = not item.parts.keys().isdisjoint(("qzeros", "zero", "zero_point"))
+    zero = 0 if levels or item.is_float else 1 << (bits - 1)
+    return Form(
+        bits, group, zero=zero, levels=levels, has_offset=has_offset, scales=item.scales, is_float=item.is_float
+    )
 
 
 def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, EncodedTensor]) -> tuple[CodedRows, ...]:
@@ -239,13 +256,16 @@ def _coded_rows(name: str, shape: Shape, source: Source, items: Mapping[str, Enc
         form = stored_form(items[stored])
         if form is None:
             return ()
-        count = math.prod(items[stored].shape[:-1])
-        if rows and rows[-1].form == form and rows[-1].rows % BLOCK_ROWS == 0:
-            rows[-1] = CodedRows(rows[-1].rows + count, form)
+        part = CodedRows(math.prod(items[stored].shape[:-1]), form, items[stored].is_permuted)
+        can_join = rows and rows[-1].form == form and not rows[-1].is_permuted and not part.is_permuted
+        if can_join and rows[-1].rows % BLOCK_ROWS == 0:
+            rows[-1] = CodedRows(rows[-1].rows + part.rows, form)
         else:
-            rows.append(CodedRows(count, form))
+            rows.append(part)
     is_stack = len(shape) == 3
     if is_stack and (len(rows) != 1 or shape[1] % BLOCK_ROWS):
+        return ()
+    if (is_stack or name in _HEADS) and any(part.is_permuted for part in rows):
         return ()
     return tuple(rows)
 
@@ -254,11 +274,15 @@ def weights_bytes(spec: ModelSpec, dtype: str, quant: Quant) -> int:
     """Bytes of all weights of a network in memory."""
     kinds, coded, shapes = quantised_kinds(spec, quant), coded_parameters(spec, quant), spec.parameter_shapes()
     return sum(
-        sum(coded_bytes((part.rows, shape[-1]), part.form) for part in coded[name])
+        sum(_part_bytes(part, shape[-1]) for part in coded[name])
         if name in coded
         else _bytes(shape, dtype, kinds[name])
         for name, shape in shapes.items()
     )
+
+
+def _part_bytes(part: CodedRows, inputs: int) -> int:
+    return coded_bytes((part.rows, inputs), part.form) + (inputs * _INDEX_BYTES if part.is_permuted else 0)
 
 
 def _bytes(shape: Shape, dtype: str, kind: Kind | None) -> int:

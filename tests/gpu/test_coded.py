@@ -14,6 +14,7 @@ from tests.gpu.compare import assert_close, experts_reference
 FORMS = {
     **{name: GGUF_FORMS[name] for name in ("Q4_1", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL")},
     **{name: OWN_FORMS[name] for name in ("int2", "int3")},
+    "float8": Form(8, 128, scales="bfloat16", is_float=True),
     "8 bits with offsets": Form(8, 64, zero=128, has_offset=True),
 }
 
@@ -24,10 +25,11 @@ def both_forms(shape, form, device):
 
     *outer, inputs = shape
     groups = -(-inputs // form.group)
-    reach = max(map(abs, level_values(form)))
+    reach = max(abs(level) for level in level_values(form) if level == level)  # two codes of float8 are NaN
     scales = (torch.rand(*outer, groups) * 2 / reach).to(getattr(torch, form.scales))
     offsets = torch.randn(*outer, groups).to(scales.dtype) if form.has_offset else None
-    codes = Codes(torch.randint(0, 1 << form.bits, shape).to(torch.uint8), scales, offsets, form)
+    numbers = torch.randint(0, 127 if form.is_float else 1 << form.bits, shape)
+    codes = Codes(numbers.to(torch.uint8), scales, offsets, form)
     store = DeviceStore(PlainStore(shape, form, device))
     flat = (None if part is None else part.flatten(0, -2) for part in (codes.codes, scales, offsets))
     rows = Codes(*flat, form)

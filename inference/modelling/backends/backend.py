@@ -134,7 +134,8 @@ class Backend:
         """
         whole = len(rows) == 1
         return CodeSink(
-            [(part.rows, self.code_store(shape if whole else (part.rows, shape[-1]), part.form)) for part in rows]
+            [(part.rows, self.code_store(shape if whole else (part.rows, shape[-1]), part.form)) for part in rows],
+            self.device,
         )
 
     def code_store(self, shape: Sequence[int], form: Form) -> CodeStore:

@@ -16,10 +16,10 @@ from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.parts import (
     FLOATS,
     Parts,
-    are_groups_in_order,
     choose_scale_dtype,
     expect_matrix,
     expect_shape,
+    find_input_order,
 )
 from inference.modelling.encodings.quantisation_config import QuantisationConfig, whole_number
 from inference.modelling.families.config import MAX_SIZE
@@ -135,11 +135,12 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
     if stem + "g_idx" in parts.tensors:
         expect_shape(stem + "g_idx", parts.need(stem + "g_idx", name, ("I32", "I64")), (inputs,), name)
         names["g_idx"] = stem + "g_idx"
-    in_order = are_groups_in_order(parts, names.get("g_idx"), size)
+    order = find_input_order(parts, names.get("g_idx"), size)
     parts.add(
         EncodedTensor(
             name.removesuffix("_packed"), (outputs, inputs), "packed_int", names, bits=scheme.bits, group_size=size,
-            scales=choose_scale_dtype(scale, has_zeros="zero_point" in names) if in_order else "",
+            scales=choose_scale_dtype(scale, has_zeros="zero_point" in names) if order else "",
+            is_permuted=order == "permuted",
         )
     )  # fmt: skip
     parts.ignore(stem + "shape")

@@ -14,10 +14,11 @@ from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.parts import (
     FLOATS,
     Parts,
-    are_groups_in_order,
     choose_scale_dtype,
     expect_matrix,
     expect_shape,
+    find_input_order,
+    is_repeated,
 )
 from inference.modelling.encodings.quantisation_config import QuantisationConfig, whole_number
 
@@ -104,12 +105,19 @@ def _take_gptq(parts: Parts, names: Mapping[str, str], config: QuantisationConfi
         )
     second = config is not None and "gptq_v2" in (config.values.get("checkpoint_format"), config.values.get("format"))
     group_size = _group_size(qweight, inputs, num_groups, config)
-    in_order = are_groups_in_order(parts, names.get("g_idx"), group_size)
-    kept = choose_scale_dtype(parts.tensors[names["scales"]], has_zeros=True) if in_order else ""
+    zero_offset = 0 if second else 1
+    roles = dict(names)
+    if config is not None and config.values.get("sym") is True:
+        middle = (1 << bits - 1) - zero_offset
+        eight = sum(middle << bits * place for place in range(8)).to_bytes(bits, "little")
+        if is_repeated(parts, zeros, eight):  # then the codes' middle stands for 0, which needs no offset
+            parts.ignore(roles.pop("qzeros"))
+    order = find_input_order(parts, names.get("g_idx"), group_size)
+    kept = choose_scale_dtype(parts.tensors[names["scales"]], has_zeros="qzeros" in roles) if order else ""
     parts.add(
         EncodedTensor(
-            qweight.removesuffix("qweight") + "weight", (outputs, inputs), "gptq", names, bits=bits,
-            group_size=group_size, zero_offset=0 if second else 1, scales=kept,
+            qweight.removesuffix("qweight") + "weight", (outputs, inputs), "gptq", roles, bits=bits,
+            group_size=group_size, zero_offset=zero_offset, scales=kept, is_permuted=order == "permuted",
         )
     )  # fmt: skip
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.families.config import MAX_SIZE, TensorInfo
 
+InputOrder = Literal["neighbours", "permuted"]
 ReadBytes = Callable[[TensorInfo], bytes]
 """Reads a small tensor's bytes; raises CorruptCheckpoint if the file is too short or the tensor isn't small."""
 
 FLOATS = ("F32", "F16", "BF16", "F64")
 EXPONENTS = ("U8", "F8_E8M0")
 """dtypes of scales that are powers of two: 2^(byte - 127)."""
-_MAX_INDEX_BYTES = 1 << 18
-"""A larger ``g_idx`` isn't read, and its weight is expanded."""
+_MAX_SMALL_BYTES = 1 << 18
+"""Most that is read at once. A larger ``g_idx`` isn't read, and its weight is expanded."""
 _LEAST_GROUP = 16
 """Products take no smaller groups, so their order doesn't matter."""
 
@@ -118,25 +120,39 @@ def choose_scale_dtype(scale: TensorInfo, *, has_zeros: bool) -> Literal["float1
     return "bfloat16" if scale.dtype in ("BF16", *EXPONENTS) and not has_zeros else "float16"
 
 
-def are_groups_in_order(parts: Parts, name: str | None, group_size: int) -> bool:
-    """Whether neighbours share a group: without a ``g_idx``, or if it says so or holds zeros only, as some write it.
+def find_input_order(parts: Parts, name: str | None, group_size: int) -> InputOrder | None:
+    """How inputs share groups by their ``g_idx``; without one, or if it holds zeros only, as some write it, in order.
 
     Args:
         parts: The checkpoint.
-        name: Of the tensor, int32 or int64; None: there is none. One of more than ``_MAX_INDEX_BYTES`` isn't looked at
-            and counts as no.
+        name: Of the tensor, int32 or int64; None: there is none. One of more than ``_MAX_SMALL_BYTES`` isn't looked at
+            and counts as no order.
         group_size: Inputs of a group.
+
+    Returns:
+        ``neighbours``: those next to each other share one. ``permuted``: as many inputs, from anywhere, share each.
+        None: neither.
     """
     if name is None:
-        return True
+        return "neighbours"
     info = parts.tensors[name]
-    if info.end - info.begin > _MAX_INDEX_BYTES or group_size < _LEAST_GROUP:
-        return False
-    content, size = parts.read(info), 8 if info.dtype == "I64" else 4
-    in_order = b"".join(
-        number.to_bytes(size, "little") * group_size for number in range(-(-num_values(info) // group_size))
-    )
-    return content.count(0) == len(content) or content == in_order[: len(content)]
+    if info.end - info.begin > _MAX_SMALL_BYTES or group_size < _LEAST_GROUP:
+        return None
+    groups = struct.unpack(f"<{num_values(info)}{'q' if info.dtype == 'I64' else 'i'}", parts.read(info))
+    in_order = tuple(number // group_size for number in range(len(groups)))
+    if groups == in_order or not any(groups):
+        return "neighbours"
+    return "permuted" if tuple(sorted(groups)) == in_order else None
+
+
+def is_repeated(parts: Parts, info: TensorInfo, pattern: bytes) -> bool:
+    """Whether a tensor holds nothing but a pattern that is repeated; it is read piece by piece until it differs."""
+    step = _MAX_SMALL_BYTES // len(pattern) * len(pattern)
+    for begin in range(info.begin, info.end, step):
+        content = parts.read(replace(info, begin=begin, end=min(begin + step, info.end)))
+        if content != (pattern * (step // len(pattern)))[: len(content)]:
+            return False
+    return True
 
 
 def read_floats(parts: Parts, info: TensorInfo) -> tuple[float, ...]:

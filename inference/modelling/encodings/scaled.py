@@ -79,8 +79,10 @@ def _take(parts: Parts, name: str, info: TensorInfo, config: QuantisationConfig 
         zero = parts.need(zero_name, name, ("I8", *_CODES, *FLOATS))
         expect_shape(zero_name, zero, scale.shape, scale_name)
         names["zero_point"] = zero_name
-    kept = choose_scale_dtype(scale, has_zeros=zero_name in parts.tensors) if info.dtype == "I8" else ""
-    parts.add(EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, scales=kept))
+    has_zeros, is_float = zero_name in parts.tensors, info.dtype == "F8_E4M3"
+    is_kept = info.dtype == "I8" or (is_float and not has_zeros)
+    kept = choose_scale_dtype(scale, has_zeros=has_zeros) if is_kept else ""
+    parts.add(EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, scales=kept, is_float=is_float))
 
 
 def _block(

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from inference.modelling.layers.code_search import find_codes, scales_dtype
 from inference.modelling.layers.packed import Packed, PackedStack, PackedTable, PlainQuantised, quantise_plainly
-from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, PLANES, Form, FormName, code_bytes
+from inference.modelling.quantisation import FLOAT8_STEP, GROUP_SIZES, OWN_FORMS, PLANES, Form, FormName, code_bytes
 
 CHUNK_VALUES = 1 << 17
 """Values that are quantised at once: what the search makes on the way stays in a core's cache."""
@@ -29,17 +29,21 @@ class Codes:
         scales: (…, N, groups), exact in the form's dtype or to be rounded to it.
         offsets: (…, N, groups) likewise; None: the form has none.
         form: Meaning of the codes.
+        order: (K,) int64, the input that each column belongs to; None: they are in order.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     offsets: torch.Tensor | None
     form: Form
+    order: torch.Tensor | None = None
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the (…, N, K) values, computed in float32 and rounded once."""
         form, inputs = self.form, self.codes.shape[-1]
-        if form.levels:
+        if form.is_float:
+            levels = self.codes.view(torch.float8_e4m3fn).float() * FLOAT8_STEP
+        elif form.levels:
             levels = torch.tensor(form.levels, dtype=torch.float32, device=self.codes.device)[self.codes.int()]
         else:
             levels = self.codes.float() - form.zero
@@ -143,6 +147,37 @@ class JoinedRows:
         return [None] * len(self.parts) if bias is None else torch.split(bias, list(self.outputs))
 
 
+@dataclass(frozen=True, slots=True)
+class PermutedInputs:
+    """A matrix whose columns were put in another order, so that those of a group are neighbours.
+
+    Attributes:
+        packed: The matrix.
+        order: (K,) int64, the input that each column belongs to.
+    """
+
+    packed: Packed
+    order: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of both."""
+        return self.packed.nbytes + self.order.nbytes
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values have fewer bits than a float."""
+        return self.packed.is_quantised
+
+    def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """(…, K) to (…, N)."""
+        return self.packed.linear(hidden.index_select(-1, self.order), bias)
+
+    def wide_linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The same in float32."""
+        return self.packed.wide_linear(hidden.index_select(-1, self.order), bias)
+
+
 class CodeStore(Protocol):
     """Memory of a matrix, or a stack, that takes its rows as they come.
 
@@ -195,19 +230,24 @@ class CodeSink:
     """Takes the rows of a parameter, which may be in several forms.
 
     Args:
-        stores: Numbers of rows, and where they go, from the first row on.
+        stores: Numbers of rows, and where they go, from the first row on. Those of a store have one order of inputs.
+        device: Where the stores are.
     """
 
-    def __init__(self, stores: Sequence[tuple[int, CodeStore]]) -> None:
+    def __init__(self, stores: Sequence[tuple[int, CodeStore]], device: torch.device | str = "cpu") -> None:
         self._rows = tuple(rows for rows, _ in stores)
         self._stores = tuple(store for _, store in stores)
+        self._orders: dict[int, torch.Tensor] = {}
+        self._device = device
 
     def take(self, rows: Codes, first: int) -> None:
         """Take rows of one form; called by several threads, in any order."""
         start = 0
-        for count, store in zip(self._rows, self._stores, strict=True):
+        for number, (count, store) in enumerate(zip(self._rows, self._stores, strict=True)):
             if first < start + count:
                 store.put(rows, first - start)
+                if rows.order is not None:
+                    self._orders[number] = rows.order
                 return
             start += count
         raise AssertionError("rows behind the parameter's end")
@@ -215,9 +255,12 @@ class CodeSink:
     @property
     def packed(self) -> Packed:
         """The result, once everything has come."""
-        if len(self._stores) == 1:
-            return self._stores[0].packed
-        return JoinedRows(tuple(store.packed for store in self._stores), self._rows)
+        parts = tuple(self._part(number) for number in range(len(self._stores)))
+        return parts[0] if len(parts) == 1 else JoinedRows(parts, self._rows)
+
+    def _part(self, number: int) -> Packed:
+        packed, order = self._stores[number].packed, self._orders.get(number)
+        return packed if order is None else PermutedInputs(packed, order.to(self._device))
 
 
 def code_plainly(weight: Codes) -> PlainCoded:

@@ -173,6 +173,7 @@ def _form_number(form: Form) -> int:
         form.zero,
         form.has_offset,
         form.scales == "float16",
+        form.is_float,
     )
     return number
 

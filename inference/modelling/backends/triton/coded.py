@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from inference.modelling.backends.triton.quantised import FEW_ROWS, MAX_ROWS
 from inference.modelling.layers.coded import PlainCoded, PlainStore
-from inference.modelling.quantisation import Form
+from inference.modelling.quantisation import FLOAT8_STEP, Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,11 @@ class DeviceStore:
 
 def level_values(form: Form) -> list[float]:
     """What each code of a form stands for."""
+    if form.is_float:
+        floats: list[float] = (
+            torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float() * FLOAT8_STEP
+        ).tolist()
+        return floats
     return [float(level) for level in form.levels or range(-form.zero, (1 << form.bits) - form.zero)]
 
 

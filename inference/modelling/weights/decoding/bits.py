@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch.nn import functional
 
 PartTensors = Mapping[str, torch.Tensor]
 """The tensors of one weight by role, see ``EncodedTensor``."""
@@ -37,12 +38,15 @@ def unpack_words(words: torch.Tensor, bits: int, count: int, *, loose: bool = Fa
         # The shift of a negative word brings in copies of its sign, which the mask takes away.
         codes = (words.unsqueeze(-1) >> shifts).bitwise_and_(mask).to(torch.uint8)
         return codes.flatten(-2)[..., :count]
-    starts = torch.arange(count) * bits
-    first = starts // 32
-    low = words.to(torch.int64) & 0xFFFFFFFF
-    high = low[..., (first + 1).clamp(max=words.shape[-1] - 1)]
-    pairs = low[..., first] | (high << 32)
-    return ((pairs >> (starts % 32)) & mask).to(torch.uint8)
+    octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    octets = functional.pad(octets, (0, -octets.shape[-1] % bits))
+    octets = octets.view(*octets.shape[:-1], octets.shape[-1] // bits, bits)
+    dtype = torch.int32 if bits < 4 else torch.int64
+    eights = torch.zeros(octets.shape[:-1], dtype=dtype)  # codes, in as many bytes as a code has bits
+    for place, octet in enumerate(octets.unbind(-1)):
+        eights |= octet.to(dtype) << 8 * place
+    shifts = torch.arange(0, 8 * bits, bits, dtype=dtype)
+    return (eights.unsqueeze(-1) >> shifts).bitwise_and_(mask).to(torch.uint8).flatten(-2)[..., :count]
 
 
 def unpack_awq(words: torch.Tensor) -> torch.Tensor:

@@ -51,10 +51,12 @@ def unpack_gptq_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: 
     """
     outputs, inputs = item.shape
     codes = unpack_words(parts["qweight"][:, begin:stop].T, item.bits, inputs)
-    zeros = _packed_columns(parts["qzeros"], item.bits, outputs, begin, stop)
-    zeros = (zeros.to(torch.int32) + item.zero_offset) & ((1 << item.bits) - 1)
     scales = parts["scales"][:, begin:stop].T.float()
-    return IntegerCodes(codes, zeros.T.float(), scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
+    zeros = torch.full_like(scales, 1 << item.bits - 1)
+    if "qzeros" in parts:
+        stored = _packed_columns(parts["qzeros"], item.bits, outputs, begin, stop)
+        zeros = ((stored.to(torch.int32) + item.zero_offset) & ((1 << item.bits) - 1)).T.float()
+    return IntegerCodes(codes, zeros, scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
 
 
 def unpack_awq_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> IntegerCodes:
@@ -83,7 +85,7 @@ def unpack_packed_int_rows(item: EncodedTensor, parts: PartTensors, begin: int, 
     if "zero_point" in parts:
         words = parts["zero_point"]
         loose = _is_loose(words.shape[0], outputs, item.bits)
-        zeros = unpack_words(words.T, item.bits, outputs, loose=loose)[:, begin:stop].T.float()
+        zeros = _packed_columns(words.T, item.bits, outputs, begin, stop, loose=loose).T.float()
     return IntegerCodes(codes, zeros, scales, _groups(item, parts.get("g_idx"), scales.shape[1]))
 
 
@@ -115,14 +117,15 @@ def decode_hqq(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -
     return (values * scale[groups]).view(stop - begin, columns)
 
 
-def _packed_columns(words: torch.Tensor, bits: int, count: int, begin: int, stop: int) -> torch.Tensor:
-    """Codes ``begin`` to ``stop`` of each row of words, of which only those that hold them are unpacked."""
-    if 32 % bits:
-        return unpack_words(words, bits, count)[:, begin:stop]
-    per_word = 32 // bits
-    first, last = begin // per_word, -(-stop // per_word)
-    codes = unpack_words(words[:, first:last], bits, (last - first) * per_word)
-    return codes[:, begin - first * per_word : stop - first * per_word]
+def _packed_columns(
+    words: torch.Tensor, bits: int, count: int, begin: int, stop: int, *, loose: bool = False
+) -> torch.Tensor:
+    """Codes ``begin`` to ``stop`` of the ``count`` in each row of words, of which no others are unpacked."""
+    per, size = (32 // bits, 1) if loose else (32, bits)  # codes that fill whole words
+    first, last = begin // per, -(-stop // per)
+    start = first * per
+    codes = unpack_words(words[:, first * size : last * size], bits, min(count, last * per) - start, loose=loose)
+    return codes[:, begin - start : stop - start]
 
 
 def _groups(item: EncodedTensor, g_idx: torch.Tensor | None, num_groups: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.byte_levels import byte_levels
 from inference.modelling.layers.code_search import scales_dtype
 from inference.modelling.layers.coded import Codes
-from inference.modelling.quantisation import Form
+from inference.modelling.quantisation import FLOAT8_STEP, Form
 from inference.modelling.weights.decoding.bits import PartTensors
 from inference.modelling.weights.decoding.floats import (
     bnb4_absmax,
@@ -35,6 +35,8 @@ from inference.modelling.weights.decoding.integers import (
 
 _MAX_ROUNDING = 1 / 64
 """Most that scales of some rows may change, as a share of their norm. float16 has fewer digits below 6e-5."""
+_NAN = 0x7F
+"""Of float8, but for the sign."""
 _FP4_STEP = 0.5
 """Levels of four-bit floats are twice their values."""
 
@@ -79,21 +81,31 @@ def kept_codes(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, 
 def _integers(unpack: Callable[[EncodedTensor, PartTensors, int, int], IntegerCodes]) -> _Extraction:
     def extract(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
         found = unpack(item, parts, begin, stop)
-        inputs = item.shape[1]
-        if not torch.equal(found.groups, torch.arange(inputs) // form.group):
+        order = torch.argsort(found.groups, stable=True) if item.is_permuted else None
+        groups = found.groups if order is None else found.groups[order]
+        if not torch.equal(groups, torch.arange(item.shape[1]) // form.group):
             raise CorruptCheckpoint(
                 f"{item.name}: g_idx has changed since the checkpoint was inspected. Inspect it again.", param=item.name
             )
         offsets = (form.zero - found.zeros) * found.scales if form.has_offset else None
-        return Codes(found.codes, found.scales, offsets, form)
+        codes = found.codes if order is None else found.codes[:, order]
+        return Codes(codes, found.scales, offsets, form, order)
 
     return extract
 
 
 def _scaled(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
-    """int8: bytes with the highest bit turned are codes from 0 on."""
+    """int8: bytes with the highest bit turned are codes from 0 on. Float8 is its own code, unless it is NaN."""
     codes = parts["codes"][begin:stop].view(torch.uint8) ^ form.zero
     scales = row_scales(item, scales_of(parts["scale"]), begin, stop).expand(stop - begin, -1) / item.divisor
+    if form.is_float:
+        if bool(((codes & _NAN) == _NAN).any()):
+            raise CorruptCheckpoint(
+                f"{item.name} holds NaN (float8 codes 0x7f and 0xff), of which no product is a number. Get the file "
+                "again, or load the model with quant none.",
+                param=item.name,
+            )
+        scales = scales / FLOAT8_STEP
     offsets = None
     if "zero_point" in parts:
         offsets = -row_scales(item, parts["zero_point"].float(), begin, stop) * scales

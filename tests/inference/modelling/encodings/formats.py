@@ -79,13 +79,15 @@ def _as_float8(codes: np.ndarray) -> torch.Tensor:
 
 def gptq(
     rng: np.random.Generator, outputs: int, inputs: int, *, bits: int = 4, group: int = 32, order: str = "plain",
-    version: int = 1,
+    version: int = 1, symmetric: bool = False,
 ) -> Made:  # fmt: skip
     """AutoGPTQ's layout. order: plain, act (permuted g_idx), none (no g_idx), zero (g_idx of zeros)."""
     group = inputs if group == -1 else group
     num_groups = -(-inputs // group)
     codes = rng.integers(0, 1 << bits, (inputs, outputs))
     zeros = rng.integers(0, 1 << bits, (num_groups, outputs))
+    if symmetric:
+        zeros[:] = 1 << bits - 1
     scales = _scales(rng, (num_groups, outputs), inputs, 1 << bits)
     g_idx = np.arange(inputs) // group
     if order == "act":
@@ -331,6 +333,8 @@ FORMATS: dict[str, Format] = {
     "gptq-v2": Format(partial(gptq, version=2), _gptq(4, 32, checkpoint_format="gptq_v2")),
     "gptq-no-g_idx": Format(partial(gptq, order="none"), _gptq(4, 32)),
     "gptq-g_idx-of-zeros": Format(partial(gptq, order="zero"), _gptq(4, 32)),
+    **{f"gptq-symmetric-{bits}": Format(partial(gptq, bits=bits, symmetric=True), _gptq(bits, 32)) for bits in (3, 4)},
+    "gptq-v2-symmetric": Format(partial(gptq, version=2, symmetric=True), _gptq(4, 32, checkpoint_format="gptq_v2")),
     "gptq-rows": Format(partial(gptq, group=-1), _gptq(4, -1)),
     "awq": Format(awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}),
     "fp8-blocks": Format(

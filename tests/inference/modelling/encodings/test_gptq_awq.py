@@ -66,6 +66,19 @@ def test_contradictions_name_both_sides(
         decoded_table(tensors(make), config)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_zero_points_in_the_middle_are_left_out_where_the_config_says_so(bits: int) -> None:
+    stated = GPTQ | {"bits": bits, "sym": True}
+    made = tensors(partial(gptq, bits=bits, symmetric=True), 96, 128)
+    (item,) = decoded_table(made, stated).encoded
+    assert set(item.parts) == {"qweight", "scales", "g_idx"}
+    made["x.qzeros"][-1, -1] ^= 1 << 31
+    for config in (stated, stated | {"sym": False}, None):  # one differs; and nobody says so
+        (item,) = decoded_table(made, config).encoded
+        assert "qzeros" in item.parts
+        made = tensors(partial(gptq, bits=bits, symmetric=True), 96, 128)
+
+
 @pytest.mark.parametrize("leaf", ["qzeros", "scales"])
 def test_missing_companions_are_named(leaf: str) -> None:
     left = {name: tensor for name, tensor in tensors().items() if not name.endswith(leaf)}

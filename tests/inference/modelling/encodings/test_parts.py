@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.parts import Parts, expect_matrix, expect_shape
+from inference.modelling.encodings.parts import (
+    InputOrder,
+    Parts,
+    expect_matrix,
+    expect_shape,
+    find_input_order,
+    is_repeated,
+)
 from inference.modelling.families.config import TensorInfo
 
 INFO = TensorInfo("F16", (2, 4))
@@ -33,6 +42,46 @@ def test_a_weight_is_stored_once() -> None:
     for name in ("w", "x"):
         with pytest.raises(TensorShapeMismatch, match=f"{name} is stored twice"):
             found.add(EncodedTensor(name, (2, 4), "awq", {"qweight": "codes"}))
+
+
+@pytest.mark.parametrize("letter", ["i", "q"])
+@pytest.mark.parametrize(
+    ("groups", "group_size", "order"),
+    [
+        ([0] * 16 + [1] * 16, 16, "neighbours"),
+        ([0] * 16 + [1] * 3, 16, "neighbours"),
+        ([0] * 32, 16, "neighbours"),  # as some write it
+        ([1] * 16 + [0] * 16, 16, "permuted"),
+        ([1, 0] * 16, 16, "permuted"),
+        ([0] * 15 + [1] * 17, 16, None),
+        ([0] * 16 + [2] * 16, 16, None),
+        ([0, -1] * 16, 16, None),
+        ([0] * 8 + [1] * 8, 8, None),  # no product takes such groups
+    ],
+)
+def test_groups_are_of_neighbours_or_as_many(
+    letter: str, groups: list[int], group_size: int, order: InputOrder | None
+) -> None:
+    content = struct.pack(f"<{len(groups)}{letter}", *groups)
+    info = TensorInfo("I64" if letter == "q" else "I32", (len(groups),), end=len(content))
+    assert find_input_order(Parts({"g_idx": info}, lambda _: content), "g_idx", group_size) == order
+    assert find_input_order(Parts({}, lambda _: b""), None, group_size) == "neighbours"
+
+
+@pytest.mark.parametrize("size", [12, 1 << 18, (1 << 19) + 12])
+def test_repetitions_are_looked_for_piece_by_piece(size: int) -> None:
+    content = bytearray(b"abc" * size)[:size]
+    info, reads = TensorInfo("I32", (size // 4,), begin=5, end=5 + size), []
+
+    def read(piece: TensorInfo) -> bytes:
+        reads.append(piece.end - piece.begin)
+        return bytes(content[piece.begin - 5 : piece.end - 5])
+
+    assert is_repeated(Parts({}, read), info, b"abc")
+    assert sum(reads) == size
+    assert max(reads) <= 1 << 18, "the most that is read of a small tensor"
+    content[-1] ^= 1
+    assert not is_repeated(Parts({}, read), info, b"abc")
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1 << 40, 4)])

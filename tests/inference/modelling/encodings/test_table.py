@@ -13,6 +13,7 @@ from tests.inference.modelling.encodings.tables import decoded_table
 
 STATED_ONLY = (
     "fp8-blocks", "fp8-blocks-ue8m0", "compressed-fp8-blocks", "gptq-v2", "compressed-w3", "compressed-w3-old",
+    "gptq-symmetric-3", "gptq-symmetric-4", "gptq-v2-symmetric",
 )  # fmt: skip
 PLAIN = {"norm.weight": torch.ones(4), "b.weight": torch.ones(4, 4)}
 
@@ -37,7 +38,7 @@ def test_every_format_gives_one_weight_and_a_fact(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_names_and_shapes_tell_the_format_without_a_config(name: str) -> None:
     if name in STATED_ONLY:
-        pytest.skip("blocks of unusual sizes, odd bits and the version of the zero points are only in the config")
+        pytest.skip("blocks of unusual sizes, odd bits and what the zero points are are only in the config")
     stated = decoded_table(tensors(name), FORMATS[name].config).encoded
     assert decoded_table(tensors(name), None).encoded == stated
 

@@ -13,7 +13,10 @@ from torch.nn import functional
 from inference.modelling.layers import coded
 from inference.modelling.layers.coded import (
     Codes,
+    CodeSink,
     JoinedRows,
+    PermutedInputs,
+    PlainStore,
     code_plainly,
     pack_planes,
     packed_rows,
@@ -23,11 +26,13 @@ from inference.modelling.layers.coded import (
     unpack_planes,
 )
 from inference.modelling.quantisation import GGUF_FORMS, OWN_FORMS, PLANES, Form, FormName, coded_bytes
+from tests.inference.modelling.encodings.formats import e4m3
 
 FORMS = (
     *GGUF_FORMS.values(), Form(3, 32, zero=4), Form(3, 64, levels=tuple(range(-4, 4))),
     Form(4, 128, zero=3, scales="bfloat16"), *OWN_FORMS.values(),
 )  # fmt: skip
+FLOATS = (Form(8, 128, is_float=True), Form(8, 32, scales="bfloat16", is_float=True), Form(8, 48, is_float=True))
 
 
 def random_codes(*shape: int, form: Form, seed: int = 0) -> Codes:
@@ -35,6 +40,8 @@ def random_codes(*shape: int, form: Form, seed: int = 0) -> Codes:
     generator = torch.Generator().manual_seed(seed)
     groups = -(-shape[-1] // form.group)
     codes = torch.randint(0, 1 << form.bits, shape, dtype=torch.uint8, generator=generator)
+    if form.is_float:
+        codes[codes & 0x7F == 0x7F] = 0x80  # NaN
     scales, offsets = torch.randn(2, *shape[:-1], groups, generator=generator).half().bfloat16().float().unbind()
     return Codes(codes, scales * 0.01, offsets * 0.1 if form.has_offset else None, form)
 
@@ -107,6 +114,31 @@ def test_values_are_scale_times_level_plus_offset(form):
         assert dense[row, column] == value
     assert packed.nbytes == coded_bytes((3, 70), form)
     assert coded_bytes((4, 256), form) == 4 * 256 * form.bits_per_weight / 8
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_floats_of_8_bits_are_a_sign_an_exponent_and_a_mantissa(form):
+    codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8).expand(2, -1)
+    scales = torch.tensor([[3.0], [-0.25]]).expand(-1, -(-254 // form.group))
+    dense = code_plainly(Codes(codes, scales, None, form)).dense(torch.float32)
+    values = torch.from_numpy(e4m3(codes.numpy()))
+    assert torch.equal(dense, values / 256 * scales[:, :1])
+    assert coded_bytes((4, 96), form) == 4 * (96 + 2 * -(-96 // form.group))
+
+
+def test_columns_of_another_order_get_their_inputs():
+    weight = random_codes(40, 96, form=GGUF_FORMS["Q4_1"])
+    order, hidden = torch.randperm(96), torch.randn(2, 3, 96)
+    sink = CodeSink([(64, PlainStore((64, 96), weight.form)), (40, PlainStore((40, 96), weight.form))])
+    sink.take(random_codes(64, 96, form=weight.form, seed=1), 0)
+    sink.take(dataclasses.replace(weight, order=order), 64)
+    plain, permuted = sink.packed.parts
+    assert not isinstance(plain, PermutedInputs)
+    dense = code_plainly(weight).dense(torch.float32)[:, torch.argsort(order)]
+    torch.testing.assert_close(permuted.linear(hidden, None), hidden @ dense.T)
+    assert permuted.wide_linear(hidden.bfloat16(), None).dtype == torch.float32
+    assert permuted.is_quantised
+    assert permuted.nbytes == coded_bytes((40, 96), weight.form) + 96 * 8
 
 
 def test_products_rows_and_stacks_come_from_the_dense_matrix():

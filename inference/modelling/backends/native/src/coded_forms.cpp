@@ -16,12 +16,14 @@ constexpr int64_t kFirstForm = kFloat + 1;
 constexpr int64_t kMostForms = 256;
 constexpr int64_t kGroupAlign = 16;  // inputs: whole vectors on every processor
 
-CodedForm make_form(int64_t bits, const int32_t* levels, int32_t zero, bool has_offsets, bool has_halves) {
+CodedForm make_form(
+    int64_t bits, const int32_t* levels, int32_t zero, bool has_offsets, bool has_halves, bool is_float = false) {
   CodedForm form{};
   form.bits = bits;
   form.zero = bits <= 4 ? 128 : zero;
   form.has_offsets = has_offsets;
   form.has_halves = has_halves;
+  form.is_float = is_float;
   if (bits <= 4)
     for (int i = 0; i < 64; ++i) form.levels[i] = static_cast<uint8_t>(levels[i % (1 << bits)] + 128);
   return form;
@@ -44,16 +46,17 @@ Forms& forms() {
   return all;
 }
 
-int64_t add_form(int64_t bits, at::IntArrayRef levels, int64_t zero, bool has_offsets, bool has_halves) {
+int64_t add_form(int64_t bits, at::IntArrayRef levels, int64_t zero, bool has_offsets, bool has_halves, bool is_float) {
   TORCH_CHECK((bits >= 2 && bits <= 6) || bits == 8, "add_form: codes of ", bits, " bits");
   TORCH_CHECK(bits > 4 || std::ssize(levels) == 1 << bits, "add_form: a level for each code is needed");
   TORCH_CHECK(zero >= 0 && zero <= 255, "add_form: a zero of ", zero);
+  TORCH_CHECK(!is_float || (bits == 8 && !has_offsets), "add_form: floats have 8 bits and no offsets");
   int32_t table[16] = {};
   for (int64_t i = 0; bits <= 4 && i < std::ssize(levels); ++i) {
     TORCH_CHECK(levels[i] >= -128 && levels[i] <= 127, "add_form: a level of ", levels[i]);
     table[i] = static_cast<int32_t>(levels[i]);
   }
-  const CodedForm form = make_form(bits, table, static_cast<int32_t>(zero), has_offsets, has_halves);
+  const CodedForm form = make_form(bits, table, static_cast<int32_t>(zero), has_offsets, has_halves, is_float);
   Forms& all = forms();
   const std::lock_guard lock(all.adding);
   const int64_t count = all.count.load();
@@ -84,7 +87,7 @@ void store_chunk(const vu* steps, uint8_t* to) {
 // One block from `count` rows of codes.
 template <class F>
 void pack_block(const uint8_t* codes, int64_t count, const Matrix& w, uint8_t* block) {
-  constexpr int64_t kInputs = kLanes * F::kPerStep;  // of steps that are whole chunks
+  constexpr int64_t kInputs = kLanes * 4;  // whole chunks
   for (int64_t first = 0; first < padded_inputs<F>(w.inputs); first += kInputs) {
     const int64_t here = std::min(kInputs, w.inputs - first);
     for (int64_t vector = 0; vector < kVectors; ++vector) {
@@ -92,10 +95,17 @@ void pack_block(const uint8_t* codes, int64_t count, const Matrix& w, uint8_t* b
       for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, count - vector * kLanes); ++lane)
         std::memcpy(&steps[lane], codes + (vector * kLanes + lane) * w.inputs + first, here);
       transpose(steps);
-      const int64_t left = padded_inputs<F>(here) / F::kPerStep;
-      uint8_t* to = block + first / F::kAlign * F::kLines * kLineBytes + vector * kLanes * 4;
-      for (int64_t step = 0; step < left; step += F::kSteps, to += F::kLines * kLineBytes)
-        store_chunk<F>(steps + step, to);
+      if constexpr (kExpands<F>) {
+        uint8_t* to = block + first * kBlock + vector * kLanes * 2;
+        for (int64_t input = 0; input < here; input += 2, to += 2 * kBlock) {
+          const vh pairs = __builtin_convertvector(steps[input / 4] >> (input % 4 * 8), vh);
+          std::memcpy(to, &pairs, sizeof pairs);
+        }
+      } else {
+        uint8_t* to = block + first / F::kAlign * F::kLines * kLineBytes + vector * kLanes * 4;
+        for (int64_t step = 0; step < padded_inputs<F>(here) / 4; step += F::kSteps, to += F::kLines * kLineBytes)
+          store_chunk<F>(steps + step, to);
+      }
     }
   }
 }
@@ -140,7 +150,8 @@ void pack_codes(
     with_format(format, [&](auto f) {
       using F = decltype(f);
       uint8_t* place = data.data_ptr<uint8_t>() + (begin + block) * w.block_bytes;
-      if constexpr (F::kGrouped) pack_block<F>(codes.const_data_ptr<uint8_t>() + row * w.inputs, count, w, place);
+      if constexpr (F::kGrouped || kExpands<F>)
+        pack_block<F>(codes.const_data_ptr<uint8_t>() + row * w.inputs, count, w, place);
     });
   }
 }
@@ -161,7 +172,7 @@ Matrix matrix_layout(int64_t format, int64_t outputs, int64_t inputs, int64_t gr
   with_format(format, [&](auto f) {
     using F = decltype(f);
     w.block_bytes = block_bytes_of<F>(inputs);
-    if constexpr (F::kGrouped) {
+    if constexpr (F::kGrouped || kExpands<F>) {
       TORCH_CHECK(
           group > 0 && group % kGroupAlign == 0 && group % F::kAlign == 0, "packed weights: a group of ", group);
       w.form = &coded_form(format);
@@ -177,7 +188,9 @@ Matrix matrix_layout(int64_t format, int64_t outputs, int64_t inputs, int64_t gr
 }  // namespace blazr
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
-  library.def("add_form(int bits, int[] levels, int zero, bool has_offsets, bool has_halves) -> int", blazr::add_form);
+  library.def(
+      "add_form(int bits, int[] levels, int zero, bool has_offsets, bool has_halves, bool is_float=False) -> int",
+      blazr::add_form);
   library.def(
       "pack_codes(Tensor codes, Tensor scales, Tensor? offsets, Tensor(a!) data, Tensor(b!) packed_scales, int first, "
       "int format, int group) -> ()");

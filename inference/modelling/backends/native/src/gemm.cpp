@@ -296,10 +296,16 @@ void read_row(const Matrix& w, int64_t row, T* out) {
   const uint8_t* block = w.data + row / kBlock * w.block_bytes;
   for (int64_t k = 0; k < w.inputs; ++k) {
     float value;
-    if constexpr (F::kGrouped) {
+    if constexpr (F::kGrouped || kExpands<F>) {
       const bf16* scales =
           w.scales + row / kBlock * w.block_scales() + k / w.unit / w.units_per_scale * w.form->scale_line() + lane;
-      value = static_cast<float>(byte_at<F>(w, block, k, lane) - w.form->zero) * scale_at(w, scales);
+      if constexpr (F::kGrouped) {
+        value = static_cast<float>(byte_at<F>(w, block, k, lane) - w.form->zero);
+      } else {
+        const auto code = static_cast<int16_t>(block[(k / 2 * kBlock + lane) * 2 + k % 2] << 8);
+        value = c10::Half(static_cast<uint16_t>(half_of_float8<int16_t>(code)), c10::Half::from_bits());
+      }
+      value *= scale_at(w, scales);
       if (w.form->has_offsets) value += scale_at(w, scales + kBlock);
     } else if constexpr (F::kPerStep == 2) {
       value = static_cast<float>(reinterpret_cast<const bf16*>(block)[(k / 2 * kBlock + lane) * 2 + k % 2]);

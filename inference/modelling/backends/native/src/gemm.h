@@ -32,39 +32,49 @@ template <class F>
 void multiply(
     const Matrix& w, const Panels& panels, int64_t panel_begin, int64_t panel_end, int64_t block_begin,
     int64_t block_end, const ReadOn& on, float* sums) {
+  using V = typename F::Values;
   const int64_t first_row = panels.start(panel_begin), rows = panels.start(panel_end) - first_row, units = w.units();
   const int64_t count = panel_end - panel_begin;
   TileArgs t;
-  t.depth = panels.depth;
+  t.depth = panels.depth * panels.words / V::kWords;
   t.matrix = &w;
-  t.unit_steps = ceil_div(w.unit, F::kPerStep);
-  const int64_t unit_bytes = t.unit_steps * F::kStepBytes;
+  t.unit_steps = ceil_div(w.unit, V::kPerStep);
+  const int64_t unit_bytes = ceil_div(w.unit, F::kPerStep) * F::kStepBytes;
   // Of the inputs a run whose activations stay in the second cache, and within a block parts that stay in the first
   // one while the panels pass. One panel goes through a block from end to end.
   const int64_t panel_bytes = panels.line ? kTiledPanelBytes : kPanelBytes;
-  const int64_t run = count == 1 ? units : std::max<int64_t>(1, panel_bytes / (rows * panels.words * t.unit_steps * 4));
-  const int64_t part = count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
-  t.advance = ceil_div(F::kStepBytes, count);
+  const int64_t run = count == 1 ? units : std::max<int64_t>(1, panel_bytes / (rows * V::kWords * t.unit_steps * 4));
+  const int64_t part = kExpands<F> ? 1 : count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
+  t.advance = ceil_div(unit_bytes / t.unit_steps, count);
   const ReadOrder& order = count == 1 ? read_order() : plain_order();
   t.in_pages = order.in_pages;
   t.ahead = {nullptr, order.offsets, on.end, count == 1 ? on.next - on.end : 0};
   const int64_t lead = order.in_pages ? 0 : rows == 1 ? kAhead : kTileBytes;  // of one panel
   const uint8_t* end_of_run = w.data + block_end * w.block_bytes;
   const uint8_t* after = end_of_run == on.end ? on.next : end_of_run;
-  MatrixTiles<F> matrix_tiles(panels.line > 0);
+  MatrixTiles<V> matrix_tiles(panels.line > 0);
+  alignas(64) float values[kExpands<F> ? kMostUnit * kBlock : 1], unit_sums[kExpands<F> ? kMostRows * kBlock : 1];
   for (int64_t begin = 0; begin < units; begin += run) {
     const int64_t end = std::min(begin + run, units);
     for (int64_t block = block_begin; block < block_end; ++block) {
-      t.weights = w.data + block * w.block_bytes;
+      const uint8_t* weights = w.data + block * w.block_bytes;
+      t.weights = weights;
       t.weight_scales = w.scales + block * w.block_scales();
-      const uint8_t* behind = block + 1 < block_end ? t.weights + w.block_bytes + begin * unit_bytes
+      const uint8_t* behind = block + 1 < block_end ? weights + w.block_bytes + begin * unit_bytes
                               : end < units         ? w.data + block_begin * w.block_bytes + end * unit_bytes
                                                     : after;
       for (t.unit_begin = begin; t.unit_begin < end; t.unit_begin = t.unit_end) {
         t.unit_end = std::min(t.unit_begin + part, end);
         t.is_first = t.unit_begin == 0;
-        const int64_t at = t.unit_begin * unit_bytes + kTileBytes, stop = std::min(end * unit_bytes, w.block_bytes);
-        const uint8_t* ahead = count == 1 ? t.weights + lead : at < stop ? t.weights + at : behind + (at - stop);
+        if constexpr (kExpands<F>) {
+          const int64_t first = t.unit_begin * w.unit, inputs = std::min(w.unit, padded_inputs<F>(w.inputs) - first);
+          expand<V>(weights + first * kBlock, inputs / 2, values);
+          t.weights = reinterpret_cast<const uint8_t*>(values) - t.unit_begin * t.unit_steps * V::kStepBytes;
+          t.is_first = true;
+        }
+        const int64_t here = t.unit_begin * unit_bytes, at = here + kTileBytes;
+        const int64_t stop = std::min(end * unit_bytes, w.block_bytes);
+        const uint8_t* ahead = count == 1 ? weights + here + lead : at < stop ? weights + at : behind + (at - stop);
         const int64_t piece = t.advance * t.unit_steps * (t.unit_end - t.unit_begin);
         for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
           const int64_t start = panels.start(panel);
@@ -72,12 +82,14 @@ void multiply(
           t.scales = panels.scales + start * panels.units;
           t.offsets = panels.offsets + start * panels.units;
           t.totals = panels.totals + start * panels.units;
-          t.sums = sums + ((block - block_begin) * rows + start - first_row) * kBlock;
+          float* to = sums + ((block - block_begin) * rows + start - first_row) * kBlock;
+          t.sums = kExpands<F> ? unit_sums : to;
           t.ahead.at = ahead + (panel - panel_begin) * piece;
           if (panels.line)
             matrix_tiles.add(panels.size(panel), t);
           else
-            tile_of<F>(panels.size(panel), t);
+            tile_of<V>(panels.size(panel), t);
+          if constexpr (kExpands<F>) add_scaled(unit_sums, panels.size(panel), t, to);
         }
       }
     }
@@ -93,6 +105,8 @@ extern BLAZR_MULTIPLY(Coded<4>);
 extern BLAZR_MULTIPLY(Coded<5>);
 extern BLAZR_MULTIPLY(Coded<6>);
 extern BLAZR_MULTIPLY(Coded<8>);
+extern BLAZR_MULTIPLY(Float8<Half>);
+extern BLAZR_MULTIPLY(Float8<Single>);
 extern BLAZR_MULTIPLY(Half);
 extern BLAZR_MULTIPLY(Single);
 

@@ -4,6 +4,7 @@
 // two instructions need, so that a product with one row reads one stream from the first byte to the last:
 //   codes  [N/32][K/chunk][lines][32][4]  see Coded; the four bytes belong to four inputs that follow each other
 //   bf16   [N/32][K/2][32][2]
+//   float8 the same in bytes, see Float8
 //   float  [N/32][K][32]
 // Codes have a scale for each output and group along K, and behind it perhaps an offset: [N/32][groups][1 or 2][32].
 // The number of a format is kBf16, kFloat, or that of a CodedForm.
@@ -33,12 +34,13 @@ constexpr bool kHalfDots = false;
 enum Format : int64_t { kInt8 = 0, kInt4 = 1, kBf16 = 2, kFloat = 3 };
 
 // What the codes of a matrix mean: scale · (byte(code) - zero) + offset. Up to four bits choose the byte from a table,
-// which a register repeats; more bits are the byte.
+// which a register repeats; more bits are the byte. Floats of 8 bits mean scale · 2^-8 · value.
 struct alignas(64) CodedForm {
   uint8_t levels[64];
   int64_t bits;
   int32_t zero;
   bool has_offsets, has_halves;  // scales and offsets are float16, else bfloat16
+  bool is_float;                 // E4M3
 
   int64_t scale_line() const { return has_offsets ? 2 * kBlock : kBlock; }  // of a block and group
   bool operator==(const CodedForm&) const = default;
@@ -73,6 +75,7 @@ constexpr int64_t kLineBytes = 128;  // four bytes of each output of a block
 // first four inputs, the next one to the next four.
 template <int kBits_>
 struct Coded {
+  using Values = Coded;
   static constexpr bool kGrouped = true;
   static constexpr int kBits = kBits_;
   static constexpr int kLower = kBits == 8 ? 8 : kBits >= 4 ? 4 : 2;
@@ -91,6 +94,7 @@ struct Coded {
 };
 
 struct Half {
+  using Values = Half;
   static constexpr bool kGrouped = false;
   static constexpr int kPerStep = 2;
   static constexpr int64_t kStepBytes = 128;
@@ -101,6 +105,7 @@ struct Half {
 };
 
 struct Single {
+  using Values = Single;
   static constexpr bool kGrouped = false;
   static constexpr int kPerStep = 1;
   static constexpr int64_t kStepBytes = 128;
@@ -110,10 +115,25 @@ struct Single {
   static constexpr int64_t kLine = 0;
 };
 
+// Rows are those of bfloat16 or float32. Each unit of a block becomes values that these are multiplied by, exactly, and
+// its sums are scaled.
+template <class Rows>
+struct Float8 : Rows {
+  using Values = std::conditional_t<kHalfDots, Rows, Single>;
+  static constexpr int64_t kStepBytes = kBlock * Rows::kPerStep;
+  static constexpr int64_t kAlign = 2;
+  static constexpr int64_t kMostUnit = 128;
+};
+
+// Whether weights become others before they are multiplied.
+template <class F>
+constexpr bool kExpands = !std::is_same_v<F, typename F::Values>;
+
 template <typename Body>
 inline void with_format(int64_t format, Body&& body) {
   if (format == kBf16) return body(Half{});
   if (format == kFloat) return body(Single{});
+  if (coded_form(format).is_float) return body(Float8<Half>{});
   switch (coded_form(format).bits) {
     case 2:
       return body(Coded<2>{});
@@ -136,7 +156,9 @@ template <typename T, typename Body>
 inline void with_format_for(int64_t format, const char* op, Body&& body) {
   with_format(format, [&](auto f) {
     using F = decltype(f);
-    if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
+    if constexpr (kExpands<F>) {
+      body(Float8<std::conditional_t<sizeof(T) == 4, Single, Half>>{});
+    } else if constexpr (!F::kGrouped && F::kPerStep * sizeof(T) != 4) {
       TORCH_CHECK(false, op, ": weights that are not quantised need rows of their own dtype");
     } else {
       body(f);

@@ -5,6 +5,8 @@ namespace blazr {
 
 BLAZR_MULTIPLY(Coded<4>);
 BLAZR_MULTIPLY(Coded<8>);
+BLAZR_MULTIPLY(Float8<Half>);
+BLAZR_MULTIPLY(Float8<Single>);
 BLAZR_MULTIPLY(Half);
 BLAZR_MULTIPLY(Single);
 

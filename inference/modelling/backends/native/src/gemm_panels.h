@@ -176,9 +176,10 @@ inline QuantisedGroup quantise_group(const T* from, int64_t count, uint32_t* to,
 // the last bits, so there it is the same for any number of rows; integers are exact, and few rows are faster without.
 template <class F>
 bool suits_tiles(const Matrix& w, int64_t rows) {
-  if (F::kLine == 0 || !use_amx() || (w.form && (w.form != &coded_form(kInt8) || w.units_per_scale > 1))) return false;
+  if (F::kLine == 0 || !use_amx()) return false;
+  if (F::kGrouped && (w.form != &coded_form(kInt8) || w.units_per_scale > 1 || rows < kTiledIntegers)) return false;
   const int64_t line = F::kLine * F::kPerStep;  // inputs
-  return w.inputs % line == 0 && (!F::kGrouped || (w.unit % line == 0 && rows >= kTiledIntegers));
+  return w.inputs % line == 0 && w.unit % line == 0;
 }
 
 // How the rows of a product with a matrix lie.

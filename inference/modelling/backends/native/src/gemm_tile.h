@@ -1,6 +1,8 @@
 // The sums of a panel with a block of weights, in registers.
 #pragma once
 
+#include <c10/util/Half.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -135,24 +137,102 @@ inline vi bytes_of(const uint8_t* chunk, int step, vi levels) {
   return codes;
 }
 
+// float16 in float32.
+inline vf widen(vh halves) {
+#if defined(__AVX512F__)
+  return std::bit_cast<vf>(_mm512_maskz_cvtph_ps(0xffff, std::bit_cast<__m256i>(halves)));
+#elif defined(__AVX2__) && defined(__F16C__)
+  return std::bit_cast<vf>(_mm256_cvtph_ps(std::bit_cast<__m128i>(halves)));
+#else
+  vf wide;
+  for (int lane = 0; lane < kLanes; ++lane) wide[lane] = c10::Half(halves[lane], c10::Half::from_bits());
+  return wide;
+#endif
+}
+
 // A vector's scales or offsets.
 inline vf load_scales(const bf16* from, bool has_halves) {
   if (!has_halves) return load(from);
-#if defined(__AVX512F__)
-  __m256i halves;
+  vh halves;
   std::memcpy(&halves, from, sizeof halves);
-  return std::bit_cast<vf>(_mm512_maskz_cvtph_ps(0xffff, halves));
-#elif defined(__AVX2__) && defined(__F16C__)
-  __m128i halves;
-  std::memcpy(&halves, from, sizeof halves);
-  return std::bit_cast<vf>(_mm256_cvtph_ps(halves));
-#else
-  c10::Half halves[kLanes];
-  std::memcpy(halves, from, sizeof halves);
-  vf wide;
-  for (int lane = 0; lane < kLanes; ++lane) wide[lane] = halves[lane];
-  return wide;
+  return widen(halves);
+}
+
+// The bits of 2^-8 of a float8 value in float16, which has one bit of exponent and seven of mantissa more, from a word
+// with the code in its upper byte. Subnormal values are right, too; NaN doesn't occur.
+template <typename T>
+inline T half_of_float8(T code) {
+  return (code >> 1) & static_cast<int16_t>(0xbf80);
+}
+
+#ifdef __AVX512VBMI__
+// The two bytes of 2^-8 of each positive float8 value in bfloat16.
+struct Float8Bytes {
+  uint8_t lower[128], upper[128];
+
+  Float8Bytes() {
+    for (int code = 0; code < 128; ++code) {
+      const bf16 value = static_cast<float>(c10::Half(static_cast<uint16_t>(code << 7), c10::Half::from_bits()));
+      lower[code] = value.x & 0xff;
+      upper[code] = value.x >> 8;
+    }
+  }
+};
+
+// Pairs of inputs of float8 as bfloat16: bytes are looked up, and joined in the codes' order.
+inline void widen_pairs(const uint8_t* codes, int64_t pairs, float* to) {
+  static const Float8Bytes kBytes;
+  const auto register_of = [](const void* from) { return _mm512_loadu_si512(from); };
+  const __m512i lower[] = {register_of(kBytes.lower), register_of(kBytes.lower + 64)};
+  const __m512i upper[] = {register_of(kBytes.upper), register_of(kBytes.upper + 64)};
+  const __m512i first = std::bit_cast<__m512i>(kLaneNumbers * 0x02020202 + 0x41014000);
+  const __m512i second = _mm512_add_epi8(first, _mm512_set1_epi8(32));
+  const __m512i signs = _mm512_set1_epi8(-128);
+  for (int64_t pair = 0; pair < pairs; ++pair, codes += 2 * kBlock, to += kBlock) {
+    const __m512i code = register_of(codes);
+    const __m512i low = _mm512_permutex2var_epi8(lower[0], code, lower[1]);
+    __m512i high = _mm512_permutex2var_epi8(upper[0], code, upper[1]);
+    high = _mm512_or_si512(high, _mm512_and_si512(code, signs));
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi8(low, first, high));
+    _mm512_storeu_si512(to + kLanes, _mm512_permutex2var_epi8(low, second, high));
+  }
+}
 #endif
+
+// Pairs of inputs of a block's float8 in the layout of F: 2^-8 of their values.
+template <class F>
+void expand(const uint8_t* codes, int64_t pairs, float* to) {
+#ifdef __AVX512VBMI__
+  if constexpr (F::kPerStep == 2) return widen_pairs(codes, pairs, to);
+#endif
+  typedef int16_t vs __attribute__((vector_size(2 * kLanes)));
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    for (int v = 0; v < kVectors; ++v, codes += 2 * kLanes) {
+      vs both;
+      std::memcpy(&both, codes, sizeof both);
+      const vf first = widen(std::bit_cast<vh>(half_of_float8<vs>(both << 8)));
+      const vf second = widen(std::bit_cast<vh>(half_of_float8<vs>(both)));
+      if constexpr (F::kPerStep == 1) {
+        store(to + v * kLanes, first);
+        store(to + kBlock + v * kLanes, second);
+      } else {
+        const vu joined = std::bit_cast<vu>(first) >> 16 | (std::bit_cast<vu>(second) & 0xffff0000u);
+        std::memcpy(to + v * kLanes, &joined, sizeof joined);
+      }
+    }
+    to += 2 / F::kPerStep * kBlock;
+  }
+}
+
+// += the sums of some rows with a unit of float8, times their scales.
+inline void add_scaled(const float* unit_sums, int rows, const TileArgs& t, float* sums) {
+  const Matrix& w = *t.matrix;
+  const bf16* scales = t.weight_scales + t.unit_begin / w.units_per_scale * kBlock;
+  for (int v = 0; v < kVectors; ++v, scales += kLanes) {
+    const vf scale = load_scales(scales, w.form->has_halves);
+    for (int64_t at = v * kLanes; at < rows * kBlock; at += kBlock)
+      store(sums + at, fused_multiply_add(load(unit_sums + at), scale, t.unit_begin ? load(sums + at) : splat(0)));
+  }
 }
 
 // += the products of R rows with a step's bytes: a word of activations has four bytes; or, where the processor

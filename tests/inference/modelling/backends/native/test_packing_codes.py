@@ -9,7 +9,7 @@ from inference.modelling.backends.native.packing import NativePacked, NativeStor
 from inference.modelling.layers.coded import Codes, CodeSink, code_plainly
 from inference.modelling.quantisation import Form
 from tests.inference.modelling.backends.native.test_packing import as_quantised, away_from_ties, random, steps_of
-from tests.inference.modelling.layers.test_coded import FORMS, random_codes
+from tests.inference.modelling.layers.test_coded import FLOATS, FORMS, random_codes
 
 SHAPES = [(33, 64), (70, 544), (32, 1100)]
 
@@ -50,7 +50,34 @@ def test_products_against_float64(form, outputs, inputs):
     assert loss < (1e-4 if steps > 127 else 1e-2)  # what rounding the activations costs
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", [*FLOATS, Form(8, 1120, is_float=True)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "inputs"), [*SHAPES, (600, 577)])
+def test_products_of_floats_against_float64(form, dtype, outputs, inputs):
+    """Neither their values nor the activations are rounded."""
+    weight = random_codes(outputs, inputs, form=form)
+    packed, plain = packed_codes(weight), code_plainly(weight)
+    assert torch.equal(packed.dense(dtype), plain.dense(dtype))
+    dense, bias = plain.dense(torch.float32).double(), random(outputs, seed=2).to(dtype)
+    for rows in (1, 2, 3, 9, 40, 300):
+        hidden = random(rows, inputs, seed=rows).to(dtype)
+        expected = hidden.double() @ dense.T
+        limit = 3e-6 * (hidden.double().abs() @ dense.abs().T).max()
+        torch.testing.assert_close(packed.wide_linear(hidden, None).double(), expected, rtol=3e-6, atol=limit)
+        found = packed.linear(hidden, bias)
+        assert torch.equal(found, (packed.wide_linear(hidden, None) + bias.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_float_has_its_value(dtype):
+    """Subnormal ones, and both zeros."""
+    codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
+    weight = Codes(codes[:, None].repeat(1, 2), torch.full((254, 1), 256.0), None, FLOATS[0])
+    found = packed_codes(weight).linear(torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=dtype), None)
+    assert torch.equal(found, codes.view(torch.float8_e4m3fn).to(dtype).expand(2, -1))
+
+
+@pytest.mark.parametrize("form", (*FORMS, *FLOATS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_in_any_batch(form, dtype):
     packed = packed_codes(random_codes(70, 544, form=form))
@@ -64,7 +91,7 @@ def test_a_row_is_the_same_in_any_batch(form, dtype):
     assert torch.equal(wide.gather(1, places[:, None])[:, 0], values)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", (*FORMS, *FLOATS), ids=str)
 def test_rows_come_in_pieces_of_any_order(form):
     weight = random_codes(100, 160, form=form)
     whole, store = packed_codes(weight), NativeStore((100, 160), form)
@@ -77,7 +104,7 @@ def test_rows_come_in_pieces_of_any_order(form):
 
 
 def test_a_stack_is_packed_matrix_by_matrix():
-    for form in FORMS[:3]:
+    for form in (*FORMS[:3], *FLOATS):
         weight = random_codes(3, 64, 96, form=form)
         packed, plain = packed_codes(weight), code_plainly(weight)
         for number in range(3):
@@ -102,6 +129,8 @@ def test_wrong_forms_and_codes_are_refused():
         ops.add_form(7, [], 0, False, True)
     with pytest.raises(RuntimeError, match="a level for each"):
         ops.add_form(4, [1, 2], 0, False, True)
+    with pytest.raises(RuntimeError, match="floats have 8 bits"):
+        ops.add_form(6, [], 0, False, True, True)
     with pytest.raises(RuntimeError, match="a level of 200"):
         ops.add_form(2, [1, 2, 3, 200], 0, False, True)
     store = NativeStore((40, 64), Form(8, 32, zero=128))

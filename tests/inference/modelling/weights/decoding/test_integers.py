@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from inference.errors import CorruptCheckpoint
+from inference.modelling.weights.decoding import integers
 from inference.modelling.weights.decoding.decode import decode
 from tests.inference.modelling.encodings import formats
 from tests.inference.modelling.weights.decoding.values import check, read
@@ -45,3 +49,17 @@ def test_a_group_that_is_not_there_is_refused() -> None:
         item, parts = read((tensors, values), {"quant_method": "gptq", "bits": 4, "group_size": 32})
         with pytest.raises(CorruptCheckpoint, match=rf"x\.g_idx holds {wrong}; the weight has 2 groups"):
             decode(item, parts)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("make", [formats.gptq, partial(formats.packed, symmetric=False)])
+def test_a_piece_of_rows_unpacks_its_own_zero_points(bits: int, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32}
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32}
+    if make is not formats.gptq:
+        config = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": weights}}}
+    item, parts = read(make(np.random.default_rng(6), 1024, 64, bits=bits), config)
+    counts, unpack = [], integers.unpack_words
+    monkeypatch.setattr(integers, "unpack_words", lambda *args, **kw: (counts.append(args[2]), unpack(*args, **kw))[1])
+    decode(item, parts, 100, 164)
+    assert sorted(counts) == [64, 96], "inputs; outputs from 96 to 192, the words that hold the piece's"

@@ -27,15 +27,17 @@ TABLE = 6e-3
 AFFINE = Form(4, 32, zero=8, has_offset=True)
 FORMS: dict[str, Form | None] = {
     **{f"gptq-{bits}": Form(bits, 32, zero=1 << bits - 1, has_offset=True) for bits in (2, 3, 4, 8)},
-    "gptq-act-order": None,
+    "gptq-act-order": AFFINE,
     "gptq-v2": AFFINE,
     "gptq-no-g_idx": AFFINE,
+    **{f"gptq-symmetric-{bits}": Form(bits, 32, zero=1 << bits - 1) for bits in (3, 4)},
+    "gptq-v2-symmetric": Form(4, 32, zero=8),
     "gptq-g_idx-of-zeros": AFFINE,
     "gptq-rows": Form(4, 192, zero=8, has_offset=True),
     "awq": AFFINE,
     "compressed-w4a16": Form(4, 32, zero=8, scales="bfloat16"),
     "compressed-w4-asymmetric": AFFINE,
-    "compressed-w4-ordered": None,
+    "compressed-w4-ordered": Form(4, 32, zero=8, scales="bfloat16"),
     "compressed-w8a16": Form(8, 192, zero=128, scales="bfloat16"),
     "compressed-w3": Form(3, 32, zero=4, has_offset=True),
     "compressed-w3-old": Form(3, 32, zero=4, has_offset=True),
@@ -47,9 +49,15 @@ FORMS: dict[str, Form | None] = {
     "bnb-int8": Form(8, 192, zero=128),
     **{f"hqq-{bits}": Form(bits, 64, zero=1 << bits - 1, has_offset=True) for bits in (2, 3, 4, 8)},
     "hqq-columns": None,
+    **dict.fromkeys(("fp8-blocks", "compressed-fp8-blocks"), Form(8, 48, is_float=True)),
+    "fp8-blocks-ue8m0": Form(8, 48, scales="bfloat16", is_float=True),
+    "compressed-mxfp8": Form(8, 32, scales="bfloat16", is_float=True),
+    **dict.fromkeys(
+        ("fbgemm", "compressed-fp8-tensor", "compressed-fp8-rows", "modelopt-fp8"), Form(8, 192, is_float=True)
+    ),
 }
 """Of matrices (96, 192); the levels of bitsandbytes' types are looked at in test_byte_levels.py."""
-EXACT = ("compressed-w4a16", "compressed-w8a16", "compressed-mxfp4")
+EXACT = ("compressed-w4a16", "compressed-w8a16", "compressed-mxfp4", "fp8-blocks-ue8m0", "compressed-mxfp8")
 
 
 def check(made: Made, config: object, cut: int = 0, share: float = ROUNDING) -> None:
@@ -58,8 +66,13 @@ def check(made: Made, config: object, cut: int = 0, share: float = ROUNDING) -> 
     form = stored_form(item)
     assert form is not None
     rows = [(begin, end) for begin, end in ((0, cut), (cut, item.shape[0])) if begin < end]
-    packed = [code_plainly(kept_codes(item, form, parts, *pair)) for pair in rows]
-    found = torch.cat([part.dense(torch.float32) for part in packed])
+    pieces = [kept_codes(item, form, parts, *pair) for pair in rows]
+    found = torch.cat([code_plainly(piece).dense(torch.float32) for piece in pieces])
+    orders = [piece.order for piece in pieces if piece.order is not None]
+    assert len(orders) == len(pieces) * item.is_permuted
+    for order in orders[:1]:
+        assert torch.equal(orders[-1], order)
+        found = found[:, torch.argsort(order)]
     largest = float(np.abs(made[1]).max())
     torch.testing.assert_close(found, torch.from_numpy(made[1]), rtol=0, atol=share * largest)
     torch.testing.assert_close(found, decode(item, parts), rtol=0, atol=share * largest)
@@ -74,7 +87,7 @@ def test_every_format_has_the_form_that_holds_it(name: str) -> None:
         assert found is not None
         assert (found.bits, found.group, len(found.levels)) == (4, 64, 16)
     else:
-        assert found == FORMS.get(name), "FP8 has no form"
+        assert found == FORMS[name]
     if found is not None:
         check(made, form.config, 33, 1e-6 if name in EXACT else TABLE if found.levels else ROUNDING)
 
@@ -132,6 +145,7 @@ def test_packed_integers_of_any_shape(
             *(partial(formats.hqq, bits=bits, group=group) for bits in (2, 3, 4, 8) for group in (32, 64)),
             *(partial(formats.bnb4, kind=kind, nested=nested) for kind in ("nf4", "fp4") for nested in (False, True)),
             formats.mxfp4, formats.nvfp4, formats.int8, formats.bnb8, partial(formats.int8, asymmetric=True),
+            *(partial(formats.fp8, **how) for how in ({}, {"rows": True}, {"block": (128, 128)}, {"block": (1, 32)})),
         ]
     ),
     outputs=st.integers(1, 40), inputs=st.integers(1, 5), seed=st.integers(0, 99), sign=st.sampled_from([1, -1]),
@@ -173,6 +187,33 @@ def test_scales_that_float16_can_not_hold_are_refused() -> None:
         kept_codes(item, form, parts, 2, 5)
 
 
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_floats_that_are_none_are_refused(code: int) -> None:
+    config = FORMATS["fp8-blocks"].config
+    item, parts = read(FORMATS["fp8-blocks"].make(np.random.default_rng(1), 64, 96), config)
+    parts["codes"].view(torch.uint8)[40, 7] = code
+    form = stored_form(item)
+    assert form is not None
+    kept_codes(item, form, parts, 0, 40)
+    with pytest.raises(CorruptCheckpoint, match=r"x.weight holds NaN .*0x7f and 0xff.* quant none"):
+        kept_codes(item, form, parts, 40, 64)
+
+
+def test_small_scales_of_floats_keep_their_digits() -> None:
+    """Rows of 1e-4 and less, as real files have them: float16 has fewer digits below 6e-5."""
+    made, values = formats.fp8(np.random.default_rng(1), 64, 96, rows=True)
+    made["weight_scale"] *= 3e-4
+    check((made, values * np.float32(3e-4)), FORMATS["fbgemm"].config, share=2.0**-11)
+
+
+def test_float8_with_zero_points_or_of_another_kind_is_expanded() -> None:
+    made, values = formats.fp8(np.random.default_rng(1), 64, 96, rows=True)
+    zeros = {"weight_zero_point": torch.zeros(64, 1)}
+    assert stored_form(read((made | zeros, values), None)[0]) is None
+    made["weight"] = made["weight"].float().to(torch.float8_e5m2)
+    assert stored_form(read((made, values), None)[0]) is None
+
+
 @pytest.mark.parametrize("factor", [1e-5, 1e-9])
 def test_scales_that_float16_rounds_away_are_refused(factor: float) -> None:
     made, values = formats.int8(np.random.default_rng(1), 32, 64)
@@ -190,6 +231,12 @@ def test_what_changed_since_the_inspection_is_refused() -> None:
     form = stored_form(item)
     assert form is not None
     parts["g_idx"][5] = 1
+    with pytest.raises(CorruptCheckpoint, match="g_idx has changed"):
+        kept_codes(item, form, parts, 0, 32)
+    item, parts = read(FORMATS["gptq-act-order"].make(np.random.default_rng(1), 32, 64), config)
+    parts["g_idx"][:] = parts["g_idx"].roll(1)
+    kept_codes(item, form, parts, 0, 32)
+    parts["g_idx"][5] ^= 1
     with pytest.raises(CorruptCheckpoint, match="g_idx has changed"):
         kept_codes(item, form, parts, 0, 32)
     item, parts = read(formats.bnb4(np.random.default_rng(1), 32, 64), None)
