@@ -12,6 +12,10 @@ from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS
 
 
+def _unchanged(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
 class CausalConv1d(Layer):
     """y_t = act(bias + Σ_j w_j · x_{t-K+1+j}) for each channel alone; zeros before a sequence's start.
 
@@ -21,18 +25,18 @@ class CausalConv1d(Layer):
         width: Channels C.
         kernel_size: K.
         bias: Whether there is a bias.
-        activation: Name of the function applied to the sum.
+        activation: Name of the function applied to the sum; None: none is.
     """
 
     float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})
 
-    def __init__(self, width: int, kernel_size: int, *, bias: bool, activation: str) -> None:
+    def __init__(self, width: int, kernel_size: int, *, bias: bool, activation: str | None) -> None:
         super().__init__()
         self.kernel_size = kernel_size
         self.weight = nn.Parameter(torch.empty(width, 1, kernel_size), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(width), requires_grad=False) if bias else None
         self.activation = activation
-        self._activation = ACTIVATION_FUNCTIONS[activation]
+        self._activation = _unchanged if activation is None else ACTIVATION_FUNCTIONS[activation]
         self._taps: tuple[nn.Parameter, torch.Tensor] | None = None
 
     def forward(self, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:

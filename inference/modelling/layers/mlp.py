@@ -29,9 +29,8 @@ ACTIVATION_FUNCTIONS: Mapping[str, Activation] = {
     "gelu_tanh": _gelu_tanh,
     "relu": functional.relu,
     "relu2": _relu_squared,
-    "none": lambda values: values,
 }
-"""``inference.modelling.layer_parts.ACTIVATIONS`` by name, and none, which some convolutions have."""
+"""``inference.modelling.layer_parts.ACTIVATIONS`` by name."""
 
 
 def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:

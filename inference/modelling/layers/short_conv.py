@@ -25,7 +25,7 @@ class ShortConv(Layer):
         super().__init__()
         self.spec = spec
         self.in_proj = Linear(hidden_size, 3 * spec.width, spec.bias)
-        self.conv1d = CausalConv1d(spec.width, spec.conv_kernel, bias=spec.bias, activation="none")
+        self.conv1d = CausalConv1d(spec.width, spec.conv_kernel, bias=spec.bias, activation=None)
         self.out_proj = Linear(spec.width, hidden_size, spec.bias)
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:

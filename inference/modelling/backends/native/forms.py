@@ -27,7 +27,7 @@ from inference.modelling.layers.moe import Experts, Router
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
 
-_ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4, "none": 5}
+_ACTIVATIONS: Mapping[str | None, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4, None: 5}
 """The numbers that ``src/activation.h`` gives the activations."""
 _NORM_PER_HEAD, _NORM_OVER_ALL = 1, 2
 """How ``gqa_attention`` norms queries and keys; 0: not."""
