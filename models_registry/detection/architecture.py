@@ -43,6 +43,8 @@ ARCHITECTURE_NAMES: Mapping[str, str] = {
     "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }
 """``architectures[0]`` of config.json to ``model_type``."""
 
@@ -150,7 +152,7 @@ def _type_of_class(class_: object, stated: str | None, names: list[str]) -> str 
     for name, model_type in ARCHITECTURE_NAMES.items():
         stem = name.removesuffix("ForCausalLM")
         # The first Llama files spell it LLaMA.
-        if any(shown.lower() == (stem + suffix).lower() for suffix in _CLASS_SUFFIXES):
+        if shown == name or any(shown.lower() == (stem + suffix).lower() for suffix in _CLASS_SUFFIXES):
             if stated in (None, model_type):
                 return model_type
             break

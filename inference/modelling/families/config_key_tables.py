@@ -173,6 +173,19 @@ QWEN3_NEXT_EXPERTS: Table = {
     **_harmless("the layers have experts; the shapes say it", "intermediate_size"),
 }
 
+
+def _around(text: Table) -> Table:
+    """The keys of a model that sees pictures, whose text model has those of ``text``."""
+    return {
+        **COMMON,
+        "text_config": Members(text),
+        **_harmless(
+            "pictures aren't read",
+            "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+        ),
+    }  # fmt: skip
+
+
 MAMBA_COMMON: Table = {
     **COMMON,
     **_used("state_size", "conv_kernel", "hidden_act", "layer_norm_epsilon", "intermediate_size"),
@@ -385,6 +398,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **QWEN3_NEXT_EXPERTS,
         **_used("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "intermediate_size"),
     },
+    "qwen3_5": _around(QWEN3_NEXT),
+    "qwen3_5_moe": _around({**QWEN3_NEXT, **QWEN3_NEXT_EXPERTS}),
     "qwen3_5_text": QWEN3_NEXT,
     "qwen3_5_moe_text": {**QWEN3_NEXT, **QWEN3_NEXT_EXPERTS},
 }  # fmt: skip

@@ -9,12 +9,13 @@ Source: transformers' ``qwen3_next``, ``qwen3_5`` and ``qwen3_5_moe``; Yang et a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 
-from inference.errors import TensorShapeMismatch
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
-from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
@@ -43,12 +44,17 @@ CONTEXT = 32768
 INTERVAL = 4
 """Every so many layers, one is attention."""
 DEFAULT_TOP_K = {"qwen3_next": 10}
+PREFIXES = ("model.language_model.", "model.", "")
 PREDICTION = IgnoredTensors(re.compile(r"^(model\.)?mtp\."), "a module that only drafts tokens; it is left out")
+VISION = IgnoredTensors(re.compile(r"^(model\.)?visual\."), "the encoder of pictures, which aren't read")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
+    """The text model; of a model that sees pictures too, the part of it that reads and writes text."""
+    if "text_config" in view.config:
+        view = _text_view(view)
     model_type = view.config.string("model_type", default="qwen3_next")
-    layout = read_layout(view, default_max_position_embeddings=CONTEXT)
+    layout = read_layout(view, prefixes=PREFIXES, default_max_position_embeddings=CONTEXT)
     norm, act = rms_norm(view, offset=1.0), activation(view)
     if model_type == "qwen3_next":
         dense, step = (
@@ -72,7 +78,26 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers.append(llama_layer(token, channel, norm))
         sources |= llama_layer_sources(number, layer, token_sources, channel_sources)
     _check_kinds(view, layers)
-    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=(ROTARY_BUFFERS, PREDICTION))
+    ignored = (ROTARY_BUFFERS, PREDICTION, VISION)
+    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored)
+
+
+def _text_view(view: CheckpointView) -> CheckpointView:
+    """config.json as a text model's: the outer keys that matter, then those of ``text_config``.
+
+    Raises:
+        CorruptCheckpoint: ``text_config`` is no object.
+    """
+    text = view.config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise CorruptCheckpoint(
+            f"config.json: text_config is {str(text)[:60]!r}; it must be an object.", param="text_config"
+        )
+    vision = sum(bool(VISION.names.search(name)) for name in view.tensors)
+    if vision:
+        view.facts.add("vision", "left out", f"{vision} tensors of model.visual; pictures aren't read")
+    outer = {key: view.config.get(key) for key in ("tie_word_embeddings",) if key in view.config}
+    return CheckpointView(CheckpointConfig({**text, **outer}), view.tensors, view.facts)
 
 
 def _check_kinds(view: CheckpointView, layers: list[LayerSpec]) -> None:

@@ -45,6 +45,8 @@ FAMILIES: dict[str, str] = {
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2",
     "qwen3_next": "qwen3_next",
+    "qwen3_5": "qwen3_next",
+    "qwen3_5_moe": "qwen3_next",
     "qwen3_5_text": "qwen3_next",
     "qwen3_5_moe_text": "qwen3_next",
 }

@@ -29,6 +29,8 @@ from inference.modelling.linear_specs import GatedDeltaSpec
 
 CHUNK = 64
 """Rows whose products with each other are computed as matrices; the state passes from one such piece to the next."""
+LEAST_LOG_DECAY = -1000.0
+"""Its exponential is 0 in float32, and sums of it stay finite."""
 NORM_EPS = 1e-6
 """Added to the squared length of queries and keys, as all published models have it."""
 
@@ -168,14 +170,15 @@ def _scan_piece(
     A_ij = β_i e^(γ_i - γ_j) k_i · k_j below the diagonal, which is solved from the top.
     """
     count = query.shape[1]
-    total = log_decay.cumsum(1)
-    fade = (total.unsqueeze(2) - total.unsqueeze(1)).tril().exp().tril()
+    # In float64: the differences of sums of strong decays keep their digits.
+    total = log_decay.clamp(min=LEAST_LOG_DECAY).double().cumsum(1)
+    fade = (total.unsqueeze(2) - total.unsqueeze(1)).tril().exp().tril().float()
     below = (key @ key.transpose(1, 2) * fade * beta.unsqueeze(2)).tril(-1)
-    faded = total.exp().unsqueeze(2)
+    faded = total.exp().unsqueeze(2).float()
     target = beta.unsqueeze(2) * (value - faded * (key @ state))
     identity = torch.eye(count, dtype=below.dtype, device=below.device)
     written: torch.Tensor = torch.linalg.solve_triangular(below + identity, target, upper=False, unitriangular=True)
     out: torch.Tensor = faded * (query @ state) + (query @ key.transpose(1, 2) * fade) @ written
-    left = (total[:, -1:] - total).exp().unsqueeze(2)
-    state.mul_(total[:, -1].exp()[:, None, None]).add_((key * left).transpose(1, 2) @ written)
+    left = (total[:, -1:] - total).exp().unsqueeze(2).float()
+    state.mul_(total[:, -1].exp().float()[:, None, None]).add_((key * left).transpose(1, 2) @ written)
     return out.transpose(0, 1)

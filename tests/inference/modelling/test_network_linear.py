@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import transformers
 
-from tests.inference.modelling.harness import assert_matches_oracle, load_directory
+from inference.errors import CorruptCheckpoint
+from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
 from tests.inference.modelling.test_network_recurrent import ATTENTION, SIZES, make_model, oracle_of, rewrite_config
 
 LFM2 = {
@@ -85,3 +88,27 @@ def test_qwen3_next_by_its_interval(tmp_path):
         partial_rotary_factor=0.25,
     )  # fmt: skip
     assert_matches_oracle(load_directory(tmp_path, config), oracle_of(model))
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_the_text_model_of_one_that_sees_pictures(experts, tmp_path):
+    family = "Qwen3_5Moe" if experts else "Qwen3_5"
+    vision = {
+        "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32, "patch_size": 4,
+        "num_position_embeddings": 16,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    text = {**DELTA, **(EXPERTS if experts else {})}
+    config = getattr(transformers, f"{family}Config")(text_config=text, vision_config=vision)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    model.save_pretrained(tmp_path)
+    view = read_view(tmp_path)
+    assert any("visual" in name for name in view.tensors)
+    assert_matches_oracle(load_directory(tmp_path), oracle_of(model))
+
+
+def test_a_text_config_that_is_no_object_is_refused(tmp_path):
+    make("qwen3_5").save_pretrained(tmp_path)
+    config = rewrite_config(tmp_path, model_type="qwen3_5", text_config=[1])
+    with pytest.raises(CorruptCheckpoint, match="text_config"):
+        load_directory(tmp_path, {"model_type": "qwen3_5", "text_config": config["text_config"]})

@@ -18,6 +18,7 @@ from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, L
 from inference.modelling.layer_specs import MLASpec
 from inference.modelling.layers.attention import Attention, chunk_slots
 from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.mamba1 import Mamba1Mixer
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
@@ -256,6 +257,17 @@ def _mix_mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch
     return mixed
 
 
+def _mix_delta(
+    layer: GatedDelta, projected: torch.Tensor, ba: torch.Tensor, batch: ForwardBatch, state: LayerState
+) -> torch.Tensor:
+    mixed: torch.Tensor = torch.ops.blazr.delta_mix.default(
+        projected, ba, batch_runs(batch), state["conv_state"], state["delta_state"], layer.conv1d.taps(),
+        layer.decay_rates(), layer.dt_bias.float(), layer.spec.beta_scale, layer.spec.num_key_heads,
+        *_gated_norm_arguments(layer.norm),
+    )  # fmt: skip
+    return mixed
+
+
 def _mix_mamba3(
     layer: Mamba3Mixer, hidden: torch.Tensor, xbc: torch.Tensor, dt: torch.Tensor, batch: ForwardBatch,
     state: LayerState,
@@ -335,6 +347,7 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     Mamba1Mixer: {"mix": _mix_mamba1},
     Mamba2Mixer: {"mix": _mix_mamba2},
     Mamba3Mixer: {"mix": _mix_mamba3},
+    GatedDelta: {"mix": _mix_delta},
     Router: {"choose": _choose_experts},
     Experts: {"mix": _mix_experts, "activate": _activate},
 }

@@ -47,6 +47,8 @@ TYPES = {
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
+AROUND = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+"""Types of models that see pictures, to that of their text model."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "layer_types": None, "sliding_window_pattern": 2, "rope_parameters": None, "rope_theta": 5e5,
@@ -152,13 +154,22 @@ def others(value: Any) -> Iterator[Any]:
 
 def test_every_family_has_a_table() -> None:
     assert set(CONFIG_KEYS) == set(FAMILIES)
-    assert set(TYPES) == set(FAMILIES) - {"oxidizr"}
+    assert set(TYPES) | set(AROUND) == set(FAMILIES) - {"oxidizr"}
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_key_of_transformers_is_in_the_table(model_type: str) -> None:
     keys = AutoConfig.for_model(model_type).to_dict()
     assert not [key for key in keys if key not in CONFIG_KEYS[model_type] and not key.startswith("_")]
+
+
+@pytest.mark.parametrize("model_type", AROUND)
+def test_the_keys_around_a_text_model(model_type: str) -> None:
+    """Its own keys have the rules that they have alone, and the outer ones are known."""
+    keys, text = CONFIG_KEYS[model_type], CONFIG_KEYS[model_type]["text_config"]
+    assert isinstance(text, Members)
+    assert text.rules == CONFIG_KEYS[AROUND[model_type]]
+    assert not [key for key in AutoConfig.for_model(model_type).to_dict() if key not in keys and key[0] != "_"]
 
 
 @pytest.mark.parametrize("model_type", TYPES)

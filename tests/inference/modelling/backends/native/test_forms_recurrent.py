@@ -17,11 +17,13 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillC
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec, Mamba3Spec
 from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer
+from inference.modelling.linear_specs import GatedDeltaSpec
 
 HIDDEN = 24
 SLOTS = 7
@@ -54,9 +56,14 @@ LAYERS = {
     "mamba1": Mamba1Spec(40, 16, 4, 5),
     "mamba1-odd": Mamba1Spec(19, 5, 3, 2, conv_bias=False, inner_norm=RMS),
     "mamba1-growing": Mamba1Spec(32, 16, 4, 3, positive_a=True, state_clamp=30.0),
+    "delta": GatedDeltaSpec(2, 4, 16, 32, 4, RMS),
+    "delta-odd": GatedDeltaSpec(3, 3, 7, 21, 2, NormSpec("rms", 1e-3), beta_scale=2.0),
+    "delta-wide": GatedDeltaSpec(1, 2, 40, 136, 3, RMS),
 }
-MIXERS = {Mamba1Spec: Mamba1Mixer, Mamba2Spec: Mamba2Mixer, Mamba3Spec: Mamba3Mixer}
-Spec = Mamba1Spec | Mamba2Spec | Mamba3Spec
+MIXERS = {
+    Mamba1Spec: Mamba1Mixer, Mamba2Spec: Mamba2Mixer, Mamba3Spec: Mamba3Mixer, GatedDeltaSpec: GatedDelta,
+}  # fmt: skip
+Spec = Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec
 
 
 def make_layer(spec: Spec, seed: int = 0) -> RecurrentMixer:
@@ -205,7 +212,9 @@ class _RowByRow(torch.nn.Module):
             torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", ["mamba2", "mamba2-odd", "mamba3", "mamba3-conv-groups", "mamba1", "mamba1-odd"])
+@pytest.mark.parametrize(
+    "name", ["mamba2", "mamba2-odd", "mamba3", "mamba3-conv-groups", "mamba1", "mamba1-odd", "delta"]
+)
 def test_bfloat16_rows(name: str) -> None:
     spec = LAYERS[name]
     layer = make_layer(spec)
