@@ -70,7 +70,7 @@ BLAZR_LLM_OPTIONS: dict[str, Any] = {
         None,
         low=16,
         high=1 << 20,
-        help="Most tokens that are computed in one step. Default: 256 on a CPU, 512 on CUDA.",
+        help="Most tokens that are computed in one step. Default: 512; on a CPU 128 to 512, fewer for larger models.",
     ),
     "cache_bytes": read.size_bytes(
         "BLAZR_CACHE_BYTES",

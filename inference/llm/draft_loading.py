@@ -127,7 +127,7 @@ def load_draft(
     invalid = {*tokenizer.invalid_token_ids, *range(tokenizer.vocab_size, draft.spec.vocab_size)}
     own_options = replace(options, max_num_seqs=num_seqs, prefix_cache=False, snapshot_host_bytes=0)
     invalid_ids = sorted(token for token in invalid if token < draft.spec.vocab_size)
-    config = engine_config(own_plan, own_options, dtype, invalid_ids)
+    config = engine_config(draft.spec, own_plan, own_options, dtype, invalid_ids)
     return DraftModel(network, draft.spec, config)
 
 

@@ -133,7 +133,7 @@ class LLM:
             disk = open_disk(spec, weight_files, dtype, options)
             if disk is not None:
                 undo.callback(disk.close)
-            config = engine_config(plan, options, dtype, loaded.invalid_token_ids)
+            config = engine_config(spec, plan, options, dtype, loaded.invalid_token_ids)
             engine = Engine(network, spec, config, disk=disk, speculation=speculation)
             pack_weights(network)
             release_compute_threads()  # the steps run in another thread

@@ -92,10 +92,13 @@ def load_template(spec: TokenizerSpec, tokenizer: Tokenizer, max_model_len: int)
     return template
 
 
-def engine_config(plan: StatePlan, options: LLMOptions, dtype: Dtype, invalid_token_ids: Sequence[int]) -> EngineConfig:
+def engine_config(
+    spec: ModelSpec, plan: StatePlan, options: LLMOptions, dtype: Dtype, invalid_token_ids: Sequence[int]
+) -> EngineConfig:
     """The engine's sizes for states that are divided as planned.
 
     Args:
+        spec: Of the network.
         plan: Of the states' memory.
         options: How the checkpoint is run.
         dtype: Of the states that follow the model.
@@ -107,7 +110,7 @@ def engine_config(plan: StatePlan, options: LLMOptions, dtype: Dtype, invalid_to
         num_state_slots=plan.num_state_slots,
         block_size=plan.block_size,
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.effective_max_num_batched_tokens,
+        max_num_batched_tokens=options.step_tokens(spec.num_active_parameters()),
         device=options.device,
         dtype=dtype,
         invalid_token_ids=tuple(invalid_token_ids),

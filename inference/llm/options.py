@@ -13,9 +13,14 @@ from inference.modelling.quantisation import QUANTS, Quant
 from inference.text.grammars.checker import GrammarLimits
 from inference.values.speculative_options import SpeculativeOptions
 
-DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 512}
-"""By kind of device. A longer step delays the next token of every other request; on a CPU, 512 tokens per step aren't
-faster than 256 (``python -m bench.step_tokens``)."""
+MAX_STEP_TOKENS = 512
+"""Most tokens in one step, if none are given."""
+MIN_CPU_STEP_TOKENS = 128
+CPU_STEP_WORK = 1.4e11
+"""On a CPU a step has fewer tokens, a power of two from ``MIN_CPU_STEP_TOKENS`` on, if tokens times the weights that
+each is multiplied by would be more: a step delays the next token of every other request, and 512 tokens of a model of
+1B take three seconds on two processors. Steps of 128 are as fast there as longer ones; small models lose up to a tenth
+of their rate with 256 (``python -m bench.step_tokens``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,7 @@ class LLMOptions:
         max_model_len: Most tokens of prompt and output; None: the model's own, or as many as the states'
             memory holds, if that is less.
         max_num_seqs: Most sequences that are computed together.
-        max_num_batched_tokens: Most tokens in one step, raised to ``max_num_seqs`` if lower; None:
-            ``DEFAULT_MAX_NUM_BATCHED_TOKENS`` of the device.
+        max_num_batched_tokens: Most tokens in one step, raised to ``max_num_seqs`` if lower; None: see ``step_tokens``.
         cache_bytes: Memory for states; None: what ``max_num_seqs`` full sequences need, within ``CACHE_SHARE``.
         memory_bytes: On CUDA, memory for weights and states; None: ``CUDA_SHARE`` of what is free now. What is free
             while other models are loaded says nothing about what is there once they have left.
@@ -88,8 +92,15 @@ class LLMOptions:
         """``cpu`` or ``cuda``."""
         return self.device.partition(":")[0]
 
-    @property
-    def effective_max_num_batched_tokens(self) -> int:
-        """``max_num_batched_tokens``, or the device's default; at least ``max_num_seqs``."""
-        default = DEFAULT_MAX_NUM_BATCHED_TOKENS[self.device_kind]
-        return max(self.max_num_batched_tokens or default, self.max_num_seqs)
+    def step_tokens(self, num_active: int) -> int:
+        """Most tokens in one step, at least ``max_num_seqs``.
+
+        Args:
+            num_active: Weights that each token is multiplied by.
+        """
+        tokens = self.max_num_batched_tokens
+        if tokens is None:
+            tokens = MAX_STEP_TOKENS
+            while self.device_kind == "cpu" and tokens > MIN_CPU_STEP_TOKENS and tokens * num_active > CPU_STEP_WORK:
+                tokens //= 2
+        return max(tokens, self.max_num_seqs)

@@ -187,6 +187,18 @@ class ModelSpec:
         """Number of weights, a tied head counted once."""
         return sum(math.prod(shape) for shape in self.parameter_shapes().values())
 
+    def num_active_parameters(self) -> int:
+        """Number of weights in the layers that a token is multiplied by: of experts, those that it is routed to."""
+        total = 0
+        for layer in self.layers:
+            routed = layer.channel_mixer if isinstance(layer.channel_mixer, MoESpec) else None
+            for name, shape in layer.parameter_shapes(self.hidden_size).items():
+                size = math.prod(shape)
+                if routed is not None and name.startswith("channel_mixer.experts."):
+                    size = size * routed.top_k // routed.num_experts
+                total += size
+        return total
+
     def state_bytes_per_token(self, model_dtype: str | None = None) -> int:
         """Bytes of paged state (keys, values, latents) for each token of a sequence, all layers."""
         return self._state_bytes("token", model_dtype)

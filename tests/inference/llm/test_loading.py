@@ -66,7 +66,7 @@ def test_missing_device_is_named(checkpoint: Checkpoint) -> None:
 def test_the_engine_gets_the_plan_and_the_options(checkpoint: Checkpoint) -> None:
     options = replace(OPTIONS, max_num_seqs=64, max_num_batched_tokens=32, prefix_cache=False)
     plan = plan_states(checkpoint.spec, options)
-    config = engine_config(plan, options, "float32", (7,))
+    config = engine_config(checkpoint.spec, plan, options, "float32", (7,))
     assert (config.num_blocks, config.num_state_slots, config.max_model_len) == (
         plan.num_blocks, plan.num_state_slots, plan.max_model_len,
     )  # fmt: skip

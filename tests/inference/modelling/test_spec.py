@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, concatenated, tensor
 from tests.device.networks import STACKS, make_spec
 
@@ -40,6 +40,14 @@ def test_parameters_are_named_by_layer_and_a_tied_head_is_not_there():
     assert shapes["embed_tokens.weight"] == (10, 8) == shapes["lm_head.weight"]
     assert shapes["layers.1.token_mixer.qkv_proj.weight"] == (16, 8)
     assert small(tie_word_embeddings=True).num_parameters() == small().num_parameters() - 80
+
+
+def test_a_token_is_multiplied_by_the_experts_that_it_is_routed_to():
+    assert small().num_active_parameters() == small().num_parameters() - 2 * 80 - 8, "without the tables and final norm"
+    layer = small().layers[0]
+    experts = small(layers=(replace(layer, channel_mixer=MoESpec(num_experts=4, top_k=1, intermediate_size=6)),))
+    expected = small(layers=(layer,)).num_active_parameters() + 4 * 8
+    assert experts.num_active_parameters() == expected, "one expert like the MLP, and the router"
 
 
 def test_states_are_counted_in_the_dtype_of_the_model():
