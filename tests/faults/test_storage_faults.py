@@ -65,9 +65,10 @@ def test_f23_a_full_disk_delays_the_end_of_a_batch(database_site):
         time.sleep(3)
         assert batch(site, batch_id) == ("finalizing", "")
         assert written_files(site) == []
-    # The next attempt comes when the lease of the last one has lapsed, 30 s after it: now.
+    # The next attempt comes when the lease of the last one has lapsed, 30 s after it: now. An attempt that is still
+    # under way takes a lease again, and its failure waits for that.
     site.rows("update inference_batch set lease_until = now() where lease_until > now()")
-    wait_until(lambda: batch(site, batch_id)[0] == "completed", 30, "the end of the batch")
+    wait_until(lambda: batch(site, batch_id)[0] == "completed", 75, "the end of the batch")
     content = httpx.get(f"{site.urls[0]}/v1/files/{batch(site, batch_id)[1]}/content", timeout=20).raise_for_status()
     found = sorted(json.loads(line)["custom_id"] for line in content.text.splitlines())
     assert found == sorted(f"r{number}" for number in range(NUM_LINES))
