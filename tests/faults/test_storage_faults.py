@@ -94,7 +94,8 @@ def killed_upload(site: Site, name: str, num_pieces: int | None, *, pause_s: flo
 
     def send() -> None:
         with contextlib.suppress(httpx.HTTPError):
-            if upload.send() is None:
+            # Without a check to be killed in, all pieces may be there before the kill.
+            if upload.send() is None and num_pieces is None:
                 upload.finish()
 
     thread = threading.Thread(target=send)
