@@ -129,6 +129,14 @@ def check_dense_layers(
             )
 
 
+def check_sparse_steps(view: CheckpointView, layout: DecoderLayout) -> None:
+    """``check_dense_layers`` by Qwen's ``mlp_only_layers`` and ``decoder_sparse_step``."""
+    dense = set(view.config.integers("mlp_only_layers"))
+    step = view.config.integer("decoder_sparse_step", default=1)
+    key = "mlp_only_layers, decoder_sparse_step"
+    check_dense_layers(view, layout, key, lambda number: number not in dense and (number + 1) % step == 0)
+
+
 def check_routing(spec: MoESpec) -> MoESpec:
     """The spec, if its routing can be carried out.
 

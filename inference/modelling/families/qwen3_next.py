@@ -23,9 +23,9 @@ from inference.modelling.families.head_sizes import HeadSizes, read_heads
 from inference.modelling.families.headers import vector_length
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
-    check_dense_layers,
     check_experts,
     check_routing,
+    check_sparse_steps,
     count_experts,
     has_router,
     moe_sources,
@@ -57,12 +57,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     layout = read_layout(view, prefixes=PREFIXES, default_max_position_embeddings=CONTEXT)
     norm, act = rms_norm(view, offset=1.0), activation(view)
     if model_type == "qwen3_next":
-        dense, step = (
-            set(view.config.integers("mlp_only_layers")),
-            view.config.integer("decoder_sparse_step", default=1),
-        )
-        key = "mlp_only_layers, decoder_sparse_step"
-        check_dense_layers(view, layout, key, lambda number: number not in dense and (number + 1) % step == 0)
+        check_sparse_steps(view, layout)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(layout.num_layers):

@@ -15,9 +15,9 @@ from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
-    check_dense_layers,
     check_experts,
     check_routing,
+    check_sparse_steps,
     count_experts,
     has_router,
     moe_sources,
@@ -47,10 +47,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     qk_norm = norm if model_type == "qwen3_moe" else None
     act = activation(view)
     windows = _windows(view, model_type, layout.num_layers)
-    dense = set(view.config.integers("mlp_only_layers"))
-    step = view.config.integer("decoder_sparse_step", default=1)
-    key = "mlp_only_layers, decoder_sparse_step"
-    check_dense_layers(view, layout, key, lambda number: number not in dense and (number + 1) % step == 0)
+    check_sparse_steps(view, layout)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
     for number in range(layout.num_layers):

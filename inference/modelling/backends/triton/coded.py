@@ -13,22 +13,20 @@ Reference: ``layers.coded.PlainCoded``.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch.nn import functional
 
-from inference.modelling.backends.triton.quantised import FEW_ROWS, MAX_ROWS
+from inference.modelling.backends.triton.quantised import FEW_ROWS, MAX_ROWS, ExpandedInside
 from inference.modelling.layers.coded import PlainCoded, PlainStore
 from inference.modelling.quantisation import FLOAT8_STEP, Form
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCoded:
+class DeviceCoded(ExpandedInside):
     """A matrix (N, K), or a stack (E, N, K), that Triton kernels read.
 
     Attributes:
@@ -49,28 +47,13 @@ class DeviceCoded:
         """Memory of codes, scales and offsets."""
         return self.plain.nbytes
 
-    @property
-    def is_quantised(self) -> bool:
-        """Whether values have fewer bits than a float."""
-        return True
+    def product(self, hidden: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        """x Wᵀ + b, (…, K) to (…, N) of ``dtype``."""
+        return _product(hidden, self, bias, dtype)
 
-    def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """(…, K) to (…, N), in the same dtype."""
-        if math.prod(hidden.shape[:-1]) > MAX_ROWS:
-            return functional.linear(hidden, self.dense(hidden.dtype), bias)
-        return _product(hidden, self, bias, hidden.dtype)
-
-    def wide_linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The same in float32: the sums as they are, whatever the number of rows."""
-        return _product(hidden, self, bias, torch.float32)
-
-    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """(n,) int64 to (n, K)."""
-        return _expanded(self, ids, ids.shape[0], dtype)
-
-    def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """(…, N, K)."""
-        return _expanded(self, None, math.prod(self.shape[:-1]), dtype).view(self.shape)
+    def expanded(self, ids: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """(count, K): the rows of these numbers, or all."""
+        return _expanded(self, ids, count, dtype)
 
     def matrix(self, number: int) -> DeviceCoded:
         """Return one matrix of a stack."""

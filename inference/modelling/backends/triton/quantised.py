@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +70,50 @@ _CHOOSE_LEVELS = tl.constexpr(f"""{{
 }}""")
 
 
+class ExpandedInside(ABC):
+    """A weight whose values its kernels expand inside the product."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """(N, K) or (E, N, K)."""
+
+    @abstractmethod
+    def product(self, hidden: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        """x Wᵀ + b, (…, K) to (…, N) of ``dtype``."""
+
+    @abstractmethod
+    def expanded(self, ids: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """(count, K): the rows of these numbers, or all of a matrix or stack."""
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values have fewer bits than a float."""
+        return True
+
+    def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """(…, K) to (…, N), in the same dtype."""
+        if math.prod(hidden.shape[:-1]) > MAX_ROWS:
+            return functional.linear(hidden, self.dense(hidden.dtype), bias)
+        return self.product(hidden, bias, hidden.dtype)
+
+    def wide_linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The same in float32: the sums as they are, not rounded on the way, whatever the number of rows."""
+        return self.product(hidden, bias, torch.float32)
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """(n,) int64 to (n, K)."""
+        return self.expanded(ids, ids.shape[0], dtype)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """(…, N, K)."""
+        return self.expanded(None, math.prod(self.shape[:-1]), dtype).view(self.shape)
+
+
 @dataclass(frozen=True, slots=True)
-class DeviceQuantised:
+class DeviceQuantised(ExpandedInside):
     """A matrix (N, K), or a stack (E, N, K), that Triton kernels read.
 
     Attributes:
@@ -105,28 +148,13 @@ class DeviceQuantised:
         """Memory of values and scales."""
         return self.words.nbytes + self.scales.nbytes
 
-    @property
-    def is_quantised(self) -> bool:
-        """Whether values were rounded to fewer bits."""
-        return True
+    def product(self, hidden: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        """x Wᵀ + b, (…, K) to (…, N) of ``dtype``."""
+        return _product(hidden, self, bias, dtype)
 
-    def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """(…, K) to (…, N), in the same dtype."""
-        if math.prod(hidden.shape[:-1]) > MAX_ROWS:
-            return functional.linear(hidden, self.dense(hidden.dtype), bias)
-        return _product(hidden, self, bias, hidden.dtype)
-
-    def wide_linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The same in float32: the sums as they are, not rounded on the way, whatever the number of rows."""
-        return _product(hidden, self, bias, torch.float32)
-
-    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """(n,) int64 to (n, K)."""
-        return _expanded(self, ids, ids.shape[0], dtype)
-
-    def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """(…, N, K)."""
-        return _expanded(self, None, math.prod(self.shape[:-1]), dtype).view(self.shape)
+    def expanded(self, ids: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """(count, K): the rows of these numbers, or all."""
+        return _expanded(self, ids, count, dtype)
 
     def matrix(self, number: int) -> DeviceQuantised:
         """One matrix of a stack."""
