@@ -19,32 +19,7 @@ from inference.modelling.families.registry import FAMILIES
 Format = Literal["oxidizr", "huggingface"]
 
 ARCHITECTURE_NAMES: Mapping[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "MixtralForCausalLM": "mixtral",
-    "Phi3ForCausalLM": "phi3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "MambaForCausalLM": "mamba",
-    "FalconMambaForCausalLM": "falcon_mamba",
-    "Mamba2ForCausalLM": "mamba2",
-    "BambaForCausalLM": "bamba",
-    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
-    "NemotronHForCausalLM": "nemotron_h",
-    "JambaForCausalLM": "jamba",
-    "Lfm2ForCausalLM": "lfm2",
-    "Lfm2MoeForCausalLM": "lfm2_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3_5ForCausalLM": "qwen3_5_text",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    family.architecture: model_type for model_type, family in FAMILIES.items() if family.architecture is not None
 }
 """``architectures[0]`` of config.json to ``model_type``."""
 

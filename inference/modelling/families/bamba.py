@@ -5,9 +5,13 @@ Source: the published ibm-ai-platform/Bamba-9B files and transformers' ``bamba``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import HYBRID_MAMBA2, WITH_ROPE, Table, used
+from inference.modelling.families.config_keys import Biases
 from inference.modelling.families.config_values import activation, check_size, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import read_layout
@@ -25,6 +29,15 @@ from inference.modelling.families.state_space import (
 )
 from inference.modelling.layer_specs import TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "bamba": {
+        **WITH_ROPE,
+        **HYBRID_MAMBA2,
+        **used("attn_layer_indices", "attn_rotary_emb"),
+        "mlp_bias": Biases(r"feed_forward\.(?:gate|up|down)_proj"),
+    },
+}  # fmt: skip
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:

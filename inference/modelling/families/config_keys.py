@@ -1,7 +1,7 @@
 """Check every key of config.json against its family's table: used, harmless, or refused by name.
 
 A key that nothing reads may change the arithmetic: the text would be fluent and wrong. So a key has to be in the
-table of its ``model_type`` (``config_key_tables``), and an operator can leave others out by name.
+table of its ``model_type`` (``CONFIG_KEYS`` of the family), and an operator can leave others out by name.
 """
 
 from __future__ import annotations

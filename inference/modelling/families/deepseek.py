@@ -7,10 +7,13 @@ are those of the published files and of transformers' ``deepseek_v2`` and ``deep
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
+from inference.modelling.families.config_key_tables import COMMON, EXPERTS, MLP_BIAS, ROPE, Table, used
+from inference.modelling.families.config_keys import Biases, Harmless, Only
 from inference.modelling.families.config_values import (
     activation,
     check_size,
@@ -35,6 +38,31 @@ from inference.modelling.families.rope_config import read_rope, yarn_softmax_mul
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+
+DEEPSEEK: Table = {
+    **COMMON,
+    **ROPE,
+    **EXPERTS,
+    **used(
+        "num_attention_heads", "intermediate_size", "hidden_act", "rms_norm_eps", "q_lora_rank", "kv_lora_rank",
+        "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
+        "moe_intermediate_size", "first_k_dense_replace", "moe_layer_freq", "n_group", "topk_group", "topk_method",
+        "scoring_func", "routed_scaling_factor", "num_nextn_predict_layers",
+    ),
+    "num_key_value_heads": Harmless("latent attention has no key/value heads"),
+    "head_dim": Harmless("qk_rope_head_dim, qk_nope_head_dim and v_head_dim say it"),
+    "attention_bias": Biases(r"self_attn\.(?:q_a_proj|kv_a_proj_with_mqa|o_proj)"),
+    "mlp_bias": MLP_BIAS,
+}  # fmt: skip
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "deepseek_v2": {
+        **DEEPSEEK,
+        "norm_topk_prob": Only((False,), "the published code and transformers differ in what it does"),
+        "rope_interleave": Only((True,), "adjacent pairs are rotated"),
+    },
+    "deepseek_v3": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "num_mtp_layers")},
+}  # fmt: skip
 
 LATENT_NORM = NormSpec("rms", 1e-6)
 """eps of the norms of the latents, which ``rms_norm_eps`` doesn't reach."""

@@ -6,12 +6,14 @@ Source: https://arxiv.org/abs/2408.00118, and transformers' ``gemma2`` for what 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
+from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
@@ -22,6 +24,18 @@ from inference.modelling.families.windows import layer_types, sliding_window, wi
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "gemma2": {
+        **LLAMA_LIKE,
+        **used(
+            "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types", "attn_logit_softcapping",
+            "final_logit_softcapping", "use_bidirectional_attention",
+        ),
+        "hidden_act": Harmless("hidden_activation says it"),
+        "sliding_window_size": Harmless("an early name beside sliding_window"),
+    },
+}  # fmt: skip
 
 # transformers' defaults, which differ from those of the other families.
 HEAD_DIM = 256

@@ -15,6 +15,8 @@ from inference.errors import CorruptCheckpoint
 from inference.modelling.families.attention_config import attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
+from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
@@ -24,6 +26,18 @@ from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
 from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "gemma3_text": {
+        **LLAMA_LIKE,
+        **used(
+            "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types", "final_logit_softcapping",
+            "use_bidirectional_attention", "rope_local_base_freq", "sliding_window_pattern",
+        ),
+        "attn_logit_softcapping": Only((), "transformers doesn't apply it"),
+        "hidden_act": Harmless("hidden_activation says it"),
+    },
+}  # fmt: skip
 
 # transformers' defaults.
 HEAD_DIM = 256

@@ -8,9 +8,13 @@ Source: the published ibm-granite/granite-4.0 files and transformers' ``granitem
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView, Confidence
+from inference.modelling.families.config_key_tables import HYBRID_MAMBA2, WITH_ROPE, Table, used
+from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import (
     activation,
     check_size,
@@ -36,6 +40,19 @@ from inference.modelling.families.state_space import (
 from inference.modelling.layer_parts import prefixed
 from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MLPSpec, MoESpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "granitemoehybrid": {
+        **WITH_ROPE,
+        **used("num_local_experts", "num_experts_per_tok"),
+        **HYBRID_MAMBA2,
+        **used(
+            "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
+            "shared_intermediate_size", "position_embedding_type",
+        ),
+        "normalization_function": Only(("rmsnorm",), "the norms are RMS norms"),
+    },
+}  # fmt: skip
 
 EXPERT_NAMES = (
     ("router.layer.weight", "input_linear.weight", "output_linear.weight"),

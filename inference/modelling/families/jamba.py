@@ -5,9 +5,21 @@ Source: Lieber et al. 2024, https://arxiv.org/abs/2403.19887; transformers' ``ja
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import (
+    DECODER,
+    EXPERTS,
+    HYBRID_MAMBA,
+    NO_ROPE,
+    NO_WINDOW,
+    Table,
+    used,
+)
+from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import read_layout
@@ -22,6 +34,23 @@ from inference.modelling.families.state_space import (
 )
 from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "jamba": {
+        **DECODER,
+        **NO_ROPE,
+        **EXPERTS,
+        **HYBRID_MAMBA,
+        **used(
+            "mamba_dt_rank", "attn_layer_period", "attn_layer_offset", "expert_layer_period", "expert_layer_offset"
+        ),
+        "layer_types": Harmless("attn_layer_period and attn_layer_offset say it"),
+        "layers_block_type": Harmless("attn_layer_period and attn_layer_offset say it"),
+        "mamba_inner_layernorms": Only((True,), "the inner norms belong to the layer"),
+        "n_ctx": Harmless("an early name beside max_position_embeddings"),
+        "sliding_window": NO_WINDOW,
+    },
+}  # fmt: skip
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:

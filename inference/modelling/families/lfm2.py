@@ -5,8 +5,12 @@ Source: https://arxiv.org/abs/2511.23404, and transformers' ``lfm2`` and ``lfm2_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config_key_tables import COMMON, HEADS, ROPE, Table, harmless, used
+from inference.modelling.families.config_keys import Biases, Harmless, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer
 from inference.modelling.families.decoder_layout import read_layout
@@ -25,6 +29,38 @@ from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import AttentionSpec, MLPSpec, MoESpec
 from inference.modelling.linear_specs import ShortConvSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+
+LFM2: Table = {
+    **COMMON,
+    **HEADS,
+    **ROPE,
+    **used("norm_eps", "conv_L_cache", "layer_types", "full_attn_idxs", "tie_embedding"),
+    **harmless(
+        "the shapes say it",
+        "intermediate_size", "block_dim", "block_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of",
+        "block_auto_adjust_ff_dim", "conv_dim", "conv_dim_out",
+    ),
+    **harmless(
+        "start values of a training",
+        "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init",
+    ),
+    **harmless("an early name beside norm_eps, rope_theta", "block_norm_eps", "theta"),
+    "block_use_swiglu": Only((True,), "the MLP is gated"),
+    "use_pos_enc": Only((True,), "attention rotates its positions"),
+    "conv_bias": Biases(r"conv\.(?:conv|in_proj|out_proj)"),
+}  # fmt: skip
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "lfm2": LFM2,
+    "lfm2_moe": {
+        **LFM2,
+        **used(
+            "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "use_expert_bias",
+            "routed_scaling_factor",
+        ),
+        "num_dense_layers": Harmless("the tensors say it"),
+    },
+}  # fmt: skip
 
 CONTEXT = 128_000
 THETA = 1_000_000.0

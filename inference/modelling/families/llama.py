@@ -5,9 +5,21 @@ llama, mistral, qwen2, qwen3: pre-norm layers of grouped-query attention and a g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import (
+    FULL_ATTENTION,
+    LLAMA_LIKE,
+    NO_WINDOW,
+    QKVO_BIAS,
+    QWEN,
+    Table,
+    used,
+)
+from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import read_layout
@@ -22,6 +34,20 @@ from inference.modelling.families.windows import (
     window_of_each_layer,
 )
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "llama": {
+        **LLAMA_LIKE,
+        "bias": QKVO_BIAS,
+        "is_llama_config": Harmless("says what model_type says"),
+        "sliding_window": NO_WINDOW,
+        "use_sliding_window": Only((False,), "the family has no windows"),
+        "layer_types": FULL_ATTENTION,
+    },
+    "mistral": {**LLAMA_LIKE, **used("sliding_window")},
+    "qwen2": QWEN,
+    "qwen3": {**QWEN, "attention_bias": QKVO_BIAS},
+}  # fmt: skip
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:

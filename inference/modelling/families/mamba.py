@@ -8,13 +8,23 @@ Source: the published state-spaces/mamba-*-hf and tiiuae/falcon-mamba-7b files, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import MAMBA_COMMON, Table, used
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS, mamba1_sources, mamba1_spec
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+MAMBA: Table = {**MAMBA_COMMON, **used("d_inner", "time_step_rank")}
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "mamba": MAMBA,
+    "falcon_mamba": {**MAMBA, **used("mixer_rms_eps")},
+}  # fmt: skip
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:

@@ -5,7 +5,11 @@ Source: the published mistralai/Mamba-Codestral-7B-v0.1 file and transformers' `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import MAMBA_COMMON, Table, used
+from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, check_size, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
@@ -18,6 +22,14 @@ from inference.modelling.families.state_space import (
 )
 from inference.modelling.layer_parts import prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "mamba2": {
+        **MAMBA_COMMON,
+        **used("num_heads", "head_dim", "n_groups", "time_step_limit"),
+        "time_step_rank": Harmless("a start value of a training"),
+    },
+}  # fmt: skip
 
 KEYS = Mamba2Keys(("num_heads",), ("head_dim",), ("state_size",), ("n_groups",), ("conv_kernel",), 8)
 

@@ -9,10 +9,13 @@ Source: https://arxiv.org/abs/2401.04088.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import EXPERTS, WITH_ROPE, Table, used
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import read_layout
@@ -28,6 +31,10 @@ from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import sliding_window
 from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "mixtral": {**WITH_ROPE, **EXPERTS, **used("sliding_window")},
+}  # fmt: skip
 
 EXPERT_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import CheckpointView, Confidence
+from inference.modelling.families.config_key_tables import COMMON, HEADS, NO_ROPE, NO_WINDOW, Table, harmless, used
+from inference.modelling.families.config_keys import Biases, Only
 from inference.modelling.families.config_values import (
     activation,
     check_size,
@@ -43,6 +46,39 @@ from inference.modelling.families.state_space import (
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+NEMOTRON: Table = {
+    **COMMON,
+    **HEADS,
+    **NO_ROPE,
+    **used(
+        "num_local_experts", "num_experts_per_tok", "attention_head_dim",
+        "intermediate_size", "layer_norm_epsilon", "rms_norm_eps", "mlp_hidden_act",
+        "mamba_hidden_act", "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "mamba_n_groups",
+        "conv_kernel", "mamba_d_conv", "time_step_min", "mamba_dt_min", "hybrid_override_pattern", "layers_block_type",
+        "layer_types", "n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size",
+        "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
+    ),
+    **harmless(
+        "start values of a training", "time_step_max", "time_step_floor", "time_step_rank", "mamba_dt_max",
+        "mamba_dt_init_floor",
+    ),
+    **harmless("the shapes say it", "expand", "mamba_expand", "num_query_groups", "n_shared_experts"),
+    **harmless("layers for drafting, which are left out", "num_nextn_predict_layers", "mtp_layers_block_type",
+                "mtp_hybrid_override_pattern"),
+    **harmless("which kernel computes it, and when", "use_mamba_kernels", "chunk_size", "mamba_chunk_size",
+                "mamba_ssm_cache_dtype", "moe_shared_expert_overlap"),
+    **harmless("transformers doesn't read it", "time_step_limit", "attention_bias", "mamba_proj_bias", "norm_eps"),
+    "sliding_window": NO_WINDOW,
+    "moe_latent_size": Only((), "experts in a latent space can't be served yet"),
+    "mlp_bias": Biases(r"mixer\.(?:up|down)_proj"),
+    "use_bias": Biases(r"mixer\.(?:in|out)_proj"),
+    "use_conv_bias": Biases(r"mixer\.conv1d"),
+}  # fmt: skip
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "nemotron_h": NEMOTRON,
+}  # fmt: skip
 
 KEYS = Mamba2Keys(
     ("mamba_num_heads",),

@@ -10,16 +10,72 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 
 from inference.errors import MissingTensor, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.checks import finish
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence
+from inference.modelling.families.config_key_tables import COMMON, NO_WINDOW, ROPE, Table, harmless, used
+from inference.modelling.families.config_keys import Members, Only
 from inference.modelling.families.config_values import number_with_evidence
 from inference.modelling.families.decoder_layout import layer_numbers
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
 from inference.modelling.families.oxidizr_layers import LayerReader
 from inference.modelling.layer_parts import Dtype, NormSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+TRAINER_SIZES: Table = harmless(
+    "the tensors show it, and the trainer may leave a stale file",
+    "mamba2_num_heads", "mamba2_head_dim", "mamba2_chunk_size", "mamba2_expand", "mamba2_conv_kernel",
+    "mamba3_enabled", "mamba3_complex_rope", "mamba3_mimo_rank", "mamba3_use_conv", "kv_latent_dim", "q_latent_dim",
+    "d_rope", "num_experts", "shared_expert_enabled", "intermediate_size", "num_key_value_heads", "num_kv_heads",
+    "kv_heads", "name",
+)  # fmt: skip
+
+OXIDIZR: Table = {
+    **COMMON,
+    **ROPE,
+    **TRAINER_SIZES,
+    **used(
+        "num_attention_heads", "num_heads", "head_dim", "mamba_layers", "mamba2_state_size", "mamba2_n_groups",
+        "experts_per_tok", "num_experts_per_tok", "rms_norm_eps",
+    ),
+    "hidden_act": Only(("silu", "swish"), "the trainer has no other activation"),
+    "sliding_window": NO_WINDOW,
+    "vision": Only((), "only text is read"),
+    "audio": Only((), "only text is read"),
+    "attention": Members(
+        {
+            **used("num_heads", "head_dim"),
+            **harmless("the tensors show it", "num_kv_heads", "kv_latent_dim", "q_latent_dim", "d_rope"),
+            "rope_theta": Only((10000, 10000.0), "another base has to be rope_theta at the top level"),
+            "rope_scaling": Only((), "scaling has to be rope_scaling at the top level"),
+            "sliding_window": NO_WINDOW,
+            "use_alibi": Only((False,), "the trainer rotates"),
+        }
+    ),
+    "ssm": Members(
+        {
+            **used("state_size", "n_groups"),
+            **harmless(
+                "the tensors show it", "variant", "num_heads", "head_dim", "chunk_size", "conv_kernel", "expand",
+                "complex_rope", "mimo_rank", "use_conv",
+            ),
+        }
+    ),
+    "moe": Members(
+        {
+            **used("experts_per_tok"),
+            **harmless("the tensors show it", "num_experts", "shared_expert", "intermediate_size"),
+            **harmless("training only", "load_balance_alpha", "z_loss_alpha"),
+        }
+    ),
+    "hybrid_layers": Members(used("ssm_layers") | harmless("the tensors show it", "attention_layers")),
+}  # fmt: skip
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "oxidizr": OXIDIZR,
+}  # fmt: skip
 
 DEFAULT_EPS = 1e-5
 DEFAULT_MAX_POSITIONS = 4096

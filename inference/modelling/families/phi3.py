@@ -5,9 +5,13 @@ Source: https://arxiv.org/abs/2404.14219, and the published files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
+from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import read_layout
@@ -16,6 +20,16 @@ from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import sliding_window
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "phi3": {
+        **LLAMA_LIKE,
+        **used("sliding_window"),
+        "full_attn_mod": Only((1,), "all layers attend alike"),
+        "interpolate_factor": Only((1,), "positions are whole numbers"),
+        "lm_head_bias": Only((False,), "the head has no bias"),
+    },
+}  # fmt: skip
 
 ROPE_TYPES = {"su": "longrope", "yarn": "longrope"}
 """Names that early Phi-3 files give to longrope; the family never had YaRN proper."""

@@ -16,6 +16,8 @@ from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config_key_tables import COMMON, ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
+from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
@@ -37,6 +39,53 @@ from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.linear_specs import GatedDeltaSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+
+QWEN3_NEXT: Table = {
+    **WITH_ROPE,
+    **used(
+        "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+        "linear_num_value_heads", "layer_types", "full_attention_interval",
+    ),
+    "attention_bias": Only((False,), "the projections of attention have no biases"),
+    "rope_parameters": Members({
+        **ROPE_MEMBERS,
+        **harmless("three equal positions for text are one", "mrope_section", "mrope_interleaved"),
+    }),
+    **harmless("layers for drafting, which are left out", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    "attn_output_gate": Only((True,), "the output of attention is gated"),
+    "use_sliding_window": Only((False,), "the family has no windows"),
+    "mamba_ssm_dtype": Harmless("states are float32"),
+}  # fmt: skip
+
+QWEN3_NEXT_EXPERTS: Table = {
+    **used("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    **harmless("the layers have experts; the shapes say it", "intermediate_size"),
+}
+
+
+def _around(text: Table) -> Table:
+    """The keys of a model that sees pictures, whose text model has those of ``text``."""
+    return {
+        **COMMON,
+        "text_config": Members(text),
+        **harmless(
+            "pictures aren't read",
+            "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+        ),
+    }  # fmt: skip
+
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "qwen3_next": {
+        **QWEN3_NEXT,
+        **QWEN3_NEXT_EXPERTS,
+        **used("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "intermediate_size"),
+    },
+    "qwen3_5": _around(QWEN3_NEXT),
+    "qwen3_5_moe": _around({**QWEN3_NEXT, **QWEN3_NEXT_EXPERTS}),
+    "qwen3_5_text": QWEN3_NEXT,
+    "qwen3_5_moe_text": {**QWEN3_NEXT, **QWEN3_NEXT_EXPERTS},
+}  # fmt: skip
 
 ROTATED_SHARE = 0.25
 HEAD_DIM = 256

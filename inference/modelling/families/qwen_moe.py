@@ -6,9 +6,13 @@ and ``qwen3_moe``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import EXPERTS, FULL_ATTENTION, QKVO_BIAS, QWEN, Table, used
+from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import read_layout
@@ -33,6 +37,22 @@ from inference.modelling.families.windows import (
 )
 from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+
+QWEN_EXPERTS: Table = {
+    **EXPERTS,
+    **used("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
+}
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "qwen2_moe": {**QWEN, **QWEN_EXPERTS, **used("shared_expert_intermediate_size")},
+    "qwen3_moe": {
+        **QWEN,
+        **QWEN_EXPERTS,
+        "attention_bias": QKVO_BIAS,
+        "max_window_layers": Harmless("all layers have the window, or none"),
+        "layer_types": FULL_ATTENTION,
+    },
+}  # fmt: skip
 
 DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
 """Experts of a row, when config.json doesn't say."""

@@ -2,55 +2,81 @@
 
 A family is one module in ``inference.modelling.families`` with
 
+    CONFIG_KEYS: Mapping[str, Table]                    the rules of the keys of config.json, by ``model_type``
     def build_spec(view: CheckpointView) -> ModelSpec
 
-A new family is such a module, one row here, and a table of its config keys (``config_key_tables``). Standard library
-only, and so are the families.
+A new family is such a module and a row here. Standard library only, and so are the families.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
+from typing import cast
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import CONFIG_KEYS
+from inference.modelling.families.config_key_tables import Table
 from inference.modelling.families.config_keys import check_config_keys
 from inference.modelling.spec import ModelSpec
 
 BuildSpec = Callable[[CheckpointView], ModelSpec]
 
-FAMILIES: dict[str, str] = {
-    "oxidizr": "oxidizr",
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "llama",
-    "qwen3": "llama",
-    "qwen2_moe": "qwen_moe",
-    "qwen3_moe": "qwen_moe",
-    "mixtral": "mixtral",
-    "phi3": "phi3",
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-    "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek",
-    "mamba": "mamba",
-    "falcon_mamba": "mamba",
-    "mamba2": "mamba2",
-    "bamba": "bamba",
-    "granitemoehybrid": "granitemoehybrid",
-    "nemotron_h": "nemotron_h",
-    "jamba": "jamba",
-    "lfm2": "lfm2",
-    "lfm2_moe": "lfm2",
-    "qwen3_next": "qwen3_next",
-    "qwen3_5": "qwen3_next",
-    "qwen3_5_moe": "qwen3_next",
-    "qwen3_5_text": "qwen3_next",
-    "qwen3_5_moe_text": "qwen3_next",
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How checkpoints of a ``model_type`` are read.
+
+    Attributes:
+        module: Its name in ``inference.modelling.families``.
+        architecture: The class that config.json names under ``architectures``; None: none.
+    """
+
+    module: str
+    architecture: str | None = None
+
+
+FAMILIES: dict[str, Family] = {
+    "oxidizr": Family("oxidizr"),
+    "llama": Family("llama", "LlamaForCausalLM"),
+    "mistral": Family("llama", "MistralForCausalLM"),
+    "qwen2": Family("llama", "Qwen2ForCausalLM"),
+    "qwen3": Family("llama", "Qwen3ForCausalLM"),
+    "qwen2_moe": Family("qwen_moe", "Qwen2MoeForCausalLM"),
+    "qwen3_moe": Family("qwen_moe", "Qwen3MoeForCausalLM"),
+    "mixtral": Family("mixtral", "MixtralForCausalLM"),
+    "phi3": Family("phi3", "Phi3ForCausalLM"),
+    "gemma2": Family("gemma2", "Gemma2ForCausalLM"),
+    "gemma3_text": Family("gemma3", "Gemma3ForCausalLM"),
+    "deepseek_v2": Family("deepseek", "DeepseekV2ForCausalLM"),
+    "deepseek_v3": Family("deepseek", "DeepseekV3ForCausalLM"),
+    "mamba": Family("mamba", "MambaForCausalLM"),
+    "falcon_mamba": Family("mamba", "FalconMambaForCausalLM"),
+    "mamba2": Family("mamba2", "Mamba2ForCausalLM"),
+    "bamba": Family("bamba", "BambaForCausalLM"),
+    "granitemoehybrid": Family("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+    "nemotron_h": Family("nemotron_h", "NemotronHForCausalLM"),
+    "jamba": Family("jamba", "JambaForCausalLM"),
+    "lfm2": Family("lfm2", "Lfm2ForCausalLM"),
+    "lfm2_moe": Family("lfm2", "Lfm2MoeForCausalLM"),
+    "qwen3_next": Family("qwen3_next", "Qwen3NextForCausalLM"),
+    "qwen3_5": Family("qwen3_next", "Qwen3_5ForConditionalGeneration"),
+    "qwen3_5_moe": Family("qwen3_next", "Qwen3_5MoeForConditionalGeneration"),
+    "qwen3_5_text": Family("qwen3_next", "Qwen3_5ForCausalLM"),
+    "qwen3_5_moe_text": Family("qwen3_next", "Qwen3_5MoeForCausalLM"),
 }
-"""``model_type`` to the module's name in ``inference.modelling.families``."""
+"""By ``model_type``."""
+
+
+def _module(model_type: str) -> ModuleType:
+    return import_module(f"inference.modelling.families.{FAMILIES[model_type].module}")
+
+
+def config_keys(model_type: str) -> Table:
+    """The rules of the keys of config.json; a key that isn't among them is refused."""
+    return cast("Table", _module(model_type).CONFIG_KEYS[model_type])
 
 
 def family_builder(model_type: str) -> BuildSpec:
@@ -59,16 +85,15 @@ def family_builder(model_type: str) -> BuildSpec:
     Raises:
         UnsupportedArchitecture: No family is registered for it.
     """
-    module = FAMILIES.get(model_type)
-    if module is None:
+    if model_type not in FAMILIES:
         raise UnsupportedArchitecture(
             f"model_type {model_type[:60]!r} is not supported; supported are {', '.join(sorted(FAMILIES))}.",
             param="model_type",
         )
-    builder: BuildSpec = import_module(f"inference.modelling.families.{module}").build_spec
+    builder: BuildSpec = _module(model_type).build_spec
 
     def build_spec(view: CheckpointView) -> ModelSpec:
-        check_config_keys(view, model_type, CONFIG_KEYS[model_type])
+        check_config_keys(view, model_type, config_keys(model_type))
         return builder(view)
 
     return build_spec

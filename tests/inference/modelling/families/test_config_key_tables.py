@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from inference.errors import CheckpointError, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
-from inference.modelling.families.config_key_tables import CONFIG_KEYS, ROPE_MEMBERS
+from inference.modelling.families.config_key_tables import ROPE_MEMBERS
 from inference.modelling.families.config_keys import (
     Biases,
     Harmless,
@@ -24,7 +24,7 @@ from inference.modelling.families.config_keys import (
     _has_biases,
     check_config_keys,
 )
-from inference.modelling.families.registry import FAMILIES, family_builder
+from inference.modelling.families.registry import FAMILIES, config_keys, family_builder
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.headers import llama, view_of
 from tests.inference.modelling.families.published_configs import PUBLISHED
@@ -153,22 +153,22 @@ def others(value: Any) -> Iterator[Any]:
 
 
 def test_every_family_has_a_table() -> None:
-    assert set(CONFIG_KEYS) == set(FAMILIES)
+    assert all(config_keys(model_type) for model_type in FAMILIES)
     assert set(TYPES) | set(AROUND) == set(FAMILIES) - {"oxidizr"}
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_key_of_transformers_is_in_the_table(model_type: str) -> None:
     keys = AutoConfig.for_model(model_type).to_dict()
-    assert not [key for key in keys if key not in CONFIG_KEYS[model_type] and not key.startswith("_")]
+    assert not [key for key in keys if key not in config_keys(model_type) and not key.startswith("_")]
 
 
 @pytest.mark.parametrize("model_type", AROUND)
 def test_the_keys_around_a_text_model(model_type: str) -> None:
     """Its own keys have the rules that they have alone, and the outer ones are known."""
-    keys, text = CONFIG_KEYS[model_type], CONFIG_KEYS[model_type]["text_config"]
+    keys, text = config_keys(model_type), config_keys(model_type)["text_config"]
     assert isinstance(text, Members)
-    assert text.rules == CONFIG_KEYS[AROUND[model_type]]
+    assert text.rules == config_keys(AROUND[model_type])
     assert not [key for key in AutoConfig.for_model(model_type).to_dict() if key not in keys and key[0] != "_"]
 
 
@@ -177,7 +177,7 @@ def test_changing_any_key_has_the_effect_that_the_table_says(model_type: str, ti
     found = tiny(model_type)
     spec = build(model_type, found.config, found.tensors)
     wrong: list[str] = []
-    for key, rule in CONFIG_KEYS[model_type].items():
+    for key, rule in config_keys(model_type).items():
         value = found.config.get(key)
         if isinstance(rule, Used) and key not in OUTSIDE_THE_SPEC:
             if not _has_effect(model_type, key, found):
@@ -259,7 +259,7 @@ def test_harmless_keys_change_no_logits_of_transformers(model_type: str, tiny: C
     with torch.inference_mode():
         expected = found.model(tokens, use_cache=False).logits
     tested = 0
-    for key, rule in CONFIG_KEYS[model_type].items():
+    for key, rule in config_keys(model_type).items():
         value = config.to_dict().get(key)
         if not isinstance(rule, Harmless) or key in NOT_FREE or not isinstance(value, bool | int | float):
             continue
@@ -277,7 +277,7 @@ def test_harmless_keys_change_no_logits_of_transformers(model_type: str, tiny: C
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_keys_of_published_checkpoints_pass(name: str) -> None:
     model_type, config = PUBLISHED[name]
-    check_config_keys(view_of({}, config), model_type, CONFIG_KEYS[model_type])
+    check_config_keys(view_of({}, config), model_type, config_keys(model_type))
 
 
 def test_a_published_checkpoint_of_each_family_is_among_them() -> None:
@@ -286,7 +286,7 @@ def test_a_published_checkpoint_of_each_family_is_among_them() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_keys_of_oxidizrs_examples_pass(name: str) -> None:
-    check_config_keys(view_of({}, EXAMPLES[name]), "oxidizr", CONFIG_KEYS["oxidizr"])
+    check_config_keys(view_of({}, EXAMPLES[name]), "oxidizr", config_keys("oxidizr"))
 
 
 @pytest.mark.parametrize(
@@ -302,5 +302,5 @@ def test_keys_of_oxidizrs_examples_pass(name: str) -> None:
 )
 def test_other_keys_of_oxidizr_are_refused(change: dict[str, Any], param: str) -> None:
     with pytest.raises(UnsupportedArchitecture) as caught:
-        check_config_keys(view_of({}, EXAMPLES["nano"] | change), "oxidizr", CONFIG_KEYS["oxidizr"])
+        check_config_keys(view_of({}, EXAMPLES["nano"] | change), "oxidizr", config_keys("oxidizr"))
     assert caught.value.param == param
