@@ -27,6 +27,10 @@ END_BATCH = 500
 """Jobs that one transaction ends or deletes."""
 OPEN_JOBS = RowWatch(open_jobs)
 """Whether any job is queued or running."""
+GIVEN_UP = GenerationFailed(
+    f"The job was given up after {MAX_ATTEMPTS} attempts: its worker died each time, or its stored row is damaged. "
+    "If it fails again when submitted anew, its prompt or model breaks the engine."
+)
 
 
 def jobs_abandon(*, owner: str) -> int:
@@ -56,12 +60,8 @@ def jobs_sweep() -> SweepReport:
     _cancel_jobs_of_void_keys()
     leases_shorten(GenerationJob.objects.filter(state=JobState.RUNNING))
     lapsed = Q(state=JobState.RUNNING, lease_until__lt=Now())
-    crash = GenerationFailed(
-        f"The job was given up after {MAX_ATTEMPTS} attempts: its worker died each time, or its stored row is damaged. "
-        "If it fails again when submitted anew, its prompt or model breaks the engine."
-    )
     cancelled = _end(Q(lapsed | Q(state=JobState.QUEUED), cancel_requested=True), JobState.CANCELLED)
-    failed = _end(Q(lapsed, attempts__gte=MAX_ATTEMPTS), JobState.FAILED, crash)
+    failed = _end(Q(lapsed, attempts__gte=MAX_ATTEMPTS), JobState.FAILED, GIVEN_UP)
     with transaction.atomic():
         requeued = GenerationJob.objects.filter(lapsed, attempts__lt=MAX_ATTEMPTS, cancel_requested=False).update(
             state=JobState.QUEUED, lease_until=None, owner=""

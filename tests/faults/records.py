@@ -115,7 +115,7 @@ class Records:
                 yield f"job {number} has {tokens} tokens, its charge is {charges.get(f'job-{job_id}')}"
             if lease is not None:
                 yield f"job {number} is {state} and holds a lease"
-            if state == "failed" and attempts >= CRASHES and f"died {CRASHES} times" in error:
+            if state == "failed" and attempts >= CRASHES and f"after {CRASHES} attempts: its worker died" in error:
                 self.num_set_aside += 1
             elif state != "succeeded":
                 yield f"lost: job {number} is {state} after {attempts} attempts: {error}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 
 import pytest
 
+from inference.jobs.claims import MAX_ATTEMPTS
+from inference.jobs.sweep import GIVEN_UP
 from tests.faults.campaign import TARGETS, Campaign, fault_sequence
 from tests.faults.records import Records
 from tests.faults.site import Site
@@ -46,10 +49,11 @@ def test_f11_random_faults_lose_and_double_nothing(site):
     assert "duplicated: 1 jobs" in found
     assert "has 40 tokens, its charge is 1\n" in found
     assert "the days count" in found
+    assert records.num_set_aside == 1
 
 
 def _damage(site: Site) -> None:
-    """What the ledger has to notice: a lost job, a doubled one, a wrong charge."""
+    """What the ledger has to notice: a lost job, a doubled one, a wrong charge, one that was given up."""
     jobs, usage = "inference_generationjob", "inference_usagerecord"
     with sqlite3.connect(site.directory / "db.sqlite3", timeout=20) as database:
         names = [row[1] for row in database.execute(f"pragma table_info({jobs})")]
@@ -61,4 +65,8 @@ def _damage(site: Site) -> None:
         charged = f"select 'job-' || job_id from {jobs} where idempotency_key = ?"
         database.execute(
             f"update {usage} set completion_tokens = 1 where request_id = ({charged})", (f"campaign-{SEED}-0",)
+        )
+        database.execute(
+            f"update {jobs} set state = 'failed', attempts = {MAX_ATTEMPTS}, error = ? where idempotency_key = ?",
+            (json.dumps(GIVEN_UP.to_dict()), f"campaign-{SEED}-1"),
         )
