@@ -19,22 +19,25 @@ class NormSpec:
     """A normalisation over the last axis.
 
     ``rms``: x / sqrt(mean(x²) + eps) · (w + offset), statistics in float32.
-    ``layer``: subtracts the mean first, biased variance, weight and bias.
-    ``weightless`` drops the weight.
+    ``layer``: subtracts the mean first, biased variance; weight, and bias where ``has_bias``.
+    ``weightless`` drops both.
     """
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-5
     offset: float = 0.0
     weightless: bool = False
+    has_bias: bool = True
 
-    def parameter_shapes(self, width: int) -> dict[str, Shape]:
-        """Shapes of this norm's own parameters over ``width`` values."""
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of this norm's own parameters."""
         if self.weightless:
-            return {}
-        if self.kind == "layer":
-            return {"weight": (width,), "bias": (width,)}
-        return {"weight": (width,)}
+            return ()
+        return ("weight", "bias") if self.kind == "layer" and self.has_bias else ("weight",)
+
+    def parameter_shapes(self, *shape: int) -> dict[str, Shape]:
+        """Shapes of this norm's own parameters, each (width,) or, over heads with weights of their own, (H, width)."""
+        return dict.fromkeys(self.parameter_names(), shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ class AttentionSpec:
 
     Attributes:
         scale: Factor of q·k before the softmax.
-        qk_norm: Norm of q and k before the rotation; over one head (``qk_norm_per_head``) or the whole width.
+        qk_norm: Norm of q and k before the rotation, or after it (``qk_norm_after_rope``); over one head
+            (``qk_norm_per_head``) or the whole width; over heads with one weight, or one for each head
+            (``qk_norm_of_each_head``).
+        qkv_clip: q, k and v stay within ± this (OLMo); None: free.
         sliding_window: A query sees this many positions, its own included; None: all.
         softcap: cap · tanh(score / cap) before the softmax (Gemma 2); None: off.
         rope: None: no positions (Jamba, Nemotron-H).
@@ -39,6 +42,9 @@ class AttentionSpec:
     o_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_per_head: bool = True
+    qk_norm_of_each_head: bool = False
+    qk_norm_after_rope: bool = False
+    qkv_clip: float | None = None
     sliding_window: int | None = None
     softcap: float | None = None
     output_gate: bool = False
@@ -55,11 +61,15 @@ class AttentionSpec:
         if self.output_gate:
             shapes["gate_proj.weight"] = (q_width, hidden_size)
         if self.qk_norm is not None:
-            for name, width in (("q_norm", q_width), ("k_norm", kv_width)):
-                shapes |= prefixed(
-                    name, self.qk_norm.parameter_shapes(self.head_dim if self.qk_norm_per_head else width)
-                )
+            for name, heads in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
+                shapes |= prefixed(name, self.qk_norm.parameter_shapes(*self.qk_norm_shape(heads)))
         return shapes
+
+    def qk_norm_shape(self, heads: int) -> Shape:
+        """Shape of the weights of the norm over so many heads."""
+        if not self.qk_norm_per_head:
+            return (heads * self.head_dim,)
+        return (heads, self.head_dim) if self.qk_norm_of_each_head else (self.head_dim,)
 
     def state(self) -> tuple[StateTensor, ...]:
         """Keys (already rotated) and values of each token."""

@@ -93,12 +93,22 @@ class HybridLayer(Layer):
 
     def forward(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
         """Pass the residual stream through; ``state`` advances in place."""
+        if self.spec.is_parallel:
+            self._forward_parallel(stream, batch, state)
+            return
         if self.token_mixer is not None:
             mixed = self.token_mixer(stream.enter(self.token_norm), batch, state)
             self._leave(stream, mixed, self.token_post_norm)
         if self.channel_mixer is not None:
             mixed = self.channel_mixer(stream.enter(self.channel_norm))
             self._leave(stream, mixed, self.channel_post_norm)
+
+    def _forward_parallel(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
+        assert self.token_mixer is not None and self.channel_mixer is not None
+        normed = stream.enter(self.token_norm)
+        mixed = self.token_mixer(normed, batch, state)
+        second = normed if self.channel_norm is None else stream.enter(self.channel_norm)
+        self._leave(stream, mixed + self.channel_mixer(second), None)
 
     def _leave(self, stream: ResidualStream, mixed: torch.Tensor, post_norm: Norm | None) -> None:
         stream.leave(mixed if post_norm is None else post_norm(mixed), self.spec.residual_multiplier)
@@ -116,7 +126,7 @@ class HybridForCausalLM(nn.Module):
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, is_head=spec.tie_word_embeddings)
         self.layers = nn.ModuleList(HybridLayer(layer, spec.hidden_size) for layer in spec.layers)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size)
-        self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size)
+        self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size, spec.head_bias)
 
     def forward(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
         """Run one step.

@@ -9,7 +9,11 @@ A model is a residual stream ``x`` of width h (``hidden_size``). Layer by layer,
     x = x + r · post_norm(token_mixer(norm(x)))
     x = x + r · post_norm(channel_mixer(norm(x)))
 
-with r = ``residual_multiplier``; then logits = cap(head(final_norm(x)) · ``logits_multiplier``).
+with r = ``residual_multiplier``, or in a parallel layer both at once,
+
+    x = x + r · (token_mixer(norm(x)) + channel_mixer(norm(x)));
+
+then logits = cap(head(final_norm(x)) · ``logits_multiplier``).
 
 Our parameter names are the keys of ``ModelSpec.parameters``; ``Source`` says from which tensors of
 the checkpoint each one is put together. ``parameter_shapes`` gives the shape that each must have,
@@ -50,6 +54,10 @@ class LayerSpec:
     """One layer: a token mixer, a channel mixer, or both, each with its norms.
 
     ``token_norm`` and ``channel_norm`` come before their mixer, the ``post`` ones after it.
+
+    Attributes:
+        is_parallel: Both mixers read the same stream, and their results are added at once; without a
+            ``channel_norm`` the channel mixer reads what ``token_norm`` gave.
     """
 
     token_mixer: TokenMixerSpec | None = None
@@ -59,6 +67,7 @@ class LayerSpec:
     channel_norm: NormSpec | None = None
     channel_post_norm: NormSpec | None = None
     residual_multiplier: float = 1.0
+    is_parallel: bool = False
 
     @property
     def kind(self) -> str:
@@ -153,6 +162,7 @@ class ModelSpec:
         embedding_multiplier: Multiplies the embedding's output.
         logits_multiplier: Multiplies the logits before the cap.
         logits_softcap: cap · tanh(logits / cap); None: off.
+        head_bias: The head has a bias; it isn't tied then.
         tie_word_embeddings: The head is the embedding; then there is no ``lm_head.weight`` in ``parameters``.
         parameters: Our parameter names to their sources.
         encoded: How tensors that the sources name are decoded, where the files hold codes in their place.
@@ -167,6 +177,7 @@ class ModelSpec:
     final_norm: NormSpec
     dtype: Dtype = "float32"
     tie_word_embeddings: bool = False
+    head_bias: bool = False
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
@@ -181,6 +192,8 @@ class ModelSpec:
         shapes |= prefixed("final_norm", self.final_norm.parameter_shapes(self.hidden_size))
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+        if self.head_bias:
+            shapes["lm_head.bias"] = (self.vocab_size,)
         return shapes
 
     def num_parameters(self) -> int:

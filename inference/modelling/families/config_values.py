@@ -96,6 +96,13 @@ def rms_norm(view: CheckpointView, *keys: str, default: float = 1e-6, offset: fl
     return NormSpec("rms", eps, offset)
 
 
+def layer_norm(
+    view: CheckpointView, *keys: str, default: float = 1e-5, offset: float = 0.0, has_bias: bool = True
+) -> NormSpec:
+    eps = number_with_evidence(view, "norm.eps", keys or ("layer_norm_eps",), default, low=0.0, high=1.0)
+    return NormSpec("layer", eps, offset, has_bias=has_bias)
+
+
 def activation(view: CheckpointView, key: str = "hidden_act", *, default: str = "silu") -> str:
     """Activation of the MLP, by its name in a spec.
 

@@ -41,14 +41,19 @@ def llama_layer_sources(
     }
 
 
-def _outer_sources(layout: DecoderLayout, final_norm: str) -> dict[str, Source]:
-    """Embedding, final norm (RMS) and head."""
-    sources = {
-        "embed_tokens.weight": tensor(layout.embedding),
-        "final_norm.weight": tensor(f"{layout.prefix}{final_norm}.weight"),
-    }
+def norm_sources(norm: NormSpec, name: str) -> dict[str, Source]:
+    """Sources of a norm's own parameters, whose tensors start with ``name``."""
+    return {leaf: tensor(f"{name}.{leaf}") for leaf in norm.parameter_names()}
+
+
+def _outer_sources(layout: DecoderLayout, norm: NormSpec, final_norm: str, head_bias: str | None) -> dict[str, Source]:
+    """Embedding, final norm and head."""
+    sources = {"embed_tokens.weight": tensor(layout.embedding)}
+    sources |= prefixed("final_norm", norm_sources(norm, layout.prefix + final_norm))
     if layout.head is not None:
         sources["lm_head.weight"] = tensor(layout.head)
+    if head_bias is not None:
+        sources["lm_head.bias"] = tensor(head_bias)
     return sources
 
 
@@ -65,8 +70,17 @@ def decoder_spec(
     logits_multiplier: float = 1.0,
     logits_softcap: float | None = None,
     final_norm_name: str = "norm",
+    may_have_head_bias: bool = False,
 ) -> ModelSpec:
-    """Spec of the whole model, checked by ``finish``; ``ignored`` as there."""
+    """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
+
+    Args:
+        may_have_head_bias: The head has a bias where its tensor is there.
+    """
+    head_bias = None
+    if may_have_head_bias and layout.head is not None:
+        name = layout.head.removesuffix("weight") + "bias"
+        head_bias = name if name in view.tensors else None
     spec = ModelSpec(
         format="huggingface",
         model_type=model_type,
@@ -77,9 +91,10 @@ def decoder_spec(
         final_norm=final_norm,
         dtype=layout.dtype,
         tie_word_embeddings=layout.head is None,
+        head_bias=head_bias is not None,
         embedding_multiplier=embedding_multiplier,
         logits_multiplier=logits_multiplier,
         logits_softcap=logits_softcap,
-        parameters={**_outer_sources(layout, final_norm_name), **layer_sources},
+        parameters={**_outer_sources(layout, final_norm, final_norm_name, head_bias), **layer_sources},
     )
     return finish(view, spec, ignored=(MASK_BUFFERS, *ignored))

@@ -33,6 +33,8 @@ def read_heads(
     attention: str = "self_attn.",
     default_head_dim: int | None = None,
     has_gate: bool = False,
+    output: str = "o_proj",
+    q_norm: str = "q_norm",
 ) -> HeadSizes:
     """Head counts and width, from config.json and from the projections of one attention layer.
 
@@ -44,6 +46,8 @@ def read_heads(
         hidden_size: h.
         attention: The attention's part of the names, with the dot.
         default_head_dim: The family's width when config.json has none (h / heads otherwise).
+        output: Name of the projection behind the attention.
+        q_norm: Name of the queries' norm, whose length shows the width of a head.
         has_gate: Whether ``q_proj`` has a gate of the output beside each head's query.
 
     Raises:
@@ -53,10 +57,10 @@ def read_heads(
     base = layer + attention
     fused = base + "qkv_proj.weight"
     if fused in view.tensors:
-        return _fused_heads(view, fused, base, default_head_dim)
+        return _fused_heads(view, fused, base, output, default_head_dim)
     q_rows = matrix_shape(view.tensors, base + "q_proj.weight")[0] // (2 if has_gate else 1)
     k_rows = matrix_shape(view.tensors, base + "k_proj.weight")[0]
-    head_dim = _head_dim(view, base, q_rows, hidden_size, k_rows, default_head_dim)
+    head_dim = _head_dim(view, base, q_norm, q_rows, k_rows, default_head_dim)
     if q_rows % head_dim or k_rows % head_dim:
         raise TensorShapeMismatch(
             f"head_dim {head_dim} divides neither evenly: {base}q_proj.weight has {q_rows} rows, k_proj {k_rows}.",
@@ -67,18 +71,18 @@ def read_heads(
     return _checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
 
 
-def _head_dim(view: CheckpointView, base: str, q_rows: int, hidden_size: int, k_rows: int, default: int | None) -> int:
+def _head_dim(view: CheckpointView, base: str, q_norm: str, q_rows: int, k_rows: int, default: int | None) -> int:
     config, facts = view.config, view.facts
     name = "attention.head_dim"
-    norm = view.tensors.get(base + "q_norm.weight")
+    norm = view.tensors.get(f"{base}{q_norm}.weight")
     heads = config.optional_integer(*_HEADS_KEYS, high=_MAX_HEADS)
     stated = config.optional_integer("head_dim", high=_MAX_HEADS)
     if name in facts.overrides:
         given = facts.add(name, None, "")
         return int(override_checked(name, given, low=1, high=_MAX_HEADS, whole=True))
     if norm is not None and len(norm.shape) == 1 and norm.shape[0] < q_rows and q_rows % norm.shape[0] == 0:
-        check_size(view, norm.shape[0], f"length of {base}q_norm.weight", "head_dim")
-        return int(facts.add(name, norm.shape[0], f"length of {base}q_norm.weight"))
+        check_size(view, norm.shape[0], f"length of {base}{q_norm}.weight", "head_dim")
+        return int(facts.add(name, norm.shape[0], f"length of {base}{q_norm}.weight"))
     if stated is None and heads is not None and default is not None and q_rows == heads * default:
         return int(facts.add(name, default, f"the family's default; {heads} heads give q_proj's {q_rows} rows"))
     if heads is not None and q_rows % heads == 0:
@@ -117,23 +121,23 @@ def _agreed(view: CheckpointView, name: str, keys: Sequence[str], found: int, te
     return found
 
 
-def _fused_heads(view: CheckpointView, fused: str, base: str, default_head_dim: int | None) -> HeadSizes:
+def _fused_heads(view: CheckpointView, fused: str, base: str, output: str, default_head_dim: int | None) -> HeadSizes:
     """Heads of a projection that holds q, k and v: (heads + 2 · kv heads) · head_dim rows."""
     config, facts = view.config, view.facts
     rows = matrix_shape(view.tensors, fused)[0]
-    q_width = matrix_shape(view.tensors, base + "o_proj.weight")[1]
+    q_width = matrix_shape(view.tensors, f"{base}{output}.weight")[1]
     kv_width = (rows - q_width) // 2
     heads = config.integer(*_HEADS_KEYS, high=_MAX_HEADS)
     head_dim = config.optional_integer("head_dim", high=_MAX_HEADS) or default_head_dim
     if head_dim is None or head_dim * heads != q_width:
         if q_width % heads:
             raise TensorShapeMismatch(
-                f"config.json says {heads} attention heads, but {base}o_proj.weight has {q_width} columns.",
-                param=base + "o_proj.weight",
+                f"config.json says {heads} attention heads, but {base}{output}.weight has {q_width} columns.",
+                param=f"{base}{output}.weight",
             )
         head_dim = q_width // heads
-        check_size(view, head_dim, f"{q_width} columns of {base}o_proj.weight for {heads} heads", "head_dim")
-    facts.add("attention.head_dim", head_dim, f"{q_width} columns of o_proj by {heads} heads")
+        check_size(view, head_dim, f"{q_width} columns of {base}{output}.weight for {heads} heads", "head_dim")
+    facts.add("attention.head_dim", head_dim, f"{q_width} columns of {output} by {heads} heads")
     if kv_width <= 0 or (rows - q_width) % 2 or kv_width % head_dim:
         raise TensorShapeMismatch(
             f"{fused} has {rows} rows; {heads} heads of {head_dim} and the same for keys and values don't fit.",

@@ -1,31 +1,28 @@
-"""Llama and the families that differ from it only in biases, norms of q and k, and sliding windows.
+"""Llama and the families that differ from it only in biases, norms of q and k, sliding windows and kinds of rotation.
 
-llama, mistral, qwen2, qwen3: pre-norm layers of grouped-query attention and a gated MLP.
+llama, mistral, ministral, qwen2, qwen3, seed_oss, cwm, helium: pre-norm layers of grouped-query attention and a gated
+MLP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inference.modelling.families.attention_config import attention_sources, attention_spec
-from inference.modelling.families.checks import ROTARY_BUFFERS
+from inference.modelling.families.attention_decoder import AttentionDecoder
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import (
     FULL_ATTENTION,
     LLAMA_LIKE,
     NO_WINDOW,
+    QKV_BIAS,
     QKVO_BIAS,
     QWEN,
     Table,
     used,
 )
-from inference.modelling.families.config_keys import Harmless, Only
-from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.decoder_layout import read_layout
-from inference.modelling.families.head_sizes import read_heads
-from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
-from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.config_keys import Biases, Harmless, Only
+from inference.modelling.families.config_values import integer_with_evidence, rms_norm
+from inference.modelling.families.rope_by_type import TYPES
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
@@ -33,7 +30,7 @@ from inference.modelling.families.windows import (
     sliding_window,
     window_of_each_layer,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.spec import ModelSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "llama": {
@@ -45,35 +42,45 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "layer_types": FULL_ATTENTION,
     },
     "mistral": {**LLAMA_LIKE, **used("sliding_window")},
+    "ministral": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
+    "cwm": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
+    "helium": LLAMA_LIKE,
+    "seed_oss": {
+        **LLAMA_LIKE,
+        "attention_bias": QKV_BIAS,
+        "attention_out_bias": Biases(r"self_attn\.o_proj"),
+        "residual_dropout": Harmless("training only"),
+    },
     "qwen2": QWEN,
     "qwen3": {**QWEN, "attention_bias": QKVO_BIAS},
 }  # fmt: skip
 
 
+EPS = {"helium": 1e-8, "cwm": 1e-5}
+THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0}
+"""transformers' defaults where they are others."""
+
+
 def build_spec(view: CheckpointView) -> ModelSpec:
     model_type = view.config.string("model_type", default="llama")
-    layout = read_layout(view)
-    heads = read_heads(view, layout.layer(0), layout.hidden_size)
-    rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
-    norm = rms_norm(view)
-    qk_norm = norm if model_type == "qwen3" else None
-    act = activation(view)
-    windows = _windows(view, model_type, layout.num_layers)
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
-        layer = layout.layer(number)
-        attention = attention_spec(view, layer, heads, rope, qk_norm=qk_norm, sliding_window=windows[number])
-        mlp = mlp_spec(view, layer, act)
-        layers.append(llama_layer(attention, mlp, norm))
-        sources |= llama_layer_sources(
-            number, layer, attention_sources(view, attention, layer), mlp_sources(view, mlp, layer)
-        )
-    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=(ROTARY_BUFFERS,))
+    decoder = AttentionDecoder.read(view)
+    return decoder.spec(
+        model_type,
+        norm=rms_norm(view, default=EPS.get(model_type, 1e-6)),
+        ropes=decoder.rope(default_theta=THETAS.get(model_type, 10_000.0), interleaved=model_type == "helium"),
+        windows=_windows(view, model_type, decoder.layout.num_layers),
+        qk_norm="head" if model_type == "qwen3" else None,
+    )
 
 
 def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | None, ...]:
     """Mistral slides in all layers; Qwen 2 and 3, if at all, in those that ``layer_types`` names or in the last."""
+    if model_type in ("ministral", "cwm"):
+        every = 4 if model_type == "cwm" else count + 1
+        default = tuple(TYPES[number % every == 0] for number in range(count))
+        return window_of_each_layer(
+            layer_types(view, count, TYPES) or default, sliding_window(view, default=2 * DEFAULT_WINDOW)
+        )
     if model_type == "mistral":
         return (sliding_window(view, default=DEFAULT_WINDOW),) * count
     if model_type not in ("qwen2", "qwen3") or not view.config.boolean("use_sliding_window", default=False):

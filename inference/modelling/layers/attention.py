@@ -38,13 +38,16 @@ class Attention(Layer):
         self.gate_proj = Linear(hidden_size, q_width) if spec.output_gate else None
         self.q_norm = self.k_norm = None
         if spec.qk_norm is not None:
-            self.q_norm = Norm(spec.qk_norm, spec.head_dim if spec.qk_norm_per_head else q_width)
-            self.k_norm = Norm(spec.qk_norm, spec.head_dim if spec.qk_norm_per_head else kv_width)
+            self.q_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_heads))
+            self.k_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_kv_heads))
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
-        mixed = self.mix(self.qkv_proj(hidden), batch, state)
+        joint = self.qkv_proj(hidden)
+        if self.spec.qkv_clip is not None:
+            joint = joint.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
+        mixed = self.mix(joint, batch, state)
         if self.gate_proj is not None:
             mixed = mixed * self.gate_proj(hidden).sigmoid()
         out: torch.Tensor = self.o_proj(mixed)
@@ -84,11 +87,13 @@ class Attention(Layer):
         joint = joint.view(-1, heads + 2 * kv_heads, spec.head_dim)
         # q and k lie side by side, so that one rotation serves both.
         query_key, value = joint[:, : heads + kv_heads], joint[:, heads + kv_heads :]
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.normed(query_key[:, :heads], query_key[:, heads:])
-            query_key = torch.cat((query, key), 1)
+        is_normed = self.q_norm is not None
+        if is_normed and not spec.qk_norm_after_rope:
+            query_key = torch.cat(self.normed(query_key[:, :heads], query_key[:, heads:]), 1)
         if self.rope is not None:
             query_key = rotate_first(query_key, self.rope.step(batch), self.rope.spec)
+        if is_normed and spec.qk_norm_after_rope:
+            query_key = torch.cat(self.normed(query_key[:, :heads], query_key[:, heads:]), 1)
         return query_key[:, :heads], query_key[:, heads:], value
 
     def _decode(self, query: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:

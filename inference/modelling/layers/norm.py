@@ -15,18 +15,22 @@ class Norm(Layer):
 
     Args:
         spec: Kind, eps, offset.
-        width: Length of the last axis.
+        shape: Of the weights: (width,), the length of the last axis, or (H, width) for rows of H heads.
     """
 
-    def __init__(self, spec: NormSpec, width: int) -> None:
+    def __init__(self, spec: NormSpec, *shape: int) -> None:
         super().__init__()
         self.spec = spec
-        self.width = width
-        if spec.weightless:
-            self.weight = None
-        else:
-            self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(width), requires_grad=False) if spec.kind == "layer" else None
+        self.width = shape[-1]
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        for name in spec.parameter_names():
+            setattr(self, name, nn.Parameter(torch.empty(shape), requires_grad=False))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all rows have the same weights."""
+        return self.weight is None or self.weight.dim() == 1
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, width) to the same shape and dtype."""
@@ -48,7 +52,8 @@ class Norm(Layer):
     def normalise(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, width) to the same shape and dtype."""
         spec = self.spec
-        if spec.kind == "rms" and not spec.offset and (self.weight is None or self.weight.dtype == hidden.dtype):
+        is_plain = spec.kind == "rms" and not spec.offset and self.is_shared
+        if is_plain and (self.weight is None or self.weight.dtype == hidden.dtype):
             # The same arithmetic with fewer calls; equal to the bit in bfloat16.
             return functional.rms_norm(hidden, (self.width,), self.weight, spec.eps)
         values = hidden.float()

@@ -39,6 +39,8 @@ _NORM_PER_HEAD, _NORM_OVER_ALL = 1, 2
 
 def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
     spec = layer.spec
+    if not layer.is_shared:
+        return Norm.normalise(layer, hidden)
     normed: torch.Tensor = torch.ops.blazr.norm.default(
         hidden, layer.weight, layer.bias, spec.eps, spec.offset, spec.kind == "layer"
     )
@@ -73,9 +75,11 @@ def context_arguments(
 
 def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
+    if spec.qk_norm_after_rope:
+        return Attention.mix(layer, joint, batch, state)
     norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None
     if layer.q_norm is not None and layer.k_norm is not None:
-        if layer.q_norm.spec.kind == "rms":
+        if layer.q_norm.spec.kind == "rms" and layer.q_norm.is_shared:
             over = _NORM_PER_HEAD if spec.qk_norm_per_head else _NORM_OVER_ALL
             q_weight, k_weight = layer.q_norm.weight, layer.k_norm.weight
         else:

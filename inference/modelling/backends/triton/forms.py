@@ -34,6 +34,8 @@ from inference.modelling.layers.norm import Norm
 
 
 def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
+    if not layer.is_shared:
+        return Norm.normalise(layer, hidden)
     return add_norm(hidden, None, 1.0, layer.spec, layer.weight, layer.bias)
 
 
@@ -50,11 +52,13 @@ def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
 
 def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
+    if spec.qk_norm_after_rope:
+        return Attention.mix(layer, joint, batch, state)
     heads, kv_heads, width = spec.num_heads, spec.num_kv_heads, spec.head_dim
     split = joint.view(-1, heads + 2 * kv_heads, width)
     head_norm, q_weight, k_weight = None, None, None
     if layer.q_norm is not None and layer.k_norm is not None:
-        if spec.qk_norm_per_head and layer.q_norm.spec.kind == "rms":
+        if spec.qk_norm_per_head and layer.q_norm.spec.kind == "rms" and layer.q_norm.is_shared:
             head_norm, q_weight, k_weight = spec.qk_norm, layer.q_norm.weight, layer.k_norm.weight
         else:
             normed = layer.normed(split[:, :heads], split[:, heads : heads + kv_heads])

@@ -1,0 +1,200 @@
+"""AttentionDecoder: reads a decoder of grouped-query attention whose family differs from Llama in names and options.
+
+A family reads what it needs from config.json and passes it to ``spec``; what it doesn't mention is as in Llama.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
+from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_values import activation
+from inference.modelling.families.decoder import decoder_spec, norm_sources
+from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
+from inference.modelling.families.head_sizes import HeadSizes, read_heads
+from inference.modelling.families.mlp_config import USUAL_MLP, MLPNames, mlp_sources, mlp_spec
+from inference.modelling.families.rope_config import read_rope
+from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
+from inference.modelling.layer_specs import ChannelMixerSpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Source
+
+ChannelMixer = tuple[ChannelMixerSpec, Mapping[str, Source]]
+"""A channel mixer and the sources of its parameters."""
+
+
+PRE_NORMS = {"token_norm": "input_layernorm", "channel_norm": "post_attention_layernorm"}
+SANDWICH_NORMS = {
+    "token_norm": "input_layernorm",
+    "token_post_norm": "post_attention_layernorm",
+    "channel_norm": "pre_feedforward_layernorm",
+    "channel_post_norm": "post_feedforward_layernorm",
+}
+"""Norms before and after each mixer, as Gemma 2 calls them."""
+POST_NORMS = {"token_post_norm": "post_attention_layernorm", "channel_post_norm": "post_feedforward_layernorm"}
+"""Norms only after each mixer, as OLMo 2 calls them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNames:
+    """How a family's files call the parts of a layer.
+
+    Attributes:
+        attention: Start of the attention's tensor names, within the layer.
+        output: The projection behind it.
+        qk_norms: The norms of queries and keys, within the attention.
+        mlp: Start of the MLP's tensor names, within the layer.
+        mlp_matrices: Its projections.
+        norms: Our names of a layer's norms to the file's.
+        final_norm: The norm behind the layers.
+    """
+
+    attention: str = "self_attn."
+    output: str = "o_proj"
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    mlp: str = "mlp."
+    mlp_matrices: MLPNames = USUAL_MLP
+    norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)
+    final_norm: str = "norm"
+
+
+LLAMA_NAMES = LayerNames()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionDecoder:
+    """The sizes of a decoder, before its options are known."""
+
+    view: CheckpointView
+    names: LayerNames
+    layout: DecoderLayout
+    heads: HeadSizes
+
+    @classmethod
+    def read(
+        cls,
+        view: CheckpointView,
+        names: LayerNames = LLAMA_NAMES,
+        *,
+        default_head_dim: int | None = None,
+        **layout_options: Any,
+    ) -> AttentionDecoder:
+        """Read the sizes.
+
+        Args:
+            default_head_dim: As in ``read_heads``.
+            layout_options: As in ``read_layout``.
+        """
+        layout = read_layout(view, **layout_options)
+        heads = read_heads(
+            view,
+            layout.layer(0),
+            layout.hidden_size,
+            attention=names.attention,
+            default_head_dim=default_head_dim,
+            output=names.output,
+            q_norm=names.qk_norms[0],
+        )
+        return cls(view, names, layout, heads)
+
+    def rope(self, view: CheckpointView | None = None, **options: Any) -> RopeSpec:
+        """The rotation; ``options`` as in ``read_rope``, ``view``: of another part of config.json."""
+        positions = self.layout.max_position_embeddings
+        return read_rope(view or self.view, self.heads.head_dim, max_position_embeddings=positions, **options)
+
+    def spec(
+        self,
+        model_type: str,
+        *,
+        norm: NormSpec,
+        ropes: RopeSpec | Sequence[RopeSpec | None] | None,
+        windows: Sequence[int | None] | None = None,
+        qk_norm: Literal["head", "each_head", "row"] | None = None,
+        qk_norm_spec: NormSpec | None = None,
+        attention_options: Mapping[str, Any] | None = None,
+        channel: Callable[[int, str], ChannelMixer] | None = None,
+        act: str | None = None,
+        gated: bool = True,
+        is_parallel: bool = False,
+        residual_multiplier: float = 1.0,
+        ignored: Sequence[IgnoredTensors] = (),
+        **decoder_options: Any,
+    ) -> ModelSpec:
+        """The whole model.
+
+        Args:
+            ropes: The rotation of all layers, or of each; None: no positions.
+            windows: Each layer's sliding window; None: all see everything.
+            qk_norm: What a norm of queries and keys runs over, and whose weights it has; None: there is none.
+            qk_norm_spec: That norm; None: ``norm``.
+            attention_options: Further arguments of ``AttentionSpec``.
+            channel: Gives the channel mixer of a layer by its number and the start of its tensor names; None: an MLP.
+            act, gated: Of the MLP; ``act`` None: config.json's.
+            is_parallel, residual_multiplier: As in ``LayerSpec``.
+            decoder_options: As in ``decoder_spec``.
+        """
+        layers: list[LayerSpec] = []
+        sources: dict[str, Source] = {}
+        count, names = self.layout.num_layers, self.names
+        channel = channel or self._mlp(act or activation(self.view), gated=gated)
+        options = dict(attention_options or {})
+        if qk_norm is not None:
+            options |= {
+                "qk_norm": qk_norm_spec or norm,
+                "qk_norm_per_head": qk_norm != "row",
+                "qk_norm_of_each_head": qk_norm == "each_head",
+            }
+        for number in range(count):
+            layer = self.layout.layer(number)
+            rope = ropes if ropes is None or isinstance(ropes, RopeSpec) else ropes[number]
+            window = None if windows is None else windows[number]
+            attention = attention_spec(
+                self.view,
+                layer,
+                self.heads,
+                rope,
+                attention=names.attention,
+                output=names.output,
+                sliding_window=window,
+                **options,
+            )
+            mixer, mixer_sources = channel(number, layer)
+            layers.append(
+                LayerSpec(
+                    token_mixer=attention,
+                    channel_mixer=mixer,
+                    residual_multiplier=residual_multiplier,
+                    is_parallel=is_parallel,
+                    **dict.fromkeys(names.norms, norm),
+                )
+            )
+            base = f"layers.{number}"
+            for kind, name in names.norms.items():
+                sources |= prefixed(f"{base}.{kind}", norm_sources(norm, layer + name))
+            attention_names = attention_sources(
+                self.view, attention, layer, attention=names.attention, output=names.output, qk_norms=names.qk_norms
+            )
+            sources |= prefixed(f"{base}.token_mixer", attention_names)
+            sources |= prefixed(f"{base}.channel_mixer", mixer_sources)
+        return decoder_spec(
+            self.view,
+            self.layout,
+            model_type,
+            layers,
+            sources,
+            norm,
+            ignored=(ROTARY_BUFFERS, *ignored),
+            final_norm_name=names.final_norm,
+            **decoder_options,
+        )
+
+    def _mlp(self, act: str, *, gated: bool) -> Callable[[int, str], ChannelMixer]:
+        def mlp(number: int, layer: str) -> ChannelMixer:
+            mlp, matrices = self.names.mlp, self.names.mlp_matrices
+            spec = mlp_spec(self.view, layer, act, mlp=mlp, gated=gated, names=matrices)
+            return spec, mlp_sources(self.view, spec, layer, mlp=mlp, names=matrices)
+
+        return mlp

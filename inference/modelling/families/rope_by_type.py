@@ -1,0 +1,66 @@
+"""Read the rotations of a family whose windowed layers rotate otherwise than its full ones.
+
+transformers 5 writes an object for each type of layer into ``rope_parameters``. In older files the keys are those of
+full layers; windowed ones have a base of their own, or the same, and their positions aren't stretched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from inference.errors import CorruptCheckpoint
+from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config_values import number_with_evidence
+from inference.modelling.layer_parts import RopeSpec
+
+TYPES = ("sliding_attention", "full_attention")
+ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
+
+
+def ropes_by_type(
+    view: CheckpointView, read: Callable[..., RopeSpec], *, theta: float, local_theta: float | None = None
+) -> Mapping[str, RopeSpec]:
+    """The rotation of each of ``TYPES``.
+
+    Args:
+        read: ``AttentionDecoder.rope``.
+        theta: Default base of full layers.
+        local_theta: Default base of windowed layers, which older files call ``rope_local_base_freq``; None: that of
+            full layers.
+
+    Raises:
+        CorruptCheckpoint: ``rope_parameters`` isn't an object, or stretches windowed layers.
+    """
+    config = view.config
+    nested = config.get("rope_parameters", default={})
+    if not isinstance(nested, Mapping):
+        raise CorruptCheckpoint(
+            f"config.json: rope_parameters is {str(nested)[:60]!r}; it must be an object.", param="rope_parameters"
+        )
+    local: Any = nested.get(TYPES[0])
+    full: Any = nested.get(TYPES[1])
+    plain = view
+    if isinstance(full, Mapping):
+        rest = {key: value for key, value in config.values.items() if key not in ROPE_KEYS}
+        plain = CheckpointView(CheckpointConfig({**rest, "rope_parameters": dict(full)}), view.tensors, view.facts)
+    found = read(plain, default_theta=theta)
+    if not isinstance(local, Mapping):
+        local = {} if local_theta is None else {"rope_theta": config.get("rope_local_base_freq", default=local_theta)}
+    base = number_with_evidence(
+        view,
+        "rope.local_theta",
+        ("rope_theta",),
+        found.theta if local_theta is None else local_theta,
+        low=1.001,
+        high=1e15,
+        config=CheckpointConfig(local),
+    )
+    kind = local.get("rope_type") or "default"
+    if kind != "default":
+        raise CorruptCheckpoint(
+            f"config.json: rope_type of sliding_attention is {str(kind)[:60]!r}; windowed layers aren't stretched.",
+            param="rope_parameters",
+        )
+    return {TYPES[0]: replace(found, theta=base, scaling=None), TYPES[1]: found}

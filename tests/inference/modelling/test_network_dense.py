@@ -1,0 +1,80 @@
+"""Families of attention decoders that differ from Llama in names and options, against transformers 5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from tests.inference.modelling.harness import assert_matches_oracle, load_directory
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_attention import BASE
+
+WINDOWS = {"sliding_window": 6, "num_hidden_layers": 4}
+TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.5,
+}  # fmt: skip
+BIASED = {"attention_bias": True, "mlp_bias": True}
+STRETCHED = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("arcee", {"head_dim": 8}),
+    "arcee-biases": ("arcee", {"head_dim": 8, **BIASED}),
+    "cohere": ("cohere", {"tie_word_embeddings": True}),
+    "cohere-qk-norm-biases-untied": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
+    "cohere2": ("cohere2", {**WINDOWS, "head_dim": 8, "layer_types": TYPES, "logit_scale": 0.3}),
+    "cwm": ("cwm", {**WINDOWS, "head_dim": 8, "layer_types": TYPES[::-1]}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 8}),
+    "ernie4_5-biases-tied": ("ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True}),
+    "exaone4": ("exaone4", {**WINDOWS, "layer_types": TYPES}),
+    "exaone4-all-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "gemma": ("gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    "glm": ("glm", {"head_dim": 8, "attention_bias": True}),
+    "glm4": ("glm4", {"head_dim": 8, "attention_bias": False, "rms_norm_eps": 1e-5}),
+    "granite": ("granite", {**MULTIPLIERS, "rope_parameters": STRETCHED}),
+    "granite-biases-tied": ("granite", {**BIASED, "tie_word_embeddings": True}),
+    "helium": ("helium", {"head_dim": 8}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {"head_dim": 8}),
+    "hunyuan_v1_dense-alpha": ("hunyuan_v1_dense", {"head_dim": 8, "rope_parameters": ALPHA}),
+    "hyperclovax": ("hyperclovax", {**MULTIPLIERS, "head_dim": 8}),
+    "hyperclovax-pre-norms": ("hyperclovax", {"head_dim": 8, "use_post_norm": False}),
+    "jais2": ("jais2", {"head_dim": 8}),
+    "ministral": ("ministral", {**WINDOWS, "head_dim": 8, "layer_types": TYPES}),
+    "nemotron": ("nemotron", {"head_dim": 8}),
+    "nemotron-biases": ("nemotron", {"head_dim": 8, **BIASED}),
+    "olmo": ("olmo", {"clip_qkv": 0.7}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {**WINDOWS, "layer_types": TYPES, "rope_parameters": dict(zip(TYPES[:2], (PLAIN, STRETCHED), strict=True))},
+    ),
+    "phi": ("phi", {}),
+    "phi-qk-norm": ("phi", {"qk_layernorm": True}),
+    "seed_oss": ("seed_oss", {"head_dim": 8}),
+    "seed_oss-other-biases": ("seed_oss", {"head_dim": 8, "attention_bias": False, "attention_out_bias": True}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
+    "smollm3-windows": ("smollm3", {**WINDOWS, "use_sliding_window": True, "layer_types": TYPES}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm-parallel-qk-norm": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "starcoder2": ("starcoder2", {"sliding_window": 6}),
+    "starcoder2-without-biases": ("starcoder2", {"use_bias": False}),
+    "vaultgemma": (
+        "vaultgemma",
+        {
+            **WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 16, "layer_types": TYPES, "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_family_matches_transformers(name, tmp_path):
+    model_type, values = CASES[name]
+    config = AutoConfig.for_model(model_type, **(BASE | values))
+    directory, oracle = make_checkpoint(config, tmp_path / name)
+    assert_matches_oracle(load_directory(directory), oracle)
