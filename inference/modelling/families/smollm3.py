@@ -11,6 +11,7 @@ from inference.errors import CorruptCheckpoint
 from inference.modelling.families.attention_decoder import AttentionDecoder
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import QKVO_BIAS, QWEN, Table, used
+from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import rms_norm
 from inference.modelling.families.rope_by_type import TYPES
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
@@ -19,7 +20,8 @@ from inference.modelling.spec import ModelSpec
 THETA = 2_000_000.0
 CONFIG_KEYS: Mapping[str, Table] = {
     "smollm3": {
-        **{key: rule for key, rule in QWEN.items() if key not in ("max_window_layers", "qkv_bias")},
+        **{key: rule for key, rule in QWEN.items() if key != "qkv_bias"},
+        "max_window_layers": Harmless("layer_types says it"),
         **used("no_rope_layers", "no_rope_layer_interval"),
         "attention_bias": QKVO_BIAS,
     }

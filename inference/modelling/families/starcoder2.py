@@ -25,10 +25,16 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **used("intermediate_size", "hidden_act", "norm_epsilon", "sliding_window"),
         **harmless("training only", "residual_dropout", "embedding_dropout"),
         **harmless("the shapes say it", "mlp_type"),
+        **harmless(
+            "early names, which transformers doesn't read",
+            "activation_function", "layer_norm_epsilon", "attention_softmax_in_fp32",
+            "scale_attention_softmax_in_fp32",
+        ),
+        "scale_attn_weights": Only((True,), "scores are divided by the root of the head's width"),
         "norm_type": Only(("layer_norm",), "the norms are LayerNorms"),
         "use_bias": Biases(r"(?:self_attn\.[qkvo]_proj|mlp\.c_(?:fc|proj))"),
     }
-}
+}  # fmt: skip
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:

@@ -47,6 +47,20 @@ _DELTA = _USUAL | {
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
 }  # fmt: skip
 
+_LAYER_NORM = {key: value for key, value in _USUAL.items() if key != "rms_norm_eps"}
+_TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4096}
+_GRANITE = _USUAL | {
+    "attention_bias": False, "attention_dropout": 0.1, "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0,
+    "logits_scaling": 16.0, "mlp_bias": False, "residual_multiplier": 0.22, "rope_scaling": None, "rope_theta": 1e7,
+}  # fmt: skip
+_GLM = _USUAL | {
+    "attention_bias": True, "attention_dropout": 0.0, "head_dim": 128, "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+}  # fmt: skip
+_OLMO = _USUAL | {
+    "attention_bias": False, "attention_dropout": 0.0, "pad_token_id": 1, "rope_scaling": None, "rope_theta": 500000,
+}  # fmt: skip
+
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "meta-llama/Llama-2-7b-hf": ("llama", _USUAL | {
         "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "pretraining_tp": 1,
@@ -154,5 +168,86 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen/Qwen3.5-35B-A3B, its text_config": ("qwen3_5_moe_text", _DELTA | {
         "moe_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8, "output_router_logits": False,
         "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512}),
+    "arcee-ai/AFM-4.5B": ("arcee", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "relu2", "mlp_bias": False,
+        "rope_scaling": {"factor": 20.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "rope_type": "yarn",
+                         "original_max_position_embeddings": 4096}, "rope_theta": 10000.0}),
+    "CohereLabs/c4ai-command-r-v01": ("cohere", _LAYER_NORM | {
+        "attention_bias": False, "attention_dropout": 0.0, "layer_norm_eps": 1e-05, "logit_scale": 0.0625,
+        "pad_token_id": 0, "rope_theta": 8000000.0, "use_qk_norm": False}),
+    "CohereLabs/c4ai-command-r7b-12-2024": ("cohere2", _LAYER_NORM | {
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "layer_norm_eps": 1e-05,
+        "logit_scale": 0.25, "pad_token_id": 0, "rope_theta": 50000, "sliding_window": 4096,
+        "sliding_window_pattern": 4, "_sliding_window_pattern": 4, "cache_implementation": "hybrid"}),
+    "facebook/cwm": ("cwm", _USUAL | _TYPES | {
+        "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "pretraining_tp": 1, "rope_theta": 1000000.0,
+        "rope_scaling": {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"}}),
+    "baidu/ERNIE-4.5-0.3B-PT": ("ernie4_5", _USUAL | {
+        "head_dim": 128, "pad_token_id": 0, "rope_theta": 500000.0, "use_bias": False}),
+    "LGAI-EXAONE/EXAONE-4.0-32B": ("exaone4", _USUAL | _TYPES | {
+        "attention_dropout": 0.0, "head_dim": 128, "pad_token_id": 0, "rope_theta": 1000000,
+        "rope_scaling": {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "sliding_window_pattern": "LLLG"}),
+    "google/gemma-2b": ("gemma", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 256, "hidden_act": "gelu",
+        "hidden_activation": None, "pad_token_id": 0, "rope_scaling": None, "rope_theta": 10000.0}),
+    "THUDM/glm-4-9b-chat-hf": ("glm", _GLM),
+    "THUDM/GLM-4-9B-0414": ("glm4", _GLM),
+    "ibm-granite/granite-3.3-2b-instruct": ("granite", _GRANITE),
+    "kyutai/helium-1-2b": ("helium", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "rope_theta": 100000.0,
+        "pad_token_id": 3}),
+    "tencent/Hunyuan-1.8B-Instruct": ("hunyuan_v1_dense", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "eod_token_id": 127967, "head_dim": 128, "rope_theta": 10000,
+        "pad_token_id": 127961, "rope_scaling": {
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "dynamic"}, "use_qk_norm": True, "use_cla": False, "mlp_bias": False, "norm_type": "rms",
+        "attention_head_dim": 128, "cla_share_factor": 2, "im_end_id": 6, "im_start_id": 5, "org_vocab_size": 120818,
+        "sep_token_id": 127962, "text_end_id": 8, "text_start_id": 7, "add_classification_head": False,
+        "class_num": 0, "pool_type": "last"}),
+    "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": ("hyperclovax", _GRANITE | {
+        "head_dim": 128, "use_post_norm": True, "auto_map": {"AutoConfig": "x"}}),
+    "inceptionai/Jais-2-8B-Chat": ("jais2", _LAYER_NORM | {
+        "attention_bias": True, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "relu2", "mlp_bias": True,
+        "layer_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 500000.0}),
+    "mistralai/Ministral-3b-instruct": ("ministral", _USUAL | _TYPES | {
+        "attention_dropout": 0.0, "head_dim": 128, "rope_theta": 100000000.0}),
+    "nvidia/Minitron-4B-Base": ("nemotron", _LAYER_NORM | {
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "relu2", "mlp_bias": False,
+        "norm_eps": 1e-05, "partial_rotary_factor": 0.5, "rope_scaling": None, "rope_theta": 10000}),
+    "allenai/OLMo-1B-hf": ("olmo", _LAYER_NORM | {
+        "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None, "pad_token_id": 1, "rope_scaling": None,
+        "rope_theta": 10000.0}),
+    "allenai/OLMo-2-1124-7B": ("olmo2", _OLMO),
+    "allenai/Olmo-3-1025-7B": ("olmo3", _OLMO | _TYPES | {
+        "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "yarn"}}),
+    "microsoft/phi-2": ("phi", _LAYER_NORM | {
+        "attention_dropout": 0.0, "embd_pdrop": 0.0, "hidden_act": "gelu_new", "layer_norm_eps": 1e-05,
+        "partial_rotary_factor": 0.4, "qk_layernorm": False, "resid_pdrop": 0.1, "rope_scaling": None,
+        "rope_theta": 10000.0}),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": ("seed_oss", _USUAL | {
+        "attention_bias": True, "attention_dropout": 0.1, "attention_out_bias": False, "head_dim": 128,
+        "mlp_bias": False, "pad_token_id": 1, "residual_dropout": 0.1, "rope_scaling": {"rope_type": "default"},
+        "rope_theta": 10000000.0}),
+    "HuggingFaceTB/SmolLM3-3B": ("smollm3", _QWEN | {
+        "attention_bias": False, "layer_types": ["full_attention"], "mlp_bias": False, "no_rope_layer_interval": 4,
+        "no_rope_layers": [1, 1, 1, 0], "pretraining_tp": 2, "rope_scaling": None, "sliding_window": None,
+        "use_sliding_window": False, "_flash_attn_2_enabled": True}),
+    "stabilityai/stablelm-2-1_6b": ("stablelm", _LAYER_NORM | {
+        "layer_norm_eps": 1e-05, "partial_rotary_factor": 0.25, "qk_layernorm": False, "rope_scaling": None,
+        "rope_theta": 10000, "use_parallel_residual": False, "use_qkv_bias": True, "hidden_dropout": 0.0}),
+    "bigcode/starcoder2-3b": ("starcoder2", _LAYER_NORM | {
+        "activation_function": "gelu_pytorch_tanh", "attention_dropout": 0.1, "attention_softmax_in_fp32": True,
+        "embedding_dropout": 0.1, "hidden_act": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-05, "mlp_type": "default",
+        "norm_epsilon": 1e-05, "norm_type": "layer_norm", "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
+        "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "sliding_window": 4096, "use_bias": True,
+        "initializer_range": 0.018042, "vocab_size": 49152}),
+    "google/vaultgemma-1b": ("vaultgemma", _USUAL | _TYPES | {
+        "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
+        "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "pad_token_id": 0, "query_pre_attn_scalar": 256, "rope_theta": 10000.0}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

@@ -30,7 +30,9 @@ from tests.inference.modelling.families.headers import llama, view_of
 from tests.inference.modelling.families.published_configs import PUBLISHED
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import read_config
+from tests.inference.modelling.test_network_attention import BASE
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION_CASES
+from tests.inference.modelling.test_network_dense import CASES as DENSE_CASES
 from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
 from tests.models_registry.detection.builders import EXAMPLES
@@ -45,6 +47,7 @@ TYPES = {
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
     "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
+    **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
 AROUND = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -53,6 +56,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "layer_types": None, "sliding_window_pattern": 2, "rope_parameters": None, "rope_theta": 5e5,
         "rope_local_base_freq": 300.0,
+    },
+    "smollm3": {
+        "use_sliding_window": True, "sliding_window": 6, "layer_types": None,
     },
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "qwen2_moe": {
@@ -88,6 +94,9 @@ PREPARED: dict[str, dict[str, Any]] = {
     "hybrid_override_pattern": {"layers_block_type": None},
     "layer_types": {"layers_block_type": None},
     "full_attention_interval": {"layer_types": None},
+    "sliding_window_pattern": {"layer_types": None},
+    "_sliding_window_pattern": {"layer_types": None, "sliding_window_pattern": None},
+    "no_rope_layer_interval": {"no_rope_layers": None},
     "layers_block_type": {"layer_types": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""
@@ -111,6 +120,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
             case = TYPES[model_type]
             if case in ATTENTION_CASES:
                 config = copy.deepcopy(ATTENTION_CASES[case])
+            elif case in DENSE_CASES:
+                config = AutoConfig.for_model(model_type, **(BASE | DENSE_CASES[case][1]))
             else:
                 family, values = (RECURRENT_CASES | LINEAR_CASES)[case]
                 config = getattr(transformers, f"{family}Config")(**values)
