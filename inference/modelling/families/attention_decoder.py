@@ -115,7 +115,8 @@ class AttentionDecoder:
         qk_norm: Literal["head", "each_head", "row"] | None = None,
         qk_norm_spec: NormSpec | None = None,
         attention_options: Mapping[str, Any] | None = None,
-        channel: Callable[[int, str], ChannelMixer] | None = None,
+        experts: Callable[[str], ChannelMixer] | None = None,
+        router: str = "mlp.gate.weight",
         act: str | None = None,
         gated: bool = True,
         is_parallel: bool = False,
@@ -131,15 +132,16 @@ class AttentionDecoder:
             qk_norm: What a norm of queries and keys runs over, and whose weights it has; None: there is none.
             qk_norm_spec: That norm; None: ``norm``.
             attention_options: Further arguments of ``AttentionSpec``.
-            channel: Gives the channel mixer of a layer by its number and the start of its tensor names; None: an MLP.
-            act, gated: Of the MLP; ``act`` None: config.json's.
+            experts: Gives the experts of a layer by the start of its tensor names; None: all layers have MLPs.
+            router: The tensor that a layer with experts has; empty: all layers have them.
+            act, gated: Of the MLPs; ``act`` None: config.json's.
             is_parallel, residual_multiplier: As in ``LayerSpec``.
             decoder_options: As in ``decoder_spec``.
         """
         layers: list[LayerSpec] = []
         sources: dict[str, Source] = {}
         count, names = self.layout.num_layers, self.names
-        channel = channel or self._mlp(act or activation(self.view), gated=gated)
+        act = act or activation(self.view)
         options = dict(attention_options or {})
         if qk_norm is not None:
             options |= {
@@ -161,7 +163,10 @@ class AttentionDecoder:
                 sliding_window=window,
                 **options,
             )
-            mixer, mixer_sources = channel(number, layer)
+            if experts is not None and (not router or layer + router in self.view.tensors):
+                mixer, mixer_sources = experts(layer)
+            else:
+                mixer, mixer_sources = self._mlp(layer, act, gated=gated)
             layers.append(
                 LayerSpec(
                     token_mixer=attention,
@@ -191,10 +196,7 @@ class AttentionDecoder:
             **decoder_options,
         )
 
-    def _mlp(self, act: str, *, gated: bool) -> Callable[[int, str], ChannelMixer]:
-        def mlp(number: int, layer: str) -> ChannelMixer:
-            mlp, matrices = self.names.mlp, self.names.mlp_matrices
-            spec = mlp_spec(self.view, layer, act, mlp=mlp, gated=gated, names=matrices)
-            return spec, mlp_sources(self.view, spec, layer, mlp=mlp, names=matrices)
-
-        return mlp
+    def _mlp(self, layer: str, act: str, *, gated: bool) -> ChannelMixer:
+        mlp, matrices = self.names.mlp, self.names.mlp_matrices
+        spec = mlp_spec(self.view, layer, act, mlp=mlp, gated=gated, names=matrices)
+        return spec, mlp_sources(self.view, spec, layer, mlp=mlp, names=matrices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from inference.modelling.families.checks import MASK_BUFFERS, IgnoredTensors, finish
@@ -55,6 +56,15 @@ def _outer_sources(layout: DecoderLayout, norm: NormSpec, final_norm: str, head_
     if head_bias is not None:
         sources["lm_head.bias"] = tensor(head_bias)
     return sources
+
+
+def drafting_layers(layout: DecoderLayout) -> tuple[IgnoredTensors, ...]:
+    """The layers behind the model's own, which only draft tokens."""
+    if not layout.num_prediction_layers:
+        return ()
+    later = "|".join(str(layout.num_layers + number) for number in range(layout.num_prediction_layers))
+    names = re.compile(rf"{re.escape(layout.prefix)}layers\.({later})\.")
+    return (IgnoredTensors(names, "layers for drafting several tokens, beside the model itself"),)
 
 
 def decoder_spec(

@@ -6,11 +6,10 @@ are those of the published files and of transformers' ``deepseek_v2`` and ``deep
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
-from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
+from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, EXPERTS, MLP_BIAS, ROPE, Table, used
 from inference.modelling.families.config_keys import Biases, Harmless, Only
@@ -18,21 +17,18 @@ from inference.modelling.families.config_values import (
     activation,
     check_size,
     integer_with_evidence,
-    number_with_evidence,
     rms_norm,
 )
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
+from inference.modelling.families.grouped_moe import expert_sizes, grouped_moe, scaling_factor
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
     check_dense_layers,
-    check_experts,
     check_routing,
-    count_experts,
     has_router,
     moe_sources,
-    shared_width,
 )
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
 from inference.modelling.layer_parts import NormSpec
@@ -95,11 +91,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             channel = mlp_sources(view, mixer, layer)
         layers.append(llama_layer(mla, mixer, norm))
         sources |= llama_layer_sources(number, layer, _mla_sources(mla, layer), channel)
-    later = "|".join(str(layout.num_layers + number) for number in range(layout.num_prediction_layers))
-    ignored = [ROTARY_BUFFERS]
-    if later:
-        names = re.compile(rf"{re.escape(layout.prefix)}layers\.({later})\.")
-        ignored.append(IgnoredTensors(names, "layers for drafting several tokens, beside the model itself"))
+    ignored = (ROTARY_BUFFERS, *drafting_layers(layout))
     return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored)
 
 
@@ -184,58 +176,27 @@ def _mla_sources(spec: MLASpec, layer: str) -> dict[str, Source]:
 
 
 def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
+    if model_type != "deepseek_v2":
+        _expect(view, "scoring_func", "sigmoid", ("sigmoid",))
+        _expect(view, "topk_method", "noaux_tc", ("noaux_tc",))
+        return grouped_moe(view, layer, act, groups=8, top_k_groups=4, factor=2.5)
     config, base = view.config, f"{layer}mlp."
-    count, width = count_experts(view, base + "experts.")
-    keys = ("n_routed_experts", "num_experts", "num_local_experts")
-    check_experts(view, base + "experts.", count, width, keys, "moe_intermediate_size")
-    width_of_shared = shared_width(view, f"{base}shared_experts.")
-    num_shared = config.optional_integer("n_shared_experts", low=0)
-    if num_shared is not None and num_shared * width != width_of_shared:
-        raise TensorShapeMismatch(
-            f"config.json says n_shared_experts {num_shared}, each {width} wide, but {base}shared_experts are "
-            f"{width_of_shared} wide; correct config.json.",
-            param="n_shared_experts",
-        )
-    if model_type == "deepseek_v2":
-        _expect(view, "scoring_func", "softmax", ("softmax",))
-        method = _expect(view, "topk_method", "greedy", ("greedy", "group_limited_greedy"))
-        grouped = method == "group_limited_greedy"
-        spec = MoESpec(
+    count, width, width_of_shared = expert_sizes(view, base, "n_shared_experts")
+    _expect(view, "scoring_func", "softmax", ("softmax",))
+    method = _expect(view, "topk_method", "greedy", ("greedy", "group_limited_greedy"))
+    grouped = method == "group_limited_greedy"
+    return check_routing(
+        MoESpec(
             num_experts=count,
             top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 6),
             intermediate_size=width,
             activation=act,
             normalise_top_k=False,
-            routed_scaling_factor=_scaling_factor(view, 1.0),
+            routed_scaling_factor=scaling_factor(view, 1.0),
             num_expert_groups=config.integer("n_group", default=1) if grouped else 1,
             top_k_groups=config.integer("topk_group", default=1) if grouped else 1,
             shared_intermediate_size=width_of_shared,
         )
-    else:
-        _expect(view, "scoring_func", "sigmoid", ("sigmoid",))
-        _expect(view, "topk_method", "noaux_tc", ("noaux_tc",))
-        groups = integer_with_evidence(view, "moe.num_expert_groups", ("n_group",), 8)
-        spec = MoESpec(
-            num_experts=count,
-            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 8),
-            intermediate_size=width,
-            activation=act,
-            scoring="sigmoid",
-            normalise_top_k=config.boolean("norm_topk_prob", default=True),
-            normalise_eps=1e-20,
-            routed_scaling_factor=_scaling_factor(view, 2.5),
-            num_expert_groups=groups,
-            top_k_groups=integer_with_evidence(view, "moe.top_k_groups", ("topk_group",), min(4, groups)),
-            group_score="top2",
-            correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
-            shared_intermediate_size=width_of_shared,
-        )
-    return check_routing(spec)
-
-
-def _scaling_factor(view: CheckpointView, default: float) -> float:
-    return number_with_evidence(
-        view, "moe.routed_scaling_factor", ("routed_scaling_factor",), default, low=1e-6, high=1e6
     )
 
 

@@ -28,7 +28,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     decoder = AttentionDecoder.read(view, LayerNames(norms=POST_NORMS), default_max_position_embeddings=2048)
     count = decoder.layout.num_layers
     window = sliding_window(view, default=WINDOW)
-    types = layer_types(view, count, TYPES) or _types(view, count, window)
+    types = layer_types(view, count, TYPES) or exaone_types(view, count, window)
     rope = decoder.rope()
     return decoder.spec(
         "exaone4",
@@ -39,7 +39,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     )
 
 
-def _types(view: CheckpointView, count: int, window: int | None) -> tuple[str, ...]:
+def exaone_types(view: CheckpointView, count: int, window: int | None) -> tuple[str, ...]:
     """By ``sliding_window_pattern``: a number of layers, the last of which is full, or their letters L and G."""
     pattern = view.config.get("sliding_window_pattern", default=4)
     if window is None:

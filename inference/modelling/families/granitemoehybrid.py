@@ -17,16 +17,13 @@ from inference.modelling.families.config_key_tables import HYBRID_MAMBA2, WITH_R
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import (
     activation,
-    check_size,
-    integer_with_evidence,
     number_with_evidence,
     rms_norm,
 )
 from inference.modelling.families.decoder import decoder_spec, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
+from inference.modelling.families.granite_experts import granite_mixer
 from inference.modelling.families.head_sizes import read_heads
-from inference.modelling.families.headers import matrix_shape
-from inference.modelling.families.moe_config import check_experts, check_routing
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import (
     HYBRID_KEYS,
@@ -37,9 +34,8 @@ from inference.modelling.families.state_space import (
     time_step_limits,
     unknown_layer,
 )
-from inference.modelling.layer_parts import prefixed
-from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MLPSpec, MoESpec, TokenMixerSpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.layer_specs import AttentionSpec, TokenMixerSpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Source
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "granitemoehybrid": {
@@ -53,12 +49,6 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "normalization_function": Only(("rmsnorm",), "the norms are RMS norms"),
     },
 }  # fmt: skip
-
-EXPERT_NAMES = (
-    ("router.layer.weight", "input_linear.weight", "output_linear.weight"),
-    ("router.weight", "experts.gate_up_proj", "experts.down_proj"),
-)
-"""Router, stacked gate and up, stacked down: in the published files, and as transformers 5 holds them."""
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -81,7 +71,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             mixer_sources = attention_sources(view, mixer, layer)
         else:
             raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")
-        channel, channel_sources = _channel_mixer(view, layer, act)
+        channel, channel_sources = granite_mixer(view, layer, act)
         layers.append(
             LayerSpec(
                 token_mixer=mixer,
@@ -121,35 +111,3 @@ def _attention(view: CheckpointView, layout: DecoderLayout, layer: str) -> Atten
     if kind == "rope":
         rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
     return attention_spec(view, layer, heads, rope, scale=_multiplier(view, "attention_multiplier"))
-
-
-def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelMixerSpec, dict[str, Source]]:
-    shared = f"{layer}shared_mlp."
-    width = matrix_shape(view.tensors, f"{shared}output_linear.weight")[1]
-    shared_sources = {
-        "gate_up_proj.weight": tensor(f"{shared}input_linear.weight"),
-        "down_proj.weight": tensor(f"{shared}output_linear.weight"),
-    }
-    base = f"{layer}block_sparse_moe."
-    names = next((trio for trio in EXPERT_NAMES if base + trio[0] in view.tensors), None)
-    check_size(view, width, f"columns of {shared}output_linear.weight", "shared_intermediate_size")
-    if names is None:
-        check_size(view, 0, f"no experts under {base[:-1]}", "num_local_experts")
-        return MLPSpec(width, act), shared_sources
-    router, gate_up, down = (base + name for name in names)
-    count = matrix_shape(view.tensors, router)[0]
-    expert_width = view.tensors.shape(down)[-1]
-    check_experts(view, base, count, expert_width, ("num_local_experts",), "intermediate_size")
-    moe = MoESpec(
-        num_experts=count,
-        top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 2),
-        intermediate_size=expert_width,
-        activation=act,
-        shared_intermediate_size=width,
-    )
-    moe_sources = {
-        "router.weight": tensor(router),
-        "experts.gate_up_proj": tensor(gate_up),
-        "experts.down_proj": tensor(down),
-    }
-    return check_routing(moe), moe_sources | prefixed("shared_expert", shared_sources)

@@ -1,6 +1,7 @@
-"""Hunyuan, its dense models: queries and keys are normed behind the rotation, whose base ``alpha`` stretches.
+"""Hunyuan, dense and with experts: queries and keys are normed behind the rotation, whose base ``alpha`` stretches.
 
-Source: https://arxiv.org/abs/2411.02265, and transformers' ``hunyuan_v1_dense``.
+Source: https://arxiv.org/abs/2411.02265, and transformers' ``hunyuan_v1_dense`` and
+``hunyuan_v1_moe``.
 """
 
 from __future__ import annotations
@@ -8,44 +9,84 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from inference.modelling.families.attention_decoder import AttentionDecoder, LayerNames
+from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer, LayerNames
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import MLP_BIAS, ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Harmless, Members, Only
-from inference.modelling.families.config_values import rms_norm
+from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
+from inference.modelling.families.moe_config import (
+    check_experts,
+    check_routing,
+    count_experts,
+    moe_sources,
+    shared_width,
+)
 from inference.modelling.layer_parts import RopeSpec
+from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
 
 NAMES = LayerNames(qk_norms=("query_layernorm", "key_layernorm"))
 ROPE_WITH_ALPHA = Members({**ROPE_MEMBERS, **used("alpha")})
-CONFIG_KEYS: Mapping[str, Table] = {
-    "hunyuan_v1_dense": {
-        **WITH_ROPE,
-        **harmless(
-            "other token ids, which the text side takes from the tokeniser's files",
-            "eod_token_id", "im_start_id", "im_end_id", "text_start_id", "text_end_id", "org_vocab_size",
-        ),
-        **harmless("for other tasks", "add_classification_head", "class_num", "pool_type"),
-        **harmless("layers that share keys and values, which use_cla would switch on", "cla_share_factor"),
-        "attention_head_dim": Harmless("an early name beside head_dim"),
-        "mlp_bias": MLP_BIAS,
-        "norm_type": Only(("rms", "hf_rms"), "the norms are RMS norms"),
-        "use_cla": Only((False,), "no layer uses the keys and values of another"),
-        "use_qk_norm": Only((True,), "queries and keys are normed"),
-        "rope_parameters": ROPE_WITH_ALPHA,
-        "rope_scaling": ROPE_WITH_ALPHA,
-    }
+KEYS: Table = {
+    **WITH_ROPE,
+    **harmless(
+        "other token ids, which the text side takes from the tokeniser's files",
+        "eod_token_id", "im_start_id", "im_end_id", "text_start_id", "text_end_id", "org_vocab_size",
+    ),
+    **harmless("for other tasks", "add_classification_head", "class_num", "pool_type"),
+    **harmless("layers that share keys and values, which use_cla would switch on", "cla_share_factor"),
+    "attention_head_dim": Harmless("an early name beside head_dim"),
+    "mlp_bias": MLP_BIAS,
+    "norm_type": Only(("rms", "hf_rms"), "the norms are RMS norms"),
+    "use_cla": Only((False,), "no layer uses the keys and values of another"),
+    "use_qk_norm": Only((True,), "queries and keys are normed"),
+    "rope_parameters": ROPE_WITH_ALPHA,
+    "rope_scaling": ROPE_WITH_ALPHA,
 }  # fmt: skip
+CONFIG_KEYS: Mapping[str, Table] = {
+    "hunyuan_v1_dense": KEYS,
+    "hunyuan_v1_moe": {
+        **KEYS,
+        **used("num_experts", "moe_topk"),
+        **harmless("training only", "moe_drop_tokens", "moe_random_routing_dropped_token"),
+        **harmless("the shapes say it", "moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe"),
+        "moe_layer_num_skipped": Only((0,), "transformers gives all layers experts"),
+        "norm_topk_prob": Only((True,), "the weights of the chosen experts add up to 1"),
+        "routed_scaling_factor": Only((1.0,), "experts aren't scaled"),
+        "group_limited_greedy": Only((False,), "experts aren't grouped"),
+        "use_mla": Only((False,), "attention has whole keys and values"),
+    },
+}
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
+    model_type = view.config.string("model_type", default="hunyuan_v1_dense")
     decoder = AttentionDecoder.read(view, NAMES, default_max_position_embeddings=2048)
+    act = activation(view)
+
+    def experts(layer: str) -> ChannelMixer:
+        base = f"{layer}mlp."
+        count, width = count_experts(view, base + "experts.")
+        check_experts(view, base + "experts.", count, width, ("num_experts",), "intermediate_size")
+        top_k = view.config.get("moe_topk", default=1)
+        number = int(layer.rstrip(".").rpartition(".")[2])
+        if isinstance(top_k, list):
+            top_k = view.config.integers("moe_topk")[number]
+        else:
+            top_k = integer_with_evidence(view, "moe.top_k", ("moe_topk",), 1)
+        shared = shared_width(view, base + "shared_mlp.")
+        spec = check_routing(MoESpec(count, top_k, width, act, shared_intermediate_size=shared))
+        return spec, moe_sources(view, spec, base, router="gate.wg", shared="shared_mlp.")
+
     return decoder.spec(
-        "hunyuan_v1_dense",
+        model_type,
         norm=rms_norm(view, default=1e-5),
         ropes=_rope(decoder),
         qk_norm="head",
         attention_options={"qk_norm_after_rope": True},
+        act=act,
+        experts=experts,
+        router="mlp.gate.wg.weight",
     )
 
 

@@ -12,14 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.errors import TensorShapeMismatch
-from inference.modelling.families.attention_config import attention_sources, attention_spec
-from inference.modelling.families.checks import ROTARY_BUFFERS
+from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, WITH_ROPE, Table, used
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.decoder_layout import read_layout
-from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.moe_config import (
     ExpertNames,
     check_experts,
@@ -27,10 +23,9 @@ from inference.modelling.families.moe_config import (
     count_experts,
     moe_sources,
 )
-from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import sliding_window
 from inference.modelling.layer_specs import MoESpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import ModelSpec, Piece, Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "mixtral": {**WITH_ROPE, **EXPERTS, **used("sliding_window")},
@@ -40,31 +35,28 @@ EXPERT_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    layout = read_layout(view)
-    heads = read_heads(view, layout.layer(0), layout.hidden_size)
-    rope = read_rope(
-        view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_theta=1000000.0
-    )
-    norm = rms_norm(view, default=1e-5)
+    decoder = AttentionDecoder.read(view)
     act = activation(view)
-    window = sliding_window(view)
     top_k = integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 2)
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
-        layer = layout.layer(number)
-        attention = attention_spec(view, layer, heads, rope, sliding_window=window)
+
+    def experts(layer: str) -> ChannelMixer:
         base = f"{layer}block_sparse_moe."
         if f"{base}gate.weight" not in view.tensors:
             base = f"{layer}mlp."
         count, width = _count_experts(view, base)
         check_experts(view, base + "experts.", count, width, ("num_local_experts", "num_experts"), "intermediate_size")
         moe = check_routing(MoESpec(num_experts=count, top_k=top_k, intermediate_size=width, activation=act))
-        layers.append(llama_layer(attention, moe, norm))
-        sources |= llama_layer_sources(
-            number, layer, attention_sources(view, attention, layer), _moe_sources(view, moe, base)
-        )
-    return decoder_spec(view, layout, "mixtral", layers, sources, norm, ignored=(ROTARY_BUFFERS,))
+        return moe, _moe_sources(view, moe, base)
+
+    return decoder.spec(
+        "mixtral",
+        norm=rms_norm(view, default=1e-5),
+        ropes=decoder.rope(default_theta=1_000_000.0),
+        windows=(sliding_window(view),) * decoder.layout.num_layers,
+        act=act,
+        experts=experts,
+        router="",
+    )
 
 
 def _is_stacked_in_out(view: CheckpointView, base: str) -> bool:

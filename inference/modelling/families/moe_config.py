@@ -74,11 +74,19 @@ def moe_sources(
     router: str = "gate",
     shared: str = "shared_expert.",
     names: ExpertNames = USUAL_NAMES,
+    correction_bias: str | None = None,
 ) -> dict[str, Source]:
-    """Sources of a ``MoESpec``'s parameters under ``base`` (``…mlp.``), experts stacked or one by one."""
+    """Sources of a ``MoESpec``'s parameters under ``base`` (``…mlp.``), experts stacked or one by one.
+
+    Args:
+        router: Name of the router, within ``base``.
+        shared: Start of the shared expert's tensor names, within ``base``.
+        correction_bias: Its name within ``base``; None: ``e_score_correction_bias`` of the router.
+    """
     sources = {"router.weight": tensor(f"{base}{router}.weight")}
     if spec.correction_bias:
-        sources["router.correction_bias"] = tensor(f"{base}{router}.e_score_correction_bias")
+        bias = f"{base}{correction_bias or router + '.e_score_correction_bias'}"
+        sources["router.correction_bias"] = Source((Piece(bias, reshape=(spec.num_experts,)),))
     sources |= _expert_sources(view, base + "experts.", spec.num_experts, gated=spec.gated, names=names)
     if spec.shared_intermediate_size:
         dense = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated)

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inference.modelling.families.attention_config import attention_sources, attention_spec
-from inference.modelling.families.checks import ROTARY_BUFFERS
+from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, FULL_ATTENTION, QKVO_BIAS, QWEN, Table, used
 from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
-from inference.modelling.families.decoder_layout import read_layout
-from inference.modelling.families.head_sizes import read_heads
-from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
     check_experts,
     check_routing,
     check_sparse_steps,
     count_experts,
-    has_router,
     moe_sources,
     shared_width,
 )
-from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
@@ -35,8 +28,8 @@ from inference.modelling.families.windows import (
     sliding_window,
     window_of_each_layer,
 )
-from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.layer_specs import MoESpec
+from inference.modelling.spec import ModelSpec
 
 QWEN_EXPERTS: Table = {
     **EXPERTS,
@@ -60,29 +53,23 @@ DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     model_type = view.config.string("model_type", default="qwen3_moe")
-    layout = read_layout(view)
-    heads = read_heads(view, layout.layer(0), layout.hidden_size)
-    rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
-    norm = rms_norm(view)
-    qk_norm = norm if model_type == "qwen3_moe" else None
+    decoder = AttentionDecoder.read(view)
     act = activation(view)
-    windows = _windows(view, model_type, layout.num_layers)
-    check_sparse_steps(view, layout)
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
-        layer = layout.layer(number)
-        attention = attention_spec(view, layer, heads, rope, qk_norm=qk_norm, sliding_window=windows[number])
-        mixer: ChannelMixerSpec
-        if has_router(view, layer):
-            mixer = _moe_spec(view, model_type, layer, act)
-            channel = moe_sources(view, mixer, f"{layer}mlp.")
-        else:
-            mixer = mlp_spec(view, layer, act)
-            channel = mlp_sources(view, mixer, layer)
-        layers.append(llama_layer(attention, mixer, norm))
-        sources |= llama_layer_sources(number, layer, attention_sources(view, attention, layer), channel)
-    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=(ROTARY_BUFFERS,))
+    check_sparse_steps(view, decoder.layout)
+
+    def experts(layer: str) -> ChannelMixer:
+        spec = _moe_spec(view, model_type, layer, act)
+        return spec, moe_sources(view, spec, f"{layer}mlp.")
+
+    return decoder.spec(
+        model_type,
+        norm=rms_norm(view),
+        ropes=decoder.rope(),
+        windows=_windows(view, model_type, decoder.layout.num_layers),
+        qk_norm="head" if model_type == "qwen3_moe" else None,
+        act=act,
+        experts=experts,
+    )
 
 
 def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:

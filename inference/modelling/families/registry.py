@@ -40,6 +40,17 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "oxidizr": Family("oxidizr"),
+    "dots1": Family("glm4_moe", "Dots1ForCausalLM"),
+    "ernie4_5_moe": Family("ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
+    "exaone_moe": Family("glm4_moe", "ExaoneMoeForCausalLM"),
+    "flex_olmo": Family("olmoe", "FlexOlmoForCausalLM"),
+    "glm4_moe": Family("glm4_moe", "Glm4MoeForCausalLM"),
+    "granitemoe": Family("granite", "GraniteMoeForCausalLM"),
+    "granitemoeshared": Family("granite", "GraniteMoeSharedForCausalLM"),
+    "hunyuan_v1_moe": Family("hunyuan", "HunYuanMoEV1ForCausalLM"),
+    "minimax_m2": Family("minimax_m2", "MiniMaxM2ForCausalLM"),
+    "olmoe": Family("olmoe", "OlmoeForCausalLM"),
+    "solar_open": Family("glm4_moe", "SolarOpenForCausalLM"),
     "arcee": Family("nemotron", "ArceeForCausalLM"),
     "cohere": Family("cohere", "CohereForCausalLM"),
     "cohere2": Family("cohere", "Cohere2ForCausalLM"),

@@ -71,6 +71,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
+LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+EXPERTS = {"num_experts": 6, **LOCAL}
+GROUPED = {
+    "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1, "num_hidden_layers": 3, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dots1": ("dots1", {**GROUPED, "n_shared_experts": 2, "sliding_window": 6, "layer_types": TYPES[:3]}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_intermediate_size": 20, "moe_k": 2, "moe_num_experts": 6, "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1, "moe_layer_end_index": 2, "num_hidden_layers": 3,
+        },
+    ),
+    "exaone_moe": (
+        "exaone_moe",
+        {
+            **GROUPED, "num_experts": 8, "num_shared_experts": 1, "sliding_window": 6, "layer_types": TYPES[:3],
+            "mlp_layer_types": ["dense", "sparse", "dense"], "head_dim": 8,
+        },
+    ),
+    "flex_olmo": ("flex_olmo", EXPERTS),
+    "glm4_moe": (
+        "glm4_moe",
+        {**GROUPED, "n_shared_experts": 1, "attention_bias": True, "use_qk_norm": True, "head_dim": 8},
+    ),
+    "glm4_moe-plain": ("glm4_moe", {**GROUPED, "n_shared_experts": 2, "norm_topk_prob": False}),
+    "granitemoe": ("granitemoe", {**MULTIPLIERS, **LOCAL}),
+    "granitemoeshared": ("granitemoeshared", {**MULTIPLIERS, **LOCAL, "shared_intermediate_size": 28}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 6, "moe_topk": [2, 3], "head_dim": 8}),
+    "minimax_m2": ("minimax_m2", {**EXPERTS, "head_dim": 8, "rotary_dim": 4}),
+    "olmoe": ("olmoe", EXPERTS),
+    "olmoe-normalised": ("olmoe", {**EXPERTS, "norm_topk_prob": True}),
+    "solar_open": ("solar_open", {**GROUPED, "n_shared_experts": 1, "head_dim": 8}),
+}  # fmt: skip
+CASES |= MOE_CASES
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_family_matches_transformers(name, tmp_path):

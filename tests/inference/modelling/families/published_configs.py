@@ -61,6 +61,48 @@ _OLMO = _USUAL | {
     "attention_bias": False, "attention_dropout": 0.0, "pad_token_id": 1, "rope_scaling": None, "rope_theta": 500000,
 }  # fmt: skip
 
+_GROUPED = _USUAL | {
+    "attention_bias": False, "attention_dropout": 0.0, "first_k_dense_replace": 1, "head_dim": 128,
+    "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_experts_per_tok": 8, "routed_scaling_factor": 1.0, "rope_scaling": None,
+    "rope_theta": 1000000, "topk_group": 1, "pad_token_id": 151329,
+}  # fmt: skip
+_MOE_GRANITE = {key: value for key, value in _GRANITE.items() if key != "mlp_bias"} | {
+    "num_experts_per_tok": 8, "num_local_experts": 32, "output_router_logits": False, "router_aux_loss_coef": 0.0,
+}  # fmt: skip
+_HUNYUAN = _USUAL | {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "eod_token_id": 127967,
+    "head_dim": 128,
+    "rope_theta": 10000,
+    "pad_token_id": 127961,
+    "rope_scaling": {
+        "alpha": 1000.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    },
+    "use_qk_norm": True,
+    "use_cla": False,
+    "mlp_bias": False,
+    "norm_type": "rms",
+    "attention_head_dim": 128,
+    "cla_share_factor": 2,
+    "im_end_id": 6,
+    "im_start_id": 5,
+    "org_vocab_size": 120818,
+    "sep_token_id": 127962,
+    "text_end_id": 8,
+    "text_start_id": 7,
+    "add_classification_head": False,
+    "class_num": 0,
+    "pool_type": "last",
+}
+
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "meta-llama/Llama-2-7b-hf": ("llama", _USUAL | {
         "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "pretraining_tp": 1,
@@ -199,14 +241,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "kyutai/helium-1-2b": ("helium", _USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "rope_theta": 100000.0,
         "pad_token_id": 3}),
-    "tencent/Hunyuan-1.8B-Instruct": ("hunyuan_v1_dense", _USUAL | {
-        "attention_bias": False, "attention_dropout": 0.0, "eod_token_id": 127967, "head_dim": 128, "rope_theta": 10000,
-        "pad_token_id": 127961, "rope_scaling": {
-            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-            "type": "dynamic"}, "use_qk_norm": True, "use_cla": False, "mlp_bias": False, "norm_type": "rms",
-        "attention_head_dim": 128, "cla_share_factor": 2, "im_end_id": 6, "im_start_id": 5, "org_vocab_size": 120818,
-        "sep_token_id": 127962, "text_end_id": 8, "text_start_id": 7, "add_classification_head": False,
-        "class_num": 0, "pool_type": "last"}),
+    "tencent/Hunyuan-1.8B-Instruct": ("hunyuan_v1_dense", _HUNYUAN),
     "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": ("hyperclovax", _GRANITE | {
         "head_dim": 128, "use_post_norm": True, "auto_map": {"AutoConfig": "x"}}),
     "inceptionai/Jais-2-8B-Chat": ("jais2", _LAYER_NORM | {
@@ -249,5 +284,44 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
         "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
         "pad_token_id": 0, "query_pre_attn_scalar": 256, "rope_theta": 10000.0}),
+    "rednote-hilab/dots.llm1.inst": ("dots1", _GROUPED | {
+        "sliding_window": None, "use_sliding_window": False, "max_window_layers": 62, "rope_theta": 10000000,
+        "scoring_func": "noaux_tc", "topk_method": "noaux_tc", "moe_layer_freq": 1, "use_qk_norm": True,
+        "pretraining_tp": 1, "ep_size": 1}),
+    "baidu/ERNIE-4.5-21B-A3B-PT": ("ernie4_5_moe", _USUAL | {
+        "moe_intermediate_size": 1536, "moe_k": 6, "moe_layer_end_index": 27, "moe_layer_interval": 1,
+        "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_norm_min": 1e-12,
+        "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_use_aux_free": True, "num_nextn_predict_layers": 1,
+        "pad_token_id": 0, "rope_theta": 500000, "rope_scaling": None, "use_bias": False, "use_rmsnorm": True}),
+    "LGAI-EXAONE/K-EXAONE-236B-A23B": ("exaone_moe", _GROUPED | _TYPES | {
+        "mlp_layer_types": ["dense", "sparse"], "num_experts": 128, "num_shared_experts": 1, "rope_theta": 1000000,
+        "sliding_window_pattern": "LLLG", "num_nextn_predict_layers": 1, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "n_routed_experts": None, "n_shared_experts": None, "attention_bias": None}),
+    "allenai/FlexOlmo-7x7B-1T": ("flex_olmo", _OLMO | {
+        "norm_topk_prob": False, "num_experts": 7, "num_experts_per_tok": 5}),
+    "zai-org/GLM-4.5-Air": ("glm4_moe", _GROUPED | {
+        "attention_bias": True, "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "use_qk_norm": False}),
+    "ibm-granite/granite-3.1-1b-a400m-instruct": ("granitemoe", _MOE_GRANITE),
+    "ibm-research/moe-7b-1b-active-shared-experts": ("granitemoeshared", _MOE_GRANITE | {
+        "shared_intermediate_size": 1024}),
+    "tencent/Hunyuan-A13B-Instruct": ("hunyuan_v1_moe", _HUNYUAN | {
+        "moe_topk": [8], "num_experts": 64, "moe_drop_tokens": False, "moe_intermediate_size": [3072],
+        "moe_layer_num_skipped": 0, "moe_random_routing_dropped_token": False, "num_shared_expert": [1],
+        "use_mixed_mlp_moe": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "group_limited_greedy": False,
+        "n_group": None, "topk_group": None, "use_mla": False, "kv_lora_rank": None, "q_lora_rank": None,
+        "qk_nope_head_dim": None, "qk_rope_head_dim": None, "v_head_dim": None}),
+    "MiniMaxAI/MiniMax-M2": ("minimax_m2", _USUAL | {
+        "attn_type_list": [1, 1], "attention_dropout": 0.0, "head_dim": 128, "mtp_transformer_layers": 1,
+        "num_experts_per_tok": 8, "num_local_experts": 256, "num_mtp_modules": 3, "qk_norm_type": "per_layer",
+        "rope_theta": 5000000, "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+        "scoring_func": "sigmoid", "shared_intermediate_size": 0, "use_mtp": True, "use_qk_norm": True,
+        "use_routing_bias": True, "layernorm_full_attention_beta": 1.0, "layernorm_linear_attention_beta": 1.0,
+        "layernorm_mlp_beta": 1.0, "output_router_logits": False}),
+    "allenai/OLMoE-1B-7B-0924": ("olmoe", _OLMO | {
+        "clip_qkv": None, "norm_topk_prob": False, "num_experts": 64, "num_experts_per_tok": 8,
+        "router_aux_loss_coef": 0.01, "output_router_logits": False}),
+    "upstage/Solar-Open-100B": ("solar_open", _GROUPED | {
+        "partial_rotary_factor": 1.0, "rope_scaling": {
+            "factor": 2.0, "original_max_position_embeddings": 65536, "rope_type": "yarn"}, "use_qk_norm": False}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

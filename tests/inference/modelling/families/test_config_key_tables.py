@@ -97,6 +97,7 @@ PREPARED: dict[str, dict[str, Any]] = {
     "sliding_window_pattern": {"layer_types": None},
     "_sliding_window_pattern": {"layer_types": None, "sliding_window_pattern": None},
     "no_rope_layer_interval": {"no_rope_layers": None},
+    "first_k_dense_replace": {"mlp_layer_types": None},
     "layers_block_type": {"layer_types": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""

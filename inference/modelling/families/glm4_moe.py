@@ -1,0 +1,117 @@
+"""GLM 4.5, dots.llm1, EXAONE MoE and Solar Open: Llama's attention in variants, experts of DeepSeek-V3's kind.
+
+Source: https://arxiv.org/abs/2508.06471, https://arxiv.org/abs/2506.05767, and transformers' ``glm4_moe``, ``dots1``,
+``exaone_moe`` and ``solar_open``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
+from inference.modelling.families.config import MAX_LAYERS, CheckpointView
+from inference.modelling.families.config_key_tables import QKV_BIAS, WITH_ROPE, Table, used
+from inference.modelling.families.config_keys import Harmless, Only
+from inference.modelling.families.config_values import activation, rms_norm
+from inference.modelling.families.decoder import drafting_layers
+from inference.modelling.families.exaone4 import exaone_types
+from inference.modelling.families.grouped_moe import GROUPED_MOE, grouped_moe
+from inference.modelling.families.moe_config import check_dense_layers, moe_sources
+from inference.modelling.families.rope_by_type import TYPES
+from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.layer_parts import RopeSpec
+from inference.modelling.spec import ModelSpec
+
+EPS = {"dots1": 1e-6}
+THETAS = {"solar_open": 1_000_000.0}
+KEYS: Table = {**WITH_ROPE, **GROUPED_MOE}
+CONFIG_KEYS: Mapping[str, Table] = {
+    "glm4_moe": {**KEYS, **used("use_qk_norm", "num_nextn_predict_layers"), "attention_bias": QKV_BIAS},
+    "dots1": {
+        **KEYS,
+        **used("sliding_window", "layer_types", "max_window_layers"),
+        "use_sliding_window": Harmless("transformers doesn't read it"),
+        "use_qk_norm": Only((True,), "queries and keys are normed"),
+        "scoring_func": Only(("noaux_tc", "sigmoid"), "scores are sigmoids"),
+        "topk_method": Only(("noaux_tc",), "experts are chosen with a bias"),
+        "moe_layer_freq": Only((1,), "all layers behind the dense ones have experts"),
+    },
+    "exaone_moe": {
+        **{key: rule for key, rule in KEYS.items() if key not in ("attention_bias", "n_shared_experts")},
+        **used("num_shared_experts", "mlp_layer_types", "sliding_window", "sliding_window_pattern", "layer_types"),
+        **used("num_nextn_predict_layers"),
+        "scoring_func": Only(("sigmoid",), "scores are sigmoids"),
+        "topk_method": Only(("noaux_tc",), "experts are chosen with a bias"),
+    },
+    "solar_open": {
+        **{key: rule for key, rule in KEYS.items() if key != "first_k_dense_replace"},
+        "attention_bias": QKV_BIAS,
+        "intermediate_size": Harmless("all layers have experts"),
+        "use_qk_norm": Only((False,), "queries and keys aren't normed"),
+        "first_k_dense_replace": Harmless("all layers have experts"),
+    },
+}
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    model_type = view.config.string("model_type", default="glm4_moe")
+    prediction = view.config.integer(
+        "num_nextn_predict_layers", default=int(model_type == "glm4_moe"), low=0, high=MAX_LAYERS
+    )
+    decoder = AttentionDecoder.read(view, prediction_layers=prediction)
+    act = activation(view)
+    _check_dense(decoder, model_type)
+
+    def experts(layer: str) -> ChannelMixer:
+        is_exaone = model_type == "exaone_moe"
+        shared = "num_shared_experts" if is_exaone else "n_shared_experts"
+        factor = 2.5 if is_exaone else 1.0
+        normalises = model_type != "dots1"
+        spec = grouped_moe(view, layer, act, shared_key=shared, factor=factor, normalises=normalises)
+        at_router = f"{layer}mlp.gate.e_score_correction_bias" in view.tensors
+        bias = None if at_router else "e_score_correction_bias"
+        return spec, moe_sources(view, spec, f"{layer}mlp.", shared="shared_experts.", correction_bias=bias)
+
+    windows, ropes = _windows_and_ropes(decoder, model_type)
+    has_qk_norm = model_type in ("dots1", "exaone_moe") or view.config.boolean("use_qk_norm", default=False)
+    return decoder.spec(
+        model_type,
+        norm=rms_norm(view, default=EPS.get(model_type, 1e-5)),
+        ropes=ropes,
+        windows=windows,
+        qk_norm="head" if has_qk_norm else None,
+        act=act,
+        experts=experts,
+        ignored=drafting_layers(decoder.layout),
+    )
+
+
+def _windows_and_ropes(
+    decoder: AttentionDecoder, model_type: str
+) -> tuple[tuple[int | None, ...], list[RopeSpec | None]]:
+    view, count = decoder.view, decoder.layout.num_layers
+    rope = decoder.rope(
+        default_theta=THETAS.get(model_type, 10_000.0), default_partial=0.5 if model_type == "glm4_moe" else 1.0
+    )
+    if model_type not in ("dots1", "exaone_moe"):
+        return (None,) * count, [rope] * count
+    window = sliding_window(view, default=4096)
+    types = layer_types(view, count, TYPES)
+    if model_type == "exaone_moe":
+        types = types or exaone_types(view, count, window)
+        ropes = [rope if window is None or kind == TYPES[0] else None for kind in types]
+        return window_of_each_layer(types, window), ropes
+    full = view.config.integer("max_window_layers", default=62, low=0)
+    default = tuple(TYPES[number < full] for number in range(count))
+    return window_of_each_layer(types or default, window), [rope] * count
+
+
+def _check_dense(decoder: AttentionDecoder, model_type: str) -> None:
+    """Compare the layers without experts with those that config.json states."""
+    view, layout = decoder.view, decoder.layout
+    kinds = view.config.strings("mlp_layer_types")
+    if model_type == "exaone_moe" and len(kinds) == layout.num_layers:
+        check_dense_layers(view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse")
+    elif model_type != "solar_open" and "first_k_dense_replace" in view.config:
+        first = view.config.integer("first_k_dense_replace", low=0)
+        check_dense_layers(view, layout, "first_k_dense_replace", lambda number: number >= first)

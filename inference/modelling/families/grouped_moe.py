@@ -1,0 +1,90 @@
+"""Experts of DeepSeek-V3's kind: sigmoid scores, a bias for choosing only, groups, shared experts.
+
+Source: https://arxiv.org/abs/2412.19437, section 2.1.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.errors import TensorShapeMismatch
+from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import EXPERTS, Table, used
+from inference.modelling.families.config_values import integer_with_evidence, number_with_evidence
+from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, shared_width
+from inference.modelling.layer_specs import MoESpec
+
+COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts")
+GROUPED_MOE: Table = {
+    **EXPERTS,
+    **used(
+        "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace", "n_group",
+        "topk_group", "routed_scaling_factor", "norm_topk_prob",
+    ),
+}  # fmt: skip
+
+
+def grouped_moe(
+    view: CheckpointView,
+    layer: str,
+    act: str,
+    *,
+    top_k: int = 8,
+    groups: int = 1,
+    top_k_groups: int = 1,
+    factor: float = 1.0,
+    normalises: bool = True,
+    shared_key: str = "n_shared_experts",
+) -> MoESpec:
+    """The spec of a layer's experts, under ``{layer}mlp.``; the numbers are the family's defaults.
+
+    Args:
+        shared_key: config.json's number of shared experts.
+    """
+    config, base = view.config, f"{layer}mlp."
+    count, width, width_of_shared = expert_sizes(view, base, shared_key)
+    groups = integer_with_evidence(view, "moe.num_expert_groups", ("n_group",), groups)
+    return check_routing(
+        MoESpec(
+            num_experts=count,
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), top_k),
+            intermediate_size=width,
+            activation=act,
+            scoring="sigmoid",
+            normalise_top_k=config.boolean("norm_topk_prob", default=normalises),
+            normalise_eps=1e-20,
+            routed_scaling_factor=scaling_factor(view, factor),
+            num_expert_groups=groups,
+            top_k_groups=integer_with_evidence(view, "moe.top_k_groups", ("topk_group",), min(top_k_groups, groups)),
+            group_score="top2",
+            correction_bias=any(f"{base}{place}e_score_correction_bias" in view.tensors for place in ("gate.", "")),
+            shared_intermediate_size=width_of_shared,
+        )
+    )
+
+
+def expert_sizes(
+    view: CheckpointView, base: str, shared_key: str, *, keys: Sequence[str] = COUNT_KEYS, down: str = "down_proj"
+) -> tuple[int, int, int]:
+    """Number of experts, width of each, and width of the shared ones together, which config.json may not contradict.
+
+    Raises:
+        TensorShapeMismatch: config.json states others.
+    """
+    count, width = count_experts(view, base + "experts.", down=down)
+    check_experts(view, base + "experts.", count, width, keys, "moe_intermediate_size")
+    width_of_shared = shared_width(view, f"{base}shared_experts.")
+    num_shared = view.config.optional_integer(shared_key, low=0)
+    if num_shared is not None and num_shared * width != width_of_shared:
+        raise TensorShapeMismatch(
+            f"config.json says {shared_key} {num_shared}, each {width} wide, but {base}shared_experts are "
+            f"{width_of_shared} wide; correct config.json.",
+            param=shared_key,
+        )
+    return count, width, width_of_shared
+
+
+def scaling_factor(view: CheckpointView, default: float) -> float:
+    return number_with_evidence(
+        view, "moe.routed_scaling_factor", ("routed_scaling_factor",), default, low=1e-6, high=1e6
+    )
