@@ -37,6 +37,11 @@ MASK_BUFFERS = IgnoredTensors(
     re.compile(r"(^|\.)(position_ids|masked_bias)$"), "constants of positions and masks; early exports stored them"
 )
 
+OTHER_PARTS = IgnoredTensors(
+    re.compile(r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."),
+    "the encoder of pictures, which aren't read",
+)
+
 
 def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTensors] = ()) -> ModelSpec:
     """Check the finished spec against the headers: every tensor is used, or ignored for a reason.

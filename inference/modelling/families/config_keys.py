@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.errors import InvalidRequest, TensorShapeMismatch, UnsupportedArchitecture
+from inference.modelling.families.checks import OTHER_PARTS
 from inference.modelling.families.config import CheckpointView
 
 IGNORED_KEYS = "config.ignored_keys"
@@ -146,7 +147,12 @@ def _has_biases(names: Collection[str], owners: str) -> bool | None:
     pattern = re.compile(rf"(?:{owners})$")
 
     def occurs(leaf: str) -> bool:
-        return any(name.endswith(leaf) and pattern.search(name, 0, len(name) - len(leaf)) for name in names)
+        return any(
+            name.endswith(leaf)
+            and pattern.search(name, 0, len(name) - len(leaf))
+            and not OTHER_PARTS.names.search(name)
+            for name in names
+        )
 
     if occurs(".bias"):
         return True

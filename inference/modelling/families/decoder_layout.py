@@ -157,8 +157,9 @@ def _find_head(view: CheckpointView, prefix: str, embedding: str, tied_by_defaul
     """Name of the head's tensor; None: the embedding is the head."""
     config, facts, tensors = view.config, view.facts, view.tensors
     name = "lm_head.weight"
-    if name not in tensors and prefix + name in tensors:
-        name = prefix + name
+    for place in (prefix, prefix.removesuffix("model.")):
+        if name not in tensors and place + name in tensors:
+            name = place + name
     written = "tie_word_embeddings" in config
     tied = config.boolean("tie_word_embeddings", default=tied_by_default)
     if name not in tensors:

@@ -1,12 +1,15 @@
-"""DeepSeek V2 and V3: multi-head latent attention, fine-grained experts with shared ones.
+"""DeepSeek V2 and V3, Youtu-LLM, MiniCPM 3: multi-head latent attention, fine-grained experts with shared ones.
 
 Sources: https://arxiv.org/abs/2405.04434 (V2), https://arxiv.org/abs/2412.19437 (V3); the config keys
-are those of the published files and of transformers' ``deepseek_v2`` and ``deepseek_v3``.
+are those of the published files and of transformers' ``deepseek_v2`` and ``deepseek_v3``. Youtu-LLM and MiniCPM 3
+have the attention without experts (transformers' ``youtu`` and ``minicpm3``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.checks import ROTARY_BUFFERS
@@ -17,6 +20,7 @@ from inference.modelling.families.config_values import (
     activation,
     check_size,
     integer_with_evidence,
+    number_with_evidence,
     rms_norm,
 )
 from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_layer_sources
@@ -35,20 +39,26 @@ from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
-DEEPSEEK: Table = {
+DENSE: Table = {
     **COMMON,
     **ROPE,
-    **EXPERTS,
     **used(
         "num_attention_heads", "intermediate_size", "hidden_act", "rms_norm_eps", "q_lora_rank", "kv_lora_rank",
-        "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
-        "moe_intermediate_size", "first_k_dense_replace", "moe_layer_freq", "n_group", "topk_group", "topk_method",
-        "scoring_func", "routed_scaling_factor", "num_nextn_predict_layers",
+        "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim",
     ),
     "num_key_value_heads": Harmless("latent attention has no key/value heads"),
     "head_dim": Harmless("qk_rope_head_dim, qk_nope_head_dim and v_head_dim say it"),
+    "embedding_initializer_range": Harmless("training only"),
     "attention_bias": Biases(r"self_attn\.(?:q_a_proj|kv_a_proj_with_mqa|o_proj)"),
     "mlp_bias": MLP_BIAS,
+}  # fmt: skip
+DEEPSEEK: Table = {
+    **DENSE,
+    **EXPERTS,
+    **used(
+        "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace", "moe_layer_freq",
+        "n_group", "topk_group", "topk_method", "scoring_func", "routed_scaling_factor", "num_nextn_predict_layers",
+    ),
 }  # fmt: skip
 
 CONFIG_KEYS: Mapping[str, Table] = {
@@ -58,6 +68,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "rope_interleave": Only((True,), "adjacent pairs are rotated"),
     },
     "deepseek_v3": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "num_mtp_layers")},
+    "youtu": {**DENSE, **used("rope_interleave")},
+    "minicpm3": {**DENSE, **used("scale_emb", "scale_depth", "dim_model_base")},
 }  # fmt: skip
 
 LATENT_NORM = NormSpec("rms", 1e-6)
@@ -73,8 +85,9 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         low=0,
         high=MAX_LAYERS,
     )
-    layout = read_layout(view, prediction_layers=prediction)
-    norm = rms_norm(view)
+    layout = read_layout(view, prediction_layers=prediction, tied_by_default=model_type in ("youtu", "minicpm3"))
+    norm = rms_norm(view, default=1e-5 if model_type == "minicpm3" else 1e-6)
+    multipliers = _multipliers(view, model_type, layout)
     act = activation(view)
     mla = _mla_spec(view, model_type, layout)
     _check_dense_layers(view, layout)
@@ -89,10 +102,34 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         else:
             mixer = mlp_spec(view, layer, act)
             channel = mlp_sources(view, mixer, layer)
-        layers.append(llama_layer(mla, mixer, norm))
+        layers.append(replace(llama_layer(mla, mixer, norm), residual_multiplier=multipliers["residual"]))
         sources |= llama_layer_sources(number, layer, _mla_sources(mla, layer), channel)
     ignored = (ROTARY_BUFFERS, *drafting_layers(layout))
-    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored)
+    return decoder_spec(
+        view,
+        layout,
+        model_type,
+        layers,
+        sources,
+        norm,
+        ignored=ignored,
+        embedding_multiplier=multipliers["embedding"],
+        logits_multiplier=multipliers["logits"],
+    )
+
+
+def _multipliers(view: CheckpointView, model_type: str, layout: DecoderLayout) -> Mapping[str, float]:
+    """MiniCPM's factors of the embedding, the residual stream and the logits; 1 for the others."""
+    if model_type != "minicpm3":
+        return {"embedding": 1.0, "residual": 1.0, "logits": 1.0}
+    embedding = number_with_evidence(view, "embedding_multiplier", ("scale_emb",), 12.0, low=1e-6, high=1e6)
+    depth = number_with_evidence(view, "scale_depth", ("scale_depth",), 1.4, low=1e-6, high=1e6)
+    base = integer_with_evidence(view, "dim_model_base", ("dim_model_base",), 256)
+    return {
+        "embedding": embedding,
+        "residual": depth / math.sqrt(layout.num_layers),
+        "logits": base / layout.hidden_size,
+    }
 
 
 def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> MLASpec:
@@ -127,7 +164,9 @@ def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> M
         check_size(view, found or 0, f"shapes of the tensors of {base[:-1]}", key)
         if found is not None:
             facts.add(f"mla.{key}", found, "shapes of the attention tensors of layer 0")
-    interleaved = model_type != "deepseek_v3" or config.boolean("rope_interleave", default=True)
+    interleaved = model_type != "minicpm3" and (
+        model_type == "deepseek_v2" or config.boolean("rope_interleave", default=True)
+    )
     rope = read_rope(view, rope_dim, max_position_embeddings=layout.max_position_embeddings, interleaved=interleaved)
     if rope.rotary_dim != rope_dim:
         raise UnsupportedArchitecture(

@@ -14,6 +14,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
 from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
+from inference.modelling.families.text_part import PREFIXES
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import ModelSpec
 
@@ -58,9 +59,13 @@ def build_spec(
 
 def read_gemma(view: CheckpointView, *, context: int, norms: Mapping[str, str] = SANDWICH_NORMS) -> AttentionDecoder:
     """The sizes of any Gemma: a tied head, and heads of 256 values where nothing says otherwise."""
-    names = LayerNames(norms=norms)
     return AttentionDecoder.read(
-        view, names, default_head_dim=HEAD_DIM, tied_by_default=True, default_max_position_embeddings=context
+        view,
+        LayerNames(norms=norms),
+        default_head_dim=HEAD_DIM,
+        prefixes=PREFIXES,
+        tied_by_default=True,
+        default_max_position_embeddings=context,
     )
 
 

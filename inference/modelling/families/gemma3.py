@@ -10,26 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from inference.modelling.families.checks import OTHER_PARTS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
 from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import rms_norm
 from inference.modelling.families.gemma2 import gemma_activation, read_gemma, read_scale, read_softcap, refuse_encoder
 from inference.modelling.families.rope_by_type import TYPES, ropes_by_type
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import ModelSpec
 
-CONFIG_KEYS: Mapping[str, Table] = {
-    "gemma3_text": {
-        **LLAMA_LIKE,
-        **used(
-            "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types", "final_logit_softcapping",
-            "use_bidirectional_attention", "rope_local_base_freq", "sliding_window_pattern",
-        ),
-        "attn_logit_softcapping": Only((), "transformers doesn't apply it"),
-        "hidden_act": Harmless("hidden_activation says it"),
-    },
+GEMMA3: Table = {
+    **LLAMA_LIKE,
+    **used(
+        "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types", "final_logit_softcapping",
+        "use_bidirectional_attention", "rope_local_base_freq", "sliding_window_pattern",
+    ),
+    "attn_logit_softcapping": Only((), "transformers doesn't apply it"),
+    "hidden_act": Harmless("hidden_activation says it"),
 }  # fmt: skip
+CONFIG_KEYS: Mapping[str, Table] = {"gemma3_text": GEMMA3, "gemma3": around(GEMMA3)}
 
 # transformers' defaults.
 CONTEXT = 131072
@@ -41,6 +42,7 @@ LOCAL_THETA = 10_000.0
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
+    view = text_part(view)
     refuse_encoder(view)
     decoder = read_gemma(view, context=CONTEXT)
     types = _types(view, decoder.layout.num_layers)
@@ -55,6 +57,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         attention_options={"scale": read_scale(view)},
         embedding_multiplier=math.sqrt(decoder.layout.hidden_size),
         logits_softcap=read_softcap(view, "final_logit_softcapping", None),
+        ignored=(OTHER_PARTS,),
     )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder
+from inference.modelling.families.checks import OTHER_PARTS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import (
     FULL_ATTENTION,
     LLAMA_LIKE,
+    MLP_BIAS,
     NO_WINDOW,
     QKV_BIAS,
     QKVO_BIAS,
@@ -23,6 +25,7 @@ from inference.modelling.families.config_key_tables import (
 from inference.modelling.families.config_keys import Biases, Harmless, Only
 from inference.modelling.families.config_values import integer_with_evidence, rms_norm
 from inference.modelling.families.rope_by_type import TYPES
+from inference.modelling.families.text_part import PREFIXES, around, text_part
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
@@ -32,6 +35,7 @@ from inference.modelling.families.windows import (
 )
 from inference.modelling.spec import ModelSpec
 
+MISTRAL: Table = {**LLAMA_LIKE, **used("sliding_window")}
 CONFIG_KEYS: Mapping[str, Table] = {
     "llama": {
         **LLAMA_LIKE,
@@ -41,7 +45,9 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "use_sliding_window": Only((False,), "the family has no windows"),
         "layer_types": FULL_ATTENTION,
     },
-    "mistral": {**LLAMA_LIKE, **used("sliding_window")},
+    "mistral": MISTRAL,
+    "mistral3": around(MISTRAL),
+    "internlm3": {**LLAMA_LIKE, "qkv_bias": QKVO_BIAS, "bias": MLP_BIAS},
     "ministral": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
     "cwm": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
     "helium": LLAMA_LIKE,
@@ -56,20 +62,22 @@ CONFIG_KEYS: Mapping[str, Table] = {
 }  # fmt: skip
 
 
-EPS = {"helium": 1e-8, "cwm": 1e-5}
+EPS = {"helium": 1e-8, "cwm": 1e-5, "internlm3": 1e-5}
 THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0}
 """transformers' defaults where they are others."""
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
+    view = text_part(view)
     model_type = view.config.string("model_type", default="llama")
-    decoder = AttentionDecoder.read(view)
+    decoder = AttentionDecoder.read(view, prefixes=PREFIXES)
     return decoder.spec(
         model_type,
         norm=rms_norm(view, default=EPS.get(model_type, 1e-6)),
         ropes=decoder.rope(default_theta=THETAS.get(model_type, 10_000.0), interleaved=model_type == "helium"),
         windows=_windows(view, model_type, decoder.layout.num_layers),
         qk_norm="head" if model_type == "qwen3" else None,
+        ignored=(OTHER_PARTS,),
     )
 
 

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-from inference.errors import CorruptCheckpoint, TensorShapeMismatch
+from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_spec
-from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
-from inference.modelling.families.config import CheckpointConfig, CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
+from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS, IgnoredTensors
+from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
@@ -35,6 +35,7 @@ from inference.modelling.families.moe_config import (
 )
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
+from inference.modelling.families.text_part import PREFIXES, around, text_part
 from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.linear_specs import GatedDeltaSpec
@@ -63,26 +64,14 @@ QWEN3_NEXT_EXPERTS: Table = {
 }
 
 
-def _around(text: Table) -> Table:
-    """The keys of a model that sees pictures, whose text model has those of ``text``."""
-    return {
-        **COMMON,
-        "text_config": Members(text),
-        **harmless(
-            "pictures aren't read",
-            "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
-        ),
-    }  # fmt: skip
-
-
 CONFIG_KEYS: Mapping[str, Table] = {
     "qwen3_next": {
         **QWEN3_NEXT,
         **QWEN3_NEXT_EXPERTS,
         **used("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "intermediate_size"),
     },
-    "qwen3_5": _around(QWEN3_NEXT),
-    "qwen3_5_moe": _around({**QWEN3_NEXT, **QWEN3_NEXT_EXPERTS}),
+    "qwen3_5": around(QWEN3_NEXT),
+    "qwen3_5_moe": around({**QWEN3_NEXT, **QWEN3_NEXT_EXPERTS}),
     "qwen3_5_text": QWEN3_NEXT,
     "qwen3_5_moe_text": {**QWEN3_NEXT, **QWEN3_NEXT_EXPERTS},
 }  # fmt: skip
@@ -93,15 +82,12 @@ CONTEXT = 32768
 INTERVAL = 4
 """Every so many layers, one is attention."""
 DEFAULT_TOP_K = {"qwen3_next": 10}
-PREFIXES = ("model.language_model.", "model.", "")
 PREDICTION = IgnoredTensors(re.compile(r"^(model\.)?mtp\."), "a module that only drafts tokens; it is left out")
-VISION = IgnoredTensors(re.compile(r"^(model\.)?visual\."), "the encoder of pictures, which aren't read")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     """The text model; of a model that sees pictures too, the part of it that reads and writes text."""
-    if "text_config" in view.config:
-        view = _text_view(view)
+    view = text_part(view)
     model_type = view.config.string("model_type", default="qwen3_next")
     layout = read_layout(view, prefixes=PREFIXES, default_max_position_embeddings=CONTEXT)
     norm, act = rms_norm(view, offset=1.0), activation(view)
@@ -122,26 +108,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers.append(llama_layer(token, channel, norm))
         sources |= llama_layer_sources(number, layer, token_sources, channel_sources)
     _check_kinds(view, layers)
-    ignored = (ROTARY_BUFFERS, PREDICTION, VISION)
+    ignored = (ROTARY_BUFFERS, PREDICTION, OTHER_PARTS)
     return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored)
-
-
-def _text_view(view: CheckpointView) -> CheckpointView:
-    """config.json as a text model's: the outer keys that matter, then those of ``text_config``.
-
-    Raises:
-        CorruptCheckpoint: ``text_config`` is no object.
-    """
-    text = view.config.get("text_config")
-    if not isinstance(text, Mapping):
-        raise CorruptCheckpoint(
-            f"config.json: text_config is {str(text)[:60]!r}; it must be an object.", param="text_config"
-        )
-    vision = sum(bool(VISION.names.search(name)) for name in view.tensors)
-    if vision:
-        view.facts.add("vision", "left out", f"{vision} tensors of model.visual; pictures aren't read")
-    outer = {key: view.config.get(key) for key in ("tie_word_embeddings",) if key in view.config}
-    return CheckpointView(CheckpointConfig({**text, **outer}), view.tensors, view.facts)
 
 
 def _check_kinds(view: CheckpointView, layers: list[LayerSpec]) -> None:

@@ -40,6 +40,11 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "oxidizr": Family("oxidizr"),
+    "gemma3": Family("gemma3", "Gemma3ForConditionalGeneration"),
+    "internlm3": Family("llama", "InternLM3ForCausalLM"),
+    "mistral3": Family("llama", "Mistral3ForConditionalGeneration"),
+    "minicpm3": Family("deepseek", "MiniCPM3ForCausalLM"),
+    "youtu": Family("deepseek", "YoutuForCausalLM"),
     "dots1": Family("glm4_moe", "Dots1ForCausalLM"),
     "ernie4_5_moe": Family("ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
     "exaone_moe": Family("glm4_moe", "ExaoneMoeForCausalLM"),

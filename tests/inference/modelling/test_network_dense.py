@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tests.inference.modelling.harness import assert_matches_oracle, load_directory
+from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
 from tests.inference.modelling.huggingface import make_checkpoint
-from tests.inference.modelling.test_network_attention import BASE
+from tests.inference.modelling.test_network_attention import BASE, GEMMA3
 
 WINDOWS = {"sliding_window": 6, "num_hidden_layers": 4}
 TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
@@ -107,7 +108,22 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe-normalised": ("olmoe", {**EXPERTS, "norm_topk_prob": True}),
     "solar_open": ("solar_open", {**GROUPED, "n_shared_experts": 1, "head_dim": 8}),
 }  # fmt: skip
-CASES |= MOE_CASES
+LATENT = {
+    "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+LATENT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "minicpm3": ("minicpm3", {**LATENT, "dim_model_base": 8, "scale_emb": 5, "scale_depth": 1.1}),
+    "youtu": ("youtu", {**LATENT, "tie_word_embeddings": True}),
+    "youtu-halves-biases": ("youtu", {**LATENT, "rope_interleave": False, "attention_bias": True}),
+    "internlm3": ("internlm3", {"head_dim": 8}),
+    "internlm3-biases": ("internlm3", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+}
+CASES |= MOE_CASES | LATENT_CASES
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -116,3 +132,20 @@ def test_family_matches_transformers(name, tmp_path):
     config = AutoConfig.for_model(model_type, **(BASE | values))
     directory, oracle = make_checkpoint(config, tmp_path / name)
     assert_matches_oracle(load_directory(directory), oracle)
+
+
+@pytest.mark.parametrize("naming", ["of transformers 5", "of the hub"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+def test_the_text_model_of_one_that_sees_pictures(family, naming, tmp_path):
+    text = BASE | ({**GEMMA3, "vocab_size": 99} if family == "gemma3" else {"head_dim": 8})
+    config = AutoConfig.for_model(family, text_config=text, vision_config=VISION)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(tmp_path, save_original_format=naming == "of the hub")
+    assert any("vision_tower" in name for name in read_view(tmp_path).tensors)
+
+    def oracle(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
+
+    assert_matches_oracle(load_directory(tmp_path), oracle)

@@ -103,6 +103,11 @@ _HUNYUAN = _USUAL | {
     "pool_type": "last",
 }
 
+_LATENT = _USUAL | {
+    "attention_bias": False, "attention_dropout": 0.0, "kv_lora_rank": 256, "q_lora_rank": 768,
+    "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+}  # fmt: skip
+
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "meta-llama/Llama-2-7b-hf": ("llama", _USUAL | {
         "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "pretraining_tp": 1,
@@ -323,5 +328,16 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "upstage/Solar-Open-100B": ("solar_open", _GROUPED | {
         "partial_rotary_factor": 1.0, "rope_scaling": {
             "factor": 2.0, "original_max_position_embeddings": 65536, "rope_type": "yarn"}, "use_qk_norm": False}),
+    "openbmb/MiniCPM3-4B": ("minicpm3", _LATENT | {
+        "auto_map": {"AutoConfig": "x"}, "dim_model_base": 256, "scale_depth": 1.4, "scale_emb": 12,
+        "rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0],
+                         "original_max_position_embeddings": 32768}}),
+    "tencent/Youtu-LLM-2B": ("youtu", _LATENT | {
+        "rope_interleave": True, "rope_theta": 1600000, "mlp_bias": False, "qk_head_dim": 192, "head_dim": 64,
+        "rope_scaling": None, "embedding_initializer_range": 0.02}),
+    "internlm/internlm3-8b-instruct": ("internlm3", _USUAL | {
+        "attention_dropout": 0.0, "bias": False, "head_dim": 128, "qkv_bias": False, "pad_token_id": 2,
+        "auto_map": {"AutoConfig": "x"}, "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"},
+        "rope_theta": 50000000}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

@@ -50,7 +50,9 @@ TYPES = {
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
-AROUND = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+AROUND = {
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "mistral",
+}  # fmt: skip
 """Types of models that see pictures, to that of their text model."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {

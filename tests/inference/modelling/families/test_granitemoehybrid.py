@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inference.errors import CorruptCheckpoint
-from inference.modelling.families.granitemoehybrid import EXPERT_NAMES, build_spec
+from inference.modelling.families.granite_experts import EXPERT_NAMES
+from inference.modelling.families.granitemoehybrid import build_spec
 from inference.modelling.layer_specs import Mamba2Spec, MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, mamba2, norms, outer, view_of
 
