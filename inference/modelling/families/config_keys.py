@@ -108,7 +108,7 @@ def _entries(
     """Name, value and rule of each key that says something; members of objects under dotted names."""
     for key, value in values.items():
         # Names with an underscore are the writing class's own; null means "not given".
-        if value is None or (key.startswith("_") and not prefix):
+        if value is None or (key.startswith("_") and prefix in ("", "text_config.")):
             continue
         rule = rules.get(key)
         if isinstance(rule, Members) and isinstance(value, Mapping):
