@@ -16,7 +16,14 @@ from inference.modelling.gguf import configs, names
 from inference.modelling.gguf.container import GgufArray
 from inference.modelling.gguf.metadata import Metadata
 from inference.modelling.gguf.parts import GgufParts, read_parts
-from inference.modelling.gguf.tensors import CheckpointTensor, Heads, How, Rename, checkpoint_tensors
+from inference.modelling.gguf.tensors import (
+    CheckpointTensor,
+    DeltaHeads,
+    Heads,
+    How,
+    Rename,
+    checkpoint_tensors,
+)
 
 MAX_LAYERS = 4096
 CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -46,6 +53,7 @@ def _backbone(config: Callable[[Metadata], dict[str, Any]], layers: tuple[Rename
 
 _MIXTRAL = Architecture(configs.llama, names.MIXTRAL, names.OUTER)
 _GRANITE = Architecture(configs.granite, names.GRANITE, names.OUTER)
+_QWEN3_NEXT_AS_IT_WAS = Architecture(configs.qwen3_next, names.QWEN3_NEXT_AS_IT_WAS, names.GEMMA_OUTER)
 _NEMOTRON = _backbone(configs.nemotron_h, names.NEMOTRON_H)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -54,6 +62,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture(configs.qwen, names.QWEN, names.OUTER),
     "qwen2moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
     "qwen3moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
+    "qwen3next": Architecture(configs.qwen3_next, names.QWEN3_NEXT, names.GEMMA_OUTER),
+    "qwen35": Architecture(configs.qwen35, names.QWEN35, names.GEMMA_OUTER),
+    "qwen35moe": Architecture(configs.qwen35, names.QWEN35_MOE, names.GEMMA_OUTER),
+    "lfm2": Architecture(configs.lfm2, names.LFM2, names.LFM2_OUTER),
+    "lfm2moe": Architecture(configs.lfm2, names.LFM2_MOE, names.LFM2_OUTER),
     "phi3": Architecture(configs.phi3, names.PHI3, names.OUTER),
     "gemma2": Architecture(configs.gemma2, names.GEMMA, names.GEMMA_OUTER),
     "gemma3": Architecture(configs.gemma3, names.GEMMA, names.GEMMA_OUTER),
@@ -118,6 +131,8 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
         )
     if meta.architecture == "llama" and meta.integer("expert_count"):
         row = _MIXTRAL
+    if meta.architecture == "qwen3next" and any(name.endswith(".ssm_in.weight") for name in parts.tensors):
+        row = _QWEN3_NEXT_AS_IT_WAS
     num_layers = meta.integer("block_count") or 0
     if not 1 <= num_layers <= MAX_LAYERS:
         raise UnsupportedArchitecture(
@@ -126,18 +141,43 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
             param="block_count",
         )
     _check_vocabulary(parts)
+    drafts = configs.draft_layers(meta) if meta.architecture in ("qwen35", "qwen35moe") else 0
+    if drafts >= num_layers:
+        raise UnsupportedArchitecture(
+            f"{parts.head.path.name} states {num_layers} layers, of which {drafts} only draft tokens "
+            f"({meta.architecture}.nextn_predict_layers); at least one other is needed.",
+            param="nextn_predict_layers",
+        )
+    num_layers -= drafts
     queries = meta.per_layer("attention.head_count")
     keys = meta.per_layer("attention.head_count_kv") or queries
     tensors = checkpoint_tensors(
         parts,
-        row.outer,
+        {**row.outer, **_drafting(row, num_layers, drafts)},
         row.layers,
         prefix=row.prefix,
         num_layers=num_layers,
         heads={number: Heads(*pair) for number, pair in enumerate(zip(queries, keys, strict=False))},
+        delta=_delta_heads(meta),
         unused=CONFIG_TENSORS,
     )
     return GgufCheckpoint(parts, meta.architecture, row.config(meta), tensors)
+
+
+def _delta_heads(meta: Metadata) -> DeltaHeads | None:
+    keys, values, width = (meta.integer(f"ssm.{name}") for name in ("group_count", "time_step_rank", "inner_size"))
+    return DeltaHeads(keys, values, width) if keys and values and width else None
+
+
+def _drafting(row: Architecture, first: int, count: int) -> dict[str, tuple[str, How]]:
+    """Names of the layers from ``first`` on, which draft tokens, and of what is around them."""
+    found: dict[str, tuple[str, How]] = {}
+    for number in range(count):
+        for inner, rows in (("", names.QWEN35_DRAFTS), (f"layers.{number}.", row.layers)):
+            for item in rows:
+                assert isinstance(item.stored, str)
+                found[f"blk.{first + number}.{item.stored}"] = (f"mtp.{inner}{item.target}", item.how)
+    return found
 
 
 def _check_vocabulary(parts: GgufParts) -> None:

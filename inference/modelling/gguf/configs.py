@@ -177,6 +177,78 @@ def qwen_moe(meta: Metadata) -> Config:
     )
 
 
+def _delta(meta: Metadata) -> Config:
+    """What layers of the gated delta rule have, beside attention with a gate."""
+    found, count, inner = decoder(meta), meta.integer("ssm.time_step_rank"), meta.integer("ssm.inner_size")
+    rotated, head_dim = meta.integer("rope.dimension_count"), width_of_head(meta)
+    return (
+        found
+        | rope(meta)
+        | given(
+            # Stated even where all is rotated, which isn't what these families take for granted.
+            partial_rotary_factor=rotated / head_dim if rotated and head_dim else None,
+            linear_num_key_heads=meta.integer("ssm.group_count"),
+            linear_num_value_heads=count,
+            linear_key_head_dim=meta.integer("ssm.state_size"),
+            linear_value_head_dim=inner // count if inner and count else None,
+            linear_conv_kernel_dim=meta.integer("ssm.conv_kernel"),
+        )
+    )
+
+
+def _delta_experts(meta: Metadata) -> Config:
+    return given(
+        num_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+        shared_expert_intermediate_size=meta.integer("expert_shared_feed_forward_length"),
+    )
+
+
+def qwen3_next(meta: Metadata) -> Config:
+    """Qwen3-Next; llama.cpp divides the scores of the chosen experts by their sum."""
+    return _delta(meta) | _delta_experts(meta) | {"model_type": "qwen3_next", "norm_topk_prob": True}
+
+
+def draft_layers(meta: Metadata) -> int:
+    """How many of the last layers only draft tokens."""
+    return meta.integer("nextn_predict_layers") or 0
+
+
+def qwen35(meta: Metadata) -> Config:
+    """The text models of Qwen 3.5, dense or with experts; for text, the three positions of a token are one."""
+    found = _delta(meta) | given(num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta))
+    if meta.architecture == "qwen35":
+        return found | {"model_type": "qwen3_5_text"}
+    return found | _delta_experts(meta) | {"model_type": "qwen3_5_moe_text"}
+
+
+def lfm2(meta: Metadata) -> Config:
+    """LFM2 and LFM2-MoE, whose experts' scores are divided by their sum."""
+    found = decoder(meta) | rope(meta)
+    found |= given(
+        norm_eps=found.pop("rms_norm_eps", None),
+        conv_L_cache=meta.integer("shortconv.l_cache"),
+        sliding_window=meta.integer("attention.sliding_window"),  # which the family refuses
+    )
+    found.pop("hidden_act")
+    if meta.architecture == "lfm2":
+        return found | {"model_type": "lfm2"}
+    gating = meta.integer("expert_gating_func")
+    if gating not in (None, GATING_SIGMOID):
+        raise UnsupportedArchitecture(
+            f"the GGUF key lfm2moe.expert_gating_func is {gating}; 2 (sigmoid) is read.", param="expert_gating_func"
+        )
+    return found | given(
+        model_type="lfm2_moe",
+        num_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+        routed_scaling_factor=meta.number("expert_weights_scale"),
+        use_expert_bias=any(name.endswith(".exp_probs_b.bias") for name in meta.parts.tensors),
+    )
+
+
 def phi3(meta: Metadata) -> Config:
     """Phi-3 and Phi-4-mini."""
     found = decoder(meta) | rope(meta)

@@ -6,7 +6,7 @@ only.
 
 from __future__ import annotations
 
-from inference.modelling.gguf.tensors import How, Rename
+from inference.modelling.gguf.tensors import How, Order, Rename
 
 
 def _both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
@@ -91,6 +91,11 @@ OUTER: dict[str, tuple[str, How]] = {
     "output_norm.weight": ("model.norm.weight", ""),
     "output.weight": ("lm_head.weight", ""),
 }
+LFM2_OUTER: dict[str, tuple[str, How]] = {
+    **OUTER,
+    "output_norm.weight": ("model.embedding_norm.weight", ""),
+    "token_embd_norm.weight": ("model.embedding_norm.weight", ""),  # what llama.cpp calls it
+}
 GEMMA_OUTER: dict[str, tuple[str, How]] = {**OUTER, "output_norm.weight": ("model.norm.weight", "norm")}
 JAMBA_OUTER: dict[str, tuple[str, How]] = {**OUTER, "output_norm.weight": ("model.final_layernorm.weight", "")}
 BACKBONE_OUTER: dict[str, tuple[str, How]] = {
@@ -106,12 +111,13 @@ MIXTRAL = (
     *_experts("block_sparse_moe.", "gate", gate="w1", up="w3", down="w2"),
 )
 QWEN = (*_attention(), *_mlp(), *_norms())
-QWEN_MOE = (
-    *QWEN,
+QWEN_EXPERTS = (
     *_experts("mlp.", "gate"),
+    Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
     *_shared_expert("mlp.shared_expert."),
     Rename("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "row"),
 )
+QWEN_MOE = (*QWEN, *QWEN_EXPERTS)
 PHI3 = (
     *_attention(),
     *_norms(),
@@ -166,6 +172,79 @@ NEMOTRON_H = (
     Rename("ffn_up_shexp.weight", "mixer.shared_experts.up_proj.weight"),
     Rename("ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight"),
 )
+LFM2 = (
+    *(row for row in _attention() if "norm" not in row.target and "o_proj" not in row.target),
+    *_both("attn_output", "self_attn.out_proj"),
+    Rename("attn_q_norm.weight", "self_attn.q_layernorm.weight"),
+    Rename("attn_k_norm.weight", "self_attn.k_layernorm.weight"),
+    Rename("attn_norm.weight", "operator_norm.weight"),
+    Rename("ffn_norm.weight", "ffn_norm.weight"),
+    Rename("shortconv.conv.weight", "conv.conv.weight", "conv"),
+    Rename("shortconv.conv.bias", "conv.conv.bias"),
+    *_both("shortconv.in_proj", "conv.in_proj"),
+    *_both("shortconv.out_proj", "conv.out_proj"),
+    Rename("ffn_gate.weight", "feed_forward.w1.weight"),
+    Rename("ffn_up.weight", "feed_forward.w3.weight"),
+    Rename("ffn_down.weight", "feed_forward.w2.weight"),
+)
+LFM2_MOE = (
+    *LFM2,
+    *_experts("feed_forward.", "gate", gate="w1", up="w3", down="w2"),
+    Rename("exp_probs_b.bias", "feed_forward.expert_bias"),
+)
+
+
+def _delta_layers(*, is_reordered: bool) -> tuple[Rename, ...]:
+    """Layers of Qwen3-Next and Qwen 3.5; ``is_reordered``: the converter moved the value heads."""
+
+    def row(stored: str, target: str, how: How = "", order: Order = "") -> Rename:
+        return Rename(stored, target, how, order if is_reordered else "")
+
+    norms = [
+        ("attn_norm", "input_layernorm"), ("post_attention_norm", "post_attention_layernorm"),
+        ("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm"),
+    ]  # fmt: skip
+    return (
+        *(row for row in _attention() if "norm" not in row.target),
+        *(Rename(f"{stored}.weight", f"{target}.weight", "norm") for stored, target in norms),
+        row("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", order="last_rows"),
+        row("attn_gate.weight", "linear_attn.in_proj_z.weight", order="rows"),
+        row("ssm_conv1d.weight", "linear_attn.conv1d.weight", "conv", "last_rows"),
+        row("ssm_a", "linear_attn.A_log", "a_log_vector", "rows"),
+        row("ssm_dt.bias", "linear_attn.dt_bias", order="rows"),
+        row("ssm_out.weight", "linear_attn.out_proj.weight", order="columns"),
+        Rename("ssm_norm.weight", "linear_attn.norm.weight"),
+    )
+
+
+QWEN3_NEXT = (
+    *_delta_layers(is_reordered=False),
+    *QWEN_EXPERTS,
+    Rename("ssm_ba.weight", "linear_attn.in_proj_{e}.weight", "beta_alpha"),
+)
+QWEN3_NEXT_AS_IT_WAS = (
+    *_delta_layers(is_reordered=False),
+    *QWEN_EXPERTS,
+    Rename("ssm_in.weight", "linear_attn.in_proj_qkvz.weight"),
+    Rename("ssm_ba.weight", "linear_attn.in_proj_ba.weight"),
+)
+"""Of the first files, which hold the projections head by head, as the checkpoint does."""
+_QWEN35 = (
+    *_delta_layers(is_reordered=True),
+    Rename("ssm_beta.weight", "linear_attn.in_proj_b.weight", order="rows"),
+    Rename("ssm_alpha.weight", "linear_attn.in_proj_a.weight", order="rows"),
+)
+QWEN35 = (*_QWEN35, *_mlp())
+QWEN35_MOE = (*_QWEN35, *QWEN_EXPERTS)
+QWEN35_DRAFTS = (
+    Rename("nextn.eh_proj.weight", "fc.weight"),
+    Rename("nextn.enorm.weight", "pre_fc_norm_embedding.weight", "norm"),
+    Rename("nextn.hnorm.weight", "pre_fc_norm_hidden.weight", "norm"),
+    Rename("nextn.shared_head_norm.weight", "norm.weight", "norm"),
+    Rename("nextn.embed_tokens.weight", "embed_tokens.weight"),
+    Rename("nextn.shared_head_head.weight", "lm_head.weight"),
+)
+"""Outside of the layer that Qwen 3.5 drafts tokens with."""
 DEEPSEEK2 = (
     *_both("attn_q", "self_attn.q_proj"),
     *_both("attn_q_a", "self_attn.q_a_proj"),

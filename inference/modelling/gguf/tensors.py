@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
@@ -19,9 +19,15 @@ Folded = Literal["", "plus_one", "negative_exp"]
 """What the converter did to the values: added 1 (norms of Gemma), or took -exp (A_log of Mamba)."""
 
 How = Literal[
-    "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "vector", "conv", "row", "experts", "join",
-    "join_experts", "latent",
+    "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "vector", "conv", "row", "experts", "expert_halves",
+    "join", "join_experts", "latent", "beta_alpha",
 ]  # fmt: skip
+
+Order = Literal["", "rows", "last_rows", "columns"]
+"""What of a tensor belongs to the value heads of a delta rule: all rows, the last ones, or the columns."""
+
+CODE_GROUP = 32
+"""Values that share a scale in any type of blocks, or a multiple of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +66,14 @@ class CheckpointTensor:
         segments: One below the other.
         head_rows: Rows of a head whose rotary pairs became neighbours: (2, rows / 2) was transposed; 0: none did.
         folded: What is undone in the values.
+        column_heads: (r, k): the columns are r times k heads, and should be k times r; (1, 1): they stay.
     """
 
     shape: tuple[int, ...]
     segments: tuple[Segment, ...]
     head_rows: int = 0
     folded: Folded = ""
+    column_heads: tuple[int, int] = (1, 1)
 
     @property
     def type_name(self) -> str:
@@ -78,12 +86,9 @@ class CheckpointTensor:
         kinds = {segment.type for segment in self.segments}
         if len(kinds) != 1 or self.folded or any(segment.transposed for segment in self.segments):
             return None
+        if self.column_heads != (1, 1) and self.shape[-1] // math.prod(self.column_heads) % CODE_GROUP:
+            return None
         return self.type_name
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its stored bytes are its rows in order, in one piece and of one type."""
-        return len(self.segments) == 1 and not (self.head_rows or self.folded or self.segments[0].transposed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +97,15 @@ class Rename:
 
     Attributes:
         stored: Its name behind ``blk.N.``; several names: they are put together.
-        target: The name behind the layer's prefix; ``{e}``: number of the expert.
+        target: The name behind the layer's prefix; ``{e}``: number of the expert, or which of several parts.
         how: What has to be undone.
+        order: What has the order of ``DeltaHeads`` that the converter gives it.
     """
 
     stored: str | tuple[str, ...]
     target: str
     how: How = ""
+    order: Order = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,24 @@ class Heads:
     keys: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """Heads of a delta rule, the same in all its layers.
+
+    In a checkpoint the value heads of a key head are neighbours. Where a ``Rename`` has an order, the converter has put
+    the first ones of all key heads first, then all second ones.
+
+    Attributes:
+        keys: Heads of keys.
+        values: Heads of values, a multiple of ``keys``.
+        width: Of all values together.
+    """
+
+    keys: int
+    values: int
+    width: int
+
+
 def checkpoint_tensors(
     parts: GgufParts,
     outer: Mapping[str, tuple[str, How]],
@@ -117,6 +142,7 @@ def checkpoint_tensors(
     prefix: str,
     num_layers: int,
     heads: Mapping[int, Heads],
+    delta: DeltaHeads | None = None,
     unused: Iterable[str] = (),
 ) -> dict[str, CheckpointTensor]:
     """All tensors under the names of the checkpoint.
@@ -128,6 +154,7 @@ def checkpoint_tensors(
         prefix: What stands before the number of a layer.
         num_layers: Number of layers.
         heads: By number of the layer.
+        delta: Heads of the layers with a delta rule.
         unused: Stored names that the config holds.
 
     Raises:
@@ -140,7 +167,7 @@ def checkpoint_tensors(
     for stored, (target, how) in outer.items():
         if stored in parts.tensors:
             left.discard(stored)
-            found |= _undone((stored,), parts, target, how, None)
+            found |= _undone((stored,), parts, target, how, None, None)
     for number in range(num_layers):
         for row in rows:
             names = tuple(
@@ -148,7 +175,10 @@ def checkpoint_tensors(
             )
             if all(name in parts.tensors for name in names):
                 left.difference_update(names)
-                found |= _undone(names, parts, f"{prefix}{number}.{row.target}", row.how, heads.get(number))
+                undone = _undone(names, parts, f"{prefix}{number}.{row.target}", row.how, heads.get(number), delta)
+                if row.order and delta is not None:
+                    undone = {name: _reordered(names[0], item, row.order, delta) for name, item in undone.items()}
+                found |= undone
     if left:
         shown = ", ".join(sorted(left)[:5]) + (", …" if len(left) > 5 else "")
         raise UnsupportedArchitecture(
@@ -160,13 +190,17 @@ def checkpoint_tensors(
 
 
 def _undone(
-    names: tuple[str, ...], parts: GgufParts, target: str, how: How, heads: Heads | None
+    names: tuple[str, ...], parts: GgufParts, target: str, how: How, heads: Heads | None, delta: DeltaHeads | None
 ) -> dict[str, CheckpointTensor]:
     stored = [parts.tensors[name] for name in names]
     number, place = stored[0]
     whole = _segment(number, place)
     if how == "experts":
         return _experts(names[0], number, place, target)
+    if how == "expert_halves":
+        return _expert_halves(names[0], number, place, target)
+    if how == "beta_alpha":
+        return _beta_and_alpha(names[0], place, whole, target, delta)
     if how == "join":
         _same_columns(names, [item for _, item in stored])
         segments = tuple(_segment(*item) for item in stored)
@@ -216,6 +250,64 @@ def _experts(name: str, number: int, place: GgufTensor, target: str) -> dict[str
         )
         for expert in range(count)
     }
+
+
+def _expert_halves(name: str, number: int, place: GgufTensor, target: str) -> dict[str, CheckpointTensor]:
+    """A stack (E, 2 · rows, columns) as the gates and the ups of E experts; ``target`` ends in the gates' name."""
+    found: dict[str, CheckpointTensor] = {}
+    for expert, both in _experts(name, number, place, target).items():
+        rows, columns = both.shape
+        if rows % 2:
+            raise TensorShapeMismatch(f"{name} has {rows} rows for each expert; an even number is needed.", param=name)
+        for half, part in enumerate(("gate", "up")):
+            piece = _rows(both.segments[0], half * (rows // 2), rows // 2)
+            found[expert.replace("gate_proj", f"{part}_proj")] = CheckpointTensor((rows // 2, columns), (piece,))
+    return found
+
+
+def _beta_and_alpha(
+    name: str, place: GgufTensor, whole: Segment, target: str, delta: DeltaHeads | None
+) -> dict[str, CheckpointTensor]:
+    """Rows of β and of α for each key head as two tensors, whose names have ``b`` and ``a`` for ``{e}``."""
+    if delta is None or whole.rows != 2 * delta.values or delta.values % delta.keys:
+        heads = "no heads" if delta is None else f"{delta.values} heads of values for {delta.keys} of keys"
+        raise TensorShapeMismatch(f"{name} has {whole.rows} rows, which {heads} don't give.", param=name)
+    count = delta.values // delta.keys
+    return {
+        target.replace("{e}", part): CheckpointTensor(
+            (delta.values, *place.shape[1:]),
+            tuple(_rows(whole, (2 * head + second) * count, count) for head in range(delta.keys)),
+        )
+        for second, part in enumerate(("b", "a"))
+    }
+
+
+def _reordered(name: str, tensor: CheckpointTensor, order: Order, delta: DeltaHeads) -> CheckpointTensor:
+    """With the value heads of a key head beside each other again."""
+    keys, repeats = delta.keys, delta.values // delta.keys
+    first, *others = tensor.segments
+    count = first.columns if order == "columns" else first.rows
+    kept = count - delta.width if order == "last_rows" else 0
+    if delta.values % keys or others or kept < 0 or (count - kept) % delta.values:
+        raise TensorShapeMismatch(
+            f"{name} has shape {list(tensor.shape)}, which {delta.values} heads of values for {keys} of keys don't "
+            "give.",
+            param=name,
+        )
+    if repeats == 1:
+        return tensor
+    if order == "columns":
+        return replace(tensor, column_heads=(repeats, keys))
+    rows = (count - kept) // delta.values
+    segments = [_rows(first, 0, kept)] if kept else []
+    segments += [
+        _rows(first, kept + (place * keys + head) * rows, rows) for head in range(keys) for place in range(repeats)
+    ]
+    return replace(tensor, segments=tuple(segments))
+
+
+def _rows(segment: Segment, first: int, count: int) -> Segment:
+    return replace(segment, begin=segment.begin + first * segment.row_bytes, rows=count)
 
 
 def _joined_experts(names: tuple[str, ...], stored: list[tuple[int, GgufTensor]]) -> CheckpointTensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -105,7 +105,16 @@ class GgufPlace:
                 found.append(self._stored_rows(segment, begin - start, end - begin))
             start += segment.rows
         kind = BLOCK_TYPES[self.tensor.segments[0].type]
-        return block_codes(torch.cat(found).view(-1, kind.num_bytes), kind, count)
+        codes = block_codes(torch.cat(found).view(-1, kind.num_bytes), kind, count)
+        offsets = None if codes.offsets is None else self._columns(codes.offsets)
+        return replace(codes, codes=self._columns(codes.codes), scales=self._columns(codes.scales), offsets=offsets)
+
+    def _columns(self, values: torch.Tensor) -> torch.Tensor:
+        """(rows, n · heads) with the heads in the checkpoint's order."""
+        repeats, heads = self.tensor.column_heads
+        if repeats == 1:
+            return values
+        return values.view(len(values), repeats, heads, -1).transpose(1, 2).reshape(values.shape)
 
     def _segment_rows(self, segment: Segment, first: int, count: int) -> torch.Tensor:
         """(count, columns), float32 or as the file has it."""
@@ -135,7 +144,7 @@ class GgufPlace:
             return values.float() - 1
         if self.tensor.folded == "negative_exp":
             return torch.log(-values.float())
-        return values
+        return self._columns(values)
 
     def _read(self, target: memoryview, segment: Segment, begin: int) -> None:
         done = 0

@@ -21,7 +21,8 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3",
     "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2", "jamba": "jamba",
     "granitemoehybrid": "granitehybrid", "bamba": "granitehybrid", "nemotron_h": "nemotron_h",
-    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
+    "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
 PERMUTED = ("llama", "mistral", "mixtral", "granitemoehybrid", "bamba")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
@@ -34,9 +35,10 @@ class Converter:
         directory: config.json and safetensors.
         path: The file to write.
         kind: Type of the matrices whose columns are whole blocks; the others are F32.
+        num_drafts: Layers behind those of the model.
     """
 
-    def __init__(self, directory: Path, path: Path, kind: str = "F32") -> None:
+    def __init__(self, directory: Path, path: Path, kind: str = "F32", *, num_drafts: int = 0) -> None:
         self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
         self.tensors = {}
         for file in sorted(directory.glob("*.safetensors")):
@@ -47,7 +49,7 @@ class Converter:
         if self.type == "nemotron_h" and any(".experts." in name for name in self.tensors):
             arch = "nemotron_h_moe"
         numbers = [int(match[1]) for match in map(re.compile(r".*layers\.(\d+)\.").match, self.tensors) if match]
-        self.num_layers = 1 + max(numbers)
+        self.num_layers = 1 + max(numbers) + num_drafts
         self.names = get_tensor_name_map(
             next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch and isinstance(key, MODEL_ARCH)),
             self.num_layers,
@@ -78,7 +80,7 @@ class Converter:
         writer.add_block_count(self.num_layers)
         writer.add_context_length(config.get("max_position_embeddings") or 2**20)
         writer.add_embedding_length(config["hidden_size"])
-        eps = next(config[key] for key in ("rms_norm_eps", "layer_norm_epsilon") if key in config)
+        eps = next(config[key] for key in ("rms_norm_eps", "layer_norm_epsilon", "norm_eps") if key in config)
         writer.add_layer_norm_rms_eps(eps)
         writer.add_file_type(0)
         writer.add_tokenizer_model("gpt2")
@@ -100,7 +102,7 @@ class Converter:
         writer.add_head_count(self.heads)
         kinds = [f".{number}." for number in range(self.num_layers)]
         with_attention = [any(kind in name and "q_proj" in name for name in self.tensors) for kind in kinds]
-        fused = self.type in ("phi3", "deepseek_v2", "deepseek_v3") or all(with_attention)
+        fused = self.type in ("phi3", "deepseek_v2", "deepseek_v3") or "qwen3_" in self.type or all(with_attention)
         writer.add_head_count_kv(
             self.kv_heads if fused else [self.kv_heads if found else 0 for found in with_attention]
         )

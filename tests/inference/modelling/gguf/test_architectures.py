@@ -13,13 +13,17 @@ from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.registry import family_builder
 from inference.modelling.gguf.architectures import read_checkpoint
 from inference.modelling.network import HybridForCausalLM
+from inference.modelling.weights.files import TensorFiles
 from inference.modelling.weights.loader import load_network
 from tests.inference.modelling.gguf.converter import convert
+from tests.inference.modelling.gguf.linear_converter import convert_linear
 from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle, load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_attention import BASE, GEMMA3, MOE
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION
+from tests.inference.modelling.test_network_linear import CASES as LINEAR
+from tests.inference.modelling.test_network_linear import DELTA, EXPERTS
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT
 from tests.inference.modelling.test_network_recurrent import make_model, oracle_of
 
@@ -67,6 +71,27 @@ RECURRENT_CASES = {
 """With the constants that a file can't state, as llama.cpp has them."""
 
 
+LINEAR_CASES = {
+    "lfm2": (LINEAR["lfm2"], {}),
+    "lfm2-biases-kernel-untied": (LINEAR["lfm2-biases-kernel-untied"], {}),
+    "lfm2_moe": (LINEAR["lfm2_moe"], {"routed_scaling_factor": 1.0}),
+    "lfm2_moe-without-bias": (LINEAR["lfm2_moe"], {"routed_scaling_factor": 1.0, "use_expert_bias": False}),
+    "qwen3_next": (("Qwen3Next", DELTA | EXPERTS), {}),
+    "qwen3_next-all-rotated-one-value-head": (
+        ("Qwen3Next", DELTA | EXPERTS),
+        {
+            "linear_num_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "qwen3_5": (LINEAR["qwen3_5"], {}),
+    "qwen3_5-six-value-heads": (LINEAR["qwen3_5"], {"linear_num_value_heads": 6}),
+    "qwen3_5-one-value-head": (LINEAR["qwen3_5"], {"linear_num_value_heads": 2}),
+    "qwen3_5_moe": (LINEAR["qwen3_5_moe"], {}),
+}
+"""Scores of experts are always divided by their sum, and no file states a factor."""
+
+
 def load_gguf(*paths, dtype: torch.dtype = torch.float32) -> HybridForCausalLM:
     """As the worker does: config and names to a spec, spec to a network."""
     found = read_checkpoint(paths)
@@ -88,6 +113,52 @@ def test_recurrence_gives_the_same_logits(name, tmp_path):
     model = make_model(family, values | RECURRENT_CASES[name])
     model.save_pretrained(tmp_path)
     assert_matches_oracle(load_gguf(convert(tmp_path, tmp_path / "model.gguf")), oracle_of(model))
+
+
+def linear_model(name: str, directory) -> torch.nn.Module:
+    (family, values), changes = LINEAR_CASES[name]
+    model = make_model(family, values | changes)
+    with torch.no_grad():
+        for key, parameter in model.named_buffers():
+            if key.endswith("expert_bias"):
+                parameter.uniform_(-0.3, 0.3)
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize("name", LINEAR_CASES)
+def test_linear_layers_give_the_same_logits(name, tmp_path):
+    model = linear_model(name, tmp_path)
+    assert_matches_oracle(load_gguf(convert_linear(tmp_path, tmp_path / "model.gguf")), oracle_of(model))
+
+
+def test_the_first_files_of_qwen3_next_hold_heads_one_by_one(tmp_path):
+    model = linear_model("qwen3_next", tmp_path)
+    assert_matches_oracle(load_gguf(convert_linear(tmp_path, tmp_path / "m.gguf", in_heads=True)), oracle_of(model))
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe"])
+def test_gates_and_ups_of_experts_may_be_one_tensor(name, tmp_path):
+    model = linear_model(name, tmp_path)
+    assert_matches_oracle(load_gguf(convert_linear(tmp_path, tmp_path / "m.gguf", fused=True)), oracle_of(model))
+
+
+def test_layers_that_draft_have_the_names_of_the_checkpoint(tmp_path):
+    model = linear_model("qwen3_5", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    layer = "model.layers.3."
+    drafts = {name.replace(layer, "mtp.layers.0."): given + 1 for name, given in tensors.items() if layer in name}
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        drafts[f"mtp.{name}.weight"] = torch.rand(32)
+    drafts["mtp.fc.weight"] = torch.rand(32, 64)
+    save_file(tensors | drafts, tmp_path / "model.safetensors")
+    path = convert_linear(tmp_path, tmp_path / "model.gguf", drafts=1)
+    assert drafts.keys() < read_checkpoint([path]).tensors.keys()
+    with TensorFiles([path], [(name,) for name in drafts], dequantised=torch.float32) as files:
+        for name, given in drafts.items():
+            files.move()
+            torch.testing.assert_close(files.read(name), given)
+    assert_matches_oracle(load_gguf(path), oracle_of(model))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "BF16"])
@@ -156,6 +227,11 @@ def minimal(tmp_path, keys: dict, rows: int = 4):
         ({"general.type": "adapter"}, UnsupportedFormat, "holds no model, but 'adapter'"),
         ({"llama.block_count": 0}, UnsupportedArchitecture, "states 0 layers"),
         ({"llama.block_count": "x"}, CorruptCheckpoint, "llama.block_count is 'x'; it must be a whole number"),
+        (
+            {"general.architecture": "qwen35", "qwen35.block_count": 2, "qwen35.nextn_predict_layers": 2},
+            UnsupportedArchitecture,
+            "states 2 layers, of which 2 only draft tokens",
+        ),
         ({"tokenizer.ggml.tokens": ["a", "b", "c"]}, TensorShapeMismatch, "has 3 tokens .* has 4 rows"),
     ],
 )

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 
-from inference.modelling.gguf.architectures import _MIXTRAL, ARCHITECTURES, CONFIG_TENSORS
+from inference.modelling.gguf.architectures import _MIXTRAL, _QWEN3_NEXT_AS_IT_WAS, ARCHITECTURES, CONFIG_TENSORS
 
 UNREAD = {
     "llama": {"attn_rot_embd"},
     "deepseek2": {"attn_rot_embd", "attn_k", "attn_v"},
+    "lfm2": {"dense_2"},
     "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
 }
-"""Rotary tables of the first files, names that the package lists but no model has, and experts in a latent space."""
+"""Rotary tables of the first files, names that the package lists but no model has, experts in a latent space, and
+the head of an embedding model."""
+
+
+LEAF = re.compile(r"\.(weight|bias)$")
+OTHER_FORMS = {"llama": _MIXTRAL, "qwen3next": _QWEN3_NEXT_AS_IT_WAS}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_packages_tensors_have_a_row(name):
     row = ARCHITECTURES[name]
-    known = {stored.partition(".")[0] for stored in (*row.outer, *CONFIG_TENSORS)}
-    for rename in (*row.layers, *(_MIXTRAL.layers if name == "llama" else ())):
+    known = {LEAF.sub("", stored) for stored in (*row.outer, *CONFIG_TENSORS)}
+    for rename in (*row.layers, *(OTHER_FORMS[name].layers if name in OTHER_FORMS else ())):
         known |= {
-            stored.partition(".")[0]
-            for stored in ([rename.stored] if isinstance(rename.stored, str) else rename.stored)
+            LEAF.sub("", stored) for stored in ([rename.stored] if isinstance(rename.stored, str) else rename.stored)
         }
     arch = next(key for key, spelled in MODEL_ARCH_NAMES.items() if spelled == name)
     listed = {TENSOR_NAMES[kind].removeprefix("blk.{bid}.") for kind in MODEL_TENSORS[arch]}
