@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.gguf.block_types import BLOCK_TYPES
 from inference.modelling.gguf.container import GgufTensor
 from inference.modelling.gguf.parts import GgufParts
@@ -26,6 +26,8 @@ How = Literal[
 Order = Literal["", "rows", "last_rows", "columns"]
 """What of a tensor belongs to the value heads of a delta rule: all rows, the last ones, or the columns."""
 
+MAX_PIECES = 1 << 18
+"""Experts' matrices and heads' rows in all layers; the largest models have 73,000."""
 CODE_GROUP = 32
 """Values that share a scale in any type of blocks, or a multiple of them."""
 
@@ -160,10 +162,12 @@ def checkpoint_tensors(
     Raises:
         UnsupportedArchitecture: A stored tensor has no place.
         TensorShapeMismatch: A tensor has a shape that its step can't undo.
+        CorruptCheckpoint: There are more than ``MAX_PIECES`` pieces.
     """
     rows = tuple(layers)
     left = set(parts.tensors) - set(unused)
     found: dict[str, CheckpointTensor] = {}
+    pieces = 0
     for stored, (target, how) in outer.items():
         if stored in parts.tensors:
             left.discard(stored)
@@ -175,6 +179,13 @@ def checkpoint_tensors(
             )
             if all(name in parts.tensors for name in names):
                 left.difference_update(names)
+                pieces += _count_pieces(parts.tensors[names[0]][1], row, delta)
+                if pieces > MAX_PIECES:
+                    raise CorruptCheckpoint(
+                        f"{names[0]} and those before it are put together from {pieces} experts and heads; the limit "
+                        f"is {MAX_PIECES}.",
+                        param=names[0],
+                    )
                 undone = _undone(names, parts, f"{prefix}{number}.{row.target}", row.how, heads.get(number), delta)
                 if row.order and delta is not None:
                     undone = {name: _reordered(names[0], item, row.order, delta) for name, item in undone.items()}
@@ -187,6 +198,12 @@ def checkpoint_tensors(
             param=min(left),
         )
     return found
+
+
+def _count_pieces(place: GgufTensor, row: Rename, delta: DeltaHeads | None) -> int:
+    if row.how in ("experts", "expert_halves", "join_experts", "latent"):
+        return place.shape[0]
+    return delta.values if delta is not None and (row.order or row.how == "beta_alpha") else 1
 
 
 def _undone(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from inference.errors import TensorShapeMismatch
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch
+from inference.modelling.gguf import tensors
 from inference.modelling.gguf.parts import read_parts
-from inference.modelling.gguf.tensors import CheckpointTensor, Heads, Rename, checkpoint_tensors
+from inference.modelling.gguf.tensors import CheckpointTensor, DeltaHeads, Heads, Rename, checkpoint_tensors
 from tests.inference.modelling.gguf.writer import TYPES, Tensor, write_gguf
 
 
 @pytest.fixture
 def read(tmp_path):
-    def run(*rows: Rename, heads: Heads | None = None, **shapes: tuple[int, ...]) -> dict[str, CheckpointTensor]:
+    def run(
+        *rows: Rename, heads: Heads | None = None, delta: DeltaHeads | None = None, **shapes: tuple[int, ...]
+    ) -> dict[str, CheckpointTensor]:
         number, values, size = TYPES["Q8_0"]
         tensors = []
         for name, shape in shapes.items():
@@ -24,7 +27,8 @@ def read(tmp_path):
             tensors.append(Tensor(f"blk.0.{name}", shape, data, type=0 if is_plain else number))
         write_gguf(tmp_path / "m.gguf", {}, tensors)
         parts = read_parts([tmp_path / "m.gguf"])
-        return checkpoint_tensors(parts, {}, rows, prefix="l.", num_layers=1, heads={0: heads} if heads else {})
+        by_layer = {0: heads} if heads else {}
+        return checkpoint_tensors(parts, {}, rows, prefix="l.", num_layers=1, heads=by_layer, delta=delta)
 
     return run
 
@@ -65,6 +69,66 @@ def test_shapes_lose_and_gain_what_the_converter_changed(read):
     assert (found["l.0.a"].folded, found["l.0.n"].folded) == ("negative_exp", "plus_one")
 
 
+DELTA = DeltaHeads(keys=2, values=6, width=12)
+
+
+def test_value_heads_of_a_key_head_are_neighbours_again(read):
+    """Stored are heads 0 and 3, 1 and 4, 2 and 5, two rows each."""
+    found = read(
+        Rename("r", "r", order="rows"), Rename("q", "q", order="last_rows"), Rename("o", "o", order="columns"),
+        delta=DELTA, r=(12, 4), q=(17, 4), o=(4, 192),
+    )  # fmt: skip
+
+    def rows(name: str) -> list[tuple[int, int]]:
+        segments, first = found[name].segments, min(segment.begin for segment in found[name].segments)
+        return [((segment.begin - first) // 16, segment.rows) for segment in segments]
+
+    order = [(0, 2), (4, 2), (8, 2), (2, 2), (6, 2), (10, 2)]
+    assert rows("l.0.r") == order
+    assert rows("l.0.q") == [(0, 5), *((5 + begin, count) for begin, count in order)]
+    assert (found["l.0.o"].column_heads, found["l.0.o"].code_type) == ((3, 2), "Q8_0")
+
+
+def test_columns_whose_heads_share_scales_are_no_codes(read):
+    found = read(Rename("o", "o", order="columns"), delta=DELTA, o=(4, 96))["l.0.o"]
+    assert (found.column_heads, found.code_type) == ((3, 2), None)
+
+
+def test_one_value_head_for_each_key_head_stays(read):
+    heads = DeltaHeads(keys=6, values=6, width=12)
+    found = read(Rename("r", "r", order="rows"), Rename("o", "o", order="columns"), delta=heads, r=(12, 4), o=(4, 192))
+    assert [(len(item.segments), item.column_heads) for item in found.values()] == [(1, (1, 1))] * 2
+
+
+def test_beta_and_alpha_of_a_key_head_lie_behind_each_other(read):
+    found = read(Rename("ba", "{e}", "beta_alpha"), delta=DELTA, ba=(12, 4))
+    begin = found["l.0.b"].segments[0].begin
+    places = {
+        name: [((item.begin - begin) // 16, item.rows) for item in tensor.segments] for name, tensor in found.items()
+    }
+    assert places == {"l.0.b": [(0, 3), (6, 3)], "l.0.a": [(3, 3), (9, 3)]}
+    assert {tensor.shape for tensor in found.values()} == {(6, 4)}
+
+
+def test_halves_of_experts_are_gates_and_ups(read):
+    found = read(Rename("e", "{e}.gate_proj", "expert_halves"), e=(2, 6, 4))
+    begin = found["l.0.0.gate_proj"].segments[0].begin
+    assert {name: (item.segments[0].begin - begin) // 16 for name, item in found.items()} == {
+        "l.0.0.gate_proj": 0, "l.0.0.up_proj": 3, "l.0.1.gate_proj": 6, "l.0.1.up_proj": 9,
+    }  # fmt: skip
+    assert {item.shape for item in found.values()} == {(3, 4)}
+
+
+def test_pieces_are_limited(read, monkeypatch):
+    monkeypatch.setattr(tensors, "MAX_PIECES", 8)
+    rows = Rename("e", "e.{e}.w", "experts"), Rename("r", "r", order="rows")
+    assert len(read(*rows, e=(8, 4, 32), delta=DELTA)) == 8
+    with pytest.raises(CorruptCheckpoint, match=r"blk\.0\.e .* 9 experts and heads; the limit is 8"):
+        read(*rows, e=(9, 4, 32))
+    with pytest.raises(CorruptCheckpoint, match=r"blk\.0\.r .* 10 experts and heads"):
+        read(*rows, e=(4, 4, 32), r=(12, 4), delta=DELTA)
+
+
 @pytest.mark.parametrize(
     ("row", "shapes", "message"),
     [
@@ -74,8 +138,13 @@ def test_shapes_lose_and_gain_what_the_converter_changed(read):
         (Rename(("a", "b"), "ab", "join_experts"), {"a": (2, 3, 4), "b": (3, 3, 4)}, "different numbers of experts"),
         (Rename(("k", "v"), "kv", "latent"), {"k": (2, 8, 6), "v": (2, 5, 7)}, "are needed"),
         (Rename(("k", "v"), "kv", "latent"), {"k": (8, 6), "v": (2, 5, 7)}, "are needed"),
+        (Rename("r", "r", order="rows"), {"r": (10, 4)}, "6 heads of values for 2 of keys don't give"),
+        (Rename("q", "q", order="last_rows"), {"q": (11, 4)}, "6 heads of values for 2 of keys don't give"),
+        (Rename("o", "o", order="columns"), {"o": (4, 10)}, "6 heads of values for 2 of keys don't give"),
+        (Rename("ba", "{e}", "beta_alpha"), {"ba": (11, 4)}, "11 rows, which 6 heads of values for 2 of keys"),
+        (Rename("e", "{e}.gate_proj", "expert_halves"), {"e": (2, 3, 4)}, "an even number is needed"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(read, row, shapes, message):
     with pytest.raises(TensorShapeMismatch, match=message):
-        read(row, heads=Heads(4, 2), **shapes)
+        read(row, heads=Heads(4, 2), delta=DELTA, **shapes)

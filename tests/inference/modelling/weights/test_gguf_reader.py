@@ -61,6 +61,17 @@ def test_pieces_are_the_pieces_of_the_whole(stored, monkeypatch, chunk, head_row
         assert torch.equal(read(place, begin, end), expected.flatten()[begin:end])
 
 
+def test_columns_of_heads_are_put_in_order(stored):
+    values, make = stored
+    wide = values.view(HEADS * HEAD_ROWS // 4, 4 * COLUMNS)  # eight blocks in a row
+    segment = Segment(0, TYPES["Q8_0"][0], 4, *wide.shape)
+    place = make(shape=tuple(wide.shape), segments=(segment,), column_heads=(4, 2))
+    expected = wide.view(len(wide), 4, 2, 32).transpose(1, 2).flatten(1)
+    assert torch.equal(read(place), expected.flatten())
+    assert torch.equal(read(place, 100, 300), expected.flatten()[100:300])
+    assert torch.equal(place.codes(1, 3).dense(torch.float32), expected[1:4])
+
+
 def test_values_are_rounded_once(stored):
     values, make = stored
     assert torch.equal(read(make(torch.bfloat16)), values.flatten().bfloat16())
