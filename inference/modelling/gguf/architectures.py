@@ -6,6 +6,7 @@ prefix of the layers. Families don't know where a checkpoint came from. Standard
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from inference.modelling.gguf.tensors import (
 )
 
 MAX_LAYERS = 4096
+_SINGLE_EXPERT = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|up|down)\.(0|[1-9]\d{0,4})\.weight")
 CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors whose values go into the config."""
 
@@ -153,7 +155,7 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
     keys = meta.per_layer("attention.head_count_kv") or queries
     tensors = checkpoint_tensors(
         parts,
-        {**row.outer, **_drafting(row, num_layers, drafts)},
+        {**row.outer, **_drafting(row, num_layers, drafts), **_single_experts(meta, row, num_layers)},
         row.layers,
         prefix=row.prefix,
         num_layers=num_layers,
@@ -177,6 +179,20 @@ def _drafting(row: Architecture, first: int, count: int) -> dict[str, tuple[str,
             for item in rows:
                 assert isinstance(item.stored, str)
                 found[f"blk.{first + number}.{item.stored}"] = (f"mtp.{inner}{item.target}", item.how)
+    return found
+
+
+def _single_experts(meta: Metadata, row: Architecture, num_layers: int) -> dict[str, tuple[str, How]]:
+    """Names of Mixtral's experts in the first files, which hold each matrix alone."""
+    if row is not _MIXTRAL:
+        return {}
+    count = meta.integer("expert_count") or 0
+    found: dict[str, tuple[str, How]] = {}
+    for stored in meta.parts.tensors:
+        match = _SINGLE_EXPERT.fullmatch(stored)
+        if match is not None and int(match[1]) < num_layers and int(match[3]) < count:
+            name = names.MIXTRAL_EXPERT[match[2]]
+            found[stored] = (f"{row.prefix}{match[1]}.block_sparse_moe.experts.{match[3]}.{name}.weight", "")
     return found
 
 

@@ -105,11 +105,8 @@ BACKBONE_OUTER: dict[str, tuple[str, How]] = {
 }
 
 LLAMA = (*_attention(rotary=True), *_mlp(), *_norms())
-MIXTRAL = (
-    *_attention(rotary=True),
-    *_norms(),
-    *_experts("block_sparse_moe.", "gate", gate="w1", up="w3", down="w2"),
-)
+MIXTRAL_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
+MIXTRAL = (*_attention(rotary=True), *_norms(), *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT))
 QWEN = (*_attention(), *_mlp(), *_norms())
 QWEN_EXPERTS = (
     *_experts("mlp.", "gate"),

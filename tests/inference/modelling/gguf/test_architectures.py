@@ -208,6 +208,45 @@ def packed(key) -> bytes:
     return value(given, kind)
 
 
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_experts_of_the_first_mixtral_files_are_single(kind, tmp_path):
+    directory, oracle = make_checkpoint(CONFIGS["mixtral"], tmp_path)
+    convert(directory, tmp_path / "model.gguf", kind)
+    path = without_stacks(tmp_path / "model.gguf", tmp_path / "single.gguf")
+    assert "blk.1.ffn_down.3.weight" in read_checkpoint([path]).parts.tensors
+    if kind == "F32":
+        return assert_matches_oracle(load_gguf(path), oracle)
+    found, expected = load_gguf(path).state_dict(), load_gguf(tmp_path / "model.gguf").state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], given) for name, given in expected.items())
+
+
+def without_stacks(path, out, count: int | None = None):
+    """The same file with each expert's matrices as tensors of their own; with another number of experts stated."""
+    found = GGUFReader(path)
+    keys = {key.name: packed(key) for key in found.fields.values() if not key.name.startswith("GGUF.")}
+    if count is not None:
+        keys["llama.expert_count"] = value(count)
+    tensors = []
+    for item in found.tensors:
+        shape = tuple(reversed([int(size) for size in item.shape]))
+        if "_exps" not in item.name:
+            tensors.append(Tensor(item.name, shape, item.data.tobytes(), int(item.tensor_type)))
+            continue
+        for expert, data in enumerate(item.data):
+            name = item.name.replace("_exps", f".{expert}")
+            tensors.append(Tensor(name, shape[1:], data.tobytes(), int(item.tensor_type)))
+    write_gguf(out, keys, tensors)
+    return out
+
+
+def test_more_single_experts_than_stated_are_refused(tmp_path):
+    directory, _ = make_checkpoint(CONFIGS["mixtral"], tmp_path)
+    path = without_stacks(convert(directory, tmp_path / "model.gguf"), tmp_path / "single.gguf", count=2)
+    with pytest.raises(UnsupportedArchitecture, match=r"have no place .* blk\.0\.ffn_down\.2\.weight"):
+        read_checkpoint([path])
+
+
 def minimal(tmp_path, keys: dict, rows: int = 4):
     path = tmp_path / "m.gguf"
     tensor = Tensor("token_embd.weight", (rows, 2), bytes(8 * rows))
