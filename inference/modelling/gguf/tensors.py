@@ -6,7 +6,7 @@ Only places and steps are here; ``weights/gguf_reader.py`` carries them out. Sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -43,6 +43,7 @@ class Segment:
         rows: How many.
         columns: Values of each, whole blocks.
         transposed: They are columns of the tensor: ``columns`` rows of ``rows`` values.
+        factor: (number of a file, byte) of a float32 that the values are multiplied by; None: they are right as stored.
     """
 
     part: int
@@ -51,6 +52,7 @@ class Segment:
     rows: int
     columns: int
     transposed: bool = False
+    factor: tuple[int, int] | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -170,15 +172,15 @@ def checkpoint_tensors(
     pieces = 0
     for stored, (target, how) in outer.items():
         if stored in parts.tensors:
-            left.discard(stored)
-            found |= _undone((stored,), parts, target, how, None, None)
+            left.difference_update(_with_scales((stored,)))
+            found |= _scaled((stored,), parts, _undone((stored,), parts, target, how, None, None))
     for number in range(num_layers):
         for row in rows:
             names = tuple(
                 f"blk.{number}.{name}" for name in ((row.stored,) if isinstance(row.stored, str) else row.stored)
             )
             if all(name in parts.tensors for name in names):
-                left.difference_update(names)
+                left.difference_update(_with_scales(names))
                 pieces += _count_pieces(parts.tensors[names[0]][1], row, delta)
                 if pieces > MAX_PIECES:
                     raise CorruptCheckpoint(
@@ -189,7 +191,7 @@ def checkpoint_tensors(
                 undone = _undone(names, parts, f"{prefix}{number}.{row.target}", row.how, heads.get(number), delta)
                 if row.order and delta is not None:
                     undone = {name: _reordered(names[0], item, row.order, delta) for name, item in undone.items()}
-                found |= undone
+                found |= _scaled(names, parts, undone)
     if left:
         shown = ", ".join(sorted(left)[:5]) + (", …" if len(left) > 5 else "")
         raise UnsupportedArchitecture(
@@ -198,6 +200,54 @@ def checkpoint_tensors(
             param=min(left),
         )
     return found
+
+
+def _with_scales(names: Iterable[str]) -> Iterator[str]:
+    """Names of tensors, and of the scales beside weights: of the weights, and of inputs, which aren't quantised."""
+    for name in names:
+        yield name
+        if name.endswith(".weight"):
+            base = name.removesuffix("weight")
+            yield from (f"{base}scale", f"{base}input_scale")
+
+
+def _scaled(
+    names: tuple[str, ...], parts: GgufParts, undone: dict[str, CheckpointTensor]
+) -> dict[str, CheckpointTensor]:
+    """With the factors of NVFP4: one for each weight, or for each expert of a stack."""
+    for name in names:
+        found = parts.tensors.get(f"{name.removesuffix('weight')}scale") if name.endswith(".weight") else None
+        if found is None:
+            continue
+        stored, scale = parts.tensors[name], found[1]
+        place = stored[1]
+        count = math.prod(scale.shape)
+        if scale.block_type.name != "F32" or count not in (1, place.shape[0] if len(place.shape) == 3 else 1):
+            raise TensorShapeMismatch(
+                f"{name.removesuffix('weight')}scale is stored as {scale.block_type.name} with shape "
+                f"{list(scale.shape)}; one float32 is needed, or one for each expert of {name}.",
+                param=name,
+            )
+        for key, item in undone.items():
+            pieces = tuple(part for piece in item.segments for part in _with_factor(piece, stored, found, count))
+            undone[key] = replace(item, segments=pieces)
+    return undone
+
+
+def _with_factor(
+    piece: Segment, stored: tuple[int, GgufTensor], scales: tuple[int, GgufTensor], count: int
+) -> Iterator[Segment]:
+    """A piece of ``stored`` with the factors of its experts, ``count`` of which the tensor has; others as they are."""
+    (number, place), (file, factors) = stored, scales
+    if piece.part != number or not place.begin <= piece.begin < place.end:
+        yield piece
+        return
+    size = (place.end - place.begin) // count
+    experts = max(1, piece.rows * piece.row_bytes // size)  # a stack that stays one, or a part of an expert
+    for number in range(experts):
+        rows = piece.rows // experts
+        part = _rows(piece, number * rows, rows)
+        yield replace(part, factor=(file, factors.begin + 4 * ((part.begin - place.begin) // size)))
 
 
 def _count_pieces(place: GgufTensor, row: Rename, delta: DeltaHeads | None) -> int:

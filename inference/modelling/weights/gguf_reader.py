@@ -7,6 +7,7 @@ the stored nor the final form of a tensor has to be in memory as a whole.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -98,16 +99,20 @@ class GgufPlace:
             CorruptCheckpoint: The file ended before, or the disk failed.
         """
         found: list[torch.Tensor] = []
+        factors: list[torch.Tensor] = []
         start = 0
         for segment in self.tensor.segments:
             begin, end = max(first, start), min(first + count, start + segment.rows)
             if begin < end:
                 found.append(self._stored_rows(segment, begin - start, end - begin))
+                factors.append(torch.full((end - begin, 1), self._factor(segment)))
             start += segment.rows
         kind = BLOCK_TYPES[self.tensor.segments[0].type]
         codes = block_codes(torch.cat(found).view(-1, kind.num_bytes), kind, count)
-        offsets = None if codes.offsets is None else self._columns(codes.offsets)
-        return replace(codes, codes=self._columns(codes.codes), scales=self._columns(codes.scales), offsets=offsets)
+        factor = torch.cat(factors)
+        offsets = None if codes.offsets is None else self._columns(codes.offsets * factor)
+        scales = self._columns(codes.scales * factor)
+        return replace(codes, codes=self._columns(codes.codes), scales=scales, offsets=offsets)
 
     def _columns(self, values: torch.Tensor) -> torch.Tensor:
         """(rows, n · heads) with the heads in the checkpoint's order."""
@@ -119,8 +124,19 @@ class GgufPlace:
     def _segment_rows(self, segment: Segment, first: int, count: int) -> torch.Tensor:
         """(count, columns), float32 or as the file has it."""
         if segment.transposed:
-            return _values(self._raw_rows(segment, 0, segment.rows), segment).T[first : first + count]
-        return _values(self._stored_rows(segment, first, count), segment)
+            values = _values(self._raw_rows(segment, 0, segment.rows), segment).T[first : first + count]
+        else:
+            values = _values(self._stored_rows(segment, first, count), segment)
+        return values if segment.factor is None else values.float() * self._factor(segment)
+
+    def _factor(self, segment: Segment) -> float:
+        """By what the stored values are multiplied."""
+        if segment.factor is None:
+            return 1.0
+        part, place = segment.factor
+        data = bytearray(4)
+        self._read_at(memoryview(data), part, place)
+        return float(struct.unpack("<f", data)[0])
 
     def _stored_rows(self, segment: Segment, first: int, count: int) -> torch.Tensor:
         """(count, bytes of a row) uint8, in the checkpoint's order."""
@@ -136,7 +152,7 @@ class GgufPlace:
     def _raw_rows(self, segment: Segment, first: int, count: int) -> torch.Tensor:
         """(count, bytes of a row) uint8, in the file's order."""
         data = bytearray(count * segment.row_bytes)
-        self._read(memoryview(data), segment, first * segment.row_bytes)
+        self._read_at(memoryview(data), segment.part, segment.begin + first * segment.row_bytes)
         return torch.frombuffer(data, dtype=torch.uint8).view(count, segment.row_bytes)
 
     def _undone(self, values: torch.Tensor) -> torch.Tensor:
@@ -146,11 +162,11 @@ class GgufPlace:
             return torch.log(-values.float())
         return self._columns(values)
 
-    def _read(self, target: memoryview, segment: Segment, begin: int) -> None:
+    def _read_at(self, target: memoryview, part: int, begin: int) -> None:
         done = 0
         while done < len(target):
             try:
-                count = os.preadv(self.descriptors[segment.part], [target[done:]], segment.begin + begin + done)
+                count = os.preadv(self.descriptors[part], [target[done:]], begin + done)
             except OSError as error:
                 raise CorruptCheckpoint(f"{self.file} can't be read: {error.strerror}.", param=self.file) from None
             if not count:
@@ -197,6 +213,8 @@ def _stored(tensor: CheckpointTensor, dequantised: torch.dtype) -> torch.dtype:
     """dtype of what is read of a tensor."""
     if tensor.folded:
         return torch.float32
+    if any(segment.factor for segment in tensor.segments):
+        return dequantised
     kinds = {BLOCK_TYPES[segment.type].name for segment in tensor.segments}
     plain = PLAIN_DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
     return plain or dequantised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, quants
@@ -17,7 +18,7 @@ from inference.modelling.weights.files import TensorFiles
 from inference.modelling.weights.loader import load_network
 from tests.inference.modelling.gguf.converter import convert
 from tests.inference.modelling.gguf.linear_converter import convert_linear
-from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
+from tests.inference.modelling.gguf.writer import TYPES, Tensor, value, write_gguf
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle, load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_attention import BASE, GEMMA3, MOE
@@ -245,6 +246,52 @@ def test_more_single_experts_than_stated_are_refused(tmp_path):
     path = without_stacks(convert(directory, tmp_path / "model.gguf"), tmp_path / "single.gguf", count=2)
     with pytest.raises(UnsupportedArchitecture, match=r"have no place .* blk\.0\.ffn_down\.2\.weight"):
         read_checkpoint([path])
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "granitemoehybrid"])
+def test_nvfp4_is_its_values_times_the_scale_beside_it(name, tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "shared_intermediate_size": 64}
+    if name == "granitemoehybrid":
+        family, values = RECURRENT["granitemoehybrid-moe"]
+        make_model(family, values | sizes | {"mamba_n_heads": 16}).save_pretrained(tmp_path)
+        directory = tmp_path
+    else:
+        config = CONFIGS[name].to_dict() | {key: 64 for key in sizes if key in CONFIGS[name].to_dict()}
+        directory, _ = make_checkpoint(type(CONFIGS[name]).from_dict(config), tmp_path)
+    path = convert(directory, tmp_path / "model.gguf")
+    coded, plain = in_nvfp4(path, tmp_path)
+    found, expected = load_gguf(coded).state_dict(), load_gguf(plain).state_dict()
+    assert found.keys() == expected.keys()
+    for key, given in expected.items():
+        assert torch.equal(found[key], given), key
+
+
+def in_nvfp4(path, directory):
+    """The same file with random NVFP4 weights of several scales, and one with their values."""
+    found = GGUFReader(path)
+    keys = {key.name: packed(key) for key in found.fields.values() if not key.name.startswith("GGUF.")}
+    random = np.random.default_rng(7)
+    coded, plain = [], []
+    for item in found.tensors:
+        shape = tuple(reversed([int(size) for size in item.shape]))
+        if len(shape) == 1 or shape[-1] % 64 or not item.name.endswith(".weight"):
+            coded.append(Tensor(item.name, shape, item.data.tobytes()))
+            plain.append(coded[-1])
+            continue
+        raw = random.integers(0, 256, (*shape[:-1], shape[-1] // 64, 36), dtype=np.uint8)
+        raw[..., :4] = random.integers(40, 60, raw[..., :4].shape)
+        raw = raw.reshape(*shape[:-1], -1)
+        scales = random.uniform(0.01, 0.1, shape[0] if len(shape) == 3 else 1).astype(np.float32)
+        values = quants.dequantize(raw, GGMLQuantizationType.NVFP4).astype(np.float32)
+        values *= scales.reshape(-1, *[1] * (len(shape) - 1))
+        base = item.name.removesuffix("weight")
+        coded.append(Tensor(item.name, shape, raw.tobytes(), TYPES["NVFP4"][0]))
+        coded.append(Tensor(f"{base}scale", scales.shape, scales.tobytes()))
+        coded.append(Tensor(f"{base}input_scale", scales.shape, scales.tobytes()))
+        plain.append(Tensor(item.name, shape, values.tobytes()))
+    for name, tensors in (("coded", coded), ("plain", plain)):
+        write_gguf(directory / f"{name}.gguf", keys, tensors)
+    return directory / "coded.gguf", directory / "plain.gguf"
 
 
 def minimal(tmp_path, keys: dict, rows: int = 4):

@@ -129,6 +129,29 @@ def test_pieces_are_limited(read, monkeypatch):
         read(*rows, e=(4, 4, 32), r=(12, 4), delta=DELTA)
 
 
+def test_scales_beside_weights_are_factors_of_their_pieces(read):
+    row = Rename("m.weight", "m.weight")
+    stack, experts = Rename("s.weight", "s.weight"), Rename("e.weight", "e.{e}.weight", "experts")
+    joined = Rename(("a.weight", "b.weight"), "ab.weight", "join_experts")
+    shapes = {
+        "m.weight": (4, 32), "m.scale": (1,), "m.input_scale": (1,), "s.weight": (3, 4, 32), "s.scale": (3,),
+        "e.weight": (3, 4, 32), "e.scale": (3,), "a.weight": (2, 4, 32), "a.scale": (2,), "b.weight": (2, 4, 32),
+    }  # fmt: skip
+    found = read(row, stack, experts, joined, **shapes)
+
+    def factors(name: str) -> list[int | None]:
+        places = [segment.factor for segment in found[name].segments]
+        first = min((place[1] for place in places if place), default=0)
+        return [place and (place[1] - first) // 4 for place in places]
+
+    assert (factors("l.0.m.weight"), factors("l.0.s.weight")) == ([0], [0, 1, 2])
+    assert [segment.rows for segment in found["l.0.s.weight"].segments] == [4, 4, 4]
+    assert factors("l.0.ab.weight") == [0, None, 1, None]
+    singles = [found[f"l.0.e.{expert}.weight"].segments[0].factor for expert in range(3)]
+    assert [place[1] - singles[0][1] for place in singles] == [0, 4, 8]
+    assert found["l.0.m.weight"].code_type == "Q8_0"
+
+
 @pytest.mark.parametrize(
     ("row", "shapes", "message"),
     [
@@ -138,6 +161,8 @@ def test_pieces_are_limited(read, monkeypatch):
         (Rename(("a", "b"), "ab", "join_experts"), {"a": (2, 3, 4), "b": (3, 3, 4)}, "different numbers of experts"),
         (Rename(("k", "v"), "kv", "latent"), {"k": (2, 8, 6), "v": (2, 5, 7)}, "are needed"),
         (Rename(("k", "v"), "kv", "latent"), {"k": (8, 6), "v": (2, 5, 7)}, "are needed"),
+        (Rename("m.weight", "m"), {"m.weight": (4, 32), "m.scale": (4,)}, r"m\.scale .* shape \[4\]; one float32"),
+        (Rename("m.weight", "m"), {"m.weight": (4, 32), "m.scale": (32,)}, r"m\.scale is stored as Q8_0"),
         (Rename("r", "r", order="rows"), {"r": (10, 4)}, "6 heads of values for 2 of keys don't give"),
         (Rename("q", "q", order="last_rows"), {"q": (11, 4)}, "6 heads of values for 2 of keys don't give"),
         (Rename("o", "o", order="columns"), {"o": (4, 10)}, "6 heads of values for 2 of keys don't give"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import ExitStack
 
 import numpy as np
@@ -70,6 +71,28 @@ def test_columns_of_heads_are_put_in_order(stored):
     assert torch.equal(read(place), expected.flatten())
     assert torch.equal(read(place, 100, 300), expected.flatten()[100:300])
     assert torch.equal(place.codes(1, 3).dense(torch.float32), expected[1:4])
+
+
+def test_pieces_are_multiplied_by_their_factors(stored):
+    values, make = stored
+    number, row = TYPES["Q8_0"][0], COLUMNS // 32 * 34
+    factor = (0, 4 + row - 4)  # the last four codes of the first row, read as a float32
+    pieces = (
+        Segment(0, number, 4, 2, COLUMNS, factor=factor), Segment(0, number, 4 + 2 * row, 3, COLUMNS),
+        Segment(0, number, 4, 3, COLUMNS, transposed=True, factor=factor),
+    )  # fmt: skip
+    scale = struct.unpack("<f", np.rint(values[0, -4:].numpy() / step_of(values)).astype(np.int8).tobytes())[0]
+    place = make(segments=pieces[:2], shape=(5, COLUMNS))
+    expected = torch.cat((values[:2] * scale, values[2:5]))
+    assert torch.equal(read(place), expected.flatten())
+    torch.testing.assert_close(place.codes(1, 3).dense(torch.float32), expected[1:4], rtol=1e-6, atol=0)
+    turned = make(segments=pieces[2:], shape=(COLUMNS, 3))
+    assert torch.equal(read(turned), (values[:3] * scale).T.flatten())
+
+
+def step_of(values: torch.Tensor) -> float:
+    """The scale of the last block of the first row: its largest value has the code 127."""
+    return float(values[0, -32:].abs().max()) / 127
 
 
 def test_values_are_rounded_once(stored):
