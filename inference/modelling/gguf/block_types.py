@@ -17,11 +17,18 @@ class BlockType:
         name: GGML's name, in capitals.
         values: Values per block; 1 for plain numbers.
         num_bytes: Bytes per block.
+        codes_of: The type that has the same codes and scales, if this is an older layout of it; else empty.
     """
 
     name: str
     values: int
     num_bytes: int
+    codes_of: str = ""
+
+    @property
+    def form_name(self) -> str:
+        """Name of the type whose form its codes have."""
+        return self.codes_of or self.name
 
 
 BLOCK_TYPES: dict[int, BlockType] = {
@@ -35,8 +42,13 @@ BLOCK_TYPES: dict[int, BlockType] = {
     26: BlockType("I32", 1, 4), 27: BlockType("I64", 1, 8), 28: BlockType("F64", 1, 8), 29: BlockType("IQ1_M", 256, 56),
     30: BlockType("BF16", 1, 2), 34: BlockType("TQ1_0", 256, 54), 35: BlockType("TQ2_0", 256, 66),
     39: BlockType("MXFP4", 32, 17), 40: BlockType("NVFP4", 64, 36), 41: BlockType("Q1_0", 128, 18),
+    -2: BlockType("Q4_0 (ggjt 2)", 32, 20, "Q4_0"), -3: BlockType("Q4_1 (ggjt 2)", 32, 24, "Q4_1"),
+    -8: BlockType("Q8_0 (before ggjt 3)", 32, 36, "Q8_0"),
+    -12: BlockType("Q4_0 (ggjt 1)", 32, 20, "Q4_0"), -13: BlockType("Q4_1 (ggjt 1)", 32, 24, "Q4_1"),
+    -16: BlockType("Q5_0 (ggjt 1)", 32, 22, "Q5_0"), -17: BlockType("Q5_1 (ggjt 1)", 32, 24, "Q5_1"),
 }  # fmt: skip
-"""GGML's numbers to types. The gaps are types that GGML has removed, and those of its activations (Q8_1, Q8_K)."""
+"""GGML's numbers to types. The gaps are types that GGML has removed, and those of its activations (Q8_1, Q8_K). Types
+below 0 are layouts that had the same numbers in ggjt files of the versions 1 and 2; no GGUF file can state them."""
 
 BY_NAME: dict[str, BlockType] = {kind.name: kind for kind in BLOCK_TYPES.values()}
 

@@ -366,7 +366,7 @@ class _Parser:
         if kind is None:
             raise UnsupportedFormat(
                 f"{self._path.name} has the tensor {name} of type {number}, which is not known here; known are "
-                f"{', '.join(found.name for found in BLOCK_TYPES.values())}.",
+                f"{', '.join(found.name for known, found in BLOCK_TYPES.items() if known >= 0)}.",
                 param=name,
             )
         if min(dimensions) < 1 or max(dimensions) > MAX_DIMENSION or math.prod(dimensions) > MAX_FILE_BYTES:

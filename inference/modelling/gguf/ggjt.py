@@ -1,8 +1,9 @@
-"""Read a ggjt file, GGML's last form of llama models before GGUF, with a bounded parser.
+"""Read a ggjt file, GGML's form of llama models before GGUF, with a bounded parser.
 
 Format (little endian): ``ggjt`` as a number, so ``tjgg`` in the file, u32 version; seven u32 (``HPARAMS``); per token
 u32 length, the bytes, a float32 score; per tensor u32 rank, u32 length of the name, u32 type, u32 dimensions with the
-fastest first, the name, and from the next multiple of 32 on the data. In version 3 codes have the form that GGUF kept.
+fastest first, the name, and from the next multiple of 32 on the data. In version 3 codes have the layout that GGUF
+kept, in 1 and 2 older ones (``STORED_TYPES``).
 The result has the keys and names of a GGUF file, so that everything behind it reads both. Source: ``llama.cpp`` and
 ``convert.py`` of https://github.com/ggml-org/llama.cpp before August 21, 2023. Standard library only.
 """
@@ -30,9 +31,13 @@ OTHER_MAGICS: Mapping[bytes, str] = {
     b"lmgg": "an unversioned ggml file", b"fmgg": "a ggmf file", b"algg": "an adapter (ggla)", b"nsgg": "a session",
 }  # fmt: skip
 """Older forms, and files that hold no model."""
-VERSION = 3
-TYPES = (0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14)
-"""Numbers of ``BLOCK_TYPES`` that the last version had: F32, F16, Q4_0 to Q8_0, Q2_K to Q6_K."""
+STORED_TYPES: Mapping[int, Mapping[int, int]] = {
+    1: {0: 0, 1: 1, 2: -12, 3: -13, 6: -16, 7: -17, 8: -8},
+    2: {0: 0, 1: 1, 2: -2, 3: -3, 6: 6, 7: 7, 8: -8},
+    3: {number: number for number in (0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14)},
+}
+"""By version: a type's number in the file to that in ``BLOCK_TYPES``. Version 1 had two more, 4 and 5, which GGML soon
+dropped."""
 ALIGNMENT = 32
 HPARAMS = ("n_vocab", "n_embd", "n_mult", "n_head", "n_layer", "n_rot", "ftype")
 LIMITS: Mapping[str, int] = {
@@ -100,7 +105,14 @@ def read_ggjt(path: Path) -> GgufFile:
         file.skip_tokens(numbers["n_vocab"])
         tensors = file.tensors(numbers)
         return GgufFile(
-            path, VERSION, _keys(numbers, tensors, path), tensors, ALIGNMENT, _HEAD.size, file.size_bytes, "ggjt"
+            path,
+            numbers["version"],
+            _keys(numbers, tensors, path),
+            tensors,
+            ALIGNMENT,
+            _HEAD.size,
+            file.size_bytes,
+            "ggjt",
         )
 
 
@@ -174,8 +186,8 @@ class _Opened:
         magic = data[:4]
         if magic in OTHER_MAGICS:
             raise UnsupportedFormat(
-                f"{self._path.name} is {OTHER_MAGICS[magic]}; of GGML's forms before GGUF only ggjt of version "
-                f"{VERSION} is read. Convert the model to GGUF.",
+                f"{self._path.name} is {OTHER_MAGICS[magic]}; of GGML's forms before GGUF only ggjt is read. Convert "
+                "the model to GGUF.",
                 param=self._path.name,
             )
         if magic != MAGIC:
@@ -185,13 +197,13 @@ class _Opened:
         if len(data) < _HEAD.size:
             self._fail(f"is truncated: it has {self.size_bytes} bytes, a ggjt file has at least {_HEAD.size}")
         _, version, *values = _HEAD.unpack(data)
-        if version != VERSION:
+        if version not in STORED_TYPES:
             raise UnsupportedFormat(
-                f"{self._path.name} is a ggjt file of version {version}; version {VERSION} is read, the codes of "
-                "others differ. Convert the model to GGUF.",
+                f"{self._path.name} is a ggjt file of version {version}; the versions "
+                f"{', '.join(map(str, STORED_TYPES))} are read. Convert the model to GGUF.",
                 param=self._path.name,
             )
-        numbers = dict(zip(HPARAMS, values, strict=True))
+        numbers = dict(zip(HPARAMS, values, strict=True)) | {"version": version}
         for name, limit in LIMITS.items():
             if not 1 <= numbers[name] <= limit:
                 self._fail(f"states {name} {numbers[name]}; 1 to {limit} is allowed")
@@ -265,13 +277,16 @@ class _Opened:
         dimensions = struct.unpack_from(f"<{rank}I", data, _ENTRY.size)
         stored = data[names_at : names_at + length].decode("ascii", "backslashreplace")
         name = self._name(stored, numbers["n_layer"])
-        if number not in TYPES:
+        version = numbers["version"]
+        types = STORED_TYPES[version]
+        if number not in types:
             raise UnsupportedFormat(
-                f"{self._path.name} has the tensor {stored} of type {number}; ggjt files of version {VERSION} have "
-                f"{', '.join(BLOCK_TYPES[known].name for known in TYPES)}.",
+                f"{self._path.name} has the tensor {stored} of type {number}; of ggjt files of version {version} are "
+                f"read {', '.join(BLOCK_TYPES[known].form_name for known in types.values())}. Convert the model to "
+                "GGUF.",
                 param=stored,
             )
-        kind = BLOCK_TYPES[number]
+        kind = BLOCK_TYPES[types[number]]
         if min(dimensions) < 1 or dimensions[0] % kind.values:
             self._fail(
                 f"has the tensor {stored} with the dimensions {list(dimensions)}; {kind.name} has blocks of "
@@ -283,7 +298,7 @@ class _Opened:
         end = begin + math.prod(dimensions) // kind.values * kind.num_bytes
         if end > self.size_bytes:
             self._fail_truncated(f"the tensor {stored} ends at byte {end}", stored)
-        return name, GgufTensor(number, tuple(reversed(dimensions)), begin, end)
+        return name, GgufTensor(types[number], tuple(reversed(dimensions)), begin, end)
 
     def _name(self, stored: str, num_layers: int) -> str:
         """GGUF's name of a tensor."""

@@ -81,8 +81,8 @@ class CheckpointTensor:
 
     @property
     def type_name(self) -> str:
-        """Name of the type that it is stored in; the first one's if there are several."""
-        return BLOCK_TYPES[self.segments[0].type].name
+        """Name of the type that it is stored in; the first one's if there are several, GGUF's of an older layout."""
+        return BLOCK_TYPES[self.segments[0].type].form_name
 
     @property
     def code_type(self) -> str | None:

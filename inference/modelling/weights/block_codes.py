@@ -19,7 +19,7 @@ _Extracted = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def block_codes(blocks: torch.Tensor, kind: BlockType, rows: int) -> Codes:
-    """Codes of rows, as the type's form in ``GGUF_FORMS`` says, scales and offsets in float32.
+    """Codes of rows, as the form of ``kind.form_name`` in ``GGUF_FORMS`` says, scales and offsets in float32.
 
     Args:
         blocks: (n, ``kind.num_bytes``) uint8, those of a row behind each other.
@@ -31,13 +31,18 @@ def block_codes(blocks: torch.Tensor, kind: BlockType, rows: int) -> Codes:
         codes.reshape(rows, -1),
         scales.reshape(rows, -1),
         None if offsets is None else offsets.reshape(rows, -1),
-        GGUF_FORMS[kind.name],
+        GGUF_FORMS[kind.form_name],
     )
 
 
 def half(blocks: torch.Tensor, begin: int) -> torch.Tensor:
     """(n, 1) float32 from the float16 at a byte of each block."""
     return blocks[:, begin : begin + 2].contiguous().view(torch.float16).float()
+
+
+def single(blocks: torch.Tensor, begin: int) -> torch.Tensor:
+    """(n, 1) float32 at a byte of each block."""
+    return blocks[:, begin : begin + 4].contiguous().view(torch.float32)
 
 
 def planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -149,6 +154,34 @@ def _mxfp4(blocks: torch.Tensor) -> _Extracted:
     return nibbles(blocks[:, 1:]), scale, None
 
 
+def _q4_0_v2(blocks: torch.Tensor) -> _Extracted:
+    return nibbles(blocks[:, 4:]), single(blocks, 0), None
+
+
+def _q4_1_v2(blocks: torch.Tensor) -> _Extracted:
+    return nibbles(blocks[:, 8:]), single(blocks, 0), single(blocks, 4)
+
+
+def _q8_0_v1(blocks: torch.Tensor) -> _Extracted:
+    return blocks[:, 4:] ^ 128, single(blocks, 0), None
+
+
+def _q4_0_v1(blocks: torch.Tensor) -> _Extracted:
+    return _pairs_of_nibbles(blocks[:, 4:]), single(blocks, 0), None
+
+
+def _q4_1_v1(blocks: torch.Tensor) -> _Extracted:
+    return _pairs_of_nibbles(blocks[:, 8:]), single(blocks, 0), single(blocks, 4)
+
+
+def _q5_0_v1(blocks: torch.Tensor) -> _Extracted:
+    return _pairs_of_nibbles(blocks[:, 6:]) + (bits(blocks[:, 2:6]) << 4), half(blocks, 0), None
+
+
+def _q5_1_v1(blocks: torch.Tensor) -> _Extracted:
+    return _pairs_of_nibbles(blocks[:, 8:]) + (bits(blocks[:, 4:8]) << 4), half(blocks, 0), half(blocks, 2)
+
+
 _EXTRACTIONS: dict[str, Callable[[torch.Tensor], _Extracted]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -163,6 +196,15 @@ _EXTRACTIONS: dict[str, Callable[[torch.Tensor], _Extracted]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    # Source of the older ones: ggml before https://github.com/ggml-org/llama.cpp/pull/1405 (1: neighbours share a byte)
+    # and before https://github.com/ggml-org/llama.cpp/pull/1508 (2: factors are float32 where later ones are float16).
+    "Q4_0 (ggjt 2)": _q4_0_v2,
+    "Q4_1 (ggjt 2)": _q4_1_v2,
+    "Q8_0 (before ggjt 3)": _q8_0_v1,
+    "Q4_0 (ggjt 1)": _q4_0_v1,
+    "Q4_1 (ggjt 1)": _q4_1_v1,
+    "Q5_0 (ggjt 1)": _q5_0_v1,
+    "Q5_1 (ggjt 1)": _q5_1_v1,
 }
 
 CODE_TYPES: tuple[str, ...] = tuple(_EXTRACTIONS)

@@ -66,7 +66,28 @@ class Ggjt:
         return bytes(found + self.behind)
 
 
-def convert_to_ggjt(directory: Path, path: Path, kind: str = "F32", *, tokens: Sequence[tuple[bytes, float]]) -> Path:
+def older_blocks(raw: np.ndarray, kind: str, version: int) -> np.ndarray:
+    """Blocks of today's layout, (n, bytes), as an older version had them: a description of the formats.
+
+    Before version 3 the factors of Q4_0, Q4_1 and Q8_0 were float32. In version 1 a byte held neighbours, and not the
+    values k and k + 16, in Q4 and Q5.
+    """
+    if kind == "F32" or kind == "F16" or version == 3:
+        return raw
+    factors = 4 if kind.endswith("_1") else 2  # bytes, of float16
+    high = 4 if kind.startswith("Q5") else 0
+    head, bits, codes = np.split(raw, [factors, factors + high], axis=1)
+    if not kind.startswith("Q5"):
+        head = np.ascontiguousarray(head).view(np.float16).astype(np.float32).view(np.uint8)
+    if version == 1 and not kind.startswith("Q8"):
+        values = np.concatenate([codes & 15, codes >> 4], axis=1)
+        codes = values[:, 0::2] | values[:, 1::2] << 4
+    return np.concatenate([head, bits, codes], axis=1)
+
+
+def convert_to_ggjt(
+    directory: Path, path: Path, kind: str = "F32", *, tokens: Sequence[tuple[bytes, float]], version: int = 3
+) -> Path:
     """Write a HuggingFace llama as ``convert.py`` and ``quantize`` did: q and k in Meta's order of rows."""
     config = json.loads((directory / "config.json").read_text())
     heads, kept = config["num_attention_heads"], config["num_key_value_heads"]
@@ -81,9 +102,11 @@ def convert_to_ggjt(directory: Path, path: Path, kind: str = "F32", *, tokens: S
             for ours, theirs in NAMES.items():
                 stored = stored.replace(ours, theirs)
             number = GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
-            tensors.append(Tensor(stored, values.shape, quants.quantize(values, number).tobytes(), int(number)))
-    content = Ggjt(config["hidden_size"], heads, config["num_hidden_layers"], 32, 0, tokens, tensors).content()
-    path.write_bytes(content)
+            raw = quants.quantize(values, number).view(np.uint8)
+            raw = older_blocks(raw.reshape(-1, quants.GGML_QUANT_SIZES[number][1]), number.name, version)
+            tensors.append(Tensor(stored, values.shape, raw.tobytes(), int(number)))
+    file = Ggjt(config["hidden_size"], heads, config["num_hidden_layers"], 32, 0, tokens, tensors, version)
+    path.write_bytes(file.content())
     return path
 
 

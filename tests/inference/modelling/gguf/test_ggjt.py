@@ -19,11 +19,14 @@ from transformers import LlamaConfig
 from inference.errors import CheckpointError, CorruptCheckpoint
 from inference.modelling.gguf.architectures import read_checkpoint
 from inference.modelling.gguf.block_types import BLOCK_TYPES
-from inference.modelling.gguf.ggjt import LIMITS, MAX_TOKEN_BYTES, TYPES, is_ggjt, read_ggjt, read_ggjt_tokens
+from inference.modelling.gguf.ggjt import LIMITS, MAX_TOKEN_BYTES, STORED_TYPES, is_ggjt, read_ggjt, read_ggjt_tokens
 from inference.modelling.weights.files import TensorFiles
+from inference.modelling.weights.loader import load_network
+from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.modelling.gguf.converter import convert
 from tests.inference.modelling.gguf.ggjt_writer import Ggjt, convert_to_ggjt, llama_tokens, small
 from tests.inference.modelling.gguf.writer import Tensor
+from tests.inference.modelling.harness import SequenceRunner
 from tests.inference.modelling.huggingface import make_checkpoint
 
 ROWS = 300
@@ -64,13 +67,30 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(llama: Path, tmp_path: Pat
     assert read_ggjt_tokens(path) == llama_tokens(ROWS)
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_codes_have_the_values_of_the_same_codes_in_gguf(llama: Path, tmp_path: Path, kind: str) -> None:
-    found = contents(convert_to_ggjt(llama, tmp_path / "a.bin", kind, tokens=llama_tokens(ROWS)))
+def test_codes_have_the_values_of_the_same_codes_in_gguf(llama: Path, tmp_path: Path, kind: str, version: int) -> None:
+    path = convert_to_ggjt(llama, tmp_path / "a.bin", kind, tokens=llama_tokens(ROWS), version=version)
+    assert read_ggjt(path).version == version
+    found = contents(path)
     expected = contents(convert(llama, tmp_path / "a.gguf", kind))
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_older_codes_are_kept_in_the_form_of_gguf(llama: Path, tmp_path: Path, kind: str, version: int) -> None:
+    old = convert_to_ggjt(llama, tmp_path / "old.ggml", kind, tokens=llama_tokens(ROWS), version=version)
+    new = convert_to_ggjt(llama, tmp_path / "new.ggml", kind, tokens=llama_tokens(ROWS))
+    specs = [inspect_checkpoint(path).spec for path in (old, new)]
+    assert specs[0] == specs[1] and {item.type for item in specs[0].encoded} == {kind}
+    networks = [load_network(spec, [path], dtype=torch.float32, quant="auto", pack=True)
+                for spec, path in zip(specs, (old, new), strict=True)]  # fmt: skip
+    outputs = [SequenceRunner(network).step([("a", list(range(20)))])["a"] for network in networks]
+    assert torch.equal(*outputs)
+    assert not [text for text in inspect_checkpoint(old).warnings if "expanded" in text]
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
@@ -117,8 +137,14 @@ HOSTILE = {
     "within an entry": (SMALL[:100], "is truncated"),
     "within the data": (SMALL[:-1], r"is truncated: the tensor norm\.weight ends at byte"),
     "bytes behind": (small(behind=b"12345").content(), "is truncated: 5 bytes lie behind the last tensor"),
-    "version 1": (small(version=1).content(), "ggjt file of version 1; version 3 is read"),
-    "version 2": (small(version=2).content(), "ggjt file of version 2"),
+    "version 4": (small(version=4).content(), "ggjt file of version 4; the versions 1, 2, 3 are read. Convert"),
+    "blocks of 16": (
+        small(version=1, tensors=[Tensor("norm.weight", (4,), bytes(16), 4)]).content(),
+        r"norm\.weight of type 4; of ggjt files of version 1 are read F32, F16, Q4_0, .* Convert the model",
+    ),
+    "K types of version 2": (
+        small(version=2, tensors=[Tensor("norm.weight", (4,), bytes(16), 12)]).content(), "of version 2 are read F32"
+    ),
     "ggml": (small(magic=b"lmgg").content(), "is an unversioned ggml file"),
     "ggmf": (small(magic=b"fmgg").content(), "is a ggmf file"),
     "adapter": (small(magic=b"algg").content(), "is an adapter"),
@@ -137,7 +163,7 @@ HOSTILE = {
     "name of another model": (named("transformer.wte.weight"), "llama with 1 layers doesn't have"),
     "layer behind the last": (named("layers.1.ffn_norm.weight"), "llama with 1 layers doesn't have"),
     "name in bytes": (named(b"\xff\xfe\x00"), "doesn't have"),
-    "type": (named("norm.weight", kind=20), r"norm\.weight of type 20; ggjt files of version 3 have F32"),
+    "type": (named("norm.weight", kind=20), r"norm\.weight of type 20; of ggjt files of version 3 are read F32"),
     "blocks": (named("layers.0.feed_forward.w1.weight", (1, 4), kind=2), "Q4_0 has blocks of 32"),
     "no columns": (named("layers.0.feed_forward.w1.weight", (1, 0)), "has the tensor"),
     "huge": (named("layers.0.feed_forward.w1.weight", ((1 << 32) - 1, (1 << 32) - 1)), "is truncated: the tensor"),
@@ -220,5 +246,9 @@ def test_what_is_no_file_is_none(tmp_path: Path) -> None:
 
 
 def test_types_are_those_of_gguf() -> None:
-    assert [BLOCK_TYPES[number].name for number in TYPES][:3] == ["F32", "F16", "Q4_0"]
+    last = [BLOCK_TYPES[number].name for number in STORED_TYPES[3].values()]
+    assert last[:3] == ["F32", "F16", "Q4_0"]
+    for version in (1, 2):
+        names = [BLOCK_TYPES[number].form_name for number in STORED_TYPES[version].values()]
+        assert names == last[: len(names)]
     assert struct.pack("<I", 0x67676A74) == b"tjgg"
