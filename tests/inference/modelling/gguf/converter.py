@@ -64,7 +64,8 @@ class Converter:
         self._keys()
         for name, value in self._tensors().items():
             block, _ = quants.GGML_QUANT_SIZES[self.kind]
-            if value.ndim >= 2 and value.shape[-1] % block == 0 and "ssm_" not in name and "norm" not in name:
+            is_matrix = not re.search(r"norm|ssm_(?!in|out|ba|beta|alpha)", name)
+            if value.ndim >= 2 and value.shape[-1] % block == 0 and is_matrix:
                 self.writer.add_tensor(name, quants.quantize(value, self.kind), raw_dtype=self.kind)
             else:
                 self.writer.add_tensor(name, np.ascontiguousarray(value, dtype=np.float32))

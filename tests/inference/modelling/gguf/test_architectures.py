@@ -16,6 +16,7 @@ from inference.modelling.gguf.architectures import read_checkpoint
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.weights.files import TensorFiles
 from inference.modelling.weights.loader import load_network
+from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.modelling.gguf.converter import convert
 from tests.inference.modelling.gguf.linear_converter import convert_linear
 from tests.inference.modelling.gguf.writer import TYPES, Tensor, value, write_gguf
@@ -142,6 +143,34 @@ def test_the_first_files_of_qwen3_next_hold_heads_one_by_one(tmp_path):
 def test_gates_and_ups_of_experts_may_be_one_tensor(name, tmp_path):
     model = linear_model(name, tmp_path)
     assert_matches_oracle(load_gguf(convert_linear(tmp_path, tmp_path / "m.gguf", fused=True)), oracle_of(model))
+
+
+WIDE = {
+    "hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+    "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+}  # fmt: skip
+"""Sizes of whole blocks."""
+IN_CODES = {
+    "qwen3_5": ({"linear_num_value_heads": 6}, {}, "linear_attn.in_proj_qkv", "linear_attn.out_proj"),
+    "qwen3_5_moe": ({}, {"fused": True}, "linear_attn.in_proj_b", "mlp.experts.5.up_proj"),
+    "qwen3_next": ({}, {}, "linear_attn.in_proj_z", "linear_attn.in_proj_a"),
+    "qwen3_next-in-heads": ({}, {"in_heads": True}, "linear_attn.in_proj_qkvz", "linear_attn.out_proj"),
+    "lfm2_moe": ({}, {}, "conv.in_proj", "conv.out_proj"),
+}
+
+
+@pytest.mark.parametrize("name", IN_CODES)
+def test_linear_layers_are_multiplied_in_the_files_codes(name, tmp_path):
+    changes, how, *kept = IN_CODES[name]
+    family, values = LINEAR_CASES[name.partition("-")[0]][0]
+    sizes = WIDE if "qwen" in name else {key: WIDE[key] for key in ("hidden_size", "moe_intermediate_size")}
+    make_model(family, values | sizes | changes).save_pretrained(tmp_path)
+    path = convert_linear(tmp_path, tmp_path / "model.gguf", "Q8_0", **how)
+    spec = inspect_checkpoint(path).spec
+    assert {f"model.layers.0.{module}.weight" for module in kept} <= {item.name for item in spec.encoded}
+    networks = [load_network(spec, [path], dtype=torch.float32, quant=quant, pack=True) for quant in ("auto", "none")]
+    coded, plain = (SequenceRunner(network).step([("a", list(range(40)))])["a"] for network in networks)
+    assert (coded - plain).norm() < 1e-3 * plain.norm()  # activations are rounded to 16 bits
 
 
 def test_layers_that_draft_have_the_names_of_the_checkpoint(tmp_path):
