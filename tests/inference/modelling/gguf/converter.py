@@ -20,11 +20,12 @@ ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3",
     "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2", "jamba": "jamba",
+    "granitemoe": "granitemoe", "granitemoeshared": "granitemoe",
     "granitemoehybrid": "granitehybrid", "bamba": "granitehybrid", "nemotron_h": "nemotron_h",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
     "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
-PERMUTED = ("llama", "mistral", "mixtral", "granitemoehybrid", "bamba")
+PERMUTED = ("llama", "mistral", "mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "bamba")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
 
