@@ -135,22 +135,8 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
         row = _MIXTRAL
     if meta.architecture == "qwen3next" and any(name.endswith(".ssm_in.weight") for name in parts.tensors):
         row = _QWEN3_NEXT_AS_IT_WAS
-    num_layers = meta.integer("block_count") or 0
-    if not 1 <= num_layers <= MAX_LAYERS:
-        raise UnsupportedArchitecture(
-            f"{parts.head.path.name} states {num_layers} layers ({meta.architecture}.block_count); 1 to {MAX_LAYERS} "
-            "are needed.",
-            param="block_count",
-        )
+    num_layers, drafts = _count_layers(meta)
     _check_vocabulary(parts)
-    drafts = configs.draft_layers(meta) if meta.architecture in ("qwen35", "qwen35moe") else 0
-    if drafts >= num_layers:
-        raise UnsupportedArchitecture(
-            f"{parts.head.path.name} states {num_layers} layers, of which {drafts} only draft tokens "
-            f"({meta.architecture}.nextn_predict_layers); at least one other is needed.",
-            param="nextn_predict_layers",
-        )
-    num_layers -= drafts
     queries = meta.per_layer("attention.head_count")
     keys = meta.per_layer("attention.head_count_kv") or queries
     tensors = checkpoint_tensors(
@@ -164,6 +150,24 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
         unused=CONFIG_TENSORS,
     )
     return GgufCheckpoint(parts, meta.architecture, row.config(meta), tensors)
+
+
+def _count_layers(meta: Metadata) -> tuple[int, int]:
+    """(layers of the model, layers behind them that only draft tokens)."""
+    count, file = meta.integer("block_count") or 0, meta.parts.head.path.name
+    if not 1 <= count <= MAX_LAYERS:
+        raise UnsupportedArchitecture(
+            f"{file} states {count} layers ({meta.architecture}.block_count); 1 to {MAX_LAYERS} are needed.",
+            param="block_count",
+        )
+    drafts = configs.draft_layers(meta) if meta.architecture in ("qwen35", "qwen35moe") else 0
+    if drafts >= count:
+        raise UnsupportedArchitecture(
+            f"{file} states {count} layers, of which {drafts} only draft tokens "
+            f"({meta.architecture}.nextn_predict_layers); at least one other is needed.",
+            param="nextn_predict_layers",
+        )
+    return count - drafts, drafts
 
 
 def _delta_heads(meta: Metadata) -> DeltaHeads | None:

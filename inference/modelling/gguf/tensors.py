@@ -181,13 +181,7 @@ def checkpoint_tensors(
             )
             if all(name in parts.tensors for name in names):
                 left.difference_update(_with_scales(names))
-                pieces += _count_pieces(parts.tensors[names[0]][1], row, delta)
-                if pieces > MAX_PIECES:
-                    raise CorruptCheckpoint(
-                        f"{names[0]} and those before it are put together from {pieces} experts and heads; the limit "
-                        f"is {MAX_PIECES}.",
-                        param=names[0],
-                    )
+                pieces = _more_pieces(pieces, names[0], parts, row, delta)
                 undone = _undone(names, parts, f"{prefix}{number}.{row.target}", row.how, heads.get(number), delta)
                 if row.order and delta is not None:
                     undone = {name: _reordered(names[0], item, row.order, delta) for name, item in undone.items()}
@@ -250,10 +244,18 @@ def _with_factor(
         yield replace(part, factor=(file, factors.begin + 4 * ((part.begin - place.begin) // size)))
 
 
-def _count_pieces(place: GgufTensor, row: Rename, delta: DeltaHeads | None) -> int:
+def _more_pieces(pieces: int, name: str, parts: GgufParts, row: Rename, delta: DeltaHeads | None) -> int:
+    """So many pieces and those of one more tensor."""
     if row.how in ("experts", "expert_halves", "join_experts", "latent"):
-        return place.shape[0]
-    return delta.values if delta is not None and (row.order or row.how == "beta_alpha") else 1
+        pieces += parts.tensors[name][1].shape[0]
+    elif delta is not None and (row.order or row.how == "beta_alpha"):
+        pieces += delta.values
+    if pieces > MAX_PIECES:
+        raise CorruptCheckpoint(
+            f"{name} and those before it are put together from {pieces} experts and heads; the limit is {MAX_PIECES}.",
+            param=name,
+        )
+    return pieces
 
 
 def _undone(
