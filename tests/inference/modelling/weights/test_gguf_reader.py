@@ -73,6 +73,26 @@ def test_columns_of_heads_are_put_in_order(stored):
     assert torch.equal(place.codes(1, 3).dense(torch.float32), expected[1:4])
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_heads_narrower_than_a_block_are_put_in_order(tmp_path, kind):
+    """Qwen 3.5's heads have 128 columns, blocks 256: codes and scales are moved, not blocks."""
+    number, block, size = TYPES[kind]
+    raw = np.random.default_rng(2).integers(0, 256, (3, 768 // block, size), dtype=np.uint8)
+    half = np.array([0.01], np.float16).view(np.uint8)
+    places = (0, 2) if kind == "Q4_K" else (208,)
+    for begin in places:
+        raw[..., begin : begin + 2] = half
+    (tmp_path / "codes").write_bytes(raw.tobytes())
+    values = torch.from_numpy(quants.dequantize(raw.reshape(3, -1), GGMLQuantizationType[kind]))
+    expected = values.view(3, 3, 2, 128).transpose(1, 2).flatten(1)
+    tensor = CheckpointTensor((3, 768), (Segment(0, number, 0, 3, 768),), column_heads=(3, 2))
+    assert tensor.code_type == kind
+    with (tmp_path / "codes").open("rb") as file:
+        place = GgufPlace("codes", tensor, [file.fileno()], torch.float32)
+        assert torch.equal(read(place), expected.flatten())
+        assert torch.equal(place.codes(0, 3).dense(torch.float32), expected)
+
+
 def test_pieces_are_multiplied_by_their_factors(stored):
     values, make = stored
     number, row = TYPES["Q8_0"][0], COLUMNS // 32 * 34
