@@ -115,6 +115,7 @@ GGUF_FORMS: Mapping[str, Form] = {
     "IQ4_NL": Form(4, 32, levels=INT4_LEVELS),
     "IQ4_XS": Form(4, 32, levels=INT4_LEVELS),
     "MXFP4": Form(4, 32, levels=FP4_CODES),
+    "NVFP4": Form(4, 16, levels=FP4_CODES),
 }
 """GGUF's types to the forms that hold their codes. Scales of scales are multiplied out, so Q4_K takes 5 bits per weight
 instead of 4.5, Q5_K 6 instead of 5.5, Q6_K 7 instead of 6.56 and Q2_K 4 instead of 2.63. Q3_K takes 5 bits instead of

@@ -137,7 +137,7 @@ def _type_of_class(class_: object, stated: str | None, names: list[str]) -> str 
 
 def _unsupported(problem: str, stated: str, names: list[str], param: str) -> UnsupportedArchitecture:
     """The error for a type or class outside the list, with the nearest supported type and how to force it."""
-    supported = f"supported are {', '.join(sorted(FAMILIES))}"
+    supported = f"{len(FAMILIES)} types are supported (docs/families.md)"
     spelling = difflib.get_close_matches(stated.lower().removesuffix("forcausallm"), sorted(FAMILIES), 1, 0.7)
     by_names = _type_by_names(names)
     if not spelling and by_names is None:

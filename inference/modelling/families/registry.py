@@ -128,7 +128,7 @@ def family_builder(model_type: str) -> BuildSpec:
     """
     if model_type not in FAMILIES:
         raise UnsupportedArchitecture(
-            f"model_type {model_type[:60]!r} is not supported; supported are {', '.join(sorted(FAMILIES))}.",
+            f"model_type {model_type[:60]!r} is not supported; {len(FAMILIES)} types are (docs/families.md).",
             param="model_type",
         )
     builder: BuildSpec = _module(model_type).build_spec

@@ -16,6 +16,7 @@ from inference.modelling.quantisation import GGUF_FORMS
 
 _Extracted = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """(n, values) uint8 codes, (n, groups) float32 scales, and offsets alike."""
+_NVFP4_NAN = 0x7F
 
 
 def block_codes(blocks: torch.Tensor, kind: BlockType, rows: int) -> Codes:
@@ -154,6 +155,15 @@ def _mxfp4(blocks: torch.Tensor) -> _Extracted:
     return nibbles(blocks[:, 1:]), scale, None
 
 
+def _nvfp4(blocks: torch.Tensor) -> _Extracted:
+    """Four sub-blocks of 16 four-bit floats, each with a scale of eight bits: an E4M3 whose sign is not used."""
+    exponent, mantissa = (blocks[:, :4] >> 3 & 15).int(), (blocks[:, :4] & 7).int()
+    # Below the least exponent there is no leading one, as in any float; ldexp is exact.
+    scale = torch.ldexp((mantissa + 8 * (exponent > 0)).float(), exponent.clamp(min=1) - 10)
+    scale[blocks[:, :4] == _NVFP4_NAN] = 0
+    return planes(blocks[:, 4:].reshape(-1, 4, 8), 4).flatten(1), scale / 2, None  # the levels are twice the floats
+
+
 def _q4_0_v2(blocks: torch.Tensor) -> _Extracted:
     return nibbles(blocks[:, 4:]), single(blocks, 0), None
 
@@ -196,6 +206,7 @@ _EXTRACTIONS: dict[str, Callable[[torch.Tensor], _Extracted]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
     # Source of the older ones: ggml before https://github.com/ggml-org/llama.cpp/pull/1405 (1: neighbours share a byte)
     # and before https://github.com/ggml-org/llama.cpp/pull/1508 (2: factors are float32 where later ones are float16).
     "Q4_0 (ggjt 2)": _q4_0_v2,

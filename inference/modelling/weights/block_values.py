@@ -12,7 +12,6 @@ import torch
 
 from inference.errors import UnsupportedFormat
 from inference.modelling.gguf.block_types import BlockType
-from inference.modelling.quantisation import FP4_CODES
 from inference.modelling.weights import code_book_values
 from inference.modelling.weights.block_codes import CODE_TYPES, bits, block_codes, half, planes
 
@@ -23,7 +22,6 @@ PLAIN_DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
 }
 """Types that hold numbers as they are."""
-_NVFP4_NAN = 0x7F
 
 
 def dequantise(blocks: torch.Tensor, kind: BlockType) -> torch.Tensor:
@@ -58,16 +56,6 @@ def readable_types() -> tuple[str, ...]:
     return (*PLAIN_DTYPES, *CODE_TYPES, *_FORMULAS)
 
 
-def _nvfp4(blocks: torch.Tensor) -> torch.Tensor:
-    """Four sub-blocks of 16 four-bit floats, each with a scale of eight bits: an E4M3 whose sign is not used."""
-    exponent, mantissa = (blocks[:, :4] >> 3 & 15).int(), (blocks[:, :4] & 7).int()
-    # Below the least exponent there is no leading one, as in any float; ldexp is exact.
-    scale = torch.ldexp((mantissa + 8 * (exponent > 0)).float(), exponent.clamp(min=1) - 10)
-    scale[blocks[:, :4] == _NVFP4_NAN] = 0
-    levels = torch.tensor(FP4_CODES, dtype=torch.float32)[planes(blocks[:, 4:].reshape(-1, 4, 8), 4).int()]
-    return (levels * (scale / 2).unsqueeze(-1)).flatten(1)  # the levels are twice the floats
-
-
 def _q1_0(blocks: torch.Tensor) -> torch.Tensor:
     """A bit is the sign: 1 is positive."""
     return half(blocks, 0) * (2 * bits(blocks[:, 2:]).float() - 1)
@@ -98,7 +86,6 @@ _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "IQ2_S": code_book_values.iq2_s,
     "IQ3_XXS": code_book_values.iq3_xxs,
     "IQ3_S": code_book_values.iq3_s,
-    "NVFP4": _nvfp4,
     "Q1_0": _q1_0,
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,

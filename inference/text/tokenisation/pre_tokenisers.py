@@ -22,6 +22,11 @@ def _words(digits: str) -> str:
     return rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
+def _marked_words() -> str:
+    """As ``_words`` with single digits; marks belong to the letters."""
+    return rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
 def _cased_words(endings: str, digits: str) -> str:
     """As ``_words``, with a cut before a capital letter behind a small one."""
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -66,6 +71,7 @@ PRE_TOKENISERS: Mapping[str, PreTokeniser] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm4", "glm4"), _THREE_DIGITS),
     **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "deepseek-r1-qwen", "megrez"), _ONE_DIGIT),
+    "qwen35": PreTokeniser((_marked_words(),)),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), _PLAIN),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
     "falcon": PreTokeniser((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),

@@ -54,19 +54,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
               "num_experts": 2, "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4},
 }  # fmt: skip
 
-LOOK_ALIKES: dict[str, dict[str, Any]] = {
-    "gemma": {},
-    "granite": {},
-    "olmo2": {},
-    "glm": {},
-    "stablelm": {},
-    "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
-    "hyperclovax": {},
-    "ministral": {},
-    "ministral3": {},
-    "cwm": {},
-    "youtu": MLA,
-}
+LOOK_ALIKES = ("afmoe", "apertus", "bitnet", "diffllama", "nanochat", "persimmon")
 
 # The same names as another type's, another arithmetic: without a model_type only this key tells them apart.
 TELLTALE_KEYS = {"mistral": "sliding_window", "falcon_mamba": "mixer_rms_eps"}
@@ -118,7 +106,7 @@ def test_saved_checkpoints_are_inspected(tmp_path: Path, model_type: str) -> Non
 
 @pytest.mark.parametrize("model_type", LOOK_ALIKES)
 def test_look_alikes_are_refused(tmp_path: Path, model_type: str) -> None:
-    path = save(model_type, LOOK_ALIKES[model_type], tmp_path)
+    path = save(model_type, {}, tmp_path)
     with pytest.raises(CheckpointError, match=f"{model_type}.*not supported"):
         inspect_checkpoint(path)
 

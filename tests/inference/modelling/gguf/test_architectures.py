@@ -64,7 +64,10 @@ GRANITE_MOE = {
     "num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 3, "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0, "pad_token_id": None,
 }  # fmt: skip
-GRANITE_CASES = {"shared": ("GraniteMoeShared", GRANITE_MOE | {"shared_intermediate_size": 24})}
+GRANITE_CASES = {
+    "shared": ("GraniteMoeShared", GRANITE_MOE | {"shared_intermediate_size": 24}),
+    "not-shared": ("GraniteMoe", GRANITE_MOE),
+}
 RECURRENT_CASES = {
     "mamba": {},
     "falcon_mamba": {"mixer_rms_eps": 1e-5},

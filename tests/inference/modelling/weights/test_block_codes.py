@@ -21,6 +21,7 @@ FACTORS = {
     "Q4_1": (0, 2),
     "Q5_1": (0, 2),
     "MXFP4": (),
+    "NVFP4": (),
 }
 """Where blocks hold float16 factors; others begin with one."""
 SINGLE = ("Q4_0 (ggjt 1)", "Q4_1 (ggjt 1)", "Q4_0 (ggjt 2)", "Q4_1 (ggjt 2)", "Q8_0 (before ggjt 3)")
