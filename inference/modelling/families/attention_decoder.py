@@ -19,7 +19,7 @@ from inference.modelling.families.head_sizes import HeadSizes, read_heads
 from inference.modelling.families.mlp_config import USUAL_MLP, MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
-from inference.modelling.layer_specs import ChannelMixerSpec
+from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
 
 ChannelMixer = tuple[ChannelMixerSpec, Mapping[str, Source]]
@@ -138,65 +138,56 @@ class AttentionDecoder:
             is_parallel, residual_multiplier: As in ``LayerSpec``.
             decoder_options: As in ``decoder_spec``.
         """
+        options = {**(attention_options or {}), **_qk_norm_options(qk_norm, qk_norm_spec or norm)}
+        act = act or activation(self.view)
+        kinds: dict[str, Any] = {"residual_multiplier": residual_multiplier, "is_parallel": is_parallel}
         layers: list[LayerSpec] = []
         sources: dict[str, Source] = {}
-        count, names = self.layout.num_layers, self.names
-        act = act or activation(self.view)
-        options = dict(attention_options or {})
-        if qk_norm is not None:
-            options |= {
-                "qk_norm": qk_norm_spec or norm,
-                "qk_norm_per_head": qk_norm != "row",
-                "qk_norm_of_each_head": qk_norm == "each_head",
-            }
-        for number in range(count):
+        for number in range(self.layout.num_layers):
             layer = self.layout.layer(number)
             rope = ropes if ropes is None or isinstance(ropes, RopeSpec) else ropes[number]
             window = None if windows is None else windows[number]
-            attention = attention_spec(
-                self.view,
-                layer,
-                self.heads,
-                rope,
-                attention=names.attention,
-                output=names.output,
-                sliding_window=window,
-                **options,
-            )
+            attention = self._attention(layer, rope, sliding_window=window, **options)
             if experts is not None and (not router or layer + router in self.view.tensors):
-                mixer, mixer_sources = experts(layer)
+                channel = experts(layer)
             else:
-                mixer, mixer_sources = self._mlp(layer, act, gated=gated)
-            layers.append(
-                LayerSpec(
-                    token_mixer=attention,
-                    channel_mixer=mixer,
-                    residual_multiplier=residual_multiplier,
-                    is_parallel=is_parallel,
-                    **dict.fromkeys(names.norms, norm),
-                )
-            )
-            base = f"layers.{number}"
-            for kind, name in names.norms.items():
-                sources |= prefixed(f"{base}.{kind}", norm_sources(norm, layer + name))
-            attention_names = attention_sources(
-                self.view, attention, layer, attention=names.attention, output=names.output, qk_norms=names.qk_norms
-            )
-            sources |= prefixed(f"{base}.token_mixer", attention_names)
-            sources |= prefixed(f"{base}.channel_mixer", mixer_sources)
-        return decoder_spec(
-            self.view,
-            self.layout,
-            model_type,
-            layers,
-            sources,
-            norm,
-            ignored=(ROTARY_BUFFERS, *ignored),
-            final_norm_name=names.final_norm,
-            **decoder_options,
-        )
+                channel = self._mlp(layer, act, gated=gated)
+            norms: dict[str, Any] = dict.fromkeys(self.names.norms, norm)
+            layers.append(LayerSpec(token_mixer=attention, channel_mixer=channel[0], **norms, **kinds))
+            sources |= prefixed(f"layers.{number}", self._sources(layer, norm, attention, channel[1]))
+        ignored = (ROTARY_BUFFERS, *ignored)
+        outer = {"ignored": ignored, "final_norm_name": self.names.final_norm, **decoder_options}
+        return decoder_spec(self.view, self.layout, model_type, layers, sources, norm, **outer)
+
+    def _attention(self, layer: str, rope: RopeSpec | None, **options: Any) -> AttentionSpec:
+        base, output = self.names.attention, self.names.output
+        return attention_spec(self.view, layer, self.heads, rope, attention=base, output=output, **options)
 
     def _mlp(self, layer: str, act: str, *, gated: bool) -> ChannelMixer:
         mlp, matrices = self.names.mlp, self.names.mlp_matrices
         spec = mlp_spec(self.view, layer, act, mlp=mlp, gated=gated, names=matrices)
         return spec, mlp_sources(self.view, spec, layer, mlp=mlp, names=matrices)
+
+    def _sources(
+        self, layer: str, norm: NormSpec, attention: AttentionSpec, channel: Mapping[str, Source]
+    ) -> dict[str, Source]:
+        """The sources of a layer's parameters, by their names within it."""
+        names = self.names
+        token = attention_sources(
+            self.view, attention, layer, attention=names.attention, output=names.output, qk_norms=names.qk_norms
+        )
+        sources = prefixed("token_mixer", token) | prefixed("channel_mixer", channel)
+        for kind, name in names.norms.items():
+            sources |= prefixed(kind, norm_sources(norm, layer + name))
+        return sources
+
+
+def _qk_norm_options(over: str | None, norm: NormSpec) -> dict[str, Any]:
+    """Arguments of ``AttentionSpec``."""
+    if over is None:
+        return {}
+    return {
+        "qk_norm": norm,
+        "qk_norm_per_head": over != "row",
+        "qk_norm_of_each_head": over == "each_head",
+    }

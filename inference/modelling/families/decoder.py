@@ -80,15 +80,15 @@ def decoder_spec(
     logits_multiplier: float = 1.0,
     logits_softcap: float | None = None,
     final_norm_name: str = "norm",
-    may_have_head_bias: bool = False,
+    can_have_head_bias: bool = False,
 ) -> ModelSpec:
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 
     Args:
-        may_have_head_bias: The head has a bias where its tensor is there.
+        can_have_head_bias: The head has a bias where its tensor is there.
     """
     head_bias = None
-    if may_have_head_bias and layout.head is not None:
+    if can_have_head_bias and layout.head is not None:
         name = layout.head.removesuffix("weight") + "bias"
         head_bias = name if name in view.tensors else None
     spec = ModelSpec(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from inference.errors import CorruptCheckpoint
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer, LayerNames
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import MLP_BIAS, ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
@@ -63,18 +64,14 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     model_type = view.config.string("model_type", default="hunyuan_v1_dense")
     decoder = AttentionDecoder.read(view, NAMES, default_max_position_embeddings=2048)
     act = activation(view)
+    chosen = _chosen_experts(view, decoder.layout.num_layers) if model_type == "hunyuan_v1_moe" else ()
 
     def experts(layer: str) -> ChannelMixer:
         base = f"{layer}mlp."
         count, width = count_experts(view, base + "experts.")
         check_experts(view, base + "experts.", count, width, ("num_experts",), "intermediate_size")
-        top_k = view.config.get("moe_topk", default=1)
-        number = int(layer.rstrip(".").rpartition(".")[2])
-        if isinstance(top_k, list):
-            top_k = view.config.integers("moe_topk")[number]
-        else:
-            top_k = integer_with_evidence(view, "moe.top_k", ("moe_topk",), 1)
         shared = shared_width(view, base + "shared_mlp.")
+        top_k = chosen[int(layer.rstrip(".").rpartition(".")[2])]
         spec = check_routing(MoESpec(count, top_k, width, act, shared_intermediate_size=shared))
         return spec, moe_sources(view, spec, base, router="gate.wg", shared="shared_mlp.")
 
@@ -85,7 +82,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         qk_norm="head",
         attention_options={"qk_norm_after_rope": True},
         act=act,
-        experts=experts,
+        experts=experts if chosen else None,
         router="mlp.gate.wg.weight",
     )
 
@@ -98,3 +95,21 @@ def _rope(decoder: AttentionDecoder) -> RopeSpec:
         return rope
     alpha, width = config.number(*keys, low=1e-6, high=1e9), rope.rotary_dim
     return replace(rope, theta=rope.theta * alpha ** (width / (width - 2)), scaling=None)
+
+
+def _chosen_experts(view: CheckpointView, count: int) -> tuple[int, ...]:
+    """How many experts a token goes to in each layer.
+
+    Raises:
+        CorruptCheckpoint: A list without an entry, from 1 on, for each layer.
+    """
+    if not isinstance(view.config.get("moe_topk"), list):
+        return (integer_with_evidence(view, "moe.top_k", ("moe_topk",), 1),) * count
+    chosen = view.config.integers("moe_topk")
+    if len(chosen) != count or min(chosen, default=0) < 1:
+        raise CorruptCheckpoint(
+            f"config.json: moe_topk has {len(chosen)} entries, the least {min(chosen, default=0)}; one from 1 on is "
+            f"needed for each of {count} layers.",
+            param="moe_topk",
+        )
+    return chosen

@@ -42,5 +42,5 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         act=activation(view, default="gelu_new"),
         gated=False,
         is_parallel=True,
-        may_have_head_bias=True,
+        can_have_head_bias=True,
     )
