@@ -23,7 +23,9 @@ FINISHED_WITHIN_S = 120.0
 RELEASED_WITHIN_S = 20.0
 """From there to the release of everything in Redis: a message may wait for the end of a dead worker's lease."""
 CRASHES = 3
-"""A job or line that lost its worker so often ends with an error; the ledger counts it, and it isn't lost."""
+"""A job, line or stream that lost its worker so often, at last while it ran alone, ends with an error that says so.
+
+The ledger counts it, and it isn't lost: nothing tells a kill from outside from a crash of its own."""
 
 
 class Records:
@@ -31,7 +33,7 @@ class Records:
 
     Attributes:
         problems: What is lost, twice, wrong or left behind; empty: the campaign holds.
-        num_set_aside: Jobs and lines that ended with an error because they lost their worker three times.
+        num_set_aside: Jobs, lines and streams that ended with an error because they lost their worker three times.
         num_expired: Requests that held their place until their deadline: a worker was killed with the message in its
             hands, and the web process that would have sent it again was killed too.
     """
@@ -158,14 +160,16 @@ class Records:
         return [json.loads(line) for line in httpx.get(url, timeout=30).raise_for_status().text.splitlines()]
 
     def _streams(self) -> Iterator[str]:
-        """One end each; a stream that broke has the first of the right tokens, one that is done all of them."""
+        """One end each; a stream that broke or was set aside has the first of the right tokens, one that is done all of them."""
         for number, entry in self._campaign.streams:
             expected = self._right[number % NUM_VARIANTS]
             if len(entry.ends) != 1:
                 yield f"stream {number} ended {len(entry.ends)} times: {entry.ends}"
             if entry.tokens != expected[: len(entry.tokens)] or (entry.ends == ["done"] and entry.tokens != expected):
                 yield f"stream {number} has wrong tokens ({len(entry.tokens)} of {len(expected)}, {entry.ends})"
-            if entry.status not in (0, 200, 503):
+            if f"{CRASHES} workers were lost" in entry.error:
+                self.num_set_aside += 1
+            elif entry.status not in (0, 200, 503):
                 yield f"stream {number}: {entry.status} {entry.error[:200]}"
 
     def _usage(self) -> Iterator[str]:
