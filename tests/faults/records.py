@@ -160,7 +160,7 @@ class Records:
         return [json.loads(line) for line in httpx.get(url, timeout=30).raise_for_status().text.splitlines()]
 
     def _streams(self) -> Iterator[str]:
-        """One end each; a stream that broke or was set aside has the first of the right tokens, one that is done all of them."""
+        """One end each; a stream that is done has all of the right tokens, any other the first of them."""
         for number, entry in self._campaign.streams:
             expected = self._right[number % NUM_VARIANTS]
             if len(entry.ends) != 1:
