@@ -42,7 +42,6 @@ class EncodedTensor:
         zero_offset: Added to each stored zero point (``gptq``).
         divisor: What every value is divided by (``scaled``).
         divides: Whether the global scale divides; else it multiplies (``fp4``).
-        is_transposed: Whether the weight's last two axes are swapped against the blocks (``fp4``).
         axis: Along which values share a scale (``hqq``): 1 rows of the grouped values, 0 columns.
         offset: Added to each decoded absmax (``bnb4``).
         nested_size: Values of absmax that share a nested_absmax (``bnb4``).
@@ -65,7 +64,6 @@ class EncodedTensor:
     zero_offset: int = 0
     divisor: float = 1.0
     divides: bool = False
-    is_transposed: bool = False
     axis: int = 1
     offset: float = 0.0
     nested_size: int = 0

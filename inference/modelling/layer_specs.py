@@ -29,6 +29,8 @@ class AttentionSpec:
         sliding_window: A query sees this many positions, its own included; None: all.
         softcap: cap · tanh(score / cap) before the softmax (Gemma 2); None: off.
         rope: None: no positions (Jamba, Nemotron-H).
+        has_sinks: Each query head has a learned score, of a position without a value, beside those of the positions
+            that it sees (gpt-oss).
         output_gate: The output is multiplied by sigmoid of a projection of the input, before ``o_proj`` (Qwen3-Next).
     """
 
@@ -48,6 +50,7 @@ class AttentionSpec:
     sliding_window: int | None = None
     softcap: float | None = None
     output_gate: bool = False
+    has_sinks: bool = False
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``qkv_proj`` is q, k and v stacked in this order."""
@@ -60,6 +63,8 @@ class AttentionSpec:
             shapes["o_proj.bias"] = (hidden_size,)
         if self.output_gate:
             shapes["gate_proj.weight"] = (q_width, hidden_size)
+        if self.has_sinks:
+            shapes["sinks"] = (self.num_heads,)
         if self.qk_norm is not None:
             for name, heads in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
                 shapes |= prefixed(name, self.qk_norm.parameter_shapes(*self.qk_norm_shape(heads)))
@@ -373,6 +378,11 @@ class MoESpec:
         correction_bias: A learned bias added to the scores for choosing only (V3).
         normalise_eps: Added to the sum when normalising.
         shared_intermediate_size: Width of the always-on expert; 0: none.
+        router_bias: The router's logits have a bias.
+        expert_bias: The experts' matrices have biases.
+        is_interleaved: Rows of gate and up take turns in ``experts.gate_up_proj``, instead of all of gate first.
+        gate_clamp: (α, limit): the gate is cut from above at the limit and up on both sides, and the result is
+            gate · sigmoid(α · gate) · (up + 1) instead of the activation's (gpt-oss); None: off.
         shared_gate: The shared expert is multiplied by sigmoid of a learned projection (Qwen2-MoE).
     """
 
@@ -392,18 +402,24 @@ class MoESpec:
     correction_bias: bool = False
     shared_intermediate_size: int = 0
     shared_gate: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+    is_interleaved: bool = False
+    gate_clamp: tuple[float, float] | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Experts are stacked: ``experts.gate_up_proj`` (E, 2f, h), ``experts.down_proj`` (E, h, f)."""
         count, inner = self.num_experts, self.intermediate_size
         shapes: dict[str, Shape] = {"router.weight": (count, hidden_size)}
+        if self.router_bias:
+            shapes["router.bias"] = (count,)
         if self.correction_bias:
             shapes["router.correction_bias"] = (count,)
-        if self.gated:
-            shapes["experts.gate_up_proj"] = (count, 2 * inner, hidden_size)
-        else:
-            shapes["experts.up_proj"] = (count, inner, hidden_size)
+        first, rows = ("gate_up_proj", 2 * inner) if self.gated else ("up_proj", inner)
+        shapes[f"experts.{first}"] = (count, rows, hidden_size)
         shapes["experts.down_proj"] = (count, hidden_size, inner)
+        if self.expert_bias:
+            shapes |= {f"experts.{first}_bias": (count, rows), "experts.down_proj_bias": (count, hidden_size)}
         if self.shared_intermediate_size:
             shared = MLPSpec(self.shared_intermediate_size, self.activation, self.gated)
             shapes |= prefixed("shared_expert", shared.parameter_shapes(hidden_size))

@@ -230,9 +230,10 @@ def stored_form(item: EncodedTensor) -> Form | None:
 
 
 def _safetensors_form(item: EncodedTensor) -> Form | None:
-    """The form of a matrix of other programs' safetensors, if its groups are those of a form."""
+    """The form of a matrix of other programs' safetensors, or of a stack, if its groups are those of a form."""
     bits, inputs, group = item.bits, item.shape[-1], item.group_size or item.block[1]
-    if not item.scales or len(item.shape) != 2 or bits not in PLANES:
+    can_be_stack = item.coding == "fp4"
+    if not item.scales or len(item.shape) > 2 + can_be_stack or bits not in PLANES:
         return None
     if item.coding in ("bnb4", "hqq") and inputs % group:
         return None  # groups run on from row to row

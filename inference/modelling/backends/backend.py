@@ -31,6 +31,7 @@ from inference.modelling.backends.native.packing import (
 from inference.modelling.backends.plain import onednn_serves, pack_onednn, row_maxima
 from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, StaticBatch
 from inference.modelling.forward_batch import LayerState
+from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.coded import CodeSink, CodeStore, PlainCoded, PlainStore
 from inference.modelling.layers.layer import cache_attributes
 from inference.modelling.layers.linear import Linear
@@ -281,7 +282,12 @@ class TritonBackend(Backend):
 
 
 def can_capture(network: nn.Module) -> bool:
-    """Whether no layer waits for the device: experts do for stacks that no kernel takes, to count their rows."""
+    """Whether no layer waits for the device.
+
+    Experts that no kernel takes do, to count their rows, and attention that none takes, for the longest context.
+    """
+    if not all(module.is_plain for module in network.modules() if isinstance(module, Attention | Experts)):
+        return False
     experts = [module for module in network.modules() if isinstance(module, Experts)]
     plain = (PlainQuantised, PlainCoded)
     return not any(isinstance(stack, plain) for layer in experts for stack in layer.packed.values())

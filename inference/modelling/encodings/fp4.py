@@ -73,17 +73,18 @@ def _take_matrix(parts: Parts, name: str, logical: str, global_name: str, *, div
 
 
 def _take_experts(parts: Parts, name: str) -> None:
-    """(E, o, i/32, 16) bytes; the weight is what transformers saves unquantised, (E, i, o)."""
+    """(E, o, i/32, 16) bytes, as ``….weight`` (E, o, i): the unquantised file has (E, i, o) under the bare name."""
     blocks = parts.tensors[name]
     experts, outputs, num_groups, width = blocks.shape
-    logical = name.removesuffix("_blocks")
-    scale_name = logical + "_scales"
+    stem = name.removesuffix("_blocks")
+    logical, scale_name = f"{stem}.weight", f"{stem}_scales"
     scale = parts.need(scale_name, name, EXPONENTS)
     if width != _BLOCK_BYTES:
         raise TensorShapeMismatch(
             f"{name} has shape {list(blocks.shape)}; blocks of {_BLOCK_BYTES} bytes are needed.", param=name
         )
     expect_shape(scale_name, scale, (experts, outputs, num_groups), name)
-    shape = (experts, num_groups * MXFP4_GROUP, outputs)
+    shape = (experts, outputs, num_groups * MXFP4_GROUP)
     names = {"blocks": name, "scale": scale_name}
-    parts.add(EncodedTensor(logical, shape, "fp4", names, bits=4, group_size=MXFP4_GROUP, is_transposed=True))
+    kept = choose_scale_dtype(scale, has_zeros=False)
+    parts.add(EncodedTensor(logical, shape, "fp4", names, bits=4, group_size=MXFP4_GROUP, scales=kept))

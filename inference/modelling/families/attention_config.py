@@ -62,6 +62,8 @@ def attention_sources(
     sources["o_proj.weight"] = tensor(f"{base}{output}.weight")
     if spec.o_bias:
         sources["o_proj.bias"] = tensor(f"{base}{output}.bias")
+    if spec.has_sinks:
+        sources["sinks"] = tensor(base + "sinks")
     if spec.qk_norm is not None:
         counts = (spec.num_heads, spec.num_kv_heads)
         for name, stored, count in zip(("q_norm", "k_norm"), qk_norms, counts, strict=True):

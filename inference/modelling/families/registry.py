@@ -40,6 +40,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "oxidizr": Family("oxidizr"),
+    "gpt_oss": Family("gpt_oss", "GptOssForCausalLM"),
     "gemma3": Family("gemma3", "Gemma3ForConditionalGeneration"),
     "internlm3": Family("llama", "InternLM3ForCausalLM"),
     "mistral3": Family("llama", "Mistral3ForConditionalGeneration"),

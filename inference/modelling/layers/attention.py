@@ -10,7 +10,10 @@ up to its end, H query heads, V key/value heads, P head width.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
+from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
@@ -29,6 +32,8 @@ class Attention(Layer):
         hidden_size: h.
     """
 
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"sinks"})
+
     def __init__(self, spec: AttentionSpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
@@ -36,11 +41,17 @@ class Attention(Layer):
         self.qkv_proj = Linear(hidden_size, q_width + 2 * kv_width, spec.qkv_bias)
         self.o_proj = Linear(q_width, hidden_size, spec.o_bias)
         self.gate_proj = Linear(hidden_size, q_width) if spec.output_gate else None
+        self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False) if spec.has_sinks else None
         self.q_norm = self.k_norm = None
         if spec.qk_norm is not None:
             self.q_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_heads))
             self.k_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_kv_heads))
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the backends' kernels compute it."""
+        return self.sinks is None and not self.spec.qk_norm_after_rope
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
@@ -104,7 +115,8 @@ class Attention(Layer):
         # The query heads of one key/value head are its rows, so that no key is repeated for them.
         grouped = query.reshape(count, spec.num_kv_heads, -1, spec.head_dim)
         mask = decode_bias(batch, spec.sliding_window, query.dtype)
-        mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap)
+        sinks = None if self.sinks is None else self.sinks.view(spec.num_kv_heads, -1)
+        mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap, sinks=sinks)
         return mixed.reshape(count, spec.num_heads, spec.head_dim)
 
     def attend_chunk(
@@ -134,6 +146,7 @@ class Attention(Layer):
             mask=mask,
             softcap=spec.softcap,
             causal=mask is None,
+            sinks=None if self.sinks is None else self.sinks.unsqueeze(-1),
         )
         return mixed.squeeze(0).transpose(0, 1)
 
@@ -147,6 +160,7 @@ def attend(
     mask: torch.Tensor | None,
     softcap: float | None = None,
     causal: bool = False,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Scaled dot-product attention.
 
@@ -158,11 +172,12 @@ def attend(
         mask: Added to the scores, broadcast to (b, H, n, m); None: no mask.
         softcap: cap · tanh(score / cap) before the mask.
         causal: Row i sees columns up to i; then n = m and ``mask`` is None.
+        sinks: Scores of a column without a value, broadcast to (H, n); None: there is none.
 
     Returns:
         (b, H, n, P').
     """
-    if softcap is None:
+    if softcap is None and sinks is None:
         shared_heads = query.shape[1] != key.shape[1]
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scale, is_causal=causal, enable_gqa=shared_heads
@@ -171,13 +186,17 @@ def attend(
     # The query heads that share a key/value head become further rows of it.
     grouped = query.reshape(batch, kv_heads, -1, query.shape[-1])
     scores = torch.matmul(grouped, key.transpose(-1, -2)).float() * scale
-    scores = (torch.tanh(scores / softcap) * softcap).view(batch, query.shape[1], -1, columns)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.view(batch, query.shape[1], -1, columns)
     if causal:
         rows = scores.shape[-2]
         mask = torch.full((rows, rows), -torch.inf, device=scores.device).triu(1)
     if mask is not None:
         scores = scores + mask
-    weights = scores.softmax(-1).to(value.dtype).view(batch, kv_heads, -1, columns)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(scores.shape[1:3]).expand(scores.shape[:3]).unsqueeze(-1)), -1)
+    weights = scores.softmax(-1)[..., :columns].to(value.dtype).reshape(batch, kv_heads, -1, columns)
     return torch.matmul(weights, value).view(*query.shape[:-1], value.shape[-1])
 
 

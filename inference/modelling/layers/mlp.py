@@ -33,6 +33,15 @@ ACTIVATION_FUNCTIONS: Mapping[str, Activation] = {
 """``inference.modelling.layer_parts.ACTIVATIONS`` by name."""
 
 
+def clamped_gate(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """``MoESpec.gate_clamp``'s activation: gate · sigmoid(α · gate) · (up + 1), both cut at ``limit``.
+
+    Source: https://github.com/openai/gpt-oss.
+    """
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
 def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:
     """(…, 2f) gate then up to (…, f) act(gate) · up; without gate (…, f) to act.
 

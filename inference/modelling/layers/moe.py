@@ -19,7 +19,7 @@ from torch.nn import functional
 from inference.modelling.layer_specs import MLPSpec, MoESpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
-from inference.modelling.layers.mlp import MLP, activate
+from inference.modelling.layers.mlp import MLP, activate, clamped_gate
 from inference.modelling.layers.packed import Packed, PackedStack, empty_parameter
 
 
@@ -66,19 +66,20 @@ def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
 class Router(Layer):
     """(T, h) to (T, E) logits in float32: rounding them would change which experts are chosen."""
 
-    float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight", "correction_bias"})
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias", "correction_bias"})
 
     def __init__(self, spec: MoESpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
         self.weight = nn.Parameter(torch.empty(spec.num_experts, hidden_size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(spec.num_experts), requires_grad=False) if spec.router_bias else None
         self.correction_bias = (
             nn.Parameter(torch.empty(spec.num_experts), requires_grad=False) if spec.correction_bias else None
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits, without the correction bias."""
-        return functional.linear(hidden.float(), self.weight.float())
+        return functional.linear(hidden.float(), self.weight.float(), self.bias)
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights (T, k) and expert numbers (T, k) of each row; see ``choose_experts``."""
@@ -97,6 +98,11 @@ class Experts(Layer):
         else:
             self.up_proj = nn.Parameter(torch.empty(count, width, hidden_size), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(count, hidden_size, width), requires_grad=False)
+        if spec.expert_bias:
+            rows = 2 * width if spec.gated else width
+            first = "gate_up_proj_bias" if spec.gated else "up_proj_bias"
+            setattr(self, first, nn.Parameter(torch.empty(count, rows), requires_grad=False))
+            self.down_proj_bias = nn.Parameter(torch.empty(count, hidden_size), requires_grad=False)
         self.packed: dict[str, PackedStack] = {}
         self.stacks = ("gate_up_proj" if spec.gated else "up_proj", "down_proj")
 
@@ -150,14 +156,26 @@ class Experts(Layer):
         return self._product(second, expert, self.activate(self._product(first, expert, hidden)))
 
     def activate(self, values: torch.Tensor) -> torch.Tensor:
-        """(n, 2f) gate then up, or (n, f), to (n, f)."""
-        return activate(values, self.spec.activation, gated=self.spec.gated)
+        """(n, 2f) gate and up, or (n, f), to (n, f)."""
+        spec = self.spec
+        if spec.gate_clamp is None and not spec.is_interleaved:
+            return activate(values, spec.activation, gated=spec.gated)
+        gate, up = (values[..., ::2], values[..., 1::2]) if spec.is_interleaved else values.chunk(2, -1)
+        if spec.gate_clamp is None:
+            return activate(gate, spec.activation, gated=False) * up
+        return clamped_gate(gate, up, *spec.gate_clamp)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an expert is down(act(gate x) · up x), gate before up, without biases."""
+        return not self.spec.expert_bias and not self.spec.is_interleaved and self.spec.gate_clamp is None
 
     def _product(self, leaf: str, expert: int, hidden: torch.Tensor) -> torch.Tensor:
         packed = self.packed.get(leaf)
+        bias = getattr(self, f"{leaf}_bias")[expert] if self.spec.expert_bias else None
         if packed is None:
-            return functional.linear(hidden, getattr(self, leaf)[expert])
-        return packed.matrix(expert).linear(hidden, None)
+            return functional.linear(hidden, getattr(self, leaf)[expert], bias)
+        return packed.matrix(expert).linear(hidden, bias)
 
 
 class MixtureOfExperts(Layer):

@@ -100,6 +100,13 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**GROUPED, "n_shared_experts": 1, "attention_bias": True, "use_qk_norm": True, "head_dim": 8},
     ),
     "glm4_moe-plain": ("glm4_moe", {**GROUPED, "n_shared_experts": 2, "norm_topk_prob": False}),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **LOCAL, "head_dim": 8, "sliding_window": 6, "layer_types": TYPES[:2],
+            "rope_parameters": {**STRETCHED, "truncate": False}, "swiglu_limit": 1.5, "swiglu_alpha": 1.3,
+        },
+    ),
     "granitemoe": ("granitemoe", {**MULTIPLIERS, **LOCAL}),
     "granitemoeshared": ("granitemoeshared", {**MULTIPLIERS, **LOCAL, "shared_intermediate_size": 28}),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 6, "moe_topk": [2, 3], "head_dim": 8}),

@@ -57,6 +57,8 @@ def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multi
 
 def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
     spec = layer.spec
+    if isinstance(layer, Experts) and not layer.is_plain:
+        return Experts.activate(layer, values)
     if not spec.gated:
         return activate(values, spec.activation, gated=False)
     activated: torch.Tensor = torch.ops.blazr.gated_activation.default(values, _ACTIVATIONS[spec.activation])
@@ -75,7 +77,7 @@ def context_arguments(
 
 def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
-    if spec.qk_norm_after_rope:
+    if not layer.is_plain:
         return Attention.mix(layer, joint, batch, state)
     norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -318,7 +320,7 @@ def _choose_experts(layer: Router, logits: torch.Tensor) -> tuple[torch.Tensor, 
 
 def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     first, second = (layer.packed.get(leaf) for leaf in layer.stacks)
-    if not isinstance(first, NativePacked) or not isinstance(second, NativePacked):
+    if not layer.is_plain or not isinstance(first, NativePacked) or not isinstance(second, NativePacked):
         return Experts.mix(layer, hidden, weights, chosen)
     spec = layer.spec
     mixed: torch.Tensor = torch.ops.blazr.expert_mix.default(

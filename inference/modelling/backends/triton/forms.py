@@ -45,6 +45,8 @@ def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multi
 
 def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
     spec = layer.spec
+    if isinstance(layer, Experts) and not layer.is_plain:
+        return Experts.activate(layer, values)
     if not spec.gated:
         return activate(values, spec.activation, gated=False)
     return gated_activation(values, spec.activation)
@@ -52,7 +54,7 @@ def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
 
 def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
-    if spec.qk_norm_after_rope:
+    if not layer.is_plain:
         return Attention.mix(layer, joint, batch, state)
     heads, kv_heads, width = spec.num_heads, spec.num_kv_heads, spec.head_dim
     split = joint.view(-1, heads + 2 * kv_heads, width)
@@ -240,7 +242,7 @@ def _scan_chunk(
 
 def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     first, second = (layer.packed.get(leaf, getattr(layer, leaf)) for leaf in layer.stacks)
-    if not isinstance(first, Stack) or not isinstance(second, Stack):
+    if not layer.is_plain or not isinstance(first, Stack) or not isinstance(second, Stack):
         return Experts.mix(layer, hidden, weights, chosen)
     spec = layer.spec
     return run_experts(hidden, weights, chosen, first, second, gated=spec.gated, activation=spec.activation)

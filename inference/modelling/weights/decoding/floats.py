@@ -30,8 +30,7 @@ def decode_fp4(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -
     codes = fp4_codes(parts, begin, stop)
     values = torch.tensor(FP4_VALUES)[codes.to(torch.int32)]
     values *= scales_of(parts["scale"][begin:stop]).repeat_interleave(item.group_size, -1)[..., : values.shape[-1]]
-    values = _apply_global_scale(item, parts, values)
-    return values.transpose(-1, -2) if item.is_transposed else values
+    return _apply_global_scale(item, parts, values)
 
 
 def fp4_codes(parts: PartTensors, begin: int, stop: int) -> torch.Tensor:

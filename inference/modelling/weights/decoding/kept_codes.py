@@ -113,6 +113,8 @@ def _scaled(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, sto
 
 
 def _fp4(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
+    if len(item.shape) > 2:  # the matrices of a stack lie one below the other
+        parts = {role: part.flatten(0, 1) for role, part in parts.items()}
     return Codes(fp4_codes(parts, begin, stop), fp4_scales(item, parts, begin, stop) * _FP4_STEP, None, form)
 
 

@@ -226,13 +226,12 @@ def mxfp4(rng: np.random.Generator, outputs: int, inputs: int) -> Made:
 
 
 def mxfp4_experts(rng: np.random.Generator, experts: int, outputs: int, inputs: int) -> Made:
-    """gpt-oss's stacked experts; the values are (E, i, o), as they are saved unquantised."""
+    """gpt-oss's stacked experts."""
     codes = rng.integers(0, 16, (experts, outputs, inputs))
     byte = rng.integers(121, 124, (experts, outputs, inputs // 32)).astype(np.uint8)
     scale = np.repeat(2.0 ** (byte.astype(np.float32) - 127), 32, -1).astype(np.float32)
     blocks = _pairs(codes).reshape(experts, outputs, inputs // 32, 16)
-    values = (e2m1(codes) * scale).transpose(0, 2, 1)
-    return {"_blocks": blocks, "_scales": torch.from_numpy(byte)}, values.copy()
+    return {"_blocks": blocks, "_scales": torch.from_numpy(byte)}, e2m1(codes) * scale
 
 
 def bnb4(

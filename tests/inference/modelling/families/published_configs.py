@@ -339,5 +339,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "attention_dropout": 0.0, "bias": False, "head_dim": 128, "qkv_bias": False, "pad_token_id": 2,
         "auto_map": {"AutoConfig": "x"}, "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"},
         "rope_theta": 50000000}),
+    "openai/gpt-oss-20b": ("gpt_oss", _USUAL | {
+        "attention_bias": True, "attention_dropout": 0.0, "experts_per_token": 4, "head_dim": 64,
+        "initial_context_length": 4096, "layer_types": ["sliding_attention", "full_attention"],
+        "num_experts_per_tok": 4, "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+                         "original_max_position_embeddings": 4096, "truncate": False}, "rope_theta": 150000,
+        "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

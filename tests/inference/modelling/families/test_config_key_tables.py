@@ -99,6 +99,7 @@ PREPARED: dict[str, dict[str, Any]] = {
     "sliding_window_pattern": {"layer_types": None},
     "_sliding_window_pattern": {"layer_types": None, "sliding_window_pattern": None},
     "no_rope_layer_interval": {"no_rope_layers": None},
+    "experts_per_token": {"num_experts_per_tok": None},
     "first_k_dense_replace": {"mlp_layer_types": None},
     "layers_block_type": {"layer_types": None},
 }
