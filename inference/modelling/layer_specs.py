@@ -31,6 +31,7 @@ class AttentionSpec:
         rope: None: no positions (Jamba, Nemotron-H).
         has_sinks: Each query head has a learned score, of a position without a value, beside those of the positions
             that it sees (gpt-oss).
+        query_growth: (β, L): queries at position p are multiplied by 1 + β · ln(1 + floor(p / L)) (Ministral 3).
         output_gate: The output is multiplied by sigmoid of a projection of the input, before ``o_proj`` (Qwen3-Next).
     """
 
@@ -51,6 +52,7 @@ class AttentionSpec:
     softcap: float | None = None
     output_gate: bool = False
     has_sinks: bool = False
+    query_growth: tuple[float, int] | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``qkv_proj`` is q, k and v stacked in this order."""

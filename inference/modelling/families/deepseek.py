@@ -2,7 +2,8 @@
 
 Sources: https://arxiv.org/abs/2405.04434 (V2), https://arxiv.org/abs/2412.19437 (V3); the config keys
 are those of the published files and of transformers' ``deepseek_v2`` and ``deepseek_v3``. Youtu-LLM and MiniCPM 3
-have the attention without experts (transformers' ``youtu`` and ``minicpm3``).
+have the attention without experts (transformers' ``youtu`` and ``minicpm3``); GLM-4.7-Flash has
+both (``glm4_moe_lite``).
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "rope_interleave": Only((True,), "adjacent pairs are rotated"),
     },
     "deepseek_v3": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "num_mtp_layers")},
+    "glm4_moe_lite": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "mlp_layer_types")},
     "youtu": {**DENSE, **used("rope_interleave")},
     "minicpm3": {**DENSE, **used("scale_emb", "scale_depth", "dim_model_base")},
 }  # fmt: skip
@@ -81,12 +83,12 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     prediction = view.config.integer(
         "num_nextn_predict_layers",
         "num_mtp_layers",
-        default=1 if model_type == "deepseek_v3" else 0,
+        default=1 if model_type in ("deepseek_v3", "glm4_moe_lite") else 0,
         low=0,
         high=MAX_LAYERS,
     )
     layout = read_layout(view, prediction_layers=prediction, tied_by_default=model_type in ("youtu", "minicpm3"))
-    norm = rms_norm(view, default=1e-5 if model_type == "minicpm3" else 1e-6)
+    norm = rms_norm(view, default=1e-5 if model_type in ("minicpm3", "glm4_moe_lite") else 1e-6)
     multipliers = _multipliers(view, model_type, layout)
     act = activation(view)
     mla = _mla_spec(view, model_type, layout)
@@ -218,6 +220,8 @@ def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> Mo
     if model_type != "deepseek_v2":
         _expect(view, "scoring_func", "sigmoid", ("sigmoid",))
         _expect(view, "topk_method", "noaux_tc", ("noaux_tc",))
+        if model_type == "glm4_moe_lite":
+            return grouped_moe(view, layer, act, top_k=4, factor=1.8)
         return grouped_moe(view, layer, act, groups=8, top_k_groups=4, factor=2.5)
     config, base = view.config, f"{layer}mlp."
     count, width, width_of_shared = expert_sizes(view, base, "n_shared_experts")
@@ -255,7 +259,10 @@ def _expect(view: CheckpointView, key: str, default: str, known: tuple[str, ...]
 
 def _check_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
     config = view.config
-    if "first_k_dense_replace" in config:
+    kinds = config.strings("mlp_layer_types")
+    if len(kinds) == layout.num_layers:
+        check_dense_layers(view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse")
+    elif "first_k_dense_replace" in config:
         first = config.integer("first_k_dense_replace", low=0)
         step = config.integer("moe_layer_freq", default=1)
         key = "first_k_dense_replace, moe_layer_freq"

@@ -1,12 +1,13 @@
 """Llama and the families that differ from it only in biases, norms of q and k, sliding windows and kinds of rotation.
 
-llama, mistral, ministral, qwen2, qwen3, seed_oss, cwm, helium: pre-norm layers of grouped-query attention and a gated
-MLP.
+llama, mistral, ministral, ministral3, qwen2, qwen3, seed_oss, cwm, helium, internlm3: pre-norm layers of grouped-query
+attention and a gated MLP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from inference.modelling.families.attention_decoder import AttentionDecoder
 from inference.modelling.families.checks import OTHER_PARTS
@@ -19,10 +20,11 @@ from inference.modelling.families.config_key_tables import (
     QKV_BIAS,
     QKVO_BIAS,
     QWEN,
+    ROPE_MEMBERS,
     Table,
     used,
 )
-from inference.modelling.families.config_keys import Biases, Harmless, Only
+from inference.modelling.families.config_keys import USED, Biases, Harmless, Members, Only
 from inference.modelling.families.config_values import integer_with_evidence, rms_norm
 from inference.modelling.families.rope_by_type import TYPES
 from inference.modelling.families.text_part import PREFIXES, around, text_part
@@ -36,6 +38,14 @@ from inference.modelling.families.windows import (
 from inference.modelling.spec import ModelSpec
 
 MISTRAL: Table = {**LLAMA_LIKE, **used("sliding_window")}
+MINISTRAL3_ROPE = Members(
+    {
+        **ROPE_MEMBERS,
+        "llama_4_scaling_beta": USED,
+        "max_position_embeddings": Harmless("the model's own says it"),
+    }
+)
+MINISTRAL3: Table = {**MISTRAL, "rope_parameters": MINISTRAL3_ROPE, "rope_scaling": MINISTRAL3_ROPE}
 CONFIG_KEYS: Mapping[str, Table] = {
     "llama": {
         **LLAMA_LIKE,
@@ -46,7 +56,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "layer_types": FULL_ATTENTION,
     },
     "mistral": MISTRAL,
-    "mistral3": around(MISTRAL),
+    "ministral3": MINISTRAL3,
+    "mistral3": around(MINISTRAL3),
     "internlm3": {**LLAMA_LIKE, "qkv_bias": QKVO_BIAS, "bias": MLP_BIAS},
     "ministral": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
     "cwm": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
@@ -62,7 +73,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
 }  # fmt: skip
 
 
-EPS = {"helium": 1e-8, "cwm": 1e-5, "internlm3": 1e-5}
+EPS = {"helium": 1e-8, "cwm": 1e-5, "internlm3": 1e-5, "ministral3": 1e-5}
 THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0}
 """transformers' defaults where they are others."""
 
@@ -77,6 +88,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         ropes=decoder.rope(default_theta=THETAS.get(model_type, 10_000.0), interleaved=model_type == "helium"),
         windows=_windows(view, model_type, decoder.layout.num_layers),
         qk_norm="head" if model_type == "qwen3" else None,
+        attention_options=_growth(decoder) if model_type == "ministral3" else None,
         ignored=(OTHER_PARTS,),
     )
 
@@ -89,8 +101,8 @@ def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | N
         return window_of_each_layer(
             layer_types(view, count, TYPES) or default, sliding_window(view, default=2 * DEFAULT_WINDOW)
         )
-    if model_type == "mistral":
-        return (sliding_window(view, default=DEFAULT_WINDOW),) * count
+    if model_type in ("mistral", "ministral3"):
+        return (sliding_window(view, default=DEFAULT_WINDOW if model_type == "mistral" else None),) * count
     if model_type not in ("qwen2", "qwen3") or not view.config.boolean("use_sliding_window", default=False):
         return (None,) * count
     window = sliding_window(view, default=DEFAULT_WINDOW)
@@ -100,3 +112,14 @@ def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | N
         full = integer_with_evidence(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)
         types = tuple("full_attention" if number < full else "sliding_attention" for number in range(count))
     return window_of_each_layer(types, window)
+
+
+def _growth(decoder: AttentionDecoder) -> Mapping[str, Any]:
+    """Ministral 3's queries, which grow behind the trained context."""
+    config = decoder.view.config
+    keys = [f"{place}.llama_4_scaling_beta" for place in ("rope_parameters", "rope_scaling")]
+    if config.get(*keys) is None:
+        return {}
+    trained = [f"{place}.original_max_position_embeddings" for place in ("rope_parameters", "rope_scaling")]
+    slope = config.number(*keys, low=0.0, high=1e6)
+    return {"query_growth": (slope, config.integer(*trained, high=1 << 30))}

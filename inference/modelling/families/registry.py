@@ -40,6 +40,10 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "oxidizr": Family("oxidizr"),
+    "glm4_moe_lite": Family("deepseek", "Glm4MoeLiteForCausalLM"),
+    "granite_swa": Family("granite", "GraniteSWAForCausalLM"),
+    "granitemoe_swa": Family("granite", "GraniteMoeSWAForCausalLM"),
+    "ministral3": Family("llama", "Ministral3ForCausalLM"),
     "gpt_oss": Family("gpt_oss", "GptOssForCausalLM"),
     "gemma3": Family("gemma3", "Gemma3ForConditionalGeneration"),
     "internlm3": Family("llama", "InternLM3ForCausalLM"),

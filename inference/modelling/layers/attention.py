@@ -58,6 +58,11 @@ class Attention(Layer):
         joint = self.qkv_proj(hidden)
         if self.spec.qkv_clip is not None:
             joint = joint.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
+        if self.spec.query_growth is not None:
+            # A rotation keeps the factor, so that it can be applied before.
+            width = self.spec.num_heads * self.spec.head_dim
+            growth = query_growth(batch, *self.spec.query_growth).to(joint.dtype)
+            joint = torch.cat((joint[:, :width] * growth, joint[:, width:]), 1)
         mixed = self.mix(joint, batch, state)
         if self.gate_proj is not None:
             mixed = mixed * self.gate_proj(hidden).sigmoid()
@@ -149,6 +154,19 @@ class Attention(Layer):
             sinks=None if self.sinks is None else self.sinks.unsqueeze(-1),
         )
         return mixed.squeeze(0).transpose(0, 1)
+
+
+def query_growth(batch: ForwardBatch, slope: float, length: int) -> torch.Tensor:
+    """(T, 1) float32 factors of ``AttentionSpec.query_growth``, shared by the layers.
+
+    Source: https://arxiv.org/abs/2501.19399 (temperature that grows with the context).
+    """
+    key = ("query_growth", slope, length)
+    factors: torch.Tensor | None = batch.shared.get(key)
+    if factors is None:
+        steps = torch.floor(batch.positions.float() / length)
+        factors = batch.shared[key] = (1 + slope * torch.log1p(steps)).unsqueeze(1)
+    return factors
 
 
 def attend(

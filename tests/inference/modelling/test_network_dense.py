@@ -45,6 +45,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hyperclovax-pre-norms": ("hyperclovax", {"head_dim": 8, "use_post_norm": False}),
     "jais2": ("jais2", {"head_dim": 8}),
     "ministral": ("ministral", {**WINDOWS, "head_dim": 8, "layer_types": TYPES}),
+    "ministral3": (
+        "ministral3",
+        {"head_dim": 8, "rope_parameters": {**STRETCHED, "llama_4_scaling_beta": 0.3}},
+    ),
     "nemotron": ("nemotron", {"head_dim": 8}),
     "nemotron-biases": ("nemotron", {"head_dim": 8, **BIASED}),
     "olmo": ("olmo", {"clip_qkv": 0.7}),
@@ -107,6 +111,11 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**STRETCHED, "truncate": False}, "swiglu_limit": 1.5, "swiglu_alpha": 1.3,
         },
     ),
+    "granite_swa": (
+        "granite_swa",
+        {**MULTIPLIERS, **WINDOWS, "layer_types": TYPES, "layer_rope_theta": [1e4, 0, 500.0, 1e4]},
+    ),
+    "granitemoe_swa": ("granitemoe_swa", {**MULTIPLIERS, **LOCAL, "sliding_window": 6, "shared_intermediate_size": 28}),
     "granitemoe": ("granitemoe", {**MULTIPLIERS, **LOCAL}),
     "granitemoeshared": ("granitemoeshared", {**MULTIPLIERS, **LOCAL, "shared_intermediate_size": 28}),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 6, "moe_topk": [2, 3], "head_dim": 8}),
@@ -120,6 +129,10 @@ LATENT = {
     "num_key_value_heads": 4,
 }  # fmt: skip
 LATENT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {**GROUPED, **LATENT, "n_shared_experts": 2, "mlp_layer_types": ["dense", "sparse", "dense"]},
+    ),
     "minicpm3": ("minicpm3", {**LATENT, "dim_model_base": 8, "scale_emb": 5, "scale_depth": 1.1}),
     "youtu": ("youtu", {**LATENT, "tie_word_embeddings": True}),
     "youtu-halves-biases": ("youtu", {**LATENT, "rope_interleave": False, "attention_bias": True}),

@@ -347,5 +347,16 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
                          "original_max_position_embeddings": 4096, "truncate": False}, "rope_theta": 150000,
         "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0}),
+    "zai-org/GLM-4.7-Flash": ("glm4_moe_lite", _DEEPSEEK | {
+        "topk_method": "noaux_tc", "scoring_func": None, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0,
+        "rope_scaling": None, "seq_aux": None, "pad_token_id": 154820, "norm_topk_prob": True}),
+    "ibm-granite/granite-swa": ("granite_swa", _GRANITE | _TYPES | {"layer_rope_theta": [10000.0, 0.0]}),
+    "ibm-granite/granitemoe-swa": ("granitemoe_swa", _MOE_GRANITE | _TYPES | {
+        "layer_rope_theta": [10000.0, 0.0], "shared_intermediate_size": 0}),
+    "mistralai/Ministral-3-3B-Instruct-2512": ("ministral3", _USUAL | {
+        "attention_dropout": 0.0, "head_dim": 128, "sliding_window": None, "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+            "rope_type": "yarn", "type": "yarn"}}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

@@ -51,7 +51,7 @@ TYPES = {
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
 AROUND = {
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
 }  # fmt: skip
 """Types of models that see pictures, to that of their text model."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -101,6 +101,7 @@ PREPARED: dict[str, dict[str, Any]] = {
     "no_rope_layer_interval": {"no_rope_layers": None},
     "experts_per_token": {"num_experts_per_tok": None},
     "first_k_dense_replace": {"mlp_layer_types": None},
+    "moe_layer_freq": {"mlp_layer_types": None, "first_k_dense_replace": 1},
     "layers_block_type": {"layer_types": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""
