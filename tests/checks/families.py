@@ -1,0 +1,92 @@
+"""The table of families: ``python -m tests.checks.families`` writes docs/families.md.
+
+Its rows are those of the registry. The decoders that transformers knows and that aren't among them are listed with the
+reason; a test finds those that are in neither list.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+
+from inference.modelling.families.registry import FAMILIES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
+HEAD = """# Families
+
+A checkpoint's `model_type` (config.json) says how its tensors are computed. These types are read; each is
+tested against transformers: whole forward pass, prefill in chunks, decode step by step, mixed batches. A type
+that isn't here is refused by name, with the nearest one that is and the option that forces it.
+`python -m tests.checks.families` writes this page; [add a family](add-a-family.md) says how to make it longer.
+
+| `model_type` | Class | What it is |
+|---|---|---|
+"""
+LEFT = """
+## Not read
+
+Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
+
+| `model_type` | Needs |
+|---|---|
+"""
+NOT_READ: Mapping[str, str] = {
+    "afmoe": "gated attention with norms around each mixer, a mix of two kinds of attention layers",
+    "apertus": "xIELU, an activation with learned numbers",
+    "axk1, axk2, deepseek_v32, glm_moe_dsa": "sparse latent attention: an indexer that chooses keys",
+    "bitnet": "norms inside the mixers, ternary weights",
+    "bloom, falcon, mpt": "positions as slopes added to the scores (ALiBi)",
+    "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
+    "codegen, gpt_bigcode, gpt_neo, gptj, openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
+    "cohere2_moe, cohere_compass_text, jetmoe, kolibri1, laguna, mellum, phimoe, flint, hy_v3, hy_v4, iquestcoder":
+        "a family file; their layers are there or nearly",
+    "dbrx": "experts stored in one matrix with another order",
+    "deepseek_v4, dots3_note, dots3_note_text, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":
+        "new layers: hyper-connections, compressed attention, routers with memory",
+    "diffllama": "differential attention",
+    "gemma3n, gemma3n_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text":
+        "embeddings of each layer, keys and values shared between layers",
+    "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
+    "gpt2, gpt-sw3, gpt_neox, opt, persimmon": "learned positions, or projections fused head by head",
+    "lfm3, zamba, zamba2, recurrent_gemma, rwkv, xlstm": "recurrent layers or shared blocks that aren't there",
+    "llama4, llama4_text": "attention in chunks, experts whose input is scaled",
+    "longcat_flash": "two attentions in a layer, experts that compute nothing",
+    "mimo_v2_flash": "values narrower than keys, beside sinks",
+    "minimax_m3_vl_text": "a text model of a model that sees pictures",
+    "nanochat": "a rotation in the other direction",
+}  # fmt: skip
+"""Types, separated by commas, to what is missing."""
+_NO_DECODERS = """
+aria_text bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
+electra ernie fuyu git got_ocr2 marian mbart megatron-bert mllama modernbert-decoder moshi moss_transcribe_diarize
+musicgen musicgen_melody mvp pegasus phi4_multimodal plbart prophetnet rembert roberta roberta-prelayernorm roc_bert
+roformer trocr whisper xlm xlm-roberta xlm-roberta-xl xmod
+"""
+NO_DECODERS = frozenset(_NO_DECODERS.split())
+"""Encoders, halves of encoder-decoders, parts of models of pictures, sound or music, among transformers' causal LMs."""
+
+
+def not_read() -> Iterator[str]:
+    """The types of ``NOT_READ``, one by one."""
+    for names in NOT_READ:
+        yield from names.split(", ")
+
+
+def page() -> str:
+    """docs/families.md."""
+    rows = []
+    for model_type, family in sorted(FAMILIES.items()):
+        module = import_module(f"inference.modelling.families.{family.module}")
+        summary = (module.__doc__ or "").splitlines()[0].rstrip(".")
+        rows.append(f"| `{model_type}` | {family.architecture or ''} | {summary} |\n")
+    left = [
+        f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {need} |\n" for names, need in NOT_READ.items()
+    ]
+    return HEAD + "".join(rows) + LEFT + "".join(left)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.stdout.write(f"{PAGE.name}: {len(FAMILIES)} types\n")
