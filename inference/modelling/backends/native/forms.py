@@ -77,7 +77,7 @@ def context_arguments(
 
 def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
-    if not layer.is_plain:
+    if spec.qk_norm_after_rope:
         return Attention.mix(layer, joint, batch, state)
     norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -106,6 +106,7 @@ def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, s
         spec.scale,
         spec.sliding_window or 0,
         spec.softcap or 0.0,
+        layer.sinks,
     )
     return mixed.flatten(1)
 

@@ -122,7 +122,8 @@ void run_task(const Operands<T>& on, const Item* items, int64_t heads, Prefetche
     const float* from = memory.mixed + row * shape.padded;
     const int64_t partial = items[row / rows].partial;
     if (partial < 0) {
-      write_row(from, sum_of_weights, shape.value_width, on.out + place_of(row) * shape.value_width);
+      const float sink = on.rule.weight_of_sink(place_of(row) % shape.heads, memory.states[row].highest);
+      write_row(from, sum_of_weights + sink, shape.value_width, on.out + place_of(row) * shape.value_width);
       continue;
     }
     float* to = on.partial + (partial + row % rows) * on.partial_stride();
@@ -148,6 +149,7 @@ void run_merge(const Operands<T>& on, const Merge& merge) {
       total += weights[part] * parts[part * next + shape.padded];
     }
     const int64_t token = merge.first_row + row / shape.group, head = merge.head * shape.group + row % shape.group;
+    total += on.rule.weight_of_sink(head, highest);
     T* to = on.out + (token * shape.heads + head) * shape.value_width;
     const float share = 1.0f / total;
     for (int64_t i = 0; i < shape.value_width; i += kLanes) {
@@ -230,13 +232,16 @@ at::Tensor paged_attention(
 
 at::Tensor attend(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Contexts& contexts,
-    int64_t value_width, double scale, int64_t window, double softcap) {
+    int64_t value_width, double scale, int64_t window, double softcap, const std::optional<at::Tensor>& sinks) {
   TORCH_CHECK(
       query.dim() == 3 && query.is_contiguous(), "attention: the query must be (rows, heads, width), contiguous");
   TORCH_CHECK(
       key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type(),
       "attention: query, keys and values must have one dtype");
   check_contexts(contexts);
+  TORCH_CHECK(
+      !sinks || (sinks->scalar_type() == at::kFloat && sinks->is_contiguous() && sinks->numel() == query.size(1)),
+      "attention: the sinks must be (heads,) float32");
   TORCH_CHECK(value_width > 0 && query.size(2) > 0, "attention: empty heads");
   TORCH_CHECK(window >= 0 && softcap >= 0, "attention: a negative window or softcap");
   const CacheView keys = view_of(key, "the keys", query.size(2)), values = view_of(value, "the values", value_width);
@@ -250,7 +255,7 @@ at::Tensor attend(
   const Plan plan = make_plan(
       contexts, shape, window, query.size(0),
       is_dense ? (keys.width + values.width) * keys.heads * static_cast<int64_t>(query.element_size()) : 0,
-      query.scalar_type() == at::kBFloat16 && use_amx());
+      query.scalar_type() == at::kBFloat16 && !sinks && use_amx());
   at::Tensor partial;
   if (plan.partial_rows)
     partial = at::empty({plan.partial_rows, shape.padded + kLanes}, query.options().dtype(at::kFloat));
@@ -267,7 +272,8 @@ at::Tensor attend(
             keys,
             values,
             shape,
-            {static_cast<float>(scale), static_cast<float>(softcap), window},
+            {static_cast<float>(scale), static_cast<float>(softcap), window,
+             sinks ? sinks->const_data_ptr<float>() : nullptr},
             plan.partial_rows ? partial.data_ptr<float>() : nullptr},
         plan);
   });

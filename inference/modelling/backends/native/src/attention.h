@@ -31,10 +31,12 @@ struct Contexts {
 
 // Attention of each row over the cached tokens of its sequence, read in place.
 //
-// query: (T, H, D) contiguous; key: (S, V, D); value: (S, V, ≥ value_width); last axes contiguous.
+// query: (T, H, D) contiguous; key: (S, V, D); value: (S, V, ≥ value_width); last axes contiguous. sinks: (H,) float32,
+// scores of a position without a value beside the others.
 // Returns (T, H, value_width).
 at::Tensor attend(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Contexts& contexts,
-    int64_t value_width, double scale, int64_t window, double softcap);
+    int64_t value_width, double scale, int64_t window, double softcap,
+    const std::optional<at::Tensor>& sinks = std::nullopt);
 
 }  // namespace blazr

@@ -261,6 +261,14 @@ struct ScoreRule {
   float scale;     // of q·k
   float softcap;   // 0: none
   int64_t window;  // positions that a query sees, its own included; 0: all
+  // Of each query head, the score of a position without a value; none: nullptr.
+  const float* sinks = nullptr;
+
+  // What the sink of a head adds to the sum of the weights of a row whose highest exponent this is.
+  float weight_of_sink(int64_t head, float highest) const {
+    constexpr float kLog2e = 1.44269504088896341f;
+    return sinks == nullptr ? 0.0f : std::exp2(sinks[head] * kLog2e - highest);
+  }
 
   // To exponents of 2, so that the softmax needs 2^x only.
   vf operator()(vf scores) const {

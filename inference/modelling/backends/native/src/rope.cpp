@@ -136,6 +136,7 @@ struct GqaArguments {
   double eps, offset, scale;
   int64_t window;
   double softcap;
+  std::optional<at::Tensor> sinks;  // (H,)
 };
 
 at::Tensor gqa_attention(const GqaArguments& in) {
@@ -153,7 +154,7 @@ at::Tensor gqa_attention(const GqaArguments& in) {
   const Rotation rotation = rotation_of(in.cos, in.sin, in.interleaved, joint.size(0), width);
   const at::Tensor query = prepare_qkv(joint, key, in.value, in.slot_mapping, q_norm, k_norm, rotation);
   const Contexts contexts{in.blocks, in.starts, in.lengths, in.first_rows, in.block_size};
-  return attend(query, key, in.value, contexts, width, in.scale, in.window, in.softcap);
+  return attend(query, key, in.value, contexts, width, in.scale, in.window, in.softcap, in.sinks);
 }
 
 struct MlaArguments {
@@ -285,7 +286,7 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
       "gqa_attention(Tensor joint, Tensor(a!) key, Tensor(b!) value, Tensor slot_mapping, Tensor blocks, "
       "Tensor starts, Tensor lengths, Tensor first_rows, int block_size, Tensor? cos, Tensor? sin, bool interleaved, "
       "Tensor? q_norm, Tensor? k_norm, int norm_over, float eps, float offset, float scale, int window, "
-      "float softcap) -> Tensor");
+      "float softcap, Tensor? sinks) -> Tensor");
   library.def(
       "mla_prepare(Tensor q_rope, Tensor rows, Tensor(a!) cache, Tensor slot_mapping, Tensor cos, Tensor sin, "
       "bool interleaved, Tensor? norm, bool normed, float eps, float offset) -> Tensor");

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.backends.native.forms import FORMS
@@ -36,6 +37,12 @@ SPECS = {
     "norm-weightless": AttentionSpec(6, 2, 16, 0.3, qk_norm=NormSpec(weightless=True), rope=RopeSpec(100.0, 16)),
     "norm-over-all": AttentionSpec(6, 2, 20, 0.3, qk_norm=RMS, qk_norm_per_head=False, rope=RopeSpec(100.0, 20)),
     "layer-norm": AttentionSpec(6, 2, 16, 0.3, qk_norm=NormSpec("layer"), rope=RopeSpec(100.0, 16)),
+    "norm-of-each-head": AttentionSpec(
+        6, 2, 16, 0.3, qk_norm=NormSpec("layer", has_bias=False), qk_norm_of_each_head=True, rope=RopeSpec(100.0, 16)
+    ),
+    "norm-after-rope": AttentionSpec(6, 2, 16, 0.3, qk_norm=RMS, qk_norm_after_rope=True, rope=RopeSpec(100.0, 16)),
+    "sinks": AttentionSpec(8, 2, 16, 0.3, rope=RopeSpec(100.0, 16), has_sinks=True),
+    "sinks-window": AttentionSpec(8, 2, 16, 0.3, rope=RopeSpec(100.0, 16), sliding_window=7, has_sinks=True),
     "layer-norm-over-all": AttentionSpec(6, 2, 16, 0.3, qk_norm=NormSpec("layer"), qk_norm_per_head=False),
 }
 native_mix = FORMS[Attention]["mix"]
@@ -51,7 +58,11 @@ def make_layer(spec: AttentionSpec, dtype: torch.dtype) -> Attention:
     with torch.no_grad():
         for value in layer.parameters():
             value.copy_(torch.randn(value.shape, generator=generator) * 0.5)
-    return layer.to(dtype)
+    sinks = layer.sinks
+    layer = layer.to(dtype)
+    if sinks is not None:
+        layer.sinks = nn.Parameter(sinks.detach().float(), requires_grad=False)
+    return layer
 
 
 def make_batch(decodes: tuple[int, ...], chunks: tuple[tuple[int, int], ...]) -> tuple[ForwardBatch, int]:
@@ -143,6 +154,7 @@ def test_no_row_is_written_outside_the_cache(slot):
         {"value": torch.zeros(10, 4, 8)},
         {"value": torch.zeros(9, 4, 16)},
         {"slot_mapping": torch.zeros(1, dtype=torch.int32)},
+        {"sinks": torch.zeros(3)},
         {"cos": None},
         {"cos": torch.zeros(2, 1, 8)},
         {"cos": torch.zeros(1, 1, 18), "sin": torch.zeros(1, 1, 18)},
@@ -174,6 +186,7 @@ def test_wrong_arguments_are_refused(wrong):
         "scale": 1.0,
         "window": 0,
         "softcap": 0.0,
+        "sinks": None,
     }
     torch.ops.blazr.gqa_attention(*given.values())
     with pytest.raises(RuntimeError, match=r"attention|rotation|norm"):
