@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from inference.engine.config import SNAPSHOT_SHARE, StatePlan, plan_state_budget
+from inference.errors import InvalidRequest
 from inference.llm.draft_loading import DraftCheckpoint, plan_draft
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
@@ -33,10 +34,17 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
     """How the memory of the states is going to be divided.
 
     Raises:
+        InvalidRequest: The length is more than the model's learned positions.
         OutOfCacheBlocks: It is too small for one sequence of the length that was asked for.
     """
     dtype = choose_dtype(spec, options)
     length = options.max_model_len or spec.max_position_embeddings
+    if spec.position_rows and length > spec.position_rows:
+        raise InvalidRequest(
+            f"max_model_len is {length}, but the model has {spec.position_rows} learned positions; set it to "
+            f"{spec.position_rows} or less.",
+            param="max_model_len",
+        )
     token_bytes, sequence_bytes = spec.state_bytes_per_token(dtype), spec.state_bytes_per_sequence(dtype)
     max_snapshots, snapshot_share = _max_snapshots(options, sequence_bytes)
     max_spare_slots = options.speculative.max_num_seqs if options.speculative is not None else 0

@@ -124,6 +124,9 @@ class HybridForCausalLM(nn.Module):
         super().__init__()
         self.spec = spec
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, is_head=spec.tie_word_embeddings)
+        self.embed_positions = None
+        if spec.position_rows:
+            self.embed_positions = Embedding(spec.position_rows, spec.hidden_size, is_head=False)
         self.layers = nn.ModuleList(HybridLayer(layer, spec.hidden_size) for layer in spec.layers)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size)
         self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size, spec.head_bias)
@@ -138,16 +141,18 @@ class HybridForCausalLM(nn.Module):
         Returns:
             (T, h), after the final norm.
         """
-        stream = self.embed(batch.input_ids)
+        stream = self.embed(batch)
         for layer, state in zip(self.layers, states, strict=True):
             layer(stream, batch, state)
         return stream.enter(self.final_norm)
 
-    def embed(self, input_ids: torch.Tensor) -> ResidualStream:
-        """(T,) token ids to the stream that enters the first layer."""
-        hidden: torch.Tensor = self.embed_tokens(input_ids)
+    def embed(self, batch: ForwardBatch) -> ResidualStream:
+        """The stream that enters the first layer."""
+        hidden: torch.Tensor = self.embed_tokens(batch.input_ids)
         if self.spec.embedding_multiplier != 1.0:
             hidden = hidden * self.spec.embedding_multiplier
+        if self.embed_positions is not None:
+            hidden = hidden + self.embed_positions(batch.positions)
         return ResidualStream(hidden)
 
     @property

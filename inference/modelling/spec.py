@@ -159,6 +159,7 @@ class ModelSpec:
         model_type: The family's name, as config.json has it (``oxidizr`` for that format).
         vocab_size: Rows of the embedding; token ids must be below it.
         dtype: dtype of the stored weights.
+        position_rows: Rows of a table of learned positions, added to the embedding (GPT-2); 0: there is none.
         embedding_multiplier: Multiplies the embedding's output.
         logits_multiplier: Multiplies the logits before the cap.
         logits_softcap: cap · tanh(logits / cap); None: off.
@@ -178,6 +179,7 @@ class ModelSpec:
     dtype: Dtype = "float32"
     tie_word_embeddings: bool = False
     head_bias: bool = False
+    position_rows: int = 0
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
@@ -187,6 +189,8 @@ class ModelSpec:
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name."""
         shapes: dict[str, Shape] = {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
+        if self.position_rows:
+            shapes["embed_positions.weight"] = (self.position_rows, self.hidden_size)
         for number, layer in enumerate(self.layers):
             shapes |= prefixed(f"layers.{number}", layer.parameter_shapes(self.hidden_size))
         shapes |= prefixed("final_norm", self.final_norm.parameter_shapes(self.hidden_size))

@@ -49,7 +49,7 @@ NOT_READ: Mapping[str, str] = {
     "gemma3n, gemma3n_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text":
         "embeddings of each layer, keys and values shared between layers",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
-    "gpt2, gpt-sw3, gpt_neox, opt, persimmon": "learned positions, or projections fused head by head",
+    "gpt-sw3": "GPT-2 by another name",
     "lfm3, zamba, zamba2, recurrent_gemma, rwkv, xlstm": "recurrent layers or shared blocks that aren't there",
     "llama4, llama4_text": "attention in chunks, experts whose input is scaled",
     "longcat_flash": "two attentions in a layer, experts that compute nothing",

@@ -164,7 +164,7 @@ class Measurement:
 
     def _hidden(self, window: _Window, first_layer: int) -> torch.Tensor:
         network = self._network
-        stream = network.embed(window.batch.input_ids) if first_layer < 0 else window.streams[first_layer].copy()
+        stream = network.embed(window.batch) if first_layer < 0 else window.streams[first_layer].copy()
         first = max(first_layer, 0)
         for layer, state in zip(network.layers[first:], self._runner.states[first:], strict=True):
             layer(stream, window.batch, state)
@@ -172,7 +172,7 @@ class Measurement:
 
     def _reference(self, tokens: Sequence[int], step: int) -> _Window:
         network, batch = self._network, self._runner.batch(tokens[:-1])
-        stream = network.embed(batch.input_ids)
+        stream = network.embed(batch)
         streams = [stream.copy()]
         for layer, state in zip(network.layers, self._runner.states, strict=True):
             layer(stream, batch, state)

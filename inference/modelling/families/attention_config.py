@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from inference.modelling.families.config import CheckpointView
@@ -12,6 +13,29 @@ from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.spec import Piece, Source, concatenated, tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """How a family's files hold q, k and v in one tensor.
+
+    Attributes:
+        name: Of the tensor, within the attention.
+        by_head: Head after head, each its q, k and v (GPT-NeoX); else all of q, then k, then v.
+        is_transposed: Inputs first, as in GPT-2; so is the projection behind the attention.
+    """
+
+    name: str
+    by_head: bool = False
+    is_transposed: bool = False
+
+    def source(self, name: str, head_dim: int) -> Source:
+        """The rows of the tensor ``name``, in our order."""
+        if self.by_head:
+            size = 3 * head_dim
+            parts = (Piece(name, per_group=(size, at, at + head_dim)) for at in range(0, size, head_dim))
+            return Source(tuple(parts))
+        return Source((Piece(name, transpose=self.is_transposed and name.endswith(".weight")),))
+
+
 def attention_spec(
     view: CheckpointView,
     layer: str,
@@ -20,6 +44,7 @@ def attention_spec(
     *,
     attention: str = "self_attn.",
     output: str = "o_proj",
+    fused: Fused | None = None,
     scale: float | None = None,
     **options: Any,
 ) -> AttentionSpec:
@@ -28,6 +53,7 @@ def attention_spec(
     Args:
         attention: The attention's part of the tensor names.
         output: Name of the projection behind it.
+        fused: How q, k and v lie in one tensor, where they do in a family's own way.
         scale: None: 1 / sqrt(head_dim).
         options: Further attributes of ``AttentionSpec``.
     """
@@ -38,7 +64,7 @@ def attention_spec(
         head_dim=heads.head_dim,
         scale=heads.head_dim**-0.5 if scale is None else scale,
         rope=rope,
-        qkv_bias=any(f"{base}{name}.bias" in view.tensors for name in _projections(view, base)),
+        qkv_bias=any(f"{base}{name}.bias" in view.tensors for name in _projections(view, base, fused)),
         o_bias=f"{base}{output}.bias" in view.tensors,
         **options,
     )
@@ -51,30 +77,36 @@ def attention_sources(
     *,
     attention: str = "self_attn.",
     output: str = "o_proj",
+    fused: Fused | None = None,
     qk_norms: tuple[str, str] = ("q_norm", "k_norm"),
 ) -> dict[str, Source]:
     """Sources of an ``AttentionSpec``'s parameters: separate or fused projections."""
     base = layer + attention
-    names = _projections(view, base)
-    sources = {"qkv_proj.weight": concatenated(*(f"{base}{name}.weight" for name in names))}
-    if spec.qkv_bias:
-        sources["qkv_proj.bias"] = concatenated(*(f"{base}{name}.bias" for name in names))
-    sources["o_proj.weight"] = tensor(f"{base}{output}.weight")
+    sources: dict[str, Source] = {}
+    names = _projections(view, base, fused)
+    leaves = ("weight", "bias") if spec.qkv_bias else ("weight",)
+    for leaf in leaves:
+        stored = [f"{base}{name}.{leaf}" for name in names]
+        sources[f"qkv_proj.{leaf}"] = concatenated(*stored) if fused is None else fused.source(stored[0], spec.head_dim)
+    is_transposed = fused is not None and fused.is_transposed
+    sources["o_proj.weight"] = Source((Piece(f"{base}{output}.weight", transpose=is_transposed),))
     if spec.o_bias:
         sources["o_proj.bias"] = tensor(f"{base}{output}.bias")
     if spec.has_sinks:
         sources["sinks"] = tensor(base + "sinks")
     if spec.qk_norm is not None:
         counts = (spec.num_heads, spec.num_kv_heads)
-        for name, stored, count in zip(("q_norm", "k_norm"), qk_norms, counts, strict=True):
-            each = f"{base}{stored}.norms.{{e}}.weight"
+        for name, own, count in zip(("q_norm", "k_norm"), qk_norms, counts, strict=True):
+            each = f"{base}{own}.norms.{{e}}.weight"
             if each.replace("{e}", "0") in view.tensors:
                 sources[f"{name}.weight"] = Source((Piece(each),), count)
             else:
-                sources |= prefixed(name, norm_sources(spec.qk_norm, base + stored))
+                sources |= prefixed(name, norm_sources(spec.qk_norm, base + own))
     return sources
 
 
-def _projections(view: CheckpointView, base: str) -> tuple[str, ...]:
+def _projections(view: CheckpointView, base: str, fused: Fused | None) -> tuple[str, ...]:
     """The tensors that make up ``qkv_proj``: one, or three."""
+    if fused is not None:
+        return (fused.name,)
     return ("qkv_proj",) if base + "qkv_proj.weight" in view.tensors else ("q_proj", "k_proj", "v_proj")

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.attention_config import Fused, attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation
 from inference.modelling.families.decoder import decoder_spec, norm_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
-from inference.modelling.families.head_sizes import HeadSizes, read_heads
+from inference.modelling.families.head_sizes import HeadSizes, read_fused_heads, read_heads
+from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import USUAL_MLP, MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
@@ -45,6 +46,7 @@ class LayerNames:
     Attributes:
         attention: Start of the attention's tensor names, within the layer.
         output: The projection behind it.
+        fused: How q, k and v lie in one tensor, where they do in the family's own way.
         qk_norms: The norms of queries and keys, within the attention.
         mlp: Start of the MLP's tensor names, within the layer.
         mlp_matrices: Its projections.
@@ -54,6 +56,7 @@ class LayerNames:
 
     attention: str = "self_attn."
     output: str = "o_proj"
+    fused: Fused | None = None
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     mlp: str = "mlp."
     mlp_matrices: MLPNames = USUAL_MLP
@@ -89,6 +92,10 @@ class AttentionDecoder:
             layout_options: As in ``read_layout``.
         """
         layout = read_layout(view, **layout_options)
+        if names.fused is not None:
+            name = f"{layout.layer(0)}{names.attention}{names.fused.name}.weight"
+            rows = matrix_shape(view.tensors, name)[1 if names.fused.is_transposed else 0]
+            return cls(view, names, layout, read_fused_heads(view, rows))
         heads = read_heads(
             view,
             layout.layer(0),
@@ -160,8 +167,17 @@ class AttentionDecoder:
         return decoder_spec(self.view, self.layout, model_type, layers, sources, norm, **outer)
 
     def _attention(self, layer: str, rope: RopeSpec | None, **options: Any) -> AttentionSpec:
-        base, output = self.names.attention, self.names.output
-        return attention_spec(self.view, layer, self.heads, rope, attention=base, output=output, **options)
+        names = self.names
+        return attention_spec(
+            self.view,
+            layer,
+            self.heads,
+            rope,
+            attention=names.attention,
+            output=names.output,
+            fused=names.fused,
+            **options,
+        )
 
     def _mlp(self, layer: str, act: str, *, gated: bool) -> ChannelMixer:
         mlp, matrices = self.names.mlp, self.names.mlp_matrices
@@ -174,7 +190,13 @@ class AttentionDecoder:
         """The sources of a layer's parameters, by their names within it."""
         names = self.names
         token = attention_sources(
-            self.view, attention, layer, attention=names.attention, output=names.output, qk_norms=names.qk_norms
+            self.view,
+            attention,
+            layer,
+            attention=names.attention,
+            output=names.output,
+            fused=names.fused,
+            qk_norms=names.qk_norms,
         )
         sources = prefixed("token_mixer", token) | prefixed("channel_mixer", channel)
         for kind, name in names.norms.items():

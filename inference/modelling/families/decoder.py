@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from inference.modelling.families.checks import MASK_BUFFERS, IgnoredTensors, finish
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder_layout import DecoderLayout
+from inference.modelling.families.headers import matrix_shape
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
 
 def llama_layer(token_mixer: TokenMixerSpec, channel_mixer: ChannelMixerSpec, norm: NormSpec) -> LayerSpec:
@@ -47,9 +49,26 @@ def norm_sources(norm: NormSpec, name: str) -> dict[str, Source]:
     return {leaf: tensor(f"{name}.{leaf}") for leaf in norm.parameter_names()}
 
 
-def _outer_sources(layout: DecoderLayout, norm: NormSpec, final_norm: str, head_bias: str | None) -> dict[str, Source]:
-    """Embedding, final norm and head."""
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """A table of learned positions.
+
+    Attributes:
+        name: Of its tensor.
+        first: Row of position 0.
+    """
+
+    name: str
+    first: int = 0
+
+
+def _outer_sources(
+    layout: DecoderLayout, norm: NormSpec, final_norm: str, head_bias: str | None, positions: Source | None
+) -> dict[str, Source]:
+    """Embedding, positions, final norm and head."""
     sources = {"embed_tokens.weight": tensor(layout.embedding)}
+    if positions is not None:
+        sources["embed_positions.weight"] = positions
     sources |= prefixed("final_norm", norm_sources(norm, layout.prefix + final_norm))
     if layout.head is not None:
         sources["lm_head.weight"] = tensor(layout.head)
@@ -63,7 +82,7 @@ def drafting_layers(layout: DecoderLayout) -> tuple[IgnoredTensors, ...]:
     if not layout.num_prediction_layers:
         return ()
     later = "|".join(str(layout.num_layers + number) for number in range(layout.num_prediction_layers))
-    names = re.compile(rf"{re.escape(layout.prefix)}layers\.({later})\.")
+    names = re.compile(rf"{re.escape(layout.prefix + layout.layers)}({later})\.")
     return (IgnoredTensors(names, "layers for drafting several tokens, beside the model itself"),)
 
 
@@ -81,12 +100,19 @@ def decoder_spec(
     logits_softcap: float | None = None,
     final_norm_name: str = "norm",
     can_have_head_bias: bool = False,
+    positions: Positions | None = None,
 ) -> ModelSpec:
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 
     Args:
         can_have_head_bias: The head has a bias where its tensor is there.
+        positions: Learned positions; the context is as long as their table.
     """
+    table, position_rows = None, 0
+    if positions is not None:
+        count = matrix_shape(view.tensors, positions.name)[0]
+        position_rows = max(count - positions.first, 0)
+        table = Source((Piece(positions.name, rows=(positions.first, count)),))
     head_bias = None
     if can_have_head_bias and layout.head is not None:
         name = layout.head.removesuffix("weight") + "bias"
@@ -96,15 +122,16 @@ def decoder_spec(
         model_type=model_type,
         hidden_size=layout.hidden_size,
         vocab_size=layout.vocab_size,
-        max_position_embeddings=layout.max_position_embeddings,
+        max_position_embeddings=position_rows or layout.max_position_embeddings,
         layers=tuple(layers),
         final_norm=final_norm,
         dtype=layout.dtype,
         tie_word_embeddings=layout.head is None,
         head_bias=head_bias is not None,
+        position_rows=position_rows,
         embedding_multiplier=embedding_multiplier,
         logits_multiplier=logits_multiplier,
         logits_softcap=logits_softcap,
-        parameters={**_outer_sources(layout, final_norm, final_norm_name, head_bias), **layer_sources},
+        parameters={**_outer_sources(layout, final_norm, final_norm_name, head_bias, table), **layer_sources},
     )
     return finish(view, spec, ignored=(MASK_BUFFERS, *ignored))

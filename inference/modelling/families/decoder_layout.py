@@ -29,6 +29,7 @@ class DecoderLayout:
         prefix: What stands before ``layers.N.`` in the tensor names: ``model.``, ``backbone.`` or nothing.
         embedding: Name of the embedding's tensor.
         head: Name of the head's tensor; None: the embedding is the head.
+        layers: What stands between the prefix and a layer's number.
         num_prediction_layers: Layers after them in the files, which only draft tokens and are left out.
         hidden_size: Columns of the embedding.
         vocab_size: Rows of the embedding.
@@ -41,6 +42,7 @@ class DecoderLayout:
     head: str | None
     num_layers: int
     num_prediction_layers: int
+    layers: str
     hidden_size: int
     vocab_size: int
     dtype: Dtype
@@ -48,7 +50,7 @@ class DecoderLayout:
 
     def layer(self, number: int) -> str:
         """Start of the tensor names of one layer, with the dot."""
-        return f"{self.prefix}layers.{number}."
+        return f"{self.prefix}{self.layers}{number}."
 
 
 def read_layout(
@@ -56,6 +58,8 @@ def read_layout(
     *,
     prefixes: Sequence[str] = ("model.", ""),
     embeddings: Sequence[str] = ("embed_tokens.weight",),
+    layers: str = "layers.",
+    head: str = "lm_head.weight",
     tied_by_default: bool = False,
     prediction_layers: int = 0,
     default_max_position_embeddings: int = 4096,
@@ -65,6 +69,8 @@ def read_layout(
     Args:
         prefixes: Candidates, in order of preference.
         embeddings: Candidates for the embedding's name after the prefix.
+        layers: What stands between the prefix and a layer's number.
+        head: Name of the head's tensor.
         tied_by_default: Whether the head is the embedding when config.json doesn't say.
         prediction_layers: How many layers after config.json's number may be there for multi-token prediction
             (DeepSeek); they are left out.
@@ -87,24 +93,33 @@ def read_layout(
     evidence = f"{embedding} has shape {[vocab_size, hidden_size]}"
     check_size(view, hidden_size, evidence, "hidden_size")
     check_size(view, vocab_size, evidence, "vocab_size")
-    num_layers, present = _count_layers(view, prefix, prediction_layers)
-    head = _find_head(view, prefix, embedding, tied_by_default)
+    num_layers, present = _count_layers(view, prefix + layers, prediction_layers)
+    found_head = _find_head(view, head, prefix, embedding, tied_by_default)
     dtype = _stored_dtype(view, embedding)
     max_positions = integer_with_evidence(
         view,
         "max_position_embeddings",
-        ("max_position_embeddings", "max_seq_len"),
+        ("max_position_embeddings", "max_seq_len", "n_positions"),
         default_max_position_embeddings,
         high=1 << 30,
     )
     return DecoderLayout(
-        prefix, embedding, head, num_layers, present - num_layers, hidden_size, vocab_size, dtype, max_positions
+        prefix,
+        embedding,
+        found_head,
+        num_layers,
+        present - num_layers,
+        layers,
+        hidden_size,
+        vocab_size,
+        dtype,
+        max_positions,
     )
 
 
 def layer_numbers(tensors: TensorTable, prefix: str) -> list[int]:
-    """The N of all ``{prefix}layers.N.…`` names, sorted."""
-    pattern = re.compile(re.escape(prefix) + r"layers\.(\d{1,6})\.")
+    """The N of all ``{prefix}N.…`` names, sorted."""
+    pattern = re.compile(re.escape(prefix) + r"(\d{1,6})\.")
     return sorted({int(match[1]) for match in map(pattern.match, tensors) if match})
 
 
@@ -113,8 +128,8 @@ def _count_layers(view: CheckpointView, prefix: str, prediction_layers: int) -> 
     numbers = layer_numbers(view.tensors, prefix)
     if not numbers:
         raise UnsupportedArchitecture(
-            f"no layers: no tensor name starts with {prefix}layers.0. ({sample_of(view.tensors)}).",
-            param=f"{prefix}layers",
+            f"no layers: no tensor name starts with {prefix}0. ({sample_of(view.tensors)}).",
+            param=prefix[:-1],
         )
     present = numbers[-1] + 1
     if present > MAX_LAYERS:
@@ -124,9 +139,9 @@ def _count_layers(view: CheckpointView, prefix: str, prediction_layers: int) -> 
     if len(numbers) != present:
         missing = min(set(range(present)) - set(numbers))
         raise MissingTensor(
-            f"layer {missing} is missing: no tensor name starts with {prefix}layers.{missing}., although layer "
+            f"layer {missing} is missing: no tensor name starts with {prefix}{missing}., although layer "
             f"{numbers[-1]} is there.",
-            param=f"{prefix}layers.{missing}",
+            param=f"{prefix}{missing}",
         )
     stated = view.config.optional_integer(*_LAYER_COUNT_KEYS, high=MAX_LAYERS)
     if stated is None or stated == present:
@@ -137,12 +152,12 @@ def _count_layers(view: CheckpointView, prefix: str, prediction_layers: int) -> 
         raise MissingTensor(
             f"config.json says {stated} layers, but the tensors end at layer {present - 1}; a shard is missing, or "
             "config.json is from another model.",
-            param=f"{prefix}layers.{present}",
+            param=f"{prefix}{present}",
         )
     if present > stated + prediction_layers:
         raise TensorShapeMismatch(
             f"config.json says {stated} layers{_beside(prediction_layers)}, but the tensors have {present} "
-            f"({prefix}layers.{stated} to {prefix}layers.{present - 1}); correct {_LAYER_COUNT_KEYS[0]}.",
+            f"({prefix}{stated} to {prefix}{present - 1}); correct {_LAYER_COUNT_KEYS[0]}.",
             param=_LAYER_COUNT_KEYS[0],
         )
     view.facts.add("num_layers", stated, "config.json; the layers after them are prediction modules, left out")
@@ -153,10 +168,9 @@ def _beside(prediction_layers: int) -> str:
     return f" and {prediction_layers} for prediction" if prediction_layers else ""
 
 
-def _find_head(view: CheckpointView, prefix: str, embedding: str, tied_by_default: bool) -> str | None:
+def _find_head(view: CheckpointView, name: str, prefix: str, embedding: str, tied_by_default: bool) -> str | None:
     """Name of the head's tensor; None: the embedding is the head."""
     config, facts, tensors = view.config, view.facts, view.tensors
-    name = "lm_head.weight"
     for place in (prefix, prefix.removesuffix("model.")):
         if name not in tensors and place + name in tensors:
             name = place + name
@@ -164,12 +178,12 @@ def _find_head(view: CheckpointView, prefix: str, embedding: str, tied_by_defaul
     tied = config.boolean("tie_word_embeddings", default=tied_by_default)
     if name not in tensors:
         confidence = Confidence.CERTAIN if tied else Confidence.HIGH
-        stated = facts.add("tie_word_embeddings", tied or not written, "there is no lm_head.weight", confidence)
+        stated = facts.add("tie_word_embeddings", tied or not written, f"there is no {name}", confidence)
         if not stated:
             raise MissingTensor(
-                "config.json says tie_word_embeddings false, but there is no lm_head.weight: the head is missing. If "
+                f"config.json says tie_word_embeddings false, but there is no {name}: the head is missing. If "
                 "the head is the embedding, set the override tie_word_embeddings to true.",
-                param="lm_head.weight",
+                param=name,
             )
         return None
     evidence = "config.json" if written else f"{name} is there, and config.json says nothing else"

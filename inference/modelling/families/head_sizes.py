@@ -71,6 +71,23 @@ def read_heads(
     return _checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
 
 
+def read_fused_heads(view: CheckpointView, rows: int) -> HeadSizes:
+    """Heads of a projection of ``rows`` rows for q, k and v, as many heads of each as config.json says.
+
+    Raises:
+        TensorShapeMismatch: The rows can't be divided so.
+    """
+    heads = view.config.integer(*_HEADS_KEYS, "n_head", high=_MAX_HEADS)
+    if rows % (3 * heads):
+        raise TensorShapeMismatch(
+            f"config.json says {heads} attention heads, but {rows} rows can't be divided among the q, k and v of each.",
+            param=_HEADS_KEYS[0],
+        )
+    view.facts.add("attention.num_heads", heads, "config.json")
+    view.facts.add("attention.head_dim", rows // (3 * heads), f"{rows} rows of q, k and v of {heads} heads")
+    return HeadSizes(heads, heads, rows // (3 * heads))
+
+
 def _head_dim(view: CheckpointView, base: str, q_norm: str, q_rows: int, k_rows: int, default: int | None) -> int:
     config, facts = view.config, view.facts
     name = "attention.head_dim"

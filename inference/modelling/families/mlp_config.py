@@ -8,17 +8,18 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.layer_specs import MLPSpec
-from inference.modelling.spec import Source, concatenated, tensor
+from inference.modelling.spec import Piece, Source, concatenated, tensor
 
 
 @dataclass(frozen=True, slots=True)
 class MLPNames:
-    """How a family calls the matrices of an MLP."""
+    """How a family calls the matrices of an MLP; ``is_transposed``: they are stored inputs first, as in GPT-2."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     gate_up: str = "gate_up_proj"
+    is_transposed: bool = False
 
 
 USUAL_MLP = MLPNames()
@@ -35,7 +36,7 @@ def mlp_spec(
 ) -> MLPSpec:
     """Width from the columns of the last matrix, biases by presence."""
     down = f"{layer}{mlp}{names.down}"
-    width = matrix_shape(view.tensors, down + ".weight")[1]
+    width = matrix_shape(view.tensors, down + ".weight")[0 if names.is_transposed else 1]
     check_size(view, width, f"columns of {down}.weight", "intermediate_size")
     return MLPSpec(width, activation_name, gated, bias=down + ".bias" in view.tensors)
 
@@ -49,10 +50,14 @@ def mlp_sources(
     kinds = ("weight", "bias") if spec.bias else ("weight",)
     for kind in kinds:
         if not spec.gated:
-            sources[f"up_proj.{kind}"] = tensor(f"{base}{names.up}.{kind}")
+            sources[f"up_proj.{kind}"] = _stored(f"{base}{names.up}.{kind}", names)
         elif f"{base}{names.gate_up}.{kind}" in view.tensors:
             sources[f"gate_up_proj.{kind}"] = tensor(f"{base}{names.gate_up}.{kind}")
         else:
             sources[f"gate_up_proj.{kind}"] = concatenated(f"{base}{names.gate}.{kind}", f"{base}{names.up}.{kind}")
-        sources[f"down_proj.{kind}"] = tensor(f"{base}{names.down}.{kind}")
+        sources[f"down_proj.{kind}"] = _stored(f"{base}{names.down}.{kind}", names)
     return sources
+
+
+def _stored(name: str, names: MLPNames) -> Source:
+    return Source((Piece(name, transpose=names.is_transposed and name.endswith(".weight")),))

@@ -152,7 +152,7 @@ class _Reader:
 
     def _names_by_layer(self) -> list[set[str]]:
         """Tensor names of each layer, without ``layers.N.``."""
-        numbers = layer_numbers(self.tensors, "")
+        numbers = layer_numbers(self.tensors, "layers.")
         if not numbers:
             raise UnsupportedArchitecture(
                 f"no layers detected: no tensor name starts with layers.0. ({sample_of(self.tensors)}).", param="layers"

@@ -40,6 +40,10 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "oxidizr": Family("oxidizr"),
+    "gpt2": Family("gpt2", "GPT2LMHeadModel"),
+    "gpt_neox": Family("gpt_neox", "GPTNeoXForCausalLM"),
+    "opt": Family("gpt2", "OPTForCausalLM"),
+    "persimmon": Family("gpt_neox", "PersimmonForCausalLM"),
     "glm4_moe_lite": Family("deepseek", "Glm4MoeLiteForCausalLM"),
     "granite_swa": Family("granite", "GraniteSWAForCausalLM"),
     "granitemoe_swa": Family("granite", "GraniteMoeSWAForCausalLM"),

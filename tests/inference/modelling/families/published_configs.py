@@ -358,5 +358,32 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
             "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
             "rope_type": "yarn", "type": "yarn"}}),
+    "openai-community/gpt2": ("gpt2", {
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+        "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257}),
+    "EleutherAI/pythia-1b": ("gpt_neox", {
+        "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 2048, "num_attention_heads": 8, "num_hidden_layers": 16, "rotary_emb_base": 10000,
+        "rotary_pct": 0.25, "tie_word_embeddings": False, "torch_dtype": "float16", "use_cache": True,
+        "use_parallel_residual": True, "vocab_size": 50304}),
+    "facebook/opt-125m": ("opt", {
+        "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
+        "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": True,
+        "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 3072, "hidden_size": 768, "init_std": 0.02, "layerdrop": 0.0,
+        "max_position_embeddings": 2048, "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1,
+        "prefix": "</s>", "torch_dtype": "float16", "use_cache": True, "vocab_size": 50272,
+        "word_embed_proj_dim": 768}),
+    "adept/persimmon-8b-base": ("persimmon", {
+        "architectures": ["PersimmonForCausalLM"], "bos_token_id": 71013, "eos_token_id": 71013, "hidden_act": "relu2",
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 16384, "layer_norm_eps": 1e-05, "max_position_embeddings": 16384,
+        "num_attention_heads": 64, "num_hidden_layers": 36, "partial_rotary_factor": 0.5, "qk_layernorm": True,
+        "rope_scaling": None, "rope_theta": 25000.0, "tie_word_embeddings": False, "use_cache": True,
+        "vocab_size": 262144}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

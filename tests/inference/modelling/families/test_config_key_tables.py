@@ -30,9 +30,9 @@ from tests.inference.modelling.families.headers import llama, view_of
 from tests.inference.modelling.families.published_configs import PUBLISHED
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import read_config
-from tests.inference.modelling.test_network_attention import BASE
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION_CASES
 from tests.inference.modelling.test_network_dense import CASES as DENSE_CASES
+from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
 from tests.models_registry.detection.builders import EXAMPLES
@@ -126,7 +126,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
             if case in ATTENTION_CASES:
                 config = copy.deepcopy(ATTENTION_CASES[case])
             elif case in DENSE_CASES:
-                config = AutoConfig.for_model(model_type, **(BASE | DENSE_CASES[case][1]))
+                config = tiny_config(model_type, DENSE_CASES[case][1])
             else:
                 family, values = (RECURRENT_CASES | LINEAR_CASES)[case]
                 config = getattr(transformers, f"{family}Config")(**values)
@@ -262,7 +262,7 @@ def _other(value: float) -> float:
 NOT_FREE = {
     "expand", "mamba_expand", "d_model", "head_dim", "num_key_value_heads", "n_shared_experts", "is_encoder_decoder",
     "is_decoder", "return_dict", "intermediate_size", "block_ffn_dim_multiplier", "block_multiple_of",
-    "block_auto_adjust_ff_dim", "num_dense_layers",
+    "block_auto_adjust_ff_dim", "num_dense_layers", "word_embed_proj_dim",
 }  # fmt: skip
 """Keys that transformers computes shapes from, where blazr has the shapes, and its form of a result."""
 

@@ -80,4 +80,4 @@ def test_broken_layouts_are_refused_by_name() -> None:
 
 def test_layer_numbers_are_sorted_and_distinct() -> None:
     view = view_of({"h.layers.10.a": (1,), "h.layers.2.a": (1,), "h.layers.2.b": (1,), "layers.7.a": (1,)})
-    assert layer_numbers(view.tensors, "h.") == [2, 10]
+    assert layer_numbers(view.tensors, "h.layers.") == [2, 10]
