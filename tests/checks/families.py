@@ -19,7 +19,7 @@ HEAD = """# Families
 A checkpoint's `model_type` (config.json) says how its tensors are computed. These types are read; each is
 tested against transformers: whole forward pass, prefill in chunks, decode step by step, mixed batches. A type
 that isn't here is refused by name, with the nearest one that is and the option that forces it.
-`python -m tests.checks.families` writes this page; [add a family](add-a-family.md) says how to make it longer.
+`python -m tests.checks.families` writes this page; [add a family](add-a-family.md) says how it grows.
 
 | `model_type` | Class | What it is |
 |---|---|---|

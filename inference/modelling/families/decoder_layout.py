@@ -103,18 +103,8 @@ def read_layout(
         default_max_position_embeddings,
         high=1 << 30,
     )
-    return DecoderLayout(
-        prefix,
-        embedding,
-        found_head,
-        num_layers,
-        present - num_layers,
-        layers,
-        hidden_size,
-        vocab_size,
-        dtype,
-        max_positions,
-    )
+    beyond, sizes = present - num_layers, (hidden_size, vocab_size)
+    return DecoderLayout(prefix, embedding, found_head, num_layers, beyond, layers, *sizes, dtype, max_positions)
 
 
 def layer_numbers(tensors: TensorTable, prefix: str) -> list[int]:
