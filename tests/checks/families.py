@@ -40,7 +40,7 @@ NOT_READ: Mapping[str, str] = {
     "bloom, falcon, mpt": "positions as slopes added to the scores (ALiBi)",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "codegen, gpt_bigcode, gpt_neo, gptj, openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
-    "cohere2_moe, cohere_compass_text, jetmoe, kolibri1, laguna, mellum, phimoe, flint, hy_v3, hy_v4, iquestcoder":
+    "cohere2_moe, cohere_compass_text, jetmoe, kolibri1, laguna, mellum, phimoe, flint, hy_v4":
         "a family file; their layers are there or nearly",
     "dbrx": "experts stored in one matrix with another order",
     "deepseek_v4, dots3_note, dots3_note_text, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":

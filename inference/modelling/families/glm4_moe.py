@@ -1,7 +1,7 @@
-"""GLM 4.5, dots.llm1, EXAONE MoE and Solar Open: Llama's attention in variants, experts of DeepSeek-V3's kind.
+"""GLM 4.5, dots.llm1, EXAONE MoE, Solar Open, Hunyuan 3: variants of Llama's attention, experts of DeepSeek-V3's kind.
 
 Source: https://arxiv.org/abs/2508.06471, https://arxiv.org/abs/2506.05767, and transformers' ``glm4_moe``, ``dots1``,
-``exaone_moe`` and ``solar_open``.
+``exaone_moe``, ``solar_open`` and ``hy_v3``.
 """
 
 from __future__ import annotations
@@ -10,20 +10,34 @@ from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
-from inference.modelling.families.config_key_tables import QKV_BIAS, WITH_ROPE, Table, used
+from inference.modelling.families.config_key_tables import LLAMA_LIKE, QKV_BIAS, WITH_ROPE, Table, used
 from inference.modelling.families.config_keys import Harmless, Only
-from inference.modelling.families.config_values import activation, rms_norm
+from inference.modelling.families.config_values import (
+    activation,
+    check_size,
+    integer_with_evidence,
+    number_with_evidence,
+    rms_norm,
+)
 from inference.modelling.families.decoder import drafting_layers
 from inference.modelling.families.exaone4 import exaone_types
 from inference.modelling.families.grouped_moe import GROUPED_MOE, grouped_moe
-from inference.modelling.families.moe_config import check_dense_layers, moe_sources
+from inference.modelling.families.moe_config import (
+    check_dense_layers,
+    check_experts,
+    check_routing,
+    count_experts,
+    moe_sources,
+    shared_width,
+)
 from inference.modelling.families.rope_by_type import TYPES
 from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
 from inference.modelling.layer_parts import RopeSpec
+from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
 
 EPS = {"dots1": 1e-6}
-THETAS = {"solar_open": 1_000_000.0}
+THETAS = {"solar_open": 1_000_000.0, "hy_v3": 11_158_840.0}
 KEYS: Table = {**WITH_ROPE, **GROUPED_MOE}
 CONFIG_KEYS: Mapping[str, Table] = {
     "glm4_moe": {**KEYS, **used("use_qk_norm", "num_nextn_predict_layers"), "attention_bias": QKV_BIAS},
@@ -43,6 +57,20 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "scoring_func": Only(("sigmoid",), "scores are sigmoids"),
         "topk_method": Only(("noaux_tc",), "experts are chosen with a bias"),
     },
+    "hy_v3": {
+        **LLAMA_LIKE,
+        **used(
+            "num_experts",
+            "num_local_experts",
+            "num_experts_per_tok",
+            "num_shared_experts",
+            "moe_intermediate_size",
+            "router_scaling_factor",
+            "mlp_layer_types",
+            "num_nextn_predict_layers",
+        ),
+        "enable_moe_fp32_combine": Harmless("up to rounding"),
+    },
     "solar_open": {
         **{key: rule for key, rule in KEYS.items() if key != "first_k_dense_replace"},
         "attention_bias": QKV_BIAS,
@@ -56,13 +84,15 @@ CONFIG_KEYS: Mapping[str, Table] = {
 def build_spec(view: CheckpointView) -> ModelSpec:
     model_type = view.config.string("model_type", default="glm4_moe")
     prediction = view.config.integer(
-        "num_nextn_predict_layers", default=int(model_type == "glm4_moe"), low=0, high=MAX_LAYERS
+        "num_nextn_predict_layers", default=int(model_type in ("glm4_moe", "hy_v3")), low=0, high=MAX_LAYERS
     )
     decoder = AttentionDecoder.read(view, prediction_layers=prediction)
     act = activation(view)
     _check_dense(decoder, model_type)
 
     def experts(layer: str) -> ChannelMixer:
+        if model_type == "hy_v3":
+            return _hunyuan_experts(view, layer, act)
         is_exaone = model_type == "exaone_moe"
         shared = "num_shared_experts" if is_exaone else "n_shared_experts"
         factor = 2.5 if is_exaone else 1.0
@@ -73,7 +103,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         return spec, moe_sources(view, spec, f"{layer}mlp.", shared="shared_experts.", correction_bias=bias)
 
     windows, ropes = _windows_and_ropes(decoder, model_type)
-    has_qk_norm = model_type in ("dots1", "exaone_moe") or view.config.boolean("use_qk_norm", default=False)
+    has_qk_norm = model_type in ("dots1", "exaone_moe", "hy_v3") or view.config.boolean("use_qk_norm", default=False)
     return decoder.spec(
         model_type,
         norm=rms_norm(view, default=EPS.get(model_type, 1e-5)),
@@ -82,6 +112,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         qk_norm="head" if has_qk_norm else None,
         act=act,
         experts=experts,
+        router="mlp.router.gate.weight" if model_type == "hy_v3" else "mlp.gate.weight",
         ignored=drafting_layers(decoder.layout),
     )
 
@@ -106,12 +137,43 @@ def _windows_and_ropes(
     return window_of_each_layer(types or default, window), [rope] * count
 
 
+def _hunyuan_experts(view: CheckpointView, layer: str, act: str) -> ChannelMixer:
+    """Experts of the same kind under other names, without groups."""
+    base = f"{layer}mlp."
+    count, width = count_experts(view, base + "experts.")
+    check_experts(view, base + "experts.", count, width, ("num_experts", "num_local_experts"), "moe_intermediate_size")
+    shared = shared_width(view, base + "shared_mlp.")
+    check_size(view, shared // width, f"width of {base}shared_mlp by that of an expert", "num_shared_experts")
+    factor = number_with_evidence(
+        view, "moe.routed_scaling_factor", ("router_scaling_factor",), 2.826, low=1e-6, high=1e6
+    )
+    spec = check_routing(
+        MoESpec(
+            num_experts=count,
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 8),
+            intermediate_size=width,
+            activation=act,
+            scoring="sigmoid",
+            normalise_eps=1e-20,
+            routed_scaling_factor=factor,
+            correction_bias=True,
+            shared_intermediate_size=shared,
+        )
+    )
+    sources = moe_sources(view, spec, base, router="router.gate", shared="shared_mlp.", correction_bias="expert_bias")
+    return spec, sources
+
+
 def _check_dense(decoder: AttentionDecoder, model_type: str) -> None:
     """Compare the layers without experts with those that config.json states."""
     view, layout = decoder.view, decoder.layout
     kinds = view.config.strings("mlp_layer_types")
-    if model_type == "exaone_moe" and len(kinds) == layout.num_layers:
+    if model_type == "hy_v3" and len(kinds) == layout.num_layers:
+        check_dense_layers(
+            view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse", router="mlp.router.gate.weight"
+        )
+    elif model_type == "exaone_moe" and len(kinds) == layout.num_layers:
         check_dense_layers(view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse")
-    elif model_type != "solar_open" and "first_k_dense_replace" in view.config:
+    elif model_type not in ("solar_open", "hy_v3") and "first_k_dense_replace" in view.config:
         first = view.config.integer("first_k_dense_replace", low=0)
         check_dense_layers(view, layout, "first_k_dense_replace", lambda number: number >= first)

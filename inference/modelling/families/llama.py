@@ -1,7 +1,7 @@
 """Llama and the families that differ from it only in biases, norms of q and k, sliding windows and kinds of rotation.
 
-llama, mistral, ministral, ministral3, qwen2, qwen3, seed_oss, cwm, helium, internlm3: pre-norm layers of grouped-query
-attention and a gated MLP.
+llama, mistral, ministral, ministral3, qwen2, qwen3, seed_oss, cwm, helium, internlm3, iquestcoder: pre-norm layers of
+grouped-query attention and a gated MLP.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
     "mistral": MISTRAL,
     "ministral3": MINISTRAL3,
     "mistral3": around(MINISTRAL3),
+    "iquestcoder": LLAMA_LIKE,
     "internlm3": {**LLAMA_LIKE, "qkv_bias": QKVO_BIAS, "bias": MLP_BIAS},
     "ministral": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
     "cwm": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
@@ -73,7 +74,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
 }  # fmt: skip
 
 
-EPS = {"helium": 1e-8, "cwm": 1e-5, "internlm3": 1e-5, "ministral3": 1e-5}
+EPS = {"helium": 1e-8, "cwm": 1e-5, "internlm3": 1e-5, "ministral3": 1e-5, "iquestcoder": 1e-5}
 THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0}
 """transformers' defaults where they are others."""
 

@@ -119,7 +119,12 @@ def has_router(view: CheckpointView, layer: str) -> bool:
 
 
 def check_dense_layers(
-    view: CheckpointView, layout: DecoderLayout, key: str, is_stated_sparse: Callable[[int], bool]
+    view: CheckpointView,
+    layout: DecoderLayout,
+    key: str,
+    is_stated_sparse: Callable[[int], bool],
+    *,
+    router: str = "mlp.gate.weight",
 ) -> None:
     """Compare config.json's dense layers with those without a router.
 
@@ -128,7 +133,7 @@ def check_dense_layers(
     """
     for number in range(layout.num_layers):
         stated, layer = is_stated_sparse(number), layout.layer(number)
-        if stated != has_router(view, layer):
+        if stated != (layer + router in view.tensors):
             kinds = ("experts", "a dense MLP") if stated else ("a dense MLP", "experts")
             raise TensorShapeMismatch(
                 f"config.json gives layer {number} {kinds[0]} ({key}), but {layer}mlp. has the tensors of {kinds[1]}; "

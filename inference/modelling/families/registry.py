@@ -40,6 +40,8 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "oxidizr": Family("oxidizr"),
+    "hy_v3": Family("glm4_moe", "HYV3ForCausalLM"),
+    "iquestcoder": Family("llama", "IQuestCoderForCausalLM"),
     "gpt2": Family("gpt2", "GPT2LMHeadModel"),
     "gpt_neox": Family("gpt_neox", "GPTNeoXForCausalLM"),
     "opt": Family("gpt2", "OPTForCausalLM"),

@@ -128,6 +128,14 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", {**MULTIPLIERS, **LOCAL}),
     "granitemoeshared": ("granitemoeshared", {**MULTIPLIERS, **LOCAL, "shared_intermediate_size": 28}),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 6, "moe_topk": [2, 3], "head_dim": 8}),
+    "hy_v3": (
+        "hy_v3",
+        {
+            "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2, "moe_intermediate_size": 20,
+            "mlp_layer_types": ["dense", "sparse"], "head_dim": 8,
+        },
+    ),
+    "iquestcoder": ("iquestcoder", {"head_dim": 8}),
     "minimax_m2": ("minimax_m2", {**EXPERTS, "head_dim": 8, "rotary_dim": 4}),
     "olmoe": ("olmoe", EXPERTS),
     "olmoe-normalised": ("olmoe", {**EXPERTS, "norm_topk_prob": True}),

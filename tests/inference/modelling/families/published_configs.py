@@ -385,5 +385,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "num_attention_heads": 64, "num_hidden_layers": 36, "partial_rotary_factor": 0.5, "qk_layernorm": True,
         "rope_scaling": None, "rope_theta": 25000.0, "tie_word_embeddings": False, "use_cache": True,
         "vocab_size": 262144}),
+    "tencent/Hy3-preview": ("hy_v3", _USUAL | {
+        "attention_bias": False, "enable_moe_fp32_combine": True, "head_dim": 128, "mlp_bias": False,
+        "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 1536, "num_experts": 192,
+        "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "num_shared_experts": 1,
+        "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"}, "router_scaling_factor": 2.826}),
+    "IQuestLab/IQuest-Coder-V1-40B-Instruct": ("iquestcoder", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "rope_scaling": None,
+        "rope_theta": 500000.0, "auto_map": {"AutoConfig": "x"}}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""
