@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
-from inference.modelling.gguf import configs, names
+from inference.modelling.gguf import configs, dense_configs, dense_names, expert_configs, names
+from inference.modelling.gguf.config_parts import draft_layers
 from inference.modelling.gguf.container import GgufArray
 from inference.modelling.gguf.metadata import Metadata
 from inference.modelling.gguf.parts import GgufParts, read_parts
@@ -41,12 +43,15 @@ class Architecture:
         layers: Names of the layers' tensors.
         outer: Names of the others.
         prefix: What stands before the number of a layer.
+        drafts: Whether files can have layers behind the model's, which draft tokens, and how checkpoints call them:
+            under ``mtp.``, or as further layers.
     """
 
     config: Callable[[Metadata], dict[str, Any]]
     layers: tuple[Rename, ...]
     outer: Mapping[str, tuple[str, How]]
     prefix: str = "model.layers."
+    drafts: Literal["", "mtp", "layers"] = ""
 
 
 def _backbone(config: Callable[[Metadata], dict[str, Any]], layers: tuple[Rename, ...]) -> Architecture:
@@ -54,7 +59,6 @@ def _backbone(config: Callable[[Metadata], dict[str, Any]], layers: tuple[Rename
 
 
 _MIXTRAL = Architecture(configs.llama, names.MIXTRAL, names.OUTER)
-_GRANITE = Architecture(configs.granite, names.GRANITE, names.OUTER)
 _QWEN3_NEXT_AS_IT_WAS = Architecture(configs.qwen3_next, names.QWEN3_NEXT_AS_IT_WAS, names.GEMMA_OUTER)
 _NEMOTRON = _backbone(configs.nemotron_h, names.NEMOTRON_H)
 
@@ -65,8 +69,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
     "qwen3moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
     "qwen3next": Architecture(configs.qwen3_next, names.QWEN3_NEXT, names.GEMMA_OUTER),
-    "qwen35": Architecture(configs.qwen35, names.QWEN35, names.GEMMA_OUTER),
-    "qwen35moe": Architecture(configs.qwen35, names.QWEN35_MOE, names.GEMMA_OUTER),
+    "qwen35": Architecture(configs.qwen35, names.QWEN35, names.GEMMA_OUTER, drafts="mtp"),
+    "qwen35moe": Architecture(configs.qwen35, names.QWEN35_MOE, names.GEMMA_OUTER, drafts="mtp"),
     "lfm2": Architecture(configs.lfm2, names.LFM2, names.LFM2_OUTER),
     "lfm2moe": Architecture(configs.lfm2, names.LFM2_MOE, names.LFM2_OUTER),
     "phi3": Architecture(configs.phi3, names.PHI3, names.OUTER),
@@ -75,12 +79,41 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mamba": _backbone(configs.mamba, names.MAMBA),
     "mamba2": _backbone(configs.mamba2, names.MAMBA2),
     "jamba": Architecture(configs.jamba, names.JAMBA, names.JAMBA_OUTER),
-    "granite": _GRANITE,
-    "granitemoe": _GRANITE,
-    "granitehybrid": _GRANITE,
+    "granite": Architecture(dense_configs.granite, names.LLAMA, names.OUTER),
+    "granitemoe": Architecture(expert_configs.granite_moe, names.GRANITE, names.OUTER),
+    "granitehybrid": Architecture(configs.granite_hybrid, names.GRANITE, names.OUTER),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
     "deepseek2": Architecture(configs.deepseek2, names.DEEPSEEK2, names.OUTER),
+    "gemma": Architecture(dense_configs.gemma, dense_names.GEMMA1, names.GEMMA_OUTER),
+    "phi2": Architecture(dense_configs.phi2, dense_names.PHI2, dense_names.PHI2_OUTER),
+    "starcoder2": Architecture(dense_configs.starcoder2, dense_names.STARCODER2, dense_names.BIASED_OUTER),
+    "stablelm": Architecture(dense_configs.stablelm, dense_names.STABLELM, dense_names.BIASED_OUTER),
+    "command-r": Architecture(dense_configs.command_r, dense_names.COHERE, names.OUTER),
+    "cohere2": Architecture(dense_configs.cohere2, dense_names.COHERE, names.OUTER),
+    "olmo": Architecture(dense_configs.olmo, dense_names.OLMO, names.OUTER),
+    "olmo2": Architecture(dense_configs.olmo2, dense_names.OLMO2, names.OUTER),
+    "olmoe": Architecture(expert_configs.olmoe, dense_names.OLMOE, names.OUTER),
+    "chatglm": Architecture(partial(dense_configs.plain, model_type="glm"), dense_names.CHATGLM, names.OUTER),
+    "glm4": Architecture(dense_configs.glm4, dense_names.GLM4, names.OUTER),
+    "glm4moe": Architecture(expert_configs.glm4_moe, dense_names.GLM4_MOE, names.OUTER, drafts="layers"),
+    "smollm3": Architecture(dense_configs.smollm3, names.LLAMA, names.OUTER),
+    "exaone4": Architecture(dense_configs.exaone4, dense_names.OLMO2, names.OUTER),
+    "exaone-moe": Architecture(expert_configs.exaone_moe, dense_names.EXAONE_MOE, names.OUTER, drafts="layers"),
+    "ernie4_5": Architecture(partial(dense_configs.plain, model_type="ernie4_5"), names.QWEN, names.OUTER),
+    "ernie4_5-moe": Architecture(expert_configs.ernie4_5_moe, dense_names.ERNIE4_5_MOE, names.OUTER),
+    "hunyuan-dense": Architecture(
+        partial(dense_configs.plain, model_type="hunyuan_v1_dense"), dense_names.HUNYUAN, names.OUTER
+    ),
+    "hunyuan-moe": Architecture(expert_configs.hunyuan_moe, dense_names.HUNYUAN_MOE, names.OUTER),
+    "seed_oss": Architecture(partial(dense_configs.plain, model_type="seed_oss"), dense_names.SEED_OSS, names.OUTER),
+    "nemotron": Architecture(dense_configs.nemotron, dense_names.NEMOTRON, dense_names.NEMOTRON_OUTER),
+    "jais2": Architecture(dense_configs.jais2, dense_names.JAIS2, dense_names.BIASED_OUTER),
+    "arcee": Architecture(dense_configs.arcee, dense_names.ARCEE, names.OUTER),
+    "minicpm3": Architecture(dense_configs.minicpm3, names.DEEPSEEK2, names.OUTER),
+    "dots1": Architecture(expert_configs.dots1, dense_names.DOTS1, names.OUTER),
+    "minimax-m2": Architecture(expert_configs.minimax_m2, dense_names.MINIMAX_M2, names.OUTER),
+    "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""
 
@@ -135,7 +168,7 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
         row = _MIXTRAL
     if meta.architecture == "qwen3next" and any(name.endswith(".ssm_in.weight") for name in parts.tensors):
         row = _QWEN3_NEXT_AS_IT_WAS
-    num_layers, drafts = _count_layers(meta)
+    num_layers, drafts = _count_layers(meta, row)
     _check_vocabulary(parts)
     queries = meta.per_layer("attention.head_count")
     keys = meta.per_layer("attention.head_count_kv") or queries
@@ -144,7 +177,7 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
         {**row.outer, **_drafting(row, num_layers, drafts), **_single_experts(meta, row, num_layers)},
         row.layers,
         prefix=row.prefix,
-        num_layers=num_layers,
+        num_layers=num_layers + (drafts if row.drafts == "layers" else 0),
         heads={number: Heads(*pair) for number, pair in enumerate(zip(queries, keys, strict=False))},
         delta=_delta_heads(meta),
         unused=CONFIG_TENSORS,
@@ -152,7 +185,7 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
     return GgufCheckpoint(parts, meta.architecture, row.config(meta), tensors)
 
 
-def _count_layers(meta: Metadata) -> tuple[int, int]:
+def _count_layers(meta: Metadata, row: Architecture) -> tuple[int, int]:
     """(layers of the model, layers behind them that only draft tokens)."""
     count, file = meta.integer("block_count") or 0, meta.parts.head.path.name
     if not 1 <= count <= MAX_LAYERS:
@@ -160,7 +193,7 @@ def _count_layers(meta: Metadata) -> tuple[int, int]:
             f"{file} states {count} layers ({meta.architecture}.block_count); 1 to {MAX_LAYERS} are needed.",
             param="block_count",
         )
-    drafts = configs.draft_layers(meta) if meta.architecture in ("qwen35", "qwen35moe") else 0
+    drafts = draft_layers(meta) if row.drafts else 0
     if drafts >= count:
         raise UnsupportedArchitecture(
             f"{file} states {count} layers, of which {drafts} only draft tokens "
@@ -176,9 +209,9 @@ def _delta_heads(meta: Metadata) -> DeltaHeads | None:
 
 
 def _drafting(row: Architecture, first: int, count: int) -> dict[str, tuple[str, How]]:
-    """Names of the layers from ``first`` on, which draft tokens, and of what is around them."""
+    """Names of the layers from ``first`` on, which draft tokens, under ``mtp.``, and of what is around them."""
     found: dict[str, tuple[str, How]] = {}
-    for number in range(count):
+    for number in range(count if row.drafts == "mtp" else 0):
         for inner, rows in (("", names.QWEN35_DRAFTS), (f"layers.{number}.", row.layers)):
             for item in rows:
                 assert isinstance(item.stored, str)

@@ -1,151 +1,29 @@
 """Make a checkpoint's config.json from the metadata of a GGUF file, one function per architecture.
 
-A value that the metadata lack is left out, so that the family takes its default or refuses. Sources: what llama.cpp's
-converter writes (``set_gguf_parameters``) and what its ``llama-model.cpp`` reads. Standard library only.
+Those that differ from Llama in names and options are in ``dense_configs.py`` and ``expert_configs.py``, what all share
+in ``config_parts.py``. Standard library only.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-from inference.errors import UnsupportedArchitecture
+from inference.modelling.gguf.config_parts import (
+    GATING_SIGMOID,
+    GATING_SOFTMAX,
+    Config,
+    decoder,
+    draft_layers,
+    expect_gating,
+    given,
+    granite_multipliers,
+    outer,
+    rope,
+    scaling,
+    width_of_head,
+)
 from inference.modelling.gguf.metadata import Metadata, shortest
 
-Config = dict[str, Any]
-GATING_SOFTMAX, GATING_SIGMOID = 1, 2
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Layers of the sizes whose scores are scaled by the width of the model by heads; the file doesn't state the scale."""
-_LLAMA3_TRAINED, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
-"""The constants of Llama 3.1 and later ones: trained context, and the bands' factors."""
-
-
-def given(**values: Any) -> Config:
-    """The values that are there."""
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def outer(meta: Metadata) -> Config:
-    """What all architectures have."""
-    return given(
-        hidden_size=meta.integer("embedding_length"),
-        num_hidden_layers=meta.integer("block_count"),
-        max_position_embeddings=meta.integer("context_length"),
-        vocab_size=meta.integer("vocab_size"),
-        tie_word_embeddings=not meta.has_tensor("output.weight"),
-        bos_token_id=meta.integer("tokenizer.ggml.bos_token_id", whole_key=True),
-        eos_token_id=meta.integer("tokenizer.ggml.eos_token_id", whole_key=True),
-    )
-
-
-def heads(meta: Metadata) -> Config:
-    """Heads of the attention; a layer without attention states 0 of them."""
-    return given(
-        num_attention_heads=max(meta.per_layer("attention.head_count"), default=None),
-        num_key_value_heads=max(meta.per_layer("attention.head_count_kv"), default=None),
-        head_dim=meta.integer("attention.key_length"),
-    )
-
-
-def width_of_head(meta: Metadata) -> int | None:
-    """As stated, or by the number of heads."""
-    stated = meta.integer("attention.key_length")
-    count, hidden = max(meta.per_layer("attention.head_count"), default=0), meta.integer("embedding_length")
-    return stated or (hidden // count if hidden and count else None)
-
-
-def decoder(meta: Metadata) -> Config:
-    """Attention, an MLP and RMS norms."""
-    return (
-        outer(meta)
-        | heads(meta)
-        | given(
-            intermediate_size=max(meta.per_layer("feed_forward_length"), default=None),
-            rms_norm_eps=meta.number("attention.layer_norm_rms_epsilon"),
-            hidden_act="silu",  # by the architecture: no key says it
-        )
-    )
-
-
-def rope(meta: Metadata) -> Config:
-    """The rotation: base, share of the head, and scaling."""
-    head_dim, rotated = width_of_head(meta), meta.integer("rope.dimension_count")
-    found = given(rope_theta=meta.number("rope.freq_base"), rope_scaling=_scaling(meta, rotated or head_dim or 0))
-    if head_dim and rotated and rotated != head_dim:
-        found["partial_rotary_factor"] = rotated / head_dim
-    return found
-
-
-def _scaling(meta: Metadata, rotated: int) -> Config | None:
-    kind = meta.string("rope.scaling.type") or "none"
-    factor, trained = meta.number("rope.scaling.factor"), meta.integer("rope.scaling.original_context_length")
-    long, short = meta.floats("rope_factors_long.weight"), meta.floats("rope_factors_short.weight")
-    if long or short:
-        return given(
-            rope_type="longrope",
-            long_factor=long,
-            short_factor=short,
-            original_max_position_embeddings=trained,
-            attention_factor=meta.number("rope.scaling.attn_factor"),
-        )
-    factors = meta.floats("rope_freqs.weight")
-    if factors and any(value != 1.0 for value in factors):
-        return _by_frequency(meta, factors, rotated)
-    if kind == "linear":
-        return given(rope_type="linear", factor=factor)
-    if kind == "yarn":
-        return given(
-            rope_type="yarn",
-            factor=factor,
-            original_max_position_embeddings=trained,
-            attention_factor=meta.number("rope.scaling.attn_factor"),
-            beta_fast=meta.number("rope.scaling.yarn_beta_fast"),
-            beta_slow=meta.number("rope.scaling.yarn_beta_slow"),
-        )
-    if kind not in ("none", "longrope"):
-        raise UnsupportedArchitecture(
-            f"the GGUF key {meta.architecture}.rope.scaling.type is {kind[:60]!r}; none, linear, yarn and longrope are "
-            "read.",
-            param="rope.scaling.type",
-        )
-    return None
-
-
-def _by_frequency(meta: Metadata, factors: list[float], rotated: int) -> Config:
-    """Divisors of the frequencies: Llama 3's, if they are what its rule gives, else as they are."""
-    stretch = max(factors)
-    base = meta.number("rope.freq_base") or 10000.0
-    if len(factors) == rotated // 2 and base > 1:
-        rule = [llama3_divisor(base ** (-2 * pair / rotated), stretch) for pair in range(len(factors))]
-        if all(math.isclose(mine, theirs, rel_tol=1e-4) for mine, theirs in zip(rule, factors, strict=True)):
-            return {
-                "rope_type": "llama3",
-                "factor": stretch,
-                "low_freq_factor": _LLAMA3_LOW,
-                "high_freq_factor": _LLAMA3_HIGH,
-                "original_max_position_embeddings": _LLAMA3_TRAINED,
-            }
-    return {
-        "rope_type": "longrope",
-        "short_factor": factors,
-        "long_factor": factors,
-        "factor": 1.0,
-        "attention_factor": 1.0,
-    }
-
-
-def llama3_divisor(frequency: float, stretch: float) -> float:
-    """What Llama 3.1 divides a frequency by: 1 for short waves, ``stretch`` for long ones, smooth between.
-
-    Source: https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py, ``apply_scaling``.
-    """
-    wavelength = 2 * math.pi / frequency
-    if wavelength < _LLAMA3_TRAINED / _LLAMA3_HIGH:
-        return 1.0
-    if wavelength > _LLAMA3_TRAINED / _LLAMA3_LOW:
-        return stretch
-    share = (_LLAMA3_TRAINED / wavelength - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
-    return 1 / ((1 - share) / stretch + share)
 
 
 def llama(meta: Metadata) -> Config:
@@ -210,11 +88,6 @@ def qwen3_next(meta: Metadata) -> Config:
     return _delta(meta) | _delta_experts(meta) | {"model_type": "qwen3_next", "norm_topk_prob": True}
 
 
-def draft_layers(meta: Metadata) -> int:
-    """How many of the last layers only draft tokens."""
-    return meta.integer("nextn_predict_layers") or 0
-
-
 def qwen35(meta: Metadata) -> Config:
     """The text models of Qwen 3.5, dense or with experts; for text, the three positions of a token are one."""
     found = _delta(meta) | given(num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta))
@@ -234,11 +107,7 @@ def lfm2(meta: Metadata) -> Config:
     found.pop("hidden_act")
     if meta.architecture == "lfm2":
         return found | {"model_type": "lfm2"}
-    gating = meta.integer("expert_gating_func")
-    if gating not in (None, GATING_SIGMOID):
-        raise UnsupportedArchitecture(
-            f"the GGUF key lfm2moe.expert_gating_func is {gating}; 2 (sigmoid) is read.", param="expert_gating_func"
-        )
+    expect_gating(meta, GATING_SIGMOID)
     return found | given(
         model_type="lfm2_moe",
         num_experts=meta.integer("expert_count"),
@@ -252,9 +121,8 @@ def lfm2(meta: Metadata) -> Config:
 def phi3(meta: Metadata) -> Config:
     """Phi-3 and Phi-4-mini."""
     found = decoder(meta) | rope(meta)
-    scaling = found.get("rope_scaling", {})
     trained = meta.integer("rope.scaling.original_context_length")
-    if scaling and trained is not None:
+    if found.get("rope_scaling") and trained is not None:
         found["original_max_position_embeddings"] = trained
     return found | {"model_type": "phi3", "sliding_window": meta.integer("attention.sliding_window") or None}
 
@@ -335,17 +203,17 @@ def jamba(meta: Metadata) -> Config:
     )
 
 
-def granite(meta: Metadata) -> Config:
-    """Granite: dense, with Mamba-2 layers, with experts; the hybrids have no positions unless the file says so."""
+def granite_hybrid(meta: Metadata) -> Config:
+    """Granite 4 with Mamba-2 layers, and Bamba; attention has no positions unless the file says so."""
     count, width = _mamba2_heads(meta)
-    found, head_dim = decoder(meta), width_of_head(meta)
+    found = decoder(meta)
     dense_width = found.pop("intermediate_size", None)
-    is_rotary = meta.architecture != "granitehybrid" or bool(meta.boolean("rope.scaling.finetuned"))
+    is_rotary = bool(meta.boolean("rope.scaling.finetuned"))
     num_experts = meta.integer("expert_count") or 0
-    scale = meta.number("attention.scale") or None
     return (
         found
         | (rope(meta) if is_rotary else {})
+        | granite_multipliers(meta)
         | given(
             model_type="granitemoehybrid",
             position_embedding_type="rope" if is_rotary else "nope",
@@ -354,10 +222,6 @@ def granite(meta: Metadata) -> Config:
             intermediate_size=dense_width if num_experts else None,
             num_local_experts=num_experts,
             num_experts_per_tok=meta.integer("expert_used_count") if num_experts else None,
-            embedding_multiplier=meta.number("embedding_scale"),
-            residual_multiplier=meta.number("residual_scale"),
-            attention_multiplier=scale or (head_dim**-0.5 if head_dim else None),
-            logits_scaling=meta.number("logit_scale"),
             mamba_n_heads=count,
             mamba_d_head=width,
             mamba_d_state=meta.integer("ssm.state_size"),
@@ -397,29 +261,24 @@ def nemotron_h(meta: Metadata) -> Config:
 
 def deepseek2(meta: Metadata) -> Config:
     """DeepSeek V2 (softmax scores) and V3 (sigmoid ones)."""
-    gating = meta.integer("expert_gating_func") or GATING_SOFTMAX
-    if gating not in (GATING_SOFTMAX, GATING_SIGMOID):
-        raise UnsupportedArchitecture(
-            f"the GGUF key deepseek2.expert_gating_func is {gating}; 1 (softmax) and 2 (sigmoid) are read.",
-            param="expert_gating_func",
-        )
-    is_third = gating == GATING_SIGMOID
+    expect_gating(meta, GATING_SOFTMAX, GATING_SIGMOID)
+    is_third = meta.integer("expert_gating_func") == GATING_SIGMOID
     groups, chosen = meta.integer("expert_group_count"), meta.integer("expert_group_used_count")
     normalise = meta.boolean("expert_weights_norm")
     found = decoder(meta)
     found.pop("head_dim", None)  # of the absorbed form, like the number of key heads
     found.pop("num_key_value_heads", None)
-    scaling = _scaling(meta, meta.integer("rope.dimension_count") or 0)
-    if scaling is not None and scaling["rope_type"] == "yarn":
+    stretch = scaling(meta, meta.integer("rope.dimension_count") or 0)
+    if stretch is not None and stretch["rope_type"] == "yarn":
         # The file has 0.1 · mscale_all_dim; the published configs have mscale = mscale_all_dim.
         log_multiplier = meta.number("rope.scaling.yarn_log_multiplier")
         if log_multiplier is not None:
-            scaling |= {"mscale": shortest(log_multiplier * 10), "mscale_all_dim": shortest(log_multiplier * 10)}
-            scaling.pop("attention_factor", None)
+            stretch |= {"mscale": shortest(log_multiplier * 10), "mscale_all_dim": shortest(log_multiplier * 10)}
+            stretch.pop("attention_factor", None)
     return found | given(
         model_type="deepseek_v3" if is_third else "deepseek_v2",
         rope_theta=meta.number("rope.freq_base"),
-        rope_scaling=scaling,
+        rope_scaling=stretch,
         q_lora_rank=meta.integer("attention.q_lora_rank") or None,
         kv_lora_rank=meta.integer("attention.kv_lora_rank"),
         qk_rope_head_dim=meta.integer("rope.dimension_count"),

@@ -91,6 +91,16 @@ class Metadata:
             raise self._bad(key, f"{len(found)} values", "a whole number for each layer")
         return numbers
 
+    def flags(self, name: str) -> list[bool] | int | None:
+        """True or false of each layer, or a number that tells them; None: the key is missing."""
+        key = self._key(name)
+        value = self.parts.keys.get(key)
+        if not isinstance(value, GgufArray):
+            return self.integer(name)
+        if value.count > MAX_VALUES:
+            raise self._bad(key, f"{value.count} values", f"at most {MAX_VALUES} values")
+        return [bool(item) for item in self.parts.head.numbers(key)]
+
     def floats(self, tensor: str) -> list[float]:
         """The values of a small float32 tensor that belongs to the config; empty: it isn't there."""
         found = self.parts.tensors.get(tensor)

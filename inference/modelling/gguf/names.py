@@ -9,35 +9,37 @@ from __future__ import annotations
 from inference.modelling.gguf.tensors import How, Order, Rename
 
 
-def _both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
+def both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
     """A layer's weight and its bias."""
     return tuple(Rename(f"{stored}.{leaf}", f"{target}.{leaf}", how) for leaf in ("weight", "bias"))
 
 
-def _attention(base: str = "self_attn.", *, rotary: bool = False) -> tuple[Rename, ...]:
+def attention(
+    base: str = "self_attn.", *, rotary: bool = False, output: str = "o_proj", norms: str | None = "{}_norm"
+) -> tuple[Rename, ...]:
+    """Projections, and norms of queries and keys, ``norms`` with their letter; None: there are none."""
     return (
-        *_both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
-        *_both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
-        *_both("attn_v", f"{base}v_proj"),
-        *_both("attn_output", f"{base}o_proj"),
-        Rename("attn_q_norm.weight", f"{base}q_norm.weight"),
-        Rename("attn_k_norm.weight", f"{base}k_norm.weight"),
+        *both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
+        *both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
+        *both("attn_v", f"{base}v_proj"),
+        *both("attn_output", base + output),
+        *(Rename(f"attn_{i}_norm.weight", f"{base}{norms.format(i)}.weight") for i in "qk" if norms is not None),
     )
 
 
-def _mlp(base: str = "mlp.") -> tuple[Rename, ...]:
+def mlp(base: str = "mlp.") -> tuple[Rename, ...]:
     return (
-        *_both("ffn_gate", f"{base}gate_proj"),
-        *_both("ffn_up", f"{base}up_proj"),
-        *_both("ffn_down", f"{base}down_proj"),
+        *both("ffn_gate", f"{base}gate_proj"),
+        *both("ffn_up", f"{base}up_proj"),
+        *both("ffn_down", f"{base}down_proj"),
     )
 
 
-def _norms(second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
+def norms(second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
     return (Rename("attn_norm.weight", "input_layernorm.weight"), Rename("ffn_norm.weight", f"{second}.weight"))
 
 
-def _experts(
+def experts(
     base: str, router: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> tuple[Rename, ...]:
     return (
@@ -48,7 +50,7 @@ def _experts(
     )
 
 
-def _shared_expert(base: str) -> tuple[Rename, ...]:
+def shared_expert(base: str) -> tuple[Rename, ...]:
     return (
         Rename("ffn_gate_shexp.weight", f"{base}gate_proj.weight"),
         Rename("ffn_up_shexp.weight", f"{base}up_proj.weight"),
@@ -59,8 +61,8 @@ def _shared_expert(base: str) -> tuple[Rename, ...]:
 def _mamba(base: str) -> tuple[Rename, ...]:
     """What Mamba-1 and Mamba-2 share."""
     return (
-        *_both("ssm_in", f"{base}in_proj"),
-        *_both("ssm_out", f"{base}out_proj"),
+        *both("ssm_in", f"{base}in_proj"),
+        *both("ssm_out", f"{base}out_proj"),
         Rename("ssm_conv1d.weight", f"{base}conv1d.weight", "conv"),
         Rename("ssm_conv1d.bias", f"{base}conv1d.bias"),
     )
@@ -69,7 +71,7 @@ def _mamba(base: str) -> tuple[Rename, ...]:
 def _mamba1(base: str) -> tuple[Rename, ...]:
     return (
         *_mamba(base),
-        *_both("ssm_dt", f"{base}dt_proj"),
+        *both("ssm_dt", f"{base}dt_proj"),
         Rename("ssm_x.weight", f"{base}x_proj.weight"),
         Rename("ssm_a", f"{base}A_log", "a_log"),
         Rename("ssm_d", f"{base}D"),
@@ -104,27 +106,27 @@ BACKBONE_OUTER: dict[str, tuple[str, How]] = {
     "output.weight": ("lm_head.weight", ""),
 }
 
-LLAMA = (*_attention(rotary=True), *_mlp(), *_norms())
+LLAMA = (*attention(rotary=True), *mlp(), *norms())
 MIXTRAL_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
-MIXTRAL = (*_attention(rotary=True), *_norms(), *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT))
-QWEN = (*_attention(), *_mlp(), *_norms())
+MIXTRAL = (*attention(rotary=True), *norms(), *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT))
+QWEN = (*attention(), *mlp(), *norms())
 QWEN_EXPERTS = (
-    *_experts("mlp.", "gate"),
+    *experts("mlp.", "gate"),
     Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
-    *_shared_expert("mlp.shared_expert."),
+    *shared_expert("mlp.shared_expert."),
     Rename("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "row"),
 )
 QWEN_MOE = (*QWEN, *QWEN_EXPERTS)
 PHI3 = (
-    *_attention(),
-    *_norms(),
-    *_both("attn_qkv", "self_attn.qkv_proj"),
-    *_both("ffn_up", "mlp.gate_up_proj"),
-    *_both("ffn_down", "mlp.down_proj"),
+    *attention(),
+    *norms(),
+    *both("attn_qkv", "self_attn.qkv_proj"),
+    *both("ffn_up", "mlp.gate_up_proj"),
+    *both("ffn_down", "mlp.down_proj"),
 )
 GEMMA = (
-    *(row for row in _attention() if "norm" not in row.target),
-    *_mlp(),
+    *attention(norms=None),
+    *mlp(),
     Rename("attn_q_norm.weight", "self_attn.q_norm.weight", "norm"),
     Rename("attn_k_norm.weight", "self_attn.k_norm.weight", "norm"),
     Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
@@ -135,19 +137,19 @@ GEMMA = (
 MAMBA = (*_mamba1("mixer."), Rename("attn_norm.weight", "norm.weight"))
 MAMBA2 = (*_mamba2("mixer."), Rename("attn_norm.weight", "norm.weight"))
 JAMBA = (
-    *_attention(),
+    *attention(),
     *_mamba1("mamba."),
     Rename("ssm_dt_norm.weight", "mamba.dt_layernorm.weight"),
     Rename("ssm_b_norm.weight", "mamba.b_layernorm.weight"),
     Rename("ssm_c_norm.weight", "mamba.c_layernorm.weight"),
-    *_mlp("feed_forward."),
-    *_experts("feed_forward.", "router"),
-    *_norms("pre_ff_layernorm"),
+    *mlp("feed_forward."),
+    *experts("feed_forward.", "router"),
+    *norms("pre_ff_layernorm"),
 )
 GRANITE = (
-    *_attention(rotary=True),
+    *attention(rotary=True),
     *_mamba2("mamba."),
-    *_norms(),
+    *norms(),
     Rename(("ffn_gate.weight", "ffn_up.weight"), "shared_mlp.input_linear.weight", "join"),
     Rename("ffn_down.weight", "shared_mlp.output_linear.weight"),
     Rename(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), "shared_mlp.input_linear.weight", "join"),
@@ -157,11 +159,11 @@ GRANITE = (
     Rename("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"),
 )
 NEMOTRON_H = (
-    *_attention("mixer."),
+    *attention("mixer."),
     *_mamba2("mixer."),
     Rename("attn_norm.weight", "norm.weight"),
-    *_both("ffn_up", "mixer.up_proj"),
-    *_both("ffn_down", "mixer.down_proj"),
+    *both("ffn_up", "mixer.up_proj"),
+    *both("ffn_down", "mixer.down_proj"),
     Rename("ffn_gate_inp.weight", "mixer.gate.weight"),
     Rename("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
     Rename("ffn_up_exps.weight", "mixer.experts.{e}.up_proj.weight", "experts"),
@@ -170,23 +172,20 @@ NEMOTRON_H = (
     Rename("ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight"),
 )
 LFM2 = (
-    *(row for row in _attention() if "norm" not in row.target and "o_proj" not in row.target),
-    *_both("attn_output", "self_attn.out_proj"),
-    Rename("attn_q_norm.weight", "self_attn.q_layernorm.weight"),
-    Rename("attn_k_norm.weight", "self_attn.k_layernorm.weight"),
+    *attention(output="out_proj", norms="{}_layernorm"),
     Rename("attn_norm.weight", "operator_norm.weight"),
     Rename("ffn_norm.weight", "ffn_norm.weight"),
     Rename("shortconv.conv.weight", "conv.conv.weight", "conv"),
     Rename("shortconv.conv.bias", "conv.conv.bias"),
-    *_both("shortconv.in_proj", "conv.in_proj"),
-    *_both("shortconv.out_proj", "conv.out_proj"),
+    *both("shortconv.in_proj", "conv.in_proj"),
+    *both("shortconv.out_proj", "conv.out_proj"),
     Rename("ffn_gate.weight", "feed_forward.w1.weight"),
     Rename("ffn_up.weight", "feed_forward.w3.weight"),
     Rename("ffn_down.weight", "feed_forward.w2.weight"),
 )
 LFM2_MOE = (
     *LFM2,
-    *_experts("feed_forward.", "gate", gate="w1", up="w3", down="w2"),
+    *experts("feed_forward.", "gate", gate="w1", up="w3", down="w2"),
     Rename("exp_probs_b.bias", "feed_forward.expert_bias"),
 )
 
@@ -202,7 +201,7 @@ def _delta_layers(*, is_reordered: bool) -> tuple[Rename, ...]:
         ("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm"),
     ]  # fmt: skip
     return (
-        *(row for row in _attention() if "norm" not in row.target),
+        *attention(norms=None),
         *(Rename(f"{stored}.weight", f"{target}.weight", "norm") for stored, target in norms),
         row("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", order="last_rows"),
         row("attn_gate.weight", "linear_attn.in_proj_z.weight", order="rows"),
@@ -231,7 +230,7 @@ _QWEN35 = (
     Rename("ssm_beta.weight", "linear_attn.in_proj_b.weight", order="rows"),
     Rename("ssm_alpha.weight", "linear_attn.in_proj_a.weight", order="rows"),
 )
-QWEN35 = (*_QWEN35, *_mlp())
+QWEN35 = (*_QWEN35, *mlp())
 QWEN35_MOE = (*_QWEN35, *QWEN_EXPERTS)
 QWEN35_DRAFTS = (
     Rename("nextn.eh_proj.weight", "fc.weight"),
@@ -243,18 +242,18 @@ QWEN35_DRAFTS = (
 )
 """Outside of the layer that Qwen 3.5 drafts tokens with."""
 DEEPSEEK2 = (
-    *_both("attn_q", "self_attn.q_proj"),
-    *_both("attn_q_a", "self_attn.q_a_proj"),
+    *both("attn_q", "self_attn.q_proj"),
+    *both("attn_q_a", "self_attn.q_a_proj"),
     Rename("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
-    *_both("attn_q_b", "self_attn.q_b_proj"),
-    *_both("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    *both("attn_q_b", "self_attn.q_b_proj"),
+    *both("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
     Rename("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
     Rename("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     Rename(("attn_k_b.weight", "attn_v_b.weight"), "self_attn.kv_b_proj.weight", "latent"),
-    *_both("attn_output", "self_attn.o_proj"),
-    *_mlp(),
-    *_norms(),
-    *_experts("mlp.", "gate"),
-    *_shared_expert("mlp.shared_experts."),
+    *both("attn_output", "self_attn.o_proj"),
+    *mlp(),
+    *norms(),
+    *experts("mlp.", "gate"),
+    *shared_expert("mlp.shared_experts."),
     Rename("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
 )

@@ -20,7 +20,7 @@ Folded = Literal["", "plus_one", "negative_exp"]
 
 How = Literal[
     "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "vector", "conv", "row", "experts", "expert_halves",
-    "join", "join_experts", "latent", "beta_alpha",
+    "join", "join_experts", "latent", "beta_alpha", "fused_qkv", "head_norms",
 ]  # fmt: skip
 
 Order = Literal["", "rows", "last_rows", "columns"]
@@ -246,7 +246,7 @@ def _with_factor(
 
 def _more_pieces(pieces: int, name: str, parts: GgufParts, row: Rename, delta: DeltaHeads | None) -> int:
     """So many pieces and those of one more tensor."""
-    if row.how in ("experts", "expert_halves", "join_experts", "latent"):
+    if row.how in ("experts", "expert_halves", "join_experts", "latent", "head_norms"):
         pieces += parts.tensors[name][1].shape[0]
     elif delta is not None and (row.order or row.how == "beta_alpha"):
         pieces += delta.values
@@ -270,6 +270,10 @@ def _undone(
         return _expert_halves(names[0], number, place, target)
     if how == "beta_alpha":
         return _beta_and_alpha(names[0], place, whole, target, delta)
+    if how == "fused_qkv":
+        return _queries_keys_values(names[0], place, whole, target, heads)
+    if how == "head_norms":
+        return _head_norms(names[0], place, whole, target)
     if how == "join":
         _same_columns(names, [item for _, item in stored])
         segments = tuple(_segment(*item) for item in stored)
@@ -348,6 +352,34 @@ def _beta_and_alpha(
             tuple(_rows(whole, (2 * head + second) * count, count) for head in range(delta.keys)),
         )
         for second, part in enumerate(("b", "a"))
+    }
+
+
+def _queries_keys_values(
+    name: str, place: GgufTensor, whole: Segment, target: str, heads: Heads | None
+) -> dict[str, CheckpointTensor]:
+    """Rows of queries, of keys and of values as three tensors, whose names have ``q``, ``k`` and ``v`` for ``{e}``."""
+    counts = (0, 0, 0) if heads is None else (heads.queries, heads.keys, heads.keys)
+    if not sum(counts) or whole.rows % sum(counts):
+        raise TensorShapeMismatch(
+            f"{name} has {whole.rows} rows, which heads of queries, keys and values ({counts}) don't give.", param=name
+        )
+    found: dict[str, CheckpointTensor] = {}
+    first, width = 0, whole.rows // sum(counts)
+    for letter, count in zip("qkv", counts, strict=True):
+        rows = count * width
+        found[target.replace("{e}", letter)] = CheckpointTensor((rows, *place.shape[1:]), (_rows(whole, first, rows),))
+        first += rows
+    return found
+
+
+def _head_norms(name: str, place: GgufTensor, whole: Segment, target: str) -> dict[str, CheckpointTensor]:
+    """A stack (heads, width) as the weights of each head's norm."""
+    if len(place.shape) != 2:
+        raise TensorShapeMismatch(f"{name} has shape {list(place.shape)}; two axes are needed.", param=name)
+    count, width = place.shape
+    return {
+        target.replace("{e}", str(head)): CheckpointTensor((width,), (_rows(whole, head, 1),)) for head in range(count)
     }
 
 

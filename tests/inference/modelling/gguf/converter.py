@@ -24,8 +24,18 @@ ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid", "bamba": "granitehybrid", "nemotron_h": "nemotron_h",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
     "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+    "gemma": "gemma", "phi": "phi2", "starcoder2": "starcoder2", "stablelm": "stablelm", "cohere": "command-r",
+    "cohere2": "cohere2", "olmo": "olmo", "olmo2": "olmo2", "olmo3": "olmo2", "olmoe": "olmoe", "glm": "chatglm",
+    "glm4": "glm4", "glm4_moe": "glm4moe", "solar_open": "glm4moe", "granite": "granite", "smollm3": "smollm3",
+    "exaone4": "exaone4", "exaone_moe": "exaone-moe", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe", "seed_oss": "seed_oss",
+    "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee", "minicpm3": "minicpm3", "dots1": "dots1",
+    "minimax_m2": "minimax-m2", "internlm3": "llama", "mistral3": "mistral3", "youtu": "deepseek2",
 }  # fmt: skip
-PERMUTED = ("llama", "mistral", "mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "bamba")
+PERMUTED = (
+    "llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "olmo",
+    "smollm3", "arcee", "internlm3", "mistral3",
+)  # fmt: skip
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
 
@@ -154,8 +164,9 @@ class Converter:
             writer.add_rope_scaling_type(RopeScalingType.YARN)
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+            if "beta_fast" in rope:
+                writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+                writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
             if "mscale_all_dim" in rope:
                 writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
         if kind == "longrope":

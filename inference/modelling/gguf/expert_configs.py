@@ -1,0 +1,122 @@
+"""config.json from the metadata of files whose layers have experts, in decoders like those of ``dense_configs.py``.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from inference.modelling.gguf.config_parts import (
+    GATING_SIGMOID,
+    GATING_SOFTMAX,
+    Config,
+    draft_layers,
+    expect_gating,
+    given,
+    granite_multipliers,
+    window_types,
+)
+from inference.modelling.gguf.dense_configs import plain
+from inference.modelling.gguf.metadata import Metadata
+
+EXAONE_WINDOW = 128
+
+
+def _sigmoid_experts(meta: Metadata, model_type: str, count: str, shared: str) -> Config:
+    """Experts of DeepSeek-V3's kind; ``count`` and ``shared``: config.json's names of their numbers."""
+    drafts = draft_layers(meta)
+    return plain(meta, model_type) | given(
+        **{count: meta.integer("expert_count"), shared: meta.integer("expert_shared_count")},
+        num_hidden_layers=(meta.integer("block_count") or 0) - drafts,
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+        n_group=meta.integer("expert_group_count") or 1,
+        topk_group=meta.integer("expert_group_used_count") or 1,
+        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
+        norm_topk_prob=bool(meta.boolean("expert_weights_norm")),
+    )
+
+
+def glm4_moe(meta: Metadata) -> Config:
+    """GLM 4.5 and later ones, and Solar Open."""
+    expect_gating(meta, GATING_SIGMOID)
+    return _sigmoid_experts(meta, "glm4_moe", "n_routed_experts", "n_shared_experts") | {
+        "use_qk_norm": meta.has_tensor("blk.0.attn_q_norm.weight"),
+        "num_nextn_predict_layers": draft_layers(meta),
+    }
+
+
+def exaone_moe(meta: Metadata) -> Config:
+    """K-EXAONE."""
+    expect_gating(meta, GATING_SIGMOID)
+    window = meta.integer("attention.sliding_window")
+    return (
+        _sigmoid_experts(meta, "exaone_moe", "num_experts", "num_shared_experts")
+        | window_types(meta, EXAONE_WINDOW if window is None else window)
+        | {"num_nextn_predict_layers": draft_layers(meta)}
+    )
+
+
+def dots1(meta: Metadata) -> Config:
+    """dots.llm1; llama.cpp has no windows in it."""
+    expect_gating(meta, GATING_SIGMOID)
+    return _sigmoid_experts(meta, "dots1", "n_routed_experts", "n_shared_experts") | {"sliding_window": None}
+
+
+def olmoe(meta: Metadata) -> Config:
+    """OLMoE, whose scores aren't divided by their sum."""
+    return plain(
+        meta,
+        "olmoe",
+        num_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        norm_topk_prob=False,
+    )
+
+
+def ernie4_5_moe(meta: Metadata) -> Config:
+    """ERNIE 4.5 with experts."""
+    expect_gating(meta, GATING_SOFTMAX)
+    return plain(
+        meta,
+        "ernie4_5_moe",
+        moe_num_experts=meta.integer("expert_count"),
+        moe_k=meta.integer("expert_used_count"),
+        moe_num_shared_experts=meta.integer("expert_shared_count"),
+        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+    )
+
+
+def granite_moe(meta: Metadata) -> Config:
+    """Granite 3 with experts, perhaps with an MLP beside them, which all tokens pass."""
+    shared = meta.integer("expert_shared_feed_forward_length") or None
+    found = plain(
+        meta,
+        "granitemoeshared" if shared else "granitemoe",
+        num_local_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        shared_intermediate_size=shared,
+    )
+    return found | granite_multipliers(meta)
+
+
+def hunyuan_moe(meta: Metadata) -> Config:
+    """Hunyuan with experts; the width that config.json states is theirs."""
+    return plain(
+        meta,
+        "hunyuan_v1_moe",
+        num_experts=meta.integer("expert_count"),
+        moe_topk=meta.integer("expert_used_count"),
+        intermediate_size=meta.integer("expert_feed_forward_length"),
+    )
+
+
+def minimax_m2(meta: Metadata) -> Config:
+    """MiniMax-M2; all layers have experts."""
+    expect_gating(meta, GATING_SIGMOID)
+    return plain(
+        meta,
+        "minimax_m2",
+        num_local_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        intermediate_size=meta.integer("expert_feed_forward_length"),
+    )

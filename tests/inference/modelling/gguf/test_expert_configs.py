@@ -1,0 +1,63 @@
+"""Decoders with experts that differ from Llama in names and options: a checkpoint written as GGUF gives its logits."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inference.errors import UnsupportedArchitecture
+from inference.modelling.gguf.architectures import read_checkpoint
+from tests.inference.modelling.gguf.dense_converter import convert_dense
+from tests.inference.modelling.gguf.test_architectures import load_gguf
+from tests.inference.modelling.gguf.test_dense_configs import SIZES, checkpoint, read
+from tests.inference.modelling.harness import assert_matches_oracle
+
+HALF = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+CHANGES = {
+    "dots1": {"layer_types": ["full_attention"] * 3},
+    "ernie4_5_moe": {},
+    "exaone_moe": {},
+    "glm4_moe": {},
+    "glm4_moe-plain": {"rope_parameters": HALF},
+    "granitemoe": {},
+    "granitemoeshared": {},
+    "hunyuan_v1_moe": {"moe_topk": [2, 2]},
+    "minimax_m2": {},
+    "olmoe": {},
+    "solar_open": {},
+}
+"""What a GGUF file can't state, as llama.cpp has it."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_decoders_with_experts_give_the_same_logits(name, tmp_path):
+    directory, oracle = checkpoint(name, tmp_path, **CHANGES[name])
+    assert_matches_oracle(load_gguf(convert_dense(directory, tmp_path / "model.gguf")), oracle)
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "exaone_moe"])
+def test_layers_that_draft_are_left_out(name, tmp_path):
+    directory, oracle = checkpoint(name, tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    copies = {re.sub(r"layers\.1\.", "layers.3.", key): given.clone() for key, given in tensors.items()}
+    for part, size in (("eh_proj", (32, 64)), ("enorm", (32,)), ("hnorm", (32,)), ("shared_head.norm", (32,))):
+        copies[f"model.layers.3.{part}.weight"] = torch.rand(size)
+    save_file(copies | tensors, directory / "model.safetensors")
+    path = convert_dense(directory, tmp_path / "model.gguf", drafts=1)
+    assert "blk.3.nextn.eh_proj.weight" in read_checkpoint([path]).parts.tensors
+    assert_matches_oracle(load_gguf(path), oracle)
+
+
+@pytest.mark.parametrize("arch", ["glm4moe", "exaone-moe", "dots1", "minimax-m2"])
+def test_another_function_of_the_scores_is_refused(arch, tmp_path):
+    with pytest.raises(UnsupportedArchitecture, match=r"expert_gating_func is 1; 2 \(sigmoid\) is read"):
+        read(tmp_path, arch, SIZES | {"expert_gating_func": 1})
+
+
+def test_granite_with_a_shared_expert_is_a_type_of_its_own(tmp_path):
+    assert read(tmp_path, "granitemoe", SIZES).config["model_type"] == "granitemoe"
+    keys = SIZES | {"expert_shared_feed_forward_length": 8}
+    assert read(tmp_path, "granitemoe", keys).config["model_type"] == "granitemoeshared"
