@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
-from inference.modelling.gguf import configs, dense_configs, dense_names, expert_configs, names
+from inference.modelling.gguf import configs, dense_configs, expert_configs, names
 from inference.modelling.gguf.config_parts import draft_layers
 from inference.modelling.gguf.container import GgufArray
 from inference.modelling.gguf.metadata import Metadata
@@ -85,34 +85,34 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
     "deepseek2": Architecture(configs.deepseek2, names.DEEPSEEK2, names.OUTER),
-    "gemma": Architecture(dense_configs.gemma, dense_names.GEMMA1, names.GEMMA_OUTER),
-    "phi2": Architecture(dense_configs.phi2, dense_names.PHI2, dense_names.PHI2_OUTER),
-    "starcoder2": Architecture(dense_configs.starcoder2, dense_names.STARCODER2, dense_names.BIASED_OUTER),
-    "stablelm": Architecture(dense_configs.stablelm, dense_names.STABLELM, dense_names.BIASED_OUTER),
-    "command-r": Architecture(dense_configs.command_r, dense_names.COHERE, names.OUTER),
-    "cohere2": Architecture(dense_configs.cohere2, dense_names.COHERE, names.OUTER),
-    "olmo": Architecture(dense_configs.olmo, dense_names.OLMO, names.OUTER),
-    "olmo2": Architecture(dense_configs.olmo2, dense_names.OLMO2, names.OUTER),
-    "olmoe": Architecture(expert_configs.olmoe, dense_names.OLMOE, names.OUTER),
-    "chatglm": Architecture(partial(dense_configs.plain, model_type="glm"), dense_names.CHATGLM, names.OUTER),
-    "glm4": Architecture(dense_configs.glm4, dense_names.GLM4, names.OUTER),
-    "glm4moe": Architecture(expert_configs.glm4_moe, dense_names.GLM4_MOE, names.OUTER, drafts="layers"),
+    "gemma": Architecture(dense_configs.gemma, names.GEMMA1, names.GEMMA_OUTER),
+    "phi2": Architecture(dense_configs.phi2, names.PHI2, names.PHI2_OUTER),
+    "starcoder2": Architecture(dense_configs.starcoder2, names.STARCODER2, names.BIASED_OUTER),
+    "stablelm": Architecture(dense_configs.stablelm, names.STABLELM, names.BIASED_OUTER),
+    "command-r": Architecture(dense_configs.command_r, names.COHERE, names.OUTER),
+    "cohere2": Architecture(dense_configs.cohere2, names.COHERE, names.OUTER),
+    "olmo": Architecture(dense_configs.olmo, names.OLMO, names.OUTER),
+    "olmo2": Architecture(dense_configs.olmo2, names.OLMO2, names.OUTER),
+    "olmoe": Architecture(expert_configs.olmoe, names.OLMOE, names.OUTER),
+    "chatglm": Architecture(partial(dense_configs.plain, model_type="glm"), names.CHATGLM, names.OUTER),
+    "glm4": Architecture(dense_configs.glm4, names.GLM4, names.OUTER),
+    "glm4moe": Architecture(expert_configs.glm4_moe, names.GLM4_MOE, names.OUTER, drafts="layers"),
     "smollm3": Architecture(dense_configs.smollm3, names.LLAMA, names.OUTER),
-    "exaone4": Architecture(dense_configs.exaone4, dense_names.OLMO2, names.OUTER),
-    "exaone-moe": Architecture(expert_configs.exaone_moe, dense_names.EXAONE_MOE, names.OUTER, drafts="layers"),
+    "exaone4": Architecture(dense_configs.exaone4, names.OLMO2, names.OUTER),
+    "exaone-moe": Architecture(expert_configs.exaone_moe, names.EXAONE_MOE, names.OUTER, drafts="layers"),
     "ernie4_5": Architecture(partial(dense_configs.plain, model_type="ernie4_5"), names.QWEN, names.OUTER),
-    "ernie4_5-moe": Architecture(expert_configs.ernie4_5_moe, dense_names.ERNIE4_5_MOE, names.OUTER),
+    "ernie4_5-moe": Architecture(expert_configs.ernie4_5_moe, names.ERNIE4_5_MOE, names.OUTER),
     "hunyuan-dense": Architecture(
-        partial(dense_configs.plain, model_type="hunyuan_v1_dense"), dense_names.HUNYUAN, names.OUTER
+        partial(dense_configs.plain, model_type="hunyuan_v1_dense"), names.HUNYUAN, names.OUTER
     ),
-    "hunyuan-moe": Architecture(expert_configs.hunyuan_moe, dense_names.HUNYUAN_MOE, names.OUTER),
-    "seed_oss": Architecture(partial(dense_configs.plain, model_type="seed_oss"), dense_names.SEED_OSS, names.OUTER),
-    "nemotron": Architecture(dense_configs.nemotron, dense_names.NEMOTRON, dense_names.NEMOTRON_OUTER),
-    "jais2": Architecture(dense_configs.jais2, dense_names.JAIS2, dense_names.BIASED_OUTER),
-    "arcee": Architecture(dense_configs.arcee, dense_names.ARCEE, names.OUTER),
+    "hunyuan-moe": Architecture(expert_configs.hunyuan_moe, names.HUNYUAN_MOE, names.OUTER),
+    "seed_oss": Architecture(partial(dense_configs.plain, model_type="seed_oss"), names.SEED_OSS, names.OUTER),
+    "nemotron": Architecture(dense_configs.nemotron, names.NEMOTRON, names.NEMOTRON_OUTER),
+    "jais2": Architecture(dense_configs.jais2, names.JAIS2, names.BIASED_OUTER),
+    "arcee": Architecture(dense_configs.arcee, names.ARCEE, names.OUTER),
     "minicpm3": Architecture(dense_configs.minicpm3, names.DEEPSEEK2, names.OUTER),
-    "dots1": Architecture(expert_configs.dots1, dense_names.DOTS1, names.OUTER),
-    "minimax-m2": Architecture(expert_configs.minimax_m2, dense_names.MINIMAX_M2, names.OUTER),
+    "dots1": Architecture(expert_configs.dots1, names.DOTS1, names.OUTER),
+    "minimax-m2": Architecture(expert_configs.minimax_m2, names.MINIMAX_M2, names.OUTER),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""

@@ -9,37 +9,37 @@ from __future__ import annotations
 from inference.modelling.gguf.tensors import How, Order, Rename
 
 
-def both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
+def _both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
     """A layer's weight and its bias."""
     return tuple(Rename(f"{stored}.{leaf}", f"{target}.{leaf}", how) for leaf in ("weight", "bias"))
 
 
-def attention(
+def _attention(
     base: str = "self_attn.", *, rotary: bool = False, output: str = "o_proj", norms: str | None = "{}_norm"
 ) -> tuple[Rename, ...]:
     """Projections, and norms of queries and keys, ``norms`` with their letter; None: there are none."""
     return (
-        *both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
-        *both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
-        *both("attn_v", f"{base}v_proj"),
-        *both("attn_output", base + output),
+        *_both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
+        *_both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
+        *_both("attn_v", f"{base}v_proj"),
+        *_both("attn_output", base + output),
         *(Rename(f"attn_{i}_norm.weight", f"{base}{norms.format(i)}.weight") for i in "qk" if norms is not None),
     )
 
 
-def mlp(base: str = "mlp.") -> tuple[Rename, ...]:
+def _mlp(base: str = "mlp.") -> tuple[Rename, ...]:
     return (
-        *both("ffn_gate", f"{base}gate_proj"),
-        *both("ffn_up", f"{base}up_proj"),
-        *both("ffn_down", f"{base}down_proj"),
+        *_both("ffn_gate", f"{base}gate_proj"),
+        *_both("ffn_up", f"{base}up_proj"),
+        *_both("ffn_down", f"{base}down_proj"),
     )
 
 
-def norms(second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
+def _norms(second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
     return (Rename("attn_norm.weight", "input_layernorm.weight"), Rename("ffn_norm.weight", f"{second}.weight"))
 
 
-def experts(
+def _experts(
     base: str, router: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> tuple[Rename, ...]:
     return (
@@ -50,7 +50,7 @@ def experts(
     )
 
 
-def shared_expert(base: str) -> tuple[Rename, ...]:
+def _shared_expert(base: str) -> tuple[Rename, ...]:
     return (
         Rename("ffn_gate_shexp.weight", f"{base}gate_proj.weight"),
         Rename("ffn_up_shexp.weight", f"{base}up_proj.weight"),
@@ -61,8 +61,8 @@ def shared_expert(base: str) -> tuple[Rename, ...]:
 def _mamba(base: str) -> tuple[Rename, ...]:
     """What Mamba-1 and Mamba-2 share."""
     return (
-        *both("ssm_in", f"{base}in_proj"),
-        *both("ssm_out", f"{base}out_proj"),
+        *_both("ssm_in", f"{base}in_proj"),
+        *_both("ssm_out", f"{base}out_proj"),
         Rename("ssm_conv1d.weight", f"{base}conv1d.weight", "conv"),
         Rename("ssm_conv1d.bias", f"{base}conv1d.bias"),
     )
@@ -71,7 +71,7 @@ def _mamba(base: str) -> tuple[Rename, ...]:
 def _mamba1(base: str) -> tuple[Rename, ...]:
     return (
         *_mamba(base),
-        *both("ssm_dt", f"{base}dt_proj"),
+        *_both("ssm_dt", f"{base}dt_proj"),
         Rename("ssm_x.weight", f"{base}x_proj.weight"),
         Rename("ssm_a", f"{base}A_log", "a_log"),
         Rename("ssm_d", f"{base}D"),
@@ -105,28 +105,36 @@ BACKBONE_OUTER: dict[str, tuple[str, How]] = {
     "output_norm.weight": ("backbone.norm_f.weight", ""),
     "output.weight": ("lm_head.weight", ""),
 }
+BIASED_OUTER: dict[str, tuple[str, How]] = {**OUTER, "output_norm.bias": ("model.norm.bias", "")}
+PHI2_OUTER: dict[str, tuple[str, How]] = {
+    **OUTER,
+    "output_norm.weight": ("model.final_layernorm.weight", ""),
+    "output_norm.bias": ("model.final_layernorm.bias", ""),
+    "output.bias": ("lm_head.bias", ""),
+}
+NEMOTRON_OUTER: dict[str, tuple[str, How]] = {**BIASED_OUTER, "output_norm.weight": ("model.norm.weight", "norm")}
 
-LLAMA = (*attention(rotary=True), *mlp(), *norms())
+LLAMA = (*_attention(rotary=True), *_mlp(), *_norms())
 MIXTRAL_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
-MIXTRAL = (*attention(rotary=True), *norms(), *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT))
-QWEN = (*attention(), *mlp(), *norms())
+MIXTRAL = (*_attention(rotary=True), *_norms(), *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT))
+QWEN = (*_attention(), *_mlp(), *_norms())
 QWEN_EXPERTS = (
-    *experts("mlp.", "gate"),
+    *_experts("mlp.", "gate"),
     Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
-    *shared_expert("mlp.shared_expert."),
+    *_shared_expert("mlp.shared_expert."),
     Rename("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "row"),
 )
 QWEN_MOE = (*QWEN, *QWEN_EXPERTS)
 PHI3 = (
-    *attention(),
-    *norms(),
-    *both("attn_qkv", "self_attn.qkv_proj"),
-    *both("ffn_up", "mlp.gate_up_proj"),
-    *both("ffn_down", "mlp.down_proj"),
+    *_attention(),
+    *_norms(),
+    *_both("attn_qkv", "self_attn.qkv_proj"),
+    *_both("ffn_up", "mlp.gate_up_proj"),
+    *_both("ffn_down", "mlp.down_proj"),
 )
 GEMMA = (
-    *attention(norms=None),
-    *mlp(),
+    *_attention(norms=None),
+    *_mlp(),
     Rename("attn_q_norm.weight", "self_attn.q_norm.weight", "norm"),
     Rename("attn_k_norm.weight", "self_attn.k_norm.weight", "norm"),
     Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
@@ -137,19 +145,19 @@ GEMMA = (
 MAMBA = (*_mamba1("mixer."), Rename("attn_norm.weight", "norm.weight"))
 MAMBA2 = (*_mamba2("mixer."), Rename("attn_norm.weight", "norm.weight"))
 JAMBA = (
-    *attention(),
+    *_attention(),
     *_mamba1("mamba."),
     Rename("ssm_dt_norm.weight", "mamba.dt_layernorm.weight"),
     Rename("ssm_b_norm.weight", "mamba.b_layernorm.weight"),
     Rename("ssm_c_norm.weight", "mamba.c_layernorm.weight"),
-    *mlp("feed_forward."),
-    *experts("feed_forward.", "router"),
-    *norms("pre_ff_layernorm"),
+    *_mlp("feed_forward."),
+    *_experts("feed_forward.", "router"),
+    *_norms("pre_ff_layernorm"),
 )
 GRANITE = (
-    *attention(rotary=True),
+    *_attention(rotary=True),
     *_mamba2("mamba."),
-    *norms(),
+    *_norms(),
     Rename(("ffn_gate.weight", "ffn_up.weight"), "shared_mlp.input_linear.weight", "join"),
     Rename("ffn_down.weight", "shared_mlp.output_linear.weight"),
     Rename(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), "shared_mlp.input_linear.weight", "join"),
@@ -159,11 +167,11 @@ GRANITE = (
     Rename("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"),
 )
 NEMOTRON_H = (
-    *attention("mixer."),
+    *_attention("mixer."),
     *_mamba2("mixer."),
     Rename("attn_norm.weight", "norm.weight"),
-    *both("ffn_up", "mixer.up_proj"),
-    *both("ffn_down", "mixer.down_proj"),
+    *_both("ffn_up", "mixer.up_proj"),
+    *_both("ffn_down", "mixer.down_proj"),
     Rename("ffn_gate_inp.weight", "mixer.gate.weight"),
     Rename("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
     Rename("ffn_up_exps.weight", "mixer.experts.{e}.up_proj.weight", "experts"),
@@ -172,20 +180,20 @@ NEMOTRON_H = (
     Rename("ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight"),
 )
 LFM2 = (
-    *attention(output="out_proj", norms="{}_layernorm"),
+    *_attention(output="out_proj", norms="{}_layernorm"),
     Rename("attn_norm.weight", "operator_norm.weight"),
     Rename("ffn_norm.weight", "ffn_norm.weight"),
     Rename("shortconv.conv.weight", "conv.conv.weight", "conv"),
     Rename("shortconv.conv.bias", "conv.conv.bias"),
-    *both("shortconv.in_proj", "conv.in_proj"),
-    *both("shortconv.out_proj", "conv.out_proj"),
+    *_both("shortconv.in_proj", "conv.in_proj"),
+    *_both("shortconv.out_proj", "conv.out_proj"),
     Rename("ffn_gate.weight", "feed_forward.w1.weight"),
     Rename("ffn_up.weight", "feed_forward.w3.weight"),
     Rename("ffn_down.weight", "feed_forward.w2.weight"),
 )
 LFM2_MOE = (
     *LFM2,
-    *experts("feed_forward.", "gate", gate="w1", up="w3", down="w2"),
+    *_experts("feed_forward.", "gate", gate="w1", up="w3", down="w2"),
     Rename("exp_probs_b.bias", "feed_forward.expert_bias"),
 )
 
@@ -201,7 +209,7 @@ def _delta_layers(*, is_reordered: bool) -> tuple[Rename, ...]:
         ("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm"),
     ]  # fmt: skip
     return (
-        *attention(norms=None),
+        *_attention(norms=None),
         *(Rename(f"{stored}.weight", f"{target}.weight", "norm") for stored, target in norms),
         row("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", order="last_rows"),
         row("attn_gate.weight", "linear_attn.in_proj_z.weight", order="rows"),
@@ -230,7 +238,7 @@ _QWEN35 = (
     Rename("ssm_beta.weight", "linear_attn.in_proj_b.weight", order="rows"),
     Rename("ssm_alpha.weight", "linear_attn.in_proj_a.weight", order="rows"),
 )
-QWEN35 = (*_QWEN35, *mlp())
+QWEN35 = (*_QWEN35, *_mlp())
 QWEN35_MOE = (*_QWEN35, *QWEN_EXPERTS)
 QWEN35_DRAFTS = (
     Rename("nextn.eh_proj.weight", "fc.weight"),
@@ -242,18 +250,126 @@ QWEN35_DRAFTS = (
 )
 """Outside of the layer that Qwen 3.5 drafts tokens with."""
 DEEPSEEK2 = (
-    *both("attn_q", "self_attn.q_proj"),
-    *both("attn_q_a", "self_attn.q_a_proj"),
+    *_both("attn_q", "self_attn.q_proj"),
+    *_both("attn_q_a", "self_attn.q_a_proj"),
     Rename("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
-    *both("attn_q_b", "self_attn.q_b_proj"),
-    *both("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    *_both("attn_q_b", "self_attn.q_b_proj"),
+    *_both("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
     Rename("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
     Rename("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     Rename(("attn_k_b.weight", "attn_v_b.weight"), "self_attn.kv_b_proj.weight", "latent"),
-    *both("attn_output", "self_attn.o_proj"),
-    *mlp(),
-    *norms(),
-    *experts("mlp.", "gate"),
-    *shared_expert("mlp.shared_experts."),
+    *_both("attn_output", "self_attn.o_proj"),
+    *_mlp(),
+    *_norms(),
+    *_experts("mlp.", "gate"),
+    *_shared_expert("mlp.shared_experts."),
     Rename("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+)
+_BIASED_NORMS = (*_both("attn_norm", "input_layernorm"), *_both("ffn_norm", "post_attention_layernorm"))
+_POST_NORMS = (
+    Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
+    Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+)
+_FUSED_QKV = _both("attn_qkv", "self_attn.{e}_proj", "fused_qkv")
+_FUSED_MLP = (*_both("ffn_up", "mlp.gate_up_proj"), *_both("ffn_down", "mlp.down_proj"))
+_PLAIN_MLP = (*_both("ffn_up", "mlp.up_proj"), *_both("ffn_down", "mlp.down_proj"))
+"""Without a gate."""
+
+GEMMA1 = (
+    *_attention(norms=None),
+    *_mlp(),
+    Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
+    Rename("ffn_norm.weight", "post_attention_layernorm.weight", "norm"),
+)
+PHI2 = (
+    *_attention(output="dense", norms=None),
+    *_FUSED_QKV,
+    *_both("attn_norm", "input_layernorm"),
+    *_both("ffn_up", "mlp.fc1"),
+    *_both("ffn_down", "mlp.fc2"),
+)
+STARCODER2 = (
+    *_attention(norms=None),
+    *_BIASED_NORMS,
+    *_both("ffn_up", "mlp.c_fc"),
+    *_both("ffn_down", "mlp.c_proj"),
+)
+STABLELM = (
+    *_attention(norms=None),
+    *_mlp(),
+    *_BIASED_NORMS,
+    Rename("attn_q_norm.weight", "self_attn.q_layernorm.norms.{e}.weight", "head_norms"),
+    Rename("attn_k_norm.weight", "self_attn.k_layernorm.norms.{e}.weight", "head_norms"),
+)
+COHERE = (*_attention(), *_mlp(), Rename("attn_norm.weight", "input_layernorm.weight"))
+OLMO = (*_attention(rotary=True, norms=None), *_mlp())
+OLMO2 = (*_attention(), *_mlp(), *_POST_NORMS)
+OLMOE = (*_attention(), *_norms(), *_experts("mlp.", "gate"))
+CHATGLM = (*_attention(norms=None), *_FUSED_QKV, *_norms(), *_FUSED_MLP)
+GLM4 = (
+    *_attention(norms=None),
+    *_FUSED_QKV,
+    *_norms(),
+    *_FUSED_MLP,
+    Rename("post_attention_norm.weight", "post_self_attn_layernorm.weight"),
+    Rename("post_ffw_norm.weight", "post_mlp_layernorm.weight"),
+)
+_DRAFTS = (
+    Rename("nextn.eh_proj.weight", "eh_proj.weight"),
+    Rename("nextn.enorm.weight", "enorm.weight"),
+    Rename("nextn.hnorm.weight", "hnorm.weight"),
+    Rename("nextn.embed_tokens.weight", "embed_tokens.weight"),
+    Rename("nextn.shared_head_head.weight", "shared_head.head.weight"),
+    Rename("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
+)
+"""Of a layer that drafts tokens."""
+_SIGMOID_EXPERTS = (
+    *_experts("mlp.", "gate"),
+    *_shared_expert("mlp.shared_experts."),
+    Rename("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+)
+GLM4_MOE = (
+    *_attention(),
+    *_mlp(),
+    Rename("attn_norm.weight", "input_layernorm.weight"),
+    Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
+    *_SIGMOID_EXPERTS,
+    *_DRAFTS,
+)
+DOTS1 = (*QWEN, *_SIGMOID_EXPERTS)
+EXAONE_MOE = (*QWEN, *_SIGMOID_EXPERTS, *_DRAFTS)
+ERNIE4_5_MOE = (
+    *QWEN,
+    *_experts("mlp.", "gate"),
+    *_shared_expert("mlp.shared_experts."),
+    Rename("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", "row"),
+)
+_HUNYUAN_ATTENTION = (
+    *_attention(norms=None),
+    Rename("attn_q_norm.weight", "self_attn.query_layernorm.weight"),
+    Rename("attn_k_norm.weight", "self_attn.key_layernorm.weight"),
+)
+HUNYUAN = (*_HUNYUAN_ATTENTION, *_mlp(), *_norms())
+HUNYUAN_MOE = (*_HUNYUAN_ATTENTION, *_norms(), *_experts("mlp.", "gate.wg"), *_shared_expert("mlp.shared_mlp."))
+SEED_OSS = (
+    *_attention(norms=None),
+    *_mlp(),
+    Rename("attn_norm.weight", "input_layernorm.weight"),
+    Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
+)
+NEMOTRON = (
+    *_attention(norms=None),
+    *_PLAIN_MLP,
+    Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
+    Rename("attn_norm.bias", "input_layernorm.bias"),
+    Rename("ffn_norm.weight", "post_attention_layernorm.weight", "norm"),
+    Rename("ffn_norm.bias", "post_attention_layernorm.bias"),
+)
+JAIS2 = (*_attention(norms=None), *_PLAIN_MLP, *_BIASED_NORMS)
+ARCEE = (*_attention(rotary=True, norms=None), *_PLAIN_MLP, *_norms())
+MINIMAX_M2 = (
+    *_attention(),
+    *_norms(),
+    *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
+    Rename("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
 )

@@ -15,6 +15,11 @@ from tests.inference.modelling.gguf.converter import Converter
 
 WINDOWED = {"cohere2": False, "olmo3": True, "exaone4": True, "exaone_moe": True}
 """Types whose window is written; whether the layers with it are too."""
+STATES_ROTATED = (
+    "phi", "stablelm", "cohere2", "glm", "glm4", "glm4_moe", "solar_open", "nemotron", "minimax_m2", "internlm3",
+    "arcee", "smollm3", "jais2", "mistral3", "granite", "granitemoe", "granitemoeshared",
+)  # fmt: skip
+"""Types that state how much of a head is rotated."""
 SIGMOID = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "minimax_m2")
 HEAD_NORM = re.compile(r"(.*\.[qk]_layernorm)\.norms\.(\d+)\.weight")
 
@@ -90,16 +95,16 @@ class DenseConverter(Converter):
             writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
             writer.add_rope_dimension_count(config["qk_rope_head_dim"])
             return
-        if self.type in ("gemma", "stablelm", "phi") and self.rope["rope_theta"] == 10000.0:
-            if self.type != "gemma":
-                self.writer.add_rope_dimension_count(int(self.rope["partial_rotary_factor"] * width))
-            return
         if "alpha" in self.rope:
             theta = self.rope["rope_theta"] * self.rope["alpha"] ** (width / (width - 2))
             self.rope = {"rope_type": "default", "rope_theta": theta}
         if "rotary_dim" in config:
             self.rope["partial_rotary_factor"] = config["rotary_dim"] / width
         self._rope(width)
+        if self.type not in STATES_ROTATED:
+            del writer.kv_data[0][f"{writer.arch}.rope.dimension_count"]
+        if self.type in ("gemma", "stablelm", "phi"):
+            assert writer.kv_data[0].pop(f"{writer.arch}.rope.freq_base").value == 10000.0
 
     def _routing(self) -> None:
         config, writer = self.config, self.writer

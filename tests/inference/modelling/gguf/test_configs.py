@@ -2,62 +2,19 @@
 
 from __future__ import annotations
 
-import struct
+from functools import partial
 
 import pytest
 
 from inference.errors import UnsupportedArchitecture
-from inference.modelling.gguf import configs
-from inference.modelling.gguf.metadata import Metadata
-from inference.modelling.gguf.parts import read_parts
-from tests.inference.modelling.gguf.converter import llama3_factors
-from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
-
-LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+from inference.modelling.gguf import configs, dense_configs
+from tests.inference.modelling.gguf.test_config_parts import HEADS, make_metadata
+from tests.inference.modelling.gguf.writer import value
 
 
 @pytest.fixture
 def meta(tmp_path):
-    def make(arch: str, keys: dict, **tensors: list[float]) -> Metadata:
-        path = tmp_path / "m.gguf"
-        stated = {f"{arch}.{key}": given for key, given in keys.items()}
-        places = [
-            Tensor(f"{name}.weight", (len(values),), struct.pack(f"<{len(values)}f", *values))
-            for name, values in tensors.items()
-        ]
-        write_gguf(path, {"general.architecture": arch} | stated, places)
-        return Metadata(read_parts([path]))
-
-    return make
-
-
-HEADS = {"block_count": 2, "embedding_length": 256, "attention.head_count": 2, "rope.freq_base": 500000.0}
-
-
-def test_the_divisors_of_llama_3_are_its_rule(meta):
-    factors = llama3_factors(LLAMA31, 500000.0, 128)
-    found = configs.llama(meta("llama", HEADS, rope_freqs=factors.tolist()))
-    assert found["rope_scaling"] == {"rope_type": "llama3"} | LLAMA31
-
-
-def test_other_divisors_are_taken_as_they_are(meta):
-    found = configs.llama(meta("llama", HEADS, rope_freqs=[1.0] * 32 + [3.0] * 32))["rope_scaling"]
-    assert (found["rope_type"], found["short_factor"], found["attention_factor"]) == (
-        "longrope",
-        [1.0] * 32 + [3.0] * 32,
-        1.0,
-    )
-    assert "rope_scaling" not in configs.llama(meta("llama", HEADS, rope_freqs=[1.0] * 64))
-
-
-def test_a_part_of_the_head_is_rotated(meta):
-    assert configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 96}))["partial_rotary_factor"] == 0.75
-    assert "partial_rotary_factor" not in configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 128}))
-
-
-def test_an_unknown_stretch_is_refused(meta):
-    with pytest.raises(UnsupportedArchitecture, match=r"llama\.rope\.scaling\.type is 'ntk'"):
-        configs.llama(meta("llama", HEADS | {"rope.scaling.type": "ntk"}))
+    return partial(make_metadata, tmp_path)
 
 
 def test_llama_with_experts_is_mixtral(meta):
@@ -93,10 +50,10 @@ def test_yarn_of_deepseek_states_its_magnitude(meta):
 
 
 def test_granite_has_positions_if_it_says_so(meta):
-    assert configs.granite(meta("granitehybrid", HEADS))["position_embedding_type"] == "nope"
+    assert configs.granite_hybrid(meta("granitehybrid", HEADS))["position_embedding_type"] == "nope"
     rotary = HEADS | {"rope.scaling.finetuned": True}
-    assert configs.granite(meta("granitehybrid", rotary))["position_embedding_type"] == "rope"
-    assert configs.granite(meta("granite", HEADS))["attention_multiplier"] == 128**-0.5
+    assert configs.granite_hybrid(meta("granitehybrid", rotary))["position_embedding_type"] == "rope"
+    assert dense_configs.granite(meta("granite", HEADS))["attention_multiplier"] == 128**-0.5
 
 
 def test_heads_are_the_most_of_any_layer(meta):

@@ -95,23 +95,6 @@ def read(tmp_path, arch: str, keys: dict, *tensors: Tensor):
 SIZES = {"block_count": 4, "embedding_length": 64, "attention.head_count": 4}
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({}, ["sliding_attention"] * 3 + ["full_attention"]),
-        ({"attention.sliding_window_pattern": value(2, "u32")}, ["sliding_attention", "full_attention"] * 2),
-        ({"attention.sliding_window_pattern": value(0, "u32")}, ["sliding_attention"] * 4),
-        (
-            {"attention.sliding_window_pattern": value([False, True, True, False], "bool")},
-            ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-        ),
-    ],
-)
-def test_the_pattern_of_windows_is_stated_in_several_ways(keys, expected, tmp_path):
-    found = read(tmp_path, "cohere2", SIZES | {"attention.sliding_window": 8} | keys).config
-    assert (found["sliding_window"], found["layer_types"]) == (8, expected)
-
-
 def test_the_larger_exaone_4_has_windows_without_a_word(tmp_path):
     found = read(tmp_path, "exaone4", SIZES | {"block_count": 64}).config
     assert found["sliding_window"] == 4096

@@ -9,14 +9,20 @@ from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 
 from inference.modelling.gguf.architectures import _MIXTRAL, _QWEN3_NEXT_AS_IT_WAS, ARCHITECTURES, CONFIG_TENSORS
 
+EXPERTS = {"ffn_gate_inp", "ffn_gate_exps", "ffn_down_exps", "ffn_up_exps"}
 UNREAD = {
-    "llama": {"attn_rot_embd"},
+    **{name: {"attn_rot_embd"} for name in ("llama", "starcoder2", "smollm3", "nemotron", "arcee")},
+    "mistral3": {"attn_rot_embd", *EXPERTS},
     "deepseek2": {"attn_rot_embd", "attn_k", "attn_v"},
+    "phi2": {"ffn_norm"},
+    "glm4": {f"nextn.{name}" for name in (
+        "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm"
+    )},
     "lfm2": {"dense_2"},
     "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
-}
-"""Rotary tables of the first files, names that the package lists but no model has, experts in a latent space, and
-the head of an embedding model."""
+}  # fmt: skip
+"""Rotary tables of the first files, names that the package lists but no model has, experts in a latent space, the head
+of an embedding model, and drafts of GLM-OCR."""
 
 
 LEAF = re.compile(r"\.(weight|bias)$")

@@ -1,0 +1,100 @@
+"""What configs have in common: rotation and its scaling, windows, functions of scores."""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from inference.errors import UnsupportedArchitecture
+from inference.modelling.gguf import config_parts, configs
+from inference.modelling.gguf.metadata import Metadata
+from inference.modelling.gguf.parts import read_parts
+from tests.inference.modelling.gguf.converter import llama3_factors
+from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
+
+LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+HEADS = {"block_count": 2, "embedding_length": 256, "attention.head_count": 2, "rope.freq_base": 500000.0}
+
+
+def make_metadata(directory: Path, arch: str, keys: dict, **tensors: list[float]) -> Metadata:
+    """Metadata of a file with these keys of the architecture and these tensors in F32."""
+    path = directory / "m.gguf"
+    stated = {f"{arch}.{key}": given for key, given in keys.items()}
+    places = [
+        Tensor(f"{name}.weight", (len(values),), struct.pack(f"<{len(values)}f", *values))
+        for name, values in tensors.items()
+    ]
+    write_gguf(path, {"general.architecture": arch} | stated, places)
+    return Metadata(read_parts([path]))
+
+
+@pytest.fixture
+def meta(tmp_path):
+    return partial(make_metadata, tmp_path)
+
+
+def test_the_divisors_of_llama_3_are_its_rule(meta):
+    factors = llama3_factors(LLAMA31, 500000.0, 128)
+    found = configs.llama(meta("llama", HEADS, rope_freqs=factors.tolist()))
+    assert found["rope_scaling"] == {"rope_type": "llama3"} | LLAMA31
+
+
+def test_other_divisors_are_taken_as_they_are(meta):
+    found = configs.llama(meta("llama", HEADS, rope_freqs=[1.0] * 32 + [3.0] * 32))["rope_scaling"]
+    assert (found["rope_type"], found["short_factor"], found["attention_factor"]) == (
+        "longrope",
+        [1.0] * 32 + [3.0] * 32,
+        1.0,
+    )
+    assert "rope_scaling" not in configs.llama(meta("llama", HEADS, rope_freqs=[1.0] * 64))
+
+
+def test_a_part_of_the_head_is_rotated(meta):
+    assert configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 96}))["partial_rotary_factor"] == 0.75
+    assert "partial_rotary_factor" not in configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 128}))
+
+
+def test_an_unknown_stretch_is_refused(meta):
+    with pytest.raises(UnsupportedArchitecture, match=r"llama\.rope\.scaling\.type is 'ntk'"):
+        configs.llama(meta("llama", HEADS | {"rope.scaling.type": "ntk"}))
+
+
+def test_the_defaults_of_the_rotation_can_be_stated(meta):
+    keys = {key: given for key, given in HEADS.items() if key != "rope.freq_base"}
+    assert config_parts.stated_rope(meta("glm4", keys)) == {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    found = config_parts.stated_rope(meta("glm4", HEADS | {"rope.dimension_count": 64}))
+    assert found == {"rope_theta": 500000.0, "partial_rotary_factor": 0.5}
+
+
+WINDOW, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (None, [WINDOW, WINDOW, WINDOW, FULL]),
+        (value(2, "u32"), [WINDOW, FULL, WINDOW, FULL]),
+        (value(1, "u32"), [FULL] * 4),
+        (value(0, "u32"), [WINDOW] * 4),
+        (value([False, True, True, False], "bool"), [FULL, WINDOW, WINDOW, FULL]),
+        (value([True, False, False, False, True], "bool"), [WINDOW, FULL, FULL, FULL]),
+    ],
+)
+def test_the_pattern_of_windows_is_stated_in_several_ways(pattern, expected, meta):
+    keys = HEADS | {"block_count": 5, "nextn_predict_layers": 1}
+    stated = {} if pattern is None else {"attention.sliding_window_pattern": pattern}
+    assert config_parts.window_types(meta("exaone-moe", keys | stated), 8) == {
+        "sliding_window": 8,
+        "layer_types": expected,
+    }
+    assert config_parts.window_types(meta("exaone-moe", keys | stated), 0) == {"sliding_window": None}
+
+
+def test_a_function_of_the_scores_is_known_or_left_out(meta):
+    for gating in ({}, {"expert_gating_func": 0}, {"expert_gating_func": 2}):
+        config_parts.expect_gating(meta("dots1", HEADS | gating), config_parts.GATING_SIGMOID)
+    with pytest.raises(UnsupportedArchitecture, match=r"dots1\.expert_gating_func is 1; 2 \(sigmoid\) is read"):
+        config_parts.expect_gating(meta("dots1", HEADS | {"expert_gating_func": 1}), config_parts.GATING_SIGMOID)
