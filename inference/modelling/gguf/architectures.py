@@ -84,7 +84,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granitehybrid": Architecture(configs.granite_hybrid, names.GRANITE, names.OUTER),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
-    "deepseek2": Architecture(configs.deepseek2, names.DEEPSEEK2, names.OUTER),
+    "deepseek2": Architecture(configs.deepseek2, names.DEEPSEEK2, names.OUTER, drafts="layers"),
     "gemma": Architecture(dense_configs.gemma, names.GEMMA1, names.GEMMA_OUTER),
     "phi2": Architecture(dense_configs.phi2, names.PHI2, names.PHI2_OUTER),
     "starcoder2": Architecture(dense_configs.starcoder2, names.STARCODER2, names.BIASED_OUTER),

@@ -260,9 +260,12 @@ def nemotron_h(meta: Metadata) -> Config:
 
 
 def deepseek2(meta: Metadata) -> Config:
-    """DeepSeek V2 (softmax scores) and V3 (sigmoid ones)."""
+    """DeepSeek V2 (softmax scores) and V3 (sigmoid ones), GLM-4.7-Flash, and Youtu-LLM, which has no experts."""
     expect_gating(meta, GATING_SOFTMAX, GATING_SIGMOID)
-    is_third = meta.integer("expert_gating_func") == GATING_SIGMOID
+    gating = meta.integer("expert_gating_func")
+    if not gating and any(name.endswith(".exp_probs_b.bias") for name in meta.parts.tensors):
+        gating = GATING_SIGMOID  # experts are chosen with a bias in V3 and GLM only
+    is_third = gating == GATING_SIGMOID
     groups, chosen = meta.integer("expert_group_count"), meta.integer("expert_group_used_count")
     normalise = meta.boolean("expert_weights_norm")
     found = decoder(meta)
@@ -277,6 +280,8 @@ def deepseek2(meta: Metadata) -> Config:
             stretch.pop("attention_factor", None)
     return found | given(
         model_type="deepseek_v3" if is_third else "deepseek_v2",
+        num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta),
+        num_nextn_predict_layers=draft_layers(meta),
         rope_theta=meta.number("rope.freq_base"),
         rope_scaling=stretch,
         q_lora_rank=meta.integer("attention.q_lora_rank") or None,

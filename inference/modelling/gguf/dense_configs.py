@@ -166,15 +166,15 @@ def minicpm3(meta: Metadata) -> Config:
 
 
 def mistral3(meta: Metadata) -> Config:
-    """The text models of Mistral Small 3.1 and later ones.
-
-    Raises:
-        UnsupportedArchitecture: Ministral 3, whose queries grow with the position.
-    """
-    if meta.number("attention.temperature_scale"):
-        raise UnsupportedArchitecture(
-            "the GGUF key mistral3.attention.temperature_scale says that queries grow with the position (Ministral 3), "
-            "which is not supported here.",
-            param="attention.temperature_scale",
+    """The text models of Mistral Small 3.1 and later ones, and Ministral 3, whose queries grow with the position."""
+    slope = meta.number("attention.temperature_scale")
+    found = plain(meta, "ministral3" if slope else "mistral") | {"sliding_window": None}
+    log_multiplier = meta.number("rope.scaling.yarn_log_multiplier")
+    if slope:
+        found["rope_scaling"] = found.get("rope_scaling", {"rope_type": "default"}) | given(
+            llama_4_scaling_beta=slope,
+            original_max_position_embeddings=meta.integer("rope.scaling.original_context_length"),
+            mscale=1.0 if log_multiplier else None,
+            mscale_all_dim=log_multiplier or None,
         )
-    return plain(meta, "mistral") | {"sliding_window": None}
+    return found

@@ -249,6 +249,15 @@ QWEN35_DRAFTS = (
     Rename("nextn.shared_head_head.weight", "lm_head.weight"),
 )
 """Outside of the layer that Qwen 3.5 drafts tokens with."""
+_DRAFTS = (
+    Rename("nextn.eh_proj.weight", "eh_proj.weight"),
+    Rename("nextn.enorm.weight", "enorm.weight"),
+    Rename("nextn.hnorm.weight", "hnorm.weight"),
+    Rename("nextn.embed_tokens.weight", "embed_tokens.weight"),
+    Rename("nextn.shared_head_head.weight", "shared_head.head.weight"),
+    Rename("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
+)
+"""Of a layer that drafts tokens."""
 DEEPSEEK2 = (
     *_both("attn_q", "self_attn.q_proj"),
     *_both("attn_q_a", "self_attn.q_a_proj"),
@@ -264,6 +273,7 @@ DEEPSEEK2 = (
     *_experts("mlp.", "gate"),
     *_shared_expert("mlp.shared_experts."),
     Rename("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+    *_DRAFTS,
 )
 _BIASED_NORMS = (*_both("attn_norm", "input_layernorm"), *_both("ffn_norm", "post_attention_layernorm"))
 _POST_NORMS = (
@@ -314,15 +324,6 @@ GLM4 = (
     Rename("post_attention_norm.weight", "post_self_attn_layernorm.weight"),
     Rename("post_ffw_norm.weight", "post_mlp_layernorm.weight"),
 )
-_DRAFTS = (
-    Rename("nextn.eh_proj.weight", "eh_proj.weight"),
-    Rename("nextn.enorm.weight", "enorm.weight"),
-    Rename("nextn.hnorm.weight", "hnorm.weight"),
-    Rename("nextn.embed_tokens.weight", "embed_tokens.weight"),
-    Rename("nextn.shared_head_head.weight", "shared_head.head.weight"),
-    Rename("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
-)
-"""Of a layer that drafts tokens."""
 _SIGMOID_EXPERTS = (
     *_experts("mlp.", "gate"),
     *_shared_expert("mlp.shared_experts."),

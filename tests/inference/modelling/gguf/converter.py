@@ -30,11 +30,12 @@ ARCHITECTURES = {
     "exaone4": "exaone4", "exaone_moe": "exaone-moe", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe", "seed_oss": "seed_oss",
     "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee", "minicpm3": "minicpm3", "dots1": "dots1",
-    "minimax_m2": "minimax-m2", "internlm3": "llama", "mistral3": "mistral3", "youtu": "deepseek2",
+    "minimax_m2": "minimax-m2", "internlm3": "llama", "mistral3": "mistral3", "ministral3": "mistral3",
+    "youtu": "deepseek2", "glm4_moe_lite": "deepseek2",
 }  # fmt: skip
 PERMUTED = (
     "llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "olmo",
-    "smollm3", "arcee", "internlm3", "mistral3",
+    "smollm3", "arcee", "internlm3", "mistral3", "ministral3",
 )  # fmt: skip
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
@@ -114,7 +115,7 @@ class Converter:
         writer.add_head_count(self.heads)
         kinds = [f".{number}." for number in range(self.num_layers)]
         with_attention = [any(kind in name and "q_proj" in name for name in self.tensors) for kind in kinds]
-        fused = self.type in ("phi3", "deepseek_v2", "deepseek_v3") or "qwen3_" in self.type or all(with_attention)
+        fused = "kv_lora_rank" in self.config or self.type == "phi3" or "qwen3_" in self.type or all(with_attention)
         writer.add_head_count_kv(
             self.kv_heads if fused else [self.kv_heads if found else 0 for found in with_attention]
         )
@@ -125,11 +126,12 @@ class Converter:
         elif width:
             writer.add_feed_forward_length(width)
         head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
-        if config.get("head_dim") and "deepseek" not in self.type:
+        is_latent = ARCHITECTURES[self.type] == "deepseek2"
+        if config.get("head_dim") and not is_latent:
             writer.add_key_length(head_dim)
             writer.add_value_length(head_dim)
         self._rope(head_dim)
-        if "deepseek" in self.type:
+        if is_latent:
             self._latent()
         for key, add in (
             ("sliding_window", writer.add_sliding_window),
@@ -189,9 +191,19 @@ class Converter:
         writer.add_value_length(rank)
         writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
         writer.add_value_length_mla(config["v_head_dim"])
+        if self.type == "youtu":
+            writer.add_leading_dense_block_count(self.num_layers)
+            writer.add_expert_shared_count(0)
+            writer.add_expert_feed_forward_length(config["intermediate_size"])
+            return
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_shared_count(config["n_shared_experts"])
+        if self.type == "glm4_moe_lite":
+            writer.add_expert_weights_norm(config["norm_topk_prob"])
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])
+            return  # no config.json of it states the function of the scores
         is_third = self.type == "deepseek_v3"
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID if is_third else ExpertGatingFuncType.SOFTMAX)
         writer.add_expert_weights_norm(bool(is_third and config["norm_topk_prob"]))

@@ -17,7 +17,7 @@ WINDOWED = {"cohere2": False, "olmo3": True, "exaone4": True, "exaone_moe": True
 """Types whose window is written; whether the layers with it are too."""
 STATES_ROTATED = (
     "phi", "stablelm", "cohere2", "glm", "glm4", "glm4_moe", "solar_open", "nemotron", "minimax_m2", "internlm3",
-    "arcee", "smollm3", "jais2", "mistral3", "granite", "granitemoe", "granitemoeshared",
+    "arcee", "smollm3", "jais2", "mistral3", "ministral3", "granite", "granitemoe", "granitemoeshared",
 )  # fmt: skip
 """Types that state how much of a head is rotated."""
 SIGMOID = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "minimax_m2")
@@ -101,6 +101,11 @@ class DenseConverter(Converter):
         if "rotary_dim" in config:
             self.rope["partial_rotary_factor"] = config["rotary_dim"] / width
         self._rope(width)
+        if "llama_4_scaling_beta" in self.rope:
+            writer.add_attn_temperature_scale(self.rope["llama_4_scaling_beta"])
+            if "mscale_all_dim" in self.rope:
+                del writer.kv_data[0][f"{writer.arch}.rope.scaling.yarn_log_multiplier"]
+                writer.add_rope_scaling_yarn_log_mul(self.rope["mscale_all_dim"])
         if self.type not in STATES_ROTATED:
             del writer.kv_data[0][f"{writer.arch}.rope.dimension_count"]
         if self.type in ("gemma", "stablelm", "phi"):

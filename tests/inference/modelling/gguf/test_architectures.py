@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, quants
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2Config, Gemma3TextConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import AutoConfig, Gemma2Config, Gemma3TextConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
@@ -24,6 +24,7 @@ from tests.inference.modelling.harness import SequenceRunner, assert_matches_ora
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_attention import BASE, GEMMA3, MOE
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION
+from tests.inference.modelling.test_network_dense import CASES as DENSE
 from tests.inference.modelling.test_network_linear import CASES as LINEAR
 from tests.inference.modelling.test_network_linear import DELTA, EXPERTS
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT
@@ -56,7 +57,18 @@ OWN_CASES = {
         **BASE | {"head_dim": 16, "sliding_window": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 16}
     ),
 }
-CONFIGS = {name: ATTENTION[name] for name in ATTENTION_CASES} | OWN_CASES
+LATENT_CASES = {
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "youtu": {},
+}
+CONFIGS = (
+    {name: ATTENTION[name] for name in ATTENTION_CASES}
+    | OWN_CASES
+    | {
+        name: AutoConfig.for_model(DENSE[name][0], **(BASE | DENSE[name][1] | changes))
+        for name, changes in LATENT_CASES.items()
+    }
+)
 """What a GGUF file can state: the size of Gemma's scale and which layers of Qwen are dense are not in it."""
 
 GRANITE_MOE = {
